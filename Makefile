@@ -1,0 +1,73 @@
+# Everything here needs only make, a POSIX shell and Python 3.11 or newer.
+# The environment lives in .venv; a stamp per kind of environment says when it was last brought up to date.
+
+.POSIX:
+.SUFFIXES:
+
+PYTHON = python3
+VENV = .venv
+BIN = $(VENV)/bin
+ARGS =
+
+# -c constraints.txt in every install: torch and the tools come at the versions that were tested.
+# Quiet twice: errors still show, and a machine with unusual package sources does not fill the screen with warnings.
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
+SOURCES_OF_TRUTH = pyproject.toml constraints.txt
+
+help:
+	@echo "make run     train the built-in example job (installs what running needs, nothing more)"
+	@echo "make test    run the tests; ARGS='-k name' picks some"
+	@echo "make lint    ruff: style and import order"
+	@echo "make types   mypy --strict over src"
+	@echo "make bench   microseconds per step against other trainers; ARGS='overhead --quick'"
+	@echo "make soak    the tests that take minutes"
+	@echo "make docs    regenerate the pages that are made from code and test outcomes"
+	@echo "make clean   remove .venv, caches and build outputs (never runs/)"
+
+run: $(VENV)/.run-stamp
+	$(BIN)/hookline train $(ARGS)
+
+test: $(VENV)/.dev-stamp
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+soak: $(VENV)/.dev-stamp
+	$(BIN)/python -m pytest -m soak $(ARGS)
+
+lint: $(VENV)/.dev-stamp
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev-stamp
+	$(BIN)/mypy
+
+bench: $(VENV)/.bench-stamp
+	$(BIN)/python -m bench $(ARGS)
+
+docs: $(VENV)/.dev-stamp
+	$(BIN)/python tools/requirements_page.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis conformance.json
+	find src tests bench tools -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Hookline needs Python 3.11 or newer; set PYTHON=, e.g. make run PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run-stamp: $(VENV)/bin/python $(SOURCES_OF_TRUTH)
+	@echo "Installing Hookline into $(VENV) (about a minute) ..."
+	@$(PIP_INSTALL) torch
+	@$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.dev-stamp: $(VENV)/.run-stamp
+	@echo "Installing the test tools into $(VENV) (about a minute) ..."
+	@$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.bench-stamp: $(VENV)/.run-stamp
+	@echo "Installing the trainers to compare with into $(VENV) (about a minute) ..."
+	@$(PIP_INSTALL) -e '.[bench]'
+	@touch $@
+
+.PHONY: help run test soak lint types bench docs clean

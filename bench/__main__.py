@@ -1,0 +1,39 @@
+"""`python -m bench [name ...]`: run the benchmarks, print their tables and save them."""
+
+import argparse
+from importlib import import_module
+from importlib.util import find_spec
+
+from bench.table import save
+
+ROUNDS, QUICK_ROUNDS = 1200, 200
+BENCHMARKS = [name for name in ("overhead", "dispatch", "importtime") if find_spec(f"bench.{name}")]
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"which to run: {', '.join(BENCHMARKS)}")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds to time (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds, and nothing is saved")
+    parser.add_argument("--only", nargs="+", default=[], help="trainers to compare, e.g. hookline ignite")
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    return options
+
+
+def main() -> None:
+    """Run what was asked for, everything unless named."""
+    options = parse()
+    rounds = QUICK_ROUNDS if options.quick else options.rounds
+    for name in options.names or BENCHMARKS:
+        table = import_module(f"bench.{name}").measure(rounds, options.only)
+        print(f"\n{table.title}\n\n{table.text()}", flush=True)
+        if not options.quick:
+            print(f"\nsaved to {save(table, name)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Hookline: watch, debug and change a PyTorch training run without forking its loop.
+
+Every public name comes from here; each is loaded on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from hookline.activations.manager import HookManager
+    from hookline.build import GenericTrainer, SimpleTrainer, get_trainer
+    from hookline.config.schemas import HooksConfig, TrainerConfig
+    from hookline.errors import HooklineError, StopTraining
+    from hookline.events.context import StepContext
+    from hookline.gradients.transforms import ClipNorm, Identity
+    from hookline.hooks.checkpointing import CheckpointHook
+    from hookline.hooks.console import ConsoleLogHook
+    from hookline.hooks.monitoring import ActivationStats, JSONLogHook
+    from hookline.registry.base import ForwardHook, TrainerHooks, TrainingHook, UpdateHook, not_an_event
+    from hookline.registry.names import (
+        register_data,
+        register_hook,
+        register_loss,
+        register_model,
+        register_optimizer,
+        register_scheduler,
+        register_trainer,
+    )
+    from hookline.registry.registry import HookRegistry, HookRunner
+    from hookline.trainer.run_control import RunControl
+    from hookline.trainer.trainer import BaseTrainer, Trainer
+
+_HOMES = {
+    "ActivationStats": "hooks.monitoring",
+    "BaseTrainer": "trainer.trainer",
+    "CheckpointHook": "hooks.checkpointing",
+    "ClipNorm": "gradients.transforms",
+    "ConsoleLogHook": "hooks.console",
+    "ForwardHook": "registry.base",
+    "GenericTrainer": "build",
+    "HookManager": "activations.manager",
+    "HookRegistry": "registry.registry",
+    "HookRunner": "registry.registry",
+    "HooklineError": "errors",
+    "HooksConfig": "config.schemas",
+    "Identity": "gradients.transforms",
+    "JSONLogHook": "hooks.monitoring",
+    "RunControl": "trainer.run_control",
+    "SimpleTrainer": "build",
+    "StepContext": "events.context",
+    "StopTraining": "errors",
+    "Trainer": "trainer.trainer",
+    "TrainerConfig": "config.schemas",
+    "TrainerHooks": "registry.base",
+    "TrainingHook": "registry.base",
+    "UpdateHook": "registry.base",
+    "get_trainer": "build",
+    "not_an_event": "registry.base",
+    "register_data": "registry.names",
+    "register_hook": "registry.names",
+    "register_loss": "registry.names",
+    "register_model": "registry.names",
+    "register_optimizer": "registry.names",
+    "register_scheduler": "registry.names",
+    "register_trainer": "registry.names",
+}
+
+__all__ = [  # noqa: RUF022 - sorted as Python sorts
+    "ActivationStats",
+    "BaseTrainer",
+    "CheckpointHook",
+    "ClipNorm",
+    "ConsoleLogHook",
+    "ForwardHook",
+    "GenericTrainer",
+    "HookManager",
+    "HookRegistry",
+    "HookRunner",
+    "HooklineError",
+    "HooksConfig",
+    "Identity",
+    "JSONLogHook",
+    "RunControl",
+    "SimpleTrainer",
+    "StepContext",
+    "StopTraining",
+    "Trainer",
+    "TrainerConfig",
+    "TrainerHooks",
+    "TrainingHook",
+    "UpdateHook",
+    "get_trainer",
+    "not_an_event",
+    "register_data",
+    "register_hook",
+    "register_loss",
+    "register_model",
+    "register_optimizer",
+    "register_scheduler",
+    "register_trainer",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hookline' has no attribute {name!r}")
+    value = getattr(import_module(f"hookline.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

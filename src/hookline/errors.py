@@ -1,0 +1,72 @@
+"""Everything Hookline raises on purpose, and the one helper that makes a miss helpful."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HooklineError(Exception):
+    """Base of every error that Hookline raises on purpose: the message says what, where and the remedy."""
+
+
+class RegistrationError(HooklineError):
+    """A hook that cannot be registered: a misspelt event, an unknown argument, a name taken, a cyclic order."""
+
+
+class MissingArgument(HooklineError, TypeError):
+    """An event was fired by hand without a value that one of its hooks names: the caller's error, not the hook's."""
+
+
+class ConfigError(HooklineError):
+    """A wrong configuration: the dotted path, the bad value and the nearest valid choice."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}" if path else problem)
+        self.path = path
+        self.problem = problem
+
+
+class TrainingError(HooklineError):
+    """The run cannot start or go on: no loss, no parameters, an empty loader."""
+
+
+class MetricMissing(HooklineError):
+    """A strict monitor did not find its metric. It ends the run whatever the hook's failure policy says."""
+
+    always_raise = True
+
+
+class GradientError(HooklineError):
+    """An update hook returned gradients that do not fit the parameters; they were left as they were."""
+
+
+class RecordError(HooklineError):
+    """The run's record cannot be written or read."""
+
+
+class CheckpointError(HooklineError):
+    """A checkpoint cannot be written, or what is on disk is not what was written."""
+
+
+class StopTraining(Exception):  # noqa: N818 - a request, not an error; named as users say it
+    """Raised by a hook to end the run in order: equal to ``trainer.request_stop(reason)``."""
+
+
+def nearest(name: str, choices: Iterable[str], limit: int = 12) -> str:
+    """A sentence that lists the valid choices, nearest first, to end an error message with.
+
+    >>> nearest("tarin", ["train", "epoch"])
+    "did you mean 'train'? Valid: epoch, train"
+    """
+    valid = sorted(set(choices))
+    if not valid:
+        return "there are none"
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    shown = ", ".join(valid if len(valid) <= limit else _closest(name, valid, limit))
+    more = f" (and {len(valid) - limit} more)" if len(valid) > limit else ""
+    return (f"did you mean {close[0]!r}? " if close else "") + f"Valid: {shown}{more}"
+
+
+def _closest(name: str, valid: list[str], limit: int) -> list[str]:
+    return sorted(valid, key=lambda choice: -difflib.SequenceMatcher(None, name, choice).ratio())[:limit]

@@ -1,0 +1,1 @@
+"""What happens when: the catalogue, arguments by name, schedules, dispatch, failure policy."""

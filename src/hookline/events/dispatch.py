@@ -1,0 +1,179 @@
+"""From listeners to one callable per event.
+
+An event that nobody hears is `None` in the table: it costs its call site one branch. The inner events of a step get a
+small generated function that makes direct calls; the others run a loop. Both read every value before the first hook is
+called, so that an error in computing one is training's own and is never charged to a hook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from hookline.events.arguments import Listener
+from hookline.events.catalog import CATALOG, Event
+
+Fired = Callable[..., Any]
+METRICS = ("metrics", "val_metrics", "eval_metrics")
+GENERATED_UP_TO = 100  # listeners; a longer list runs as a loop
+
+
+class Fire:
+    """One slot per event: a callable, or None when nobody hears it. Call sites test and call the slot they read once.
+
+    >>> if heard := fire.on_step_end:
+    ...     heard(moment)
+    """
+
+    __slots__ = tuple(CATALOG)
+
+    def __init__(self) -> None:
+        for name in CATALOG:
+            setattr(self, name, None)
+
+    if TYPE_CHECKING:  # the slots are made from the catalogue, which type checkers cannot follow
+
+        def __getattr__(self, name: str) -> Fired | None: ...
+
+
+@dataclass(slots=True)
+class Cost:
+    """Host time spent in one place."""
+
+    calls: int = 0
+    ns: int = 0
+
+    def add(self, ns: int) -> None:
+        self.calls += 1
+        self.ns += ns
+
+
+@dataclass(slots=True)
+class Bound:
+    """A listener with what dispatch needs to know of the hook it belongs to."""
+
+    hook: str
+    owner: Any
+    listener: Listener
+    cost: Cost
+    recovering: bool = False  # it failed the last time: a success must be told
+
+
+@dataclass
+class Desk:
+    """Where dispatch turns when something out of the ordinary happens; the registry is one."""
+
+    failed: Callable[[Event, Bound, Exception, Any], Exception | None]
+    recovered: Callable[[Event, Bound], None]
+    settle: Callable[[Event, Bound, Any, str, dict[str, Any]], dict[str, Any]]
+    arguments: dict[str, Cost] = field(default_factory=dict)  # what reading each lazy argument cost
+
+    def argument_cost(self, attribute: str) -> Cost:
+        return self.arguments.setdefault(attribute, Cost())
+
+
+def compile_event(event: Event, bound: Sequence[Bound], desk: Desk, timed: bool) -> Fired | None:
+    """The callable of one event for the hooks that hear it now; None when there are none."""
+    if not bound:
+        return None
+    if event.inner and len(bound) <= GENERATED_UP_TO:
+        return _generated(event, bound, desk, timed)
+    return _looped(event, tuple(bound), desk)
+
+
+def wanted_attributes(bound: Sequence[Bound]) -> list[str]:
+    """Every value these listeners name, each once, in order of first use."""
+    return list(dict.fromkeys(name for item in bound for name in item.listener.wanted))
+
+
+def _looped(event: Event, bound: tuple[Bound, ...], desk: Desk) -> Fired:
+    wanted = wanted_attributes(bound)
+
+    def fire(moment: Any) -> None:
+        values = {}
+        for name in wanted:
+            began = perf_counter_ns()
+            values[name] = getattr(moment, name)
+            desk.argument_cost(name).add(perf_counter_ns() - began)
+        raised: Exception | None = None
+        seen = {name: dict(values[name]) for name in METRICS if name in values}
+        for item in bound:
+            began = perf_counter_ns()
+            try:
+                item.listener.with_values(values)
+            except Exception as error:
+                raised = desk.failed(event, item, error, moment) or raised
+            else:
+                if item.recovering:
+                    desk.recovered(event, item)
+            item.cost.add(perf_counter_ns() - began)
+            for name, before in seen.items():
+                if values[name] != before:
+                    seen[name] = desk.settle(event, item, moment, name, before)
+        if raised is not None:
+            raise raised
+
+    return fire
+
+
+def _generated(event: Event, bound: Sequence[Bound], desk: Desk, timed: bool) -> Fired:
+    make = _factory(event_source(event, bound, timed))
+    costs = {name: desk.argument_cost(name) for name in wanted_attributes(bound)} if timed else {}
+    fired: Fired = make(event, tuple(bound), [item.listener.call for item in bound], desk, costs)
+    return fired
+
+
+@lru_cache(maxsize=512)
+def _factory(source: str) -> Callable[..., Fired]:
+    """Compiled once per shape of listeners, whoever they belong to."""
+    namespace: dict[str, Any] = {"clock": perf_counter_ns}
+    exec(compile(source, "<hookline dispatch>", "exec"), namespace)
+    make: Callable[..., Fired] = namespace["make"]
+    return make
+
+
+def event_source(event: Event, bound: Sequence[Bound], timed: bool = False) -> str:
+    """The Python source of the function that calls these listeners (`explain(event, source=True)` prints it)."""
+    wanted = wanted_attributes(bound)
+    lines = [f"def {event.name}(m):"]
+    for name in wanted:
+        lines += _timed([f"{name} = m.{name}"], f"cost_{name}.add", timed)
+    watched = [name for name in wanted if name in METRICS]
+    lines += [f"    seen_{name} = dict({name})" for name in watched]
+    lines += ["    raised = None"]
+    for index, item in enumerate(bound):
+        lines += _call_lines(index, item, watched, timed)
+    lines += ["    if raised is not None:", "        raise raised"]
+    header = ["def make(event, bound, calls, desk, costs):", "    failed, recovered, settle = desk.failed, desk.recovered, desk.settle"]
+    header += [f"    call{index}, bound{index} = calls[{index}], bound[{index}]" for index in range(len(bound))]
+    if timed:
+        header += [f"    cost{index} = bound{index}.cost" for index in range(len(bound))]
+        header += [f"    cost_{name} = costs[{name!r}]" for name in wanted]
+    return "\n".join([*header, *(f"    {line}" for line in lines), f"    return {event.name}"])
+
+
+def _call_lines(index: int, item: Bound, watched: Sequence[str], timed: bool) -> list[str]:
+    arguments = [*item.listener.positional, *(f"{key}={name}" for key, name in item.listener.keywords.items())]
+    lines = [
+        "try:",
+        f"    call{index}({', '.join(arguments)})",
+        "except Exception as error:",
+        f"    raised = failed(event, bound{index}, error, m) or raised",
+    ]
+    if item.recovering:
+        lines += ["else:", f"    recovered(event, bound{index})"]
+    lines = _timed(lines, f"cost{index}.add", timed)
+    for name in (name for name in watched if name in item.listener.wanted):
+        lines += [
+            f"    if {name} != seen_{name}:",
+            f"        seen_{name} = settle(event, bound{index}, m, {name!r}, seen_{name})",
+        ]
+    return lines
+
+
+def _timed(lines: list[str], add: str, timed: bool) -> list[str]:
+    body = [f"    {line}" for line in lines]
+    return ["    began = clock()", *body, f"    {add}(clock() - began)"] if timed else body

@@ -1,0 +1,38 @@
+"""What hooks can name at one moment of a run: every argument is an attribute of the moment.
+
+The training loop has a moment of its own with lazily computed attributes; this one holds the values of an event that
+somebody fired by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hookline.errors import MissingArgument
+from hookline.events.catalog import Event
+
+
+class HandMoment:
+    """The values of an event fired by hand. A value that a hook names and the caller did not pass is the caller's error."""
+
+    def __init__(self, event: Event, values: Mapping[str, Any], who_names: Callable[[str], list[str]]) -> None:
+        self.__dict__.update({event.attributes[name]: value for name, value in values.items() if name in event.attributes})
+        for spelling in event.respelled.values():
+            self.__dict__.update({spelling[name]: values[name] for name in spelling if name in values})
+        self._event = event
+        self._who_names = who_names
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        named = next((key for key, source in self._event.attributes.items() if source == name), name)
+        hooks = ", ".join(repr(hook) for hook in self._who_names(name)) or "a hook"
+        raise MissingArgument(
+            f"{self._event.name}: {hooks} names {named!r}, which the call did not pass; pass {named}=… when you fire it"
+        )
+
+
+def known_step(moment: Any) -> int:
+    """The step, for a report; 0 when the event was fired by hand without one."""
+    return int(vars(moment).get("step", 0) if isinstance(moment, HandMoment) else moment.step)

@@ -1,0 +1,165 @@
+"""When a hook is due, as a value: parsed from config as in code, printable, right over a resume."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hookline.errors import ConfigError, nearest
+
+_UNITS = {
+    "step": ("steps", 1.0), "steps": ("steps", 1.0),
+    "batch": ("batches", 1.0), "batches": ("batches", 1.0),
+    "epoch": ("epochs", 1.0), "epochs": ("epochs", 1.0),
+    "token": ("tokens", 1.0), "tokens": ("tokens", 1.0),
+    "s": ("seconds", 1.0), "sec": ("seconds", 1.0), "second": ("seconds", 1.0), "seconds": ("seconds", 1.0),
+    "m": ("seconds", 60.0), "min": ("seconds", 60.0), "minute": ("seconds", 60.0), "minutes": ("seconds", 60.0),
+    "h": ("seconds", 3600.0), "hour": ("seconds", 3600.0), "hours": ("seconds", 3600.0),
+}  # fmt: skip
+_FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
+FAR = 2**31
+_QUANTITY = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?)([kKMGBT]?)\s*([A-Za-z]*)\s*")
+
+
+class Clock(Protocol):
+    """Where the run is, in every unit a schedule can count, this micro-batch included."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def batches(self) -> int: ...
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+@dataclass(slots=True)
+class Reading:
+    """A clock that stands still."""
+
+    steps: int = 0
+    batches: int = 0
+    epochs: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def of(cls, clock: Clock) -> Reading:
+        return cls(clock.steps, clock.batches, clock.epochs, clock.tokens, clock.seconds)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """An amount of one unit: ``10 steps``, ``30 s``, ``1M tokens``."""
+
+    amount: float
+    unit: str
+
+    def __str__(self) -> str:
+        amount = int(self.amount) if self.amount == int(self.amount) else self.amount
+        return f"{amount} {self.unit if amount != 1 else self.unit.removesuffix('es' if self.unit == 'batches' else 's')}"
+
+    @classmethod
+    def parse(cls, value: Any, path: str = "every") -> Quantity:
+        """From an integer (steps) or words; refuses zero, negatives and unknown units naming the right ones."""
+        if isinstance(value, Quantity):
+            return value
+        if isinstance(value, bool) or not isinstance(value, (int, str)):
+            raise ConfigError(path, f"{value!r} is no schedule; write 10, '10 batches', '2 epochs', '30 s' or '1M tokens'")
+        match = _QUANTITY.fullmatch(str(value))
+        if not match:
+            raise ConfigError(path, f"{value!r} is no schedule; write 10, '10 batches', '2 epochs', '30 s' or '1M tokens'")
+        number, factor, word = match.groups()
+        unit = _UNITS.get(word.lower() or "steps")
+        if unit is None:
+            raise ConfigError(path, f"{word!r} is no unit; {nearest(word, _UNITS, 30)}")
+        amount = float(number.replace("_", "")) * _FACTORS[factor] * unit[1]
+        if unit[0] != "seconds" and amount != int(amount):
+            raise ConfigError(path, f"{value!r}: {unit[0]} are whole numbers")
+        return cls(amount, unit[0])
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Due every so often, or at given points, between a start and a stop (both included)."""
+
+    every: Quantity | None = None
+    at: tuple[Quantity, ...] = ()
+    start: Quantity | None = None
+    stop: Quantity | None = None
+
+    @classmethod
+    def parse(cls, every: Any = None, at: Any = None, start: Any = None, stop: Any = None, path: str = "") -> Schedule:
+        """From what users write in code or config."""
+        here = f"{path}." if path else ""
+        period = None if every is None else Quantity.parse(every, f"{here}every")
+        if period is not None and period.amount <= 0:
+            raise ConfigError(f"{here}every", f"{every!r} is never due; the smallest is 1")
+        points = () if at is None else at if isinstance(at, (list, tuple)) else (at,)
+        return cls(
+            period,
+            tuple(Quantity.parse(point, f"{here}at") for point in points),
+            None if start is None else Quantity.parse(start, f"{here}start"),
+            None if stop is None else Quantity.parse(stop, f"{here}stop"),
+        )
+
+    @property
+    def always(self) -> bool:
+        return self.every in (None, Quantity(1, "steps"), Quantity(1, "batches")) and not (
+            self.at or self.start or self.stop
+        )
+
+    def __str__(self) -> str:
+        parts = [f"every {self.every}"] if self.every else [] if self.at else ["always"]
+        parts += [f"at {', '.join(map(str, self.at))}"] if self.at else []
+        parts += [f"from {self.start}"] if self.start else []
+        parts += [f"until {self.stop}"] if self.stop else []
+        return ", ".join(parts)
+
+    def due(self, now: Clock, before: Clock) -> bool:
+        """Whether a hook is due at `now`, when the last micro-batch was at `before`."""
+        if self.start and getattr(now, self.start.unit) < self.start.amount:
+            return False
+        if self.stop and getattr(now, self.stop.unit) > self.stop.amount:
+            return False
+        if self.every is None and not self.at:
+            return True
+        return (self.every is not None and _reached(self.every, now, before)) or any(
+            _passed(point, now, before) for point in self.at
+        )
+
+    def wait(self, now: Clock) -> int:
+        """Micro-batches for which the answer of `due` cannot become True: a lower bound, 0 when it must be asked again."""
+        marks = [*self.at, *([self.every] if self.every else []), *([self.start] if self.start else [])]
+        if not marks or any(mark.unit in ("tokens", "seconds") for mark in marks):
+            return 0
+        return max(0, min(self._distance(mark, now) for mark in marks) - 1)
+
+    def _distance(self, mark: Quantity, now: Clock) -> int:
+        if mark.unit == "epochs":
+            return FAR  # asked anew when an epoch begins
+        here = int(getattr(now, mark.unit))
+        if mark is self.every:
+            return int(mark.amount) - here % int(mark.amount)
+        return int(mark.amount) - here if mark.amount > here else FAR
+
+
+def _reached(period: Quantity, now: Clock, before: Clock) -> bool:
+    """Discrete units are due at their multiples; time and tokens when a multiple has been passed."""
+    here = getattr(now, period.unit)
+    if period.unit in ("steps", "batches", "epochs"):
+        return bool(here > 0 and here % period.amount == 0)
+    return bool(here // period.amount > getattr(before, period.unit) // period.amount)
+
+
+def _passed(point: Quantity, now: Clock, before: Clock) -> bool:
+    here = getattr(now, point.unit)
+    if point.unit in ("steps", "batches", "epochs"):
+        return bool(here == point.amount)
+    return bool(getattr(before, point.unit) < point.amount <= here)
+
+

@@ -1,0 +1,1 @@
+"""Between backward and step: the chain of update hooks."""

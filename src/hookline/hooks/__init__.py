@@ -1,0 +1,14 @@
+"""The built-in hooks: written against the same public API as anybody's.
+
+To add one: its file, and a line here.
+"""
+
+BUILT_IN: dict[str, str] = {
+    "activation_stats": "hookline.hooks.monitoring:ActivationStats",
+    "checkpoint": "hookline.hooks.checkpointing:CheckpointHook",
+    "clip_norm": "hookline.gradients.transforms:ClipNorm",
+    "console_log": "hookline.hooks.console:ConsoleLogHook",
+    "identity": "hookline.gradients.transforms:Identity",
+    "json_log": "hookline.hooks.monitoring:JSONLogHook",
+    "sample_text": "hookline.jobs.sample_text:SampleText",
+}

@@ -1,0 +1,95 @@
+"""What people see while a run goes on, and when it ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any, TextIO
+
+from hookline.events.schedule import Schedule
+from hookline.registry.base import TrainingHook
+
+
+class ConsoleLogHook(TrainingHook):
+    """A progress line with loss, speed and time left; validation results; at the end, what each hook cost.
+
+    At a terminal the progress line is rewritten in place; elsewhere every line stands by itself.
+    """
+
+    built_in = True
+    name = "console_log"
+
+    def __init__(self, log_every_n_batches: int = 10, costs: bool = True, stream: TextIO | None = None) -> None:
+        self.log_every_n_batches = log_every_n_batches
+        self.costs = costs
+        self.schedule = Schedule.parse(every=f"{log_every_n_batches} batches")
+        self._stream = stream
+        self._open_line = False
+        self._began, self._first_step = monotonic(), 0
+
+    def on_train_start(self, step: int) -> None:
+        self._began, self._first_step = monotonic(), step
+
+    def on_train_batch_end(self, trainer: Any, epoch: int, step: int, batch_idx: int, state: Mapping[str, Any]) -> None:
+        done, total = step - self._first_step, trainer.total_steps
+        rate = done / max(monotonic() - self._began, 1e-9)
+        line = f"epoch {epoch}  step {step}{f'/{total}' if total else ''}  batch {batch_idx}"
+        line += f"  loss {state['latest_loss']:.4f} (mean {state['avg_loss']:.4f})  {_speed(rate)}"
+        if total and rate:
+            line += f"  {_duration((total - step) / rate)} left"
+        self._print(line, rewrite=True)
+
+    def on_validation_end(self, step: int, metrics: Mapping[str, float]) -> None:
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if isinstance(value, (int, float)))
+        self._print(f"step {step}  validation  {shown}")
+
+    def on_checkpoint_save(self, checkpoint_path: str) -> None:
+        self._print(f"saved {checkpoint_path}")
+
+    def on_train_end(self, trainer: Any) -> None:
+        self._finish_line()
+        if self.costs and (rows := trainer.hooks.costs()):
+            print_costs(rows, monotonic() - self._began, self._out)
+
+    @property
+    def _out(self) -> TextIO:
+        return self._stream or sys.stdout
+
+    def _print(self, line: str, rewrite: bool = False) -> None:
+        at_terminal = rewrite and self._out.isatty()
+        if not at_terminal:
+            self._finish_line()
+        print(f"\r\x1b[K{line}" if at_terminal else line, end="" if at_terminal else "\n", file=self._out, flush=True)
+        self._open_line = at_terminal
+
+    def _finish_line(self) -> None:
+        if self._open_line:
+            print(file=self._out, flush=True)
+        self._open_line = False
+
+
+def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> None:
+    """What each hook cost, as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="What each hook cost (host time; inner events sampled)", title_justify="left")
+    table.add_column("hook")
+    table.add_column("kind")
+    for heading in ("calls", "seconds", "of the run"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        share = row["seconds"] / seconds if seconds > 0 else 0.0
+        table.add_row(row["hook"], row["kind"], str(row["calls"]), f"{row['seconds']:.3f}", f"{share:.1%}")
+    Console(file=out, highlight=False, markup=False).print(table)
+
+
+def _speed(rate: float) -> str:
+    return f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step" if rate else "– steps/s"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

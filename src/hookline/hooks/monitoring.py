@@ -1,0 +1,91 @@
+"""Watching a run: JSON lines and activation statistics. (What people see on the console has its own file.)"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hookline.errors import HooklineError
+from hookline.events.schedule import Schedule
+from hookline.record.writers import JsonLines
+from hookline.registry.base import ForwardHook, TrainingHook
+from hookline.stats.moments import mean_and_std
+
+
+class JSONLogHook(TrainingHook):
+    """Writes the run's progress as strict JSON, one object a line, to `path` or to log.jsonl in the run's directory."""
+
+    built_in = True
+    name = "json_log"
+
+    def __init__(self, log_every_n_batches: int = 100, path: str | None = None) -> None:
+        self.log_every_n_batches = log_every_n_batches
+        self.path = path
+        self.schedule = Schedule.parse(every=f"{log_every_n_batches} batches")
+        self._lines: JsonLines | None = None
+
+    def on_train_start(self, trainer: Any, state: Mapping[str, Any]) -> None:
+        self._write(trainer, "train_start", state, run_id=trainer.run_id)
+
+    def on_train_batch_end(self, trainer: Any, state: Mapping[str, Any], step: int, tokens_seen: int) -> None:
+        self._write(trainer, "batch_end", state, step=step, tokens_seen=tokens_seen, lr=trainer.lr)
+
+    def on_epoch_end(self, trainer: Any, state: Mapping[str, Any], step: int) -> None:
+        self._write(trainer, "epoch_end", state, step=step)
+
+    def on_validation_end(self, trainer: Any, state: Mapping[str, Any], step: int, metrics: Mapping[str, Any]) -> None:
+        self._write(trainer, "validation_end", state, step=step, metrics=dict(metrics))
+
+    def on_train_end(self, trainer: Any, state: Mapping[str, Any], step: int) -> None:
+        self._write(trainer, "train_end", state, step=step)
+
+    def close(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
+
+    def _write(self, trainer: Any, event: str, state: Mapping[str, Any], **more: Any) -> None:
+        if self._lines is None:
+            self._lines = JsonLines(self._where(trainer))
+        told = {key: value for key, value in state.items() if key not in ("model", "optimizer")}
+        self._lines.write({"event": event, **told, **more})
+
+    def _where(self, trainer: Any) -> Path:
+        if self.path is not None:
+            return Path(self.path)
+        if trainer.run_dir is None:
+            raise HooklineError("json_log: this run keeps no record on disk; give json_log a path")
+        return Path(trainer.run_dir) / "log.jsonl"
+
+
+class ActivationStats(ForwardHook):
+    """Mean and standard deviation of the selected modules' outputs, logged as ``activations/<module>/mean`` and ``…/std``.
+
+    They stay on the device until the record is next written.
+    """
+
+    built_in = True
+    name = "activation_stats"
+
+    def __init__(self, modules: Any = "*") -> None:
+        self.modules = modules
+        self.latest: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def on_forward(self, name: str, output: Any, phase: str, trainer: Any) -> None:
+        tensor = _first_floating(output)
+        if tensor is None or phase == "validation":
+            return
+        mean, std = self.latest[name] = mean_and_std(tensor)
+        if trainer is not None:
+            trainer.log(f"activations/{name}/mean", mean)
+            trainer.log(f"activations/{name}/std", std)
+
+
+def _first_floating(output: Any) -> torch.Tensor | None:
+    if isinstance(output, torch.Tensor):
+        return output if output.is_floating_point() else None
+    items = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
+    return next((found for item in items if (found := _first_floating(item)) is not None), None)

@@ -1,0 +1,90 @@
+"""A record kept in lists, for tests and for runs that should leave nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.record import provenance
+from hookline.record.description import check_outcome, describe_run, event_line, note_the_end
+from hookline.record.metrics import MetricBuffer
+from hookline.record.redaction import redact
+
+
+class MemoryRecord:
+    """A record that touches no disk: `metrics` and `events` are lists of dicts, `run` is as run.json.
+
+    Each list keeps at least its last ``keep`` records, so that a long run does not fill the memory.
+    """
+
+    path: Path | None = None
+    checkpoint_dir: Path | None = None
+    lost = 0
+
+    def __init__(
+        self,
+        config: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        run_id: str | None = None,
+        *,
+        keep: int = 100_000,
+    ) -> None:
+        self.run_id = run_id or provenance.new_run_id()
+        self.metrics: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
+        self.run: dict[str, Any] = {}
+        self._config = redact(config or {})
+        self._seed = seed
+        self._closed = False
+        self._event_sink = _ListSink(self.events, keep)
+        self._buffer = MetricBuffer(_ListSink(self.metrics, keep))
+
+    def start(self, hooks: list[dict[str, Any]], *, lineage: Mapping[str, Any] | None = None) -> None:
+        """Fill `run`; git and the environment are left unknown, for asking would touch the disk."""
+        self.run = describe_run(self.run_id, self._config, self._seed, hooks)
+        self.run["lineage"] = redact(lineage) if lineage is not None else None
+
+    def log(self, step: int, epoch: int, name: str, value: Any) -> None:
+        """Note a number or a one-element tensor; it is in `metrics` after a flush."""
+        self._buffer.log(step, epoch, name, value)
+
+    def flush(self) -> None:
+        """Move what has arrived to `metrics`."""
+        self._buffer.flush()
+
+    def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
+        """Append one event, redacted as it would be on disk."""
+        self._event_sink.write(event_line(kind, step, fields))
+
+    def close(
+        self,
+        outcome: str,
+        reason: str | None,
+        hooks: list[dict[str, Any]],
+        costs: list[dict[str, Any]],
+        counters: dict[str, Any],
+    ) -> None:
+        """Drain the metrics and note the outcome; the second call does nothing."""
+        check_outcome(outcome)
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._buffer.drain()
+        except Exception:
+            self.lost = self._buffer.salvage()
+        note_the_end(self.run, outcome, reason, hooks, costs, counters, lost=self.lost)
+
+
+class _ListSink:
+    """A sink that keeps the last records in a list, trimmed rarely."""
+
+    def __init__(self, records: list[dict[str, Any]], keep: int) -> None:
+        self._records = records
+        self._keep = keep
+
+    def write(self, record: Mapping[str, Any], /) -> None:
+        self._records.append(dict(record))
+        if len(self._records) >= 2 * self._keep:
+            del self._records[: -self._keep]

@@ -1,0 +1,163 @@
+"""Keeping secrets out of all that is written: by the key's name, the value's shape and where it came from."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+from hookline.record import jsonsafe
+
+REDACTED = "<redacted>"
+
+_MAX_DEPTH = 48
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SECRET_WORDS = frozenset({
+    "secret", "secrets", "password", "passwords", "passwd", "passphrase", "pwd", "webhook", "webhooks",
+    "credential", "credentials", "authorization", "bearer",
+    "apikey", "apikeys", "privatekey", "accesskey", "secretkey", "authtoken",
+})  # fmt: skip
+_SECRET_PAIRS = frozenset({
+    ("api", "key"), ("api", "keys"), ("private", "key"), ("access", "key"), ("auth", "key"), ("ssh", "key"),
+    ("signing", "key"), ("encryption", "key"), ("auth", "header"), ("connection", "string"),
+    ("api", "tokens"), ("auth", "tokens"), ("access", "tokens"), ("refresh", "tokens"),
+})  # fmt: skip
+# "token" means a piece of text at least as often as a credential, so these keep their value.
+_TEXT_TOKEN_WORDS = frozenset({
+    "pad", "eos", "bos", "unk", "mask", "sep", "cls", "special", "image", "start", "end", "stop", "newline",
+    "prefix", "suffix", "per", "next", "first", "last", "each", "by", "max", "min", "num", "n",
+})  # fmt: skip
+
+_REFERENCE = re.compile(r"\$\{[^{}]+\}")
+_URL = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+_SECRET_URL = re.compile(r"://[^/?#]*@|webhook|://hooks\.", re.IGNORECASE)
+_QUERY_PAIR = re.compile(r"[?&;#]([^=&;#]+)=([^&;#]*)")
+_SECRET_PARAMETERS = frozenset({"key", "sig", "signature", "code", "auth"})
+_LONG_PARAMETER = re.compile(r"[A-Za-z0-9._~%+/=-]{20,}")
+_ASSIGNMENT = re.compile(r"([A-Za-z][\w.-]*)(['\"]?\s?=\s?|['\"]\s?:\s?)('[^']*'|\"[^\"]*\"|[^\s,;&)]+)")
+_KNOWN_TOKEN = re.compile(
+    r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abeprs]-|AKIA|AIza|eyJ)[A-Za-z0-9_.-]{16,}"
+    r"|\bbearer\s+[A-Za-z0-9._~+/=-]{8,}|(?<=authorization: )\S.*",
+    re.IGNORECASE,
+)
+_FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
+
+
+def redact(value: Any) -> Any:
+    """A plain copy of a config or an ``argv`` with every secret replaced.
+
+    Values that came from a reference (a string with an attribute ``reference``, or the text itself) stay as
+    the reference, ``${env:NAME}``. Values under keys that look like secrets, URLs with credentials and known
+    shapes of tokens become ``<redacted>``; None, booleans and empty strings hold no secret and stay.
+
+    >>> redact({"lr": 0.1, "api_key": "abc", "url": "https://me:pw@host/x", "pad_token": "<pad>"})
+    {'lr': 0.1, 'api_key': '<redacted>', 'url': '<redacted>', 'pad_token': '<pad>'}
+    """
+    return _redact(value, 0)
+
+
+def _redact(value: Any, depth: int) -> Any:
+    if depth > _MAX_DEPTH:  # a config that contains itself
+        return f"<{type(value).__name__}>"
+    if isinstance(value, Mapping):
+        return _redact_items(value.items(), depth)
+    if jsonsafe.is_dataclass_instance(value):
+        return _redact_items(jsonsafe.field_values(value).items(), depth)
+    if isinstance(value, (list, tuple)):
+        return _redact_sequence(value, depth)
+    if isinstance(value, (set, frozenset)):
+        return _redact_sequence(jsonsafe.simplify(value), depth)
+    return _redact_leaf(value)
+
+
+def _redact_items(items: Iterable[tuple[Any, Any]], depth: int) -> dict[Any, Any]:
+    return {
+        _plain_key(key): _hide(value, depth) if is_secret_key(key) else _redact(value, depth + 1)
+        for key, value in items
+    }
+
+
+def _plain_key(key: Any) -> Any:
+    return key if type(key) in (str, int, float, bool, type(None)) else jsonsafe.key_text(key)
+
+
+def _redact_sequence(values: Iterable[Any], depth: int) -> list[Any]:
+    """Also an ``argv``: what follows ``--token`` is its value."""
+    clean: list[Any] = []
+    after_secret_flag = False
+    for value in values:
+        hidden = after_secret_flag and not _is_flag(value)
+        clean.append(_hide(value, depth) if hidden else _redact(value, depth + 1))
+        after_secret_flag = _is_flag(value) and is_secret_key(value)
+    return clean
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, str) and _FLAG.fullmatch(value) is not None
+
+
+def _redact_leaf(value: Any) -> Any:
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return _reference_of(value) or redact_text(value)
+    if value is None or type(value) in (bool, int, float):
+        return value
+    plain = jsonsafe.simplify(value)
+    return redact_text(plain) if isinstance(plain, str) else plain
+
+
+def _hide(value: Any, depth: int) -> Any:
+    """The replacement for a value under a secret's name."""
+    if value is None or value == "" or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return _reference_of(value) or REDACTED
+    if isinstance(value, Mapping) and depth < _MAX_DEPTH:  # the keys help a reader, the values stay hidden
+        return {_plain_key(key): _hide(item, depth + 1) for key, item in value.items()}
+    return REDACTED
+
+
+def _reference_of(value: str) -> str | None:
+    """The reference that a value was resolved from, or the value itself when it is one."""
+    reference = getattr(value, "reference", None)
+    if isinstance(reference, str) and _REFERENCE.search(reference):
+        return str.__str__(reference)
+    return str.__str__(value) if _REFERENCE.fullmatch(value) else None
+
+
+def is_secret_key(key: Any) -> bool:
+    """Whether a key's name says that its value is a secret: ``hf_token`` does, ``pad_token`` does not."""
+    if not isinstance(key, str):
+        return False
+    words = [word.lower() for word in _WORDS.findall(key)]
+    if not _SECRET_WORDS.isdisjoint(words):
+        return True
+    if not _SECRET_PAIRS.isdisjoint(itertools.pairwise(words)):
+        return True
+    return words[-1:] == ["token"] and _TEXT_TOKEN_WORDS.isdisjoint(words)
+
+
+def redact_text(text: str) -> str:
+    """A text (a message, a command line) without the secrets in it; all other words stay."""
+    text = _URL.sub(_redact_url, str.__str__(text))
+    text = _ASSIGNMENT.sub(_redact_assignment, text)
+    return _KNOWN_TOKEN.sub(REDACTED, text)
+
+
+def _redact_url(match: re.Match[str]) -> str:
+    url = match.group()
+    secret = _SECRET_URL.search(url) or any(_is_secret_parameter(*pair) for pair in _QUERY_PAIR.findall(url))
+    return REDACTED if secret else url
+
+
+def _is_secret_parameter(name: str, value: str) -> bool:
+    named = name.lower() in _SECRET_PARAMETERS or is_secret_key(name)
+    return bool(value) and (named or _LONG_PARAMETER.fullmatch(value) is not None)
+
+
+def _redact_assignment(match: re.Match[str]) -> str:
+    name, equals, value = match.groups()
+    if not is_secret_key(name) or _REFERENCE.fullmatch(value) or value == REDACTED:
+        return match.group()
+    return f"{name}{equals}{REDACTED}"

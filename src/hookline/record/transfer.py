@@ -1,0 +1,67 @@
+"""Bringing many one-element tensors from a device to the host: one copy, exact, without waiting for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_PINNED_BYTES = 4096  # one size for all usual copies: pinning new memory waits for the device, reusing does not
+
+
+class Transfer:
+    """One copy of many scalars, whatever their dtypes: their bytes travel together and part on arrival.
+
+    On CUDA the copy goes into pinned memory behind an event, so nothing waits before `numbers` is called.
+    """
+
+    def __init__(self, device: torch.device, scalars: list[torch.Tensor]) -> None:
+        self._count = len(scalars)
+        self._places = _by_dtype(scalars)
+        packed = _pack([[scalars[place] for place in places] for places in self._places.values()])
+        self._event: torch.cuda.Event | None = None
+        self._host = self._start_copy(packed) if device.type == "cuda" else packed.to("cpu")
+
+    def has_arrived(self) -> bool:
+        """Whether the bytes are on the host; never waits."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def numbers(self) -> list[Any]:
+        """The values in the order given, integers as ints, booleans as bools; waits until they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        numbers: list[Any] = [None] * self._count
+        start = 0
+        for dtype, places in self._places.items():
+            end = start + len(places) * dtype.itemsize
+            for place, number in zip(places, _unpack(self._host[start:end], dtype), strict=True):
+                numbers[place] = number
+            start = end
+        return numbers
+
+    def _start_copy(self, packed: torch.Tensor) -> torch.Tensor:
+        size = max(len(packed), _PINNED_BYTES)
+        host = torch.empty(size, dtype=packed.dtype, device="cpu", pin_memory=True)[: len(packed)]
+        with torch.cuda.device(packed.device):
+            host.copy_(packed, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+        return host
+
+
+def _by_dtype(scalars: list[torch.Tensor]) -> dict[torch.dtype, list[int]]:
+    """Places per dtype, the widest first: then every part of the packed bytes is aligned for its dtype."""
+    places: dict[torch.dtype, list[int]] = {}
+    for place, scalar in enumerate(scalars):
+        places.setdefault(scalar.dtype, []).append(place)
+    return dict(sorted(places.items(), key=lambda item: -item[0].itemsize))
+
+
+def _pack(groups: list[list[torch.Tensor]]) -> torch.Tensor:
+    parts = [torch.stack(group).view(torch.uint8) for group in groups]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _unpack(packed: torch.Tensor, dtype: torch.dtype) -> list[Any]:
+    values = packed.view(dtype)
+    return (values.float() if dtype.is_floating_point and dtype.itemsize < 4 else values).tolist()

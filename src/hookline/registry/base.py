@@ -1,0 +1,80 @@
+"""The base classes that hooks inherit. None of them needs `super().__init__()`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hookline.events.catalog import Events
+from hookline.events.schedule import Schedule
+
+if TYPE_CHECKING:
+    import torch
+
+Function = TypeVar("Function")
+
+
+class Hook(Events):
+    """What all hooks share. Everything here is optional and may be set on the class or on the instance."""
+
+    name: str | None = None
+    """The instance's unique name; the class name in snake case when not given."""
+    on_error: str = "warn"
+    """Failure policy: 'warn', 'disable' or 'raise'."""
+    schedule: Schedule | None = None
+    """When the repeating inner events reach this hook; `every=` and its like at registration override it."""
+    saves: tuple[str, ...] = ()
+    """Attributes saved with the run's checkpoints and restored from them."""
+    intervenes: bool = False
+    """Whether the hook changes training on purpose; listed as such."""
+
+    def __init__(self, name: str | None = None) -> None:
+        if name is not None:
+            self.name = name
+
+    def setup(self) -> None:
+        """Called once, when the hook is attached."""
+
+    def close(self) -> None:
+        """Called once, when the hook is removed or the run ends."""
+
+
+class TrainingHook(Hook):
+    """A lifecycle hook: override the events you need, naming the arguments you need."""
+
+
+TrainerHooks = TrainingHook
+
+
+class ForwardHook(Hook):
+    """Sees the activations of the modules it selects, while the model runs; changes nothing.
+
+    `modules` selects by exact name, glob (``"blocks.*.mlp"``), regex (``"re:blocks\\.\\d+"``), class, predicate
+    ``(name, module) -> bool``, or a list of these.
+    """
+
+    modules: Any = "*"
+    intervene: bool = False
+    """Whether what `on_forward` returns replaces the output (needs interventions enabled too)."""
+
+
+class UpdateHook(Hook):
+    """Transforms the gradients once per optimizer step: complete, unscaled, reduced over ranks.
+
+    `params` selects parameters as `ForwardHook.modules` selects modules; None means all.
+    """
+
+    params: Any = None
+    inplace: bool = False
+    """Whether `on_update` writes into the gradients it gets; it is then given a backup to fall back to."""
+    intervenes = True
+
+    def init(self, params: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:
+        """Make the state that `on_update` gets as `state` and that is saved with the run."""
+        return {}
+
+
+def not_an_event(function: Function) -> Function:
+    """Mark a method whose name begins with ``on_`` but which is no event."""
+    function.__hookline_not_an_event__ = True  # type: ignore[attr-defined]
+    return function

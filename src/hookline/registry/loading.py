@@ -1,0 +1,206 @@
+"""From a configuration to hooks.
+
+Two forms lead to the same list: lists by kind (``forward:``, ``update:``, ``lifecycle:``, each entry a name and its
+parameters) and the flat form with ``enable_…`` flags and ``hook_classes``. Nothing is imported before every name and
+path in the config has been checked.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from hookline.errors import ConfigError, HooklineError, RegistrationError, nearest
+from hookline.registry.names import HOOKS
+
+KINDS = ("lifecycle", "forward", "update")
+OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks")
+RESERVED = ("name", "as", *OPTIONS)
+FLAGS = {  # seed 002's switches: flag -> built-in hook and the key of its parameters
+    "enable_logging_hook": ("console_log", "logging_config"),
+    "enable_gradient_monitor": ("gradient_monitor", "gradient_monitor_config"),
+    "enable_model_checkpoint_hook": ("checkpoint", "model_checkpoint_config"),
+    "enable_early_stopping_hook": ("early_stopping", "early_stopping_config"),
+    "enable_lr_monitor": ("lr_monitor", "lr_monitor_config"),
+}
+KEYS = (*KINDS, *FLAGS, *(key for _, key in FLAGS.values()), "hook_classes", "hook_configs")
+
+
+@dataclass
+class HookSpec:
+    """One hook of a config, checked and ready to be made."""
+
+    path: str  # where in the config
+    type_name: str
+    target: Any  # a factory, or a dotted path that may be imported
+    name: str | None = None
+    kind: str | None = None
+    origin: str = "config"
+    options: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+def read_hooks(config: Any, *, allow: tuple[str, ...] = (), from_file: bool = False) -> list[HookSpec]:
+    """Every hook that a configuration names, in order. Wrong keys, types and names are one clear error each."""
+    tree = _mapping(config)
+    gate = Gate(allow, from_file)
+    specs = [spec for kind in KINDS for spec in _listed(tree.get(kind), kind, gate)]
+    specs += [*_by_class(tree, gate), *_by_flag(tree)]
+    return specs
+
+
+def _mapping(config: Any) -> Mapping[str, Any]:
+    tree = config.model_dump(exclude_none=True) if hasattr(config, "model_dump") else config
+    if not isinstance(tree, Mapping):
+        raise ConfigError("hooks", f"expected a mapping with {', '.join(KINDS)}, got {_shown(tree)}")
+    if "hooks" in tree:
+        return _mapping(tree["hooks"] or {})
+    for key in tree:
+        if key not in KEYS:
+            raise ConfigError(f"hooks.{key}", f"unknown key; {nearest(str(key), KEYS, 40)}")
+    return tree
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Which dotted paths may be imported: all in code, in a file only those under an allowed prefix."""
+
+    allow: tuple[str, ...]
+    from_file: bool
+
+    def check(self, dotted: str, path: str) -> str:
+        if not all(part.isidentifier() for part in dotted.split(".")):
+            raise ConfigError(path, f"{dotted!r} is no dotted path")
+        if self.from_file and not any(dotted == prefix or dotted.startswith(f"{prefix}.") for prefix in self.allow):
+            raise ConfigError(
+                path,
+                f"{dotted!r} is not allowed: a config file names registered hooks; to import from a package of yours, "
+                f"allow it in code (allow=[…]) or on the command line (--allow {dotted.split('.')[0]})",
+            )
+        return dotted
+
+
+def _listed(entries: Any, kind: str, gate: Gate) -> Iterator[HookSpec]:
+    if entries is None:
+        return
+    if not isinstance(entries, (list, tuple)):
+        raise ConfigError(f"hooks.{kind}", f"expected a list of hooks, got {_shown(entries)}")
+    for index, entry in enumerate(entries):
+        yield _one(entry, kind, f"hooks.{kind}.{index}", gate)
+
+
+def _one(entry: Any, kind: str, path: str, gate: Gate) -> HookSpec:
+    given = {"name": entry} if isinstance(entry, str) else entry
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise ConfigError(path, f"expected a hook's name or a mapping with `name:`, got {_shown(entry)}")
+    type_name = given["name"]
+    if not isinstance(given.get("enabled", True), bool):
+        raise ConfigError(f"{path}.enabled", f"expected true or false, got {_shown(given['enabled'])}")
+    return HookSpec(
+        path=path,
+        type_name=type_name,
+        target=_target(type_name, f"{path}.name", gate),
+        name=given.get("as"),
+        kind=kind,
+        options={key: given[key] for key in OPTIONS if key in given},
+        parameters={str(key): value for key, value in given.items() if key not in RESERVED},
+    )
+
+
+def _by_class(tree: Mapping[str, Any], gate: Gate) -> Iterator[HookSpec]:
+    paths, configs = tree.get("hook_classes") or [], dict(tree.get("hook_configs") or {})
+    for index, dotted in enumerate(paths):
+        if not isinstance(dotted, str):
+            raise ConfigError(f"hooks.hook_classes.{index}", f"expected a class path, got {_shown(dotted)}")
+        bare = dotted.rpartition(".")[2]
+        parameters = configs.pop(dotted, None) or configs.pop(bare, None) or {}
+        target = _target(dotted, f"hooks.hook_classes.{index}", gate)
+        yield HookSpec(f"hooks.hook_classes.{index}", dotted, target, parameters=dict(parameters))
+    for key in configs:
+        raise ConfigError(f"hooks.hook_configs.{key}", f"no such class in hook_classes; {nearest(str(key), paths)}")
+
+
+def _by_flag(tree: Mapping[str, Any]) -> Iterator[HookSpec]:
+    for flag, (name, key) in FLAGS.items():
+        if not tree.get(flag):
+            continue
+        if name not in HOOKS:
+            raise ConfigError(f"hooks.{flag}", f"there is no hook {name!r} yet; {nearest(name, HOOKS.names())}")
+        yield HookSpec(f"hooks.{flag}", name, name, origin="built-in", parameters=dict(tree.get(key) or {}))
+
+
+def _target(name: str, path: str, gate: Gate) -> str:
+    if name in HOOKS:
+        return name
+    if "." in name:
+        return gate.check(name, path)
+    raise ConfigError(path, f"there is no hook named {name!r}; {nearest(name, HOOKS.names(), 40)}")
+
+
+def make_hook(given: Any, parameters: Mapping[str, Any]) -> Any:
+    """An object stays as it is; a class, a name or a dotted path is made with its parameters."""
+    factory = find_hook(given) if isinstance(given, str) else given
+    if not isinstance(factory, type) and not isinstance(given, str):
+        if parameters:
+            raise RegistrationError(f"{sorted(parameters)}: unknown options for a hook that is made already")
+        return factory
+    _check_parameters(factory, parameters)
+    return factory(**parameters)
+
+
+def find_hook(name: str) -> Any:
+    """The class or factory that a name or a dotted path stands for."""
+    return HOOKS.find(name) if name in HOOKS or "." not in name else import_dotted(name)
+
+
+def import_dotted(dotted: str) -> Any:
+    """Import ``package.module.Class``. What it finds must be defined under that package, and be callable."""
+    module_name, _, attribute = dotted.rpartition(".")
+    try:
+        module = import_module(module_name)
+    except ImportError as error:
+        raise HooklineError(f"{dotted!r}: cannot import {module_name!r} ({error})") from error
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise HooklineError(f"{dotted!r}: {module_name} has no {attribute!r}; {nearest(attribute, vars(module))}")
+    home = getattr(found, "__module__", "")
+    if not callable(found) or home.split(".")[0] != dotted.split(".")[0]:
+        raise HooklineError(f"{dotted!r} is not a hook class of that package (it is {type(found).__name__} from {home!r})")
+    return found
+
+
+def _check_parameters(factory: Any, parameters: Mapping[str, Any]) -> None:
+    """Say which parameter is wrong before Python's own TypeError does."""
+    try:
+        known = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
+        return
+    name = getattr(factory, "__name__", "hook")
+    for key in parameters:
+        if key not in known:
+            raise RegistrationError(f"{name} has no parameter {key!r}; {nearest(key, [*known, *OPTIONS], 40)}")
+    for key, parameter in known.items():
+        required = parameter.default is inspect.Parameter.empty and parameter.kind is not inspect.Parameter.VAR_POSITIONAL
+        if required and key not in parameters:
+            raise RegistrationError(f"{name} needs the parameter {key!r}")
+
+
+def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A hook's parameters for the record: its constructor's, as the instance holds them."""
+    try:
+        names = list(inspect.signature(type(hook)).parameters)
+    except (TypeError, ValueError):
+        return dict(given)
+    missing = object()
+    held = {name: getattr(hook, name, missing) for name in names if name != "name"}
+    return {**{name: value for name, value in held.items() if value is not missing}, **given}
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:57] + '…'} ({type(value).__name__})"

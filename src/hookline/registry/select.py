@@ -1,0 +1,49 @@
+"""Selecting modules and parameters by name.
+
+A pattern is an exact name, a glob (``*`` matches dots too), ``"re:…"`` (matches the whole name), a class, a predicate
+``(name, thing) -> bool``, the thing itself, or a list of these. A pattern that matches nothing is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from hookline.errors import HooklineError, nearest
+
+Thing = TypeVar("Thing")
+
+
+def select(pattern: Any, things: Mapping[str, Thing], what: str) -> dict[str, Thing]:
+    """The named things that a pattern selects, in the order of `things`; `what` names them in errors."""
+    patterns = pattern if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
+    chosen: set[str] = set()
+    for one in patterns:
+        matches = _matcher(one, what)
+        found = {name for name, thing in things.items() if matches(name, thing)}
+        if not found:
+            raise HooklineError(f"{what} pattern {_shown(one)} matches nothing; {nearest(str(one), things, 8)}")
+        chosen |= found
+    return {name: thing for name, thing in things.items() if name in chosen}
+
+
+def _matcher(pattern: Any, what: str) -> Callable[[str, Any], bool]:
+    if isinstance(pattern, str) and pattern.startswith("re:"):
+        try:
+            regex = re.compile(pattern[3:])
+        except re.error as error:
+            raise HooklineError(f"{what} pattern {pattern!r} is no regular expression: {error}") from error
+        return lambda name, thing: regex.fullmatch(name) is not None
+    if isinstance(pattern, str):
+        return lambda name, thing: name == pattern or fnmatchcase(name, pattern)
+    if isinstance(pattern, type):
+        return lambda name, thing: isinstance(thing, pattern)
+    if callable(pattern) and not hasattr(pattern, "named_parameters"):
+        return lambda name, thing: bool(pattern(name, thing))
+    return lambda name, thing: thing is pattern
+
+
+def _shown(pattern: Any) -> str:
+    return repr(pattern) if isinstance(pattern, str) else getattr(pattern, "__name__", type(pattern).__name__)

@@ -1,0 +1,89 @@
+"""From a batch to a loss: the user's `step_fn`, or what the batch and the model suggest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from hookline.errors import TrainingError
+
+StepFunction = Callable[[torch.nn.Module, Any], Any]
+
+FOUR_WAYS = (
+    "the loss is, in order: what step_fn returns, what loss_fn returns, the output's 'loss' (out['loss'] or out.loss), "
+    "or an output that is itself a scalar requiring grad"
+)
+
+
+def default_step(model: torch.nn.Module, batch: Any, loss_fn: Callable[..., Any] | None) -> Any:
+    """A dict goes in as keywords; of a tuple the first item goes in and the second to `loss_fn`; a tensor as it is."""
+    if isinstance(batch, (tuple, list)):  # first, because asking for a Mapping is slow
+        return model(*batch) if loss_fn is None else loss_fn(model(batch[0]), batch[1])
+    output = model(**batch) if isinstance(batch, Mapping) else model(batch)
+    return loss_fn(output, batch) if loss_fn is not None else output
+
+
+def loss_and_metrics(result: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Find the loss in what a step returned; single numbers beside it in a dict are metrics."""
+    loss: Any
+    metrics: dict[str, Any] = {}
+    if isinstance(result, torch.Tensor):
+        loss = result
+    elif isinstance(result, Mapping):
+        loss, metrics = result.get("loss"), {key: value for key, value in result.items() if _is_metric(key, value)}
+    else:
+        loss = getattr(result, "loss", None)
+    if not isinstance(loss, torch.Tensor):
+        raise TrainingError(f"no loss was found in {_shown(result)}; {FOUR_WAYS}")
+    if loss.numel() != 1:
+        raise TrainingError(f"the loss must be one number, got shape {tuple(loss.shape)}; reduce it (mean); {FOUR_WAYS}")
+    return loss if loss.dim() == 0 else loss.reshape(()), metrics
+
+
+def check_trainable(loss: torch.Tensor) -> None:
+    """A loss without a graph trains nothing."""
+    if not loss.requires_grad:
+        raise TrainingError(
+            "the loss does not require grad, so nothing would be trained: was it detached, made under no_grad, or are all "
+            f"parameters frozen? ({FOUR_WAYS})"
+        )
+
+
+def count_samples(batch: Any) -> int:
+    """The batch's first dimension, of the first tensor found."""
+    tensor = first_tensor(batch)
+    return int(tensor.shape[0]) if tensor is not None and tensor.dim() else 1
+
+
+def count_tokens(batch: Any) -> int:
+    """Elements of `input_ids`, or of a batch that is itself an integer tensor; else 0."""
+    if type(batch) in (tuple, list):
+        return 0
+    tokens = batch.get("input_ids") if isinstance(batch, Mapping) else batch
+    if not isinstance(tokens, torch.Tensor) or tokens.is_floating_point() or tokens.is_complex():
+        return 0
+    return tokens.numel()
+
+
+def first_tensor(batch: Any) -> torch.Tensor | None:
+    """The first tensor in a nested batch."""
+    if isinstance(batch, torch.Tensor):
+        return batch
+    items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
+    return next((found for item in items if (found := first_tensor(item)) is not None), None)
+
+
+def _is_metric(key: Any, value: Any) -> bool:
+    if key == "loss" or not isinstance(key, str):
+        return False
+    return isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+
+
+def _shown(result: Any) -> str:
+    if isinstance(result, torch.Tensor):
+        return f"a tensor of shape {tuple(result.shape)}"
+    if isinstance(result, Mapping):
+        return f"a dict with {', '.join(map(repr, list(result)[:6]))}"
+    return f"{type(result).__name__}"

@@ -1,0 +1,163 @@
+"""How a run begins and ends: the record opened before step 1, and closed whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookline.events.policy import Incident
+from hookline.trainer.checkpointing import load_weights
+from hookline.trainer.loaders import epoch_length
+from hookline.trainer.loop import Loop
+from hookline.trainer.rng import seed_everything
+from hookline.trainer.validation import sanity_check
+
+if TYPE_CHECKING:
+    from hookline.trainer.trainer import Trainer
+
+
+@contextmanager
+def running(trainer: Trainer, resume: str | Path | None) -> Iterator[None]:
+    """Bracket a run: on_train_start before, on_exception if it fails, on_train_end and the closed record always."""
+    forget_incidents = begin(trainer, resume)
+    outcome, reason = "completed", None
+    try:
+        if heard := trainer.hooks.fire.on_train_start:
+            heard(trainer.moment)
+        yield
+        trainer.status = "completed"
+        if trainer.stop_reason is not None:
+            outcome, reason = "stopped", stop_sentence(trainer)
+    except BaseException as error:
+        outcome = "failed" if isinstance(error, Exception) else "interrupted"
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        fail(trainer, error)
+        raise
+    finally:
+        try:
+            end(trainer, outcome, reason)
+        finally:
+            forget_incidents()
+            trainer.running = False
+
+
+def begin(trainer: Trainer, resume: str | Path | None) -> Any:
+    """Everything before on_train_start: determinism, weights, the record on disk, one line on the console."""
+    options = trainer.options
+    if options.deterministic:
+        torch.use_deterministic_algorithms(True)
+    if options.seed is not None:
+        seed_everything(options.seed)
+    trainer.record = trainer.make_record()
+    trainer.record.start(hooks=hook_list(trainer))
+    trainer.loop = Loop(trainer)
+    trainer.running, trainer.status = True, "training"
+    trainer.stop_reason = trainer.stopped_by = None
+    forget_incidents = trainer.hooks.watch_incidents(lambda incident: record_incident(trainer, incident))
+    if options.init_from:
+        load_weights(trainer.model, options.init_from)
+    if resume is not None:
+        trainer.load_checkpoint(resume)
+    if trainer.val_loaders and options.sanity_batches and resume is None:
+        sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
+    if options.console:
+        print(opening_line(trainer), flush=True)
+    return forget_incidents
+
+
+def fail(trainer: Trainer, error: BaseException) -> None:
+    """The run failed: every hook hears it."""
+    trainer.status = "error"
+    trainer.moment.exception = error
+    trainer.record.event("exception", trainer.moment.step, error=f"{type(error).__name__}: {error}")
+    if heard := trainer.hooks.fire.on_exception:
+        heard(trainer.moment)
+
+
+def end(trainer: Trainer, outcome: str, reason: str | None) -> None:
+    """on_train_end, hooks closed, record closed, one line on the console that hides nothing."""
+    moment = trainer.moment
+    moment.reason = reason or outcome
+    trainer.hooks.count_batches(moment.batches)
+    if trainer.loop.in_window or not trainer.loop.last_of_epoch:
+        trainer.note_non_finite(_read(trainer.loop.losses.non_finite))
+    try:
+        if heard := trainer.hooks.fire.on_train_end:
+            heard(moment)
+    finally:
+        trainer.hooks.close()
+        costs = trainer.hooks.costs()
+        trainer.record.close(outcome, reason, hook_list(trainer), costs, counters(trainer))
+        if trainer.options.console:
+            print(closing_line(trainer, outcome, reason), flush=True)
+
+
+def _read(count: Any) -> int:
+    try:
+        return int(count())
+    except RuntimeError:
+        return 0  # the device is gone; the failure itself is on record
+
+
+def hook_list(trainer: Trainer) -> list[dict[str, Any]]:
+    """Every hook with its status, for the record."""
+    return [asdict(hook) for hook in trainer.hooks.list_hooks()]
+
+
+def counters(trainer: Trainer) -> dict[str, Any]:
+    """What the run came to."""
+    moment = trainer.moment
+    return {
+        "step": moment.step,
+        "epoch": moment.epoch,
+        "batches": moment.batches,
+        "tokens_seen": moment.tokens_seen,
+        "seconds": round(moment.seconds, 3),
+        "skipped_steps": trainer.skipped_steps,
+        "non_finite_losses": trainer.non_finite_losses,
+        "hook_failures": sum(entry.failures.total for entry in trainer.hooks.entries()),
+    }
+
+
+def record_incident(trainer: Trainer, incident: Incident) -> None:
+    """Failures, switched-off and overruled hooks belong into events.jsonl."""
+    error = None if incident.error is None else f"{type(incident.error).__name__}: {incident.error}"
+    trainer.record.event(
+        f"hook_{incident.kind}", incident.step, hook=incident.hook, on=incident.event, message=incident.message, error=error
+    )
+
+
+def stop_sentence(trainer: Trainer) -> str:
+    """'stopped by early_stopping: val/loss has not improved …'"""
+    return f"stopped by {trainer.stopped_by or 'request_stop'}: {trainer.stop_reason}"
+
+
+def opening_line(trainer: Trainer) -> str:
+    options, length = trainer.options, epoch_length(trainer.train_loaders)
+    steps = f"{options.max_steps} steps" if options.max_steps is not None else ""
+    epochs = f"{options.epochs} epoch{'s' if options.epochs != 1 else ''}" if options.epochs is not None else ""
+    of = f" of {length} batches" if length is not None and epochs else ""
+    assumed = " (give max_epochs or max_steps for more)" if options.max_epochs is None and not steps else ""
+    where = f" → {trainer.record.path}" if trainer.record.path is not None else ""
+    return f"run {trainer.record.run_id}: {' or '.join(filter(None, [steps, epochs + of]))} on {trainer.device}{assumed}{where}"
+
+
+def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
+    count = counters(trainer)
+    words = [f"{outcome}{f' ({reason})' if reason else ''}: {count['step']} steps in {count['seconds']:.1f} s"]
+    for key, text in (
+        ("hook_failures", "hook failures"),
+        ("non_finite_losses", "non-finite losses"),
+        ("skipped_steps", "skipped steps"),
+    ):
+        if count[key]:
+            words.append(f"{count[key]} {text}")
+    off = [hook.name for hook in trainer.hooks.list_hooks() if not hook.enabled and hook.failures]
+    if off:
+        words.append(f"switched off: {', '.join(off)}")
+    return ", ".join(words)

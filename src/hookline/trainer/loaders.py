@@ -1,0 +1,91 @@
+"""One loader, a list or a dict of loaders, as one stream of (index, name, batch)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from typing import Any
+
+from hookline.errors import TrainingError
+
+Loaders = Any  # one iterable, a list of them or a dict of them
+
+
+def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
+    """Every loader under a name: its key in a dict, its index in a list, else the role ('train', 'val')."""
+    if loaders is None:
+        return {}
+    if isinstance(loaders, Mapping):
+        found = {str(name): loader for name, loader in loaders.items()}
+    elif isinstance(loaders, (list, tuple)) and loaders and not _is_batches(loaders):
+        found = {str(index): loader for index, loader in enumerate(loaders)}
+    else:
+        found = {role: loaders}
+    for name, loader in found.items():
+        if not isinstance(loader, Iterable):
+            raise TrainingError(f"{role} loader {name!r} is a {type(loader).__name__}, not something to iterate over")
+        if isinstance(loader, Sized) and len(loader) == 0:
+            raise TrainingError(f"{role} loader {name!r} is empty: it has no batches")
+    return found
+
+
+def _is_batches(loaders: Any) -> bool:
+    """A plain list of batches (tensors, tuples, dicts) is one loader; a list of loaders is several."""
+    first = loaders[0]
+    return isinstance(first, (tuple, Mapping)) or hasattr(first, "shape") or (
+        isinstance(first, list) and bool(first) and hasattr(first[0], "shape")
+    )
+
+
+def epoch_length(loaders: Mapping[str, Iterable[Any]]) -> int | None:
+    """Batches of one epoch; None when a loader does not know its length."""
+    lengths = [_length(loader) for loader in loaders.values()]
+    return None if any(length is None for length in lengths) else sum(length or 0 for length in lengths)
+
+
+def _length(loader: Iterable[Any]) -> int | None:
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+class EpochBatches:
+    """The batches of one epoch, loader after loader; `last` tells that the batch just given was the epoch's last.
+
+    Without a known length it looks one batch ahead, but only if somebody needs to know (`look_ahead`): reading ahead
+    moves the random streams of a dataset that draws.
+    """
+
+    def __init__(self, loaders: Mapping[str, Iterable[Any]], limit: int | None, look_ahead: bool) -> None:
+        self.length = epoch_length(loaders)
+        if limit is not None:
+            self.length = limit if self.length is None else min(limit, self.length)
+        self._source = self._all(loaders)
+        self._look_ahead = look_ahead and self.length is None
+        self._given = 0
+        self.last = False
+
+    def _all(self, loaders: Mapping[str, Iterable[Any]]) -> Iterator[tuple[int, str, Any]]:
+        for index, (name, loader) in enumerate(loaders.items()):
+            for batch in loader:
+                yield index, name, batch
+
+    def __iter__(self) -> Iterator[tuple[int, str, Any]]:
+        if self._look_ahead:
+            yield from self._looking_ahead()
+            return
+        length = self.length
+        for item in self._source:
+            self._given += 1
+            self.last = self._given == length
+            yield item
+            if self.last:
+                return
+
+    def _looking_ahead(self) -> Iterator[tuple[int, str, Any]]:
+        held = next(self._source, None)
+        while held is not None:
+            following = next(self._source, None)
+            self.last = following is None
+            yield held
+            held = following

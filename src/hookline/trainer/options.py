@@ -1,0 +1,79 @@
+"""Every option of a run, defined once: constructors take them as keywords, configs under `trainer:`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+from hookline.errors import ConfigError, nearest
+from hookline.events.schedule import Quantity
+
+
+def option(default: Any, about: str) -> Any:
+    """A field with its help text beside it."""
+    return field(default=default, metadata={"about": about})
+
+
+@dataclass(kw_only=True)
+class TrainerOptions:
+    """How a run is run."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}  # read when a config file is validated
+
+    max_epochs: int | None = option(None, "epochs to train; 1 unless max_steps is given")
+    max_steps: int | None = option(None, "optimizer steps to train")
+    accumulate: int = option(1, "micro-batches per optimizer step")
+    loss_weight: Literal["batches", "samples", "tokens"] = option("batches", "how micro-batches weigh in a step's loss")
+    max_grad_norm: float | None = option(None, "append a clip_norm link at the end of the update chain")
+    precision: Literal["fp32", "bf16", "fp16"] = option("fp32", "autocast; fp16 uses a GradScaler")
+    validate_every: int | str | None = option("1 epoch", "when to validate: 100, '2 epochs', or null for never")
+    sanity_batches: int = option(2, "validation batches tried before the first step; 0 for none")
+    scheduler_interval: Literal["step", "epoch"] = option("step", "when schedulers move")
+    seed: int | None = option(None, "seeds torch, Python and NumPy at the start of a run")
+    deterministic: bool = option(False, "ask torch for deterministic algorithms")
+    compile: bool = option(False, "run the model through torch.compile")
+    init_from: str | None = option(None, "a checkpoint to take the weights from, and nothing else")
+    fast_dev_run: int = option(0, "try so many batches of everything, write nothing, let hooks raise")
+    output_dir: str = option("runs", "where the run's directory is made")
+    record: bool = option(True, "write the run's record; false keeps it in memory")
+    console: bool = option(True, "say in a line where a run begins and how it ended")
+    debug: bool = option(False, "let every hook's failure end the run")
+
+    def __post_init__(self) -> None:
+        _at_least(self, "accumulate", 1)
+        for name in ("max_epochs", "max_steps", "sanity_batches", "fast_dev_run"):
+            _at_least(self, name, 0)
+        if self.validate_every is not None:
+            self.validation_period  # noqa: B018 - parsed here so that a wrong one is refused at once
+        if self.fast_dev_run:
+            self.max_steps, self.record, self.debug = min(self.fast_dev_run, self.max_steps or self.fast_dev_run), False, True
+
+    @property
+    def validation_period(self) -> Quantity | None:
+        """`validate_every` as a value."""
+        if self.validate_every is None:
+            return None
+        period = Quantity.parse(self.validate_every, "trainer.validate_every")
+        if period.unit not in ("steps", "epochs"):
+            raise ConfigError("trainer.validate_every", f"{self.validate_every!r}: count in steps or epochs")
+        return period
+
+    @property
+    def epochs(self) -> int | None:
+        """How many epochs at most; None for no limit but max_steps."""
+        return self.max_epochs if self.max_epochs is not None else None if self.max_steps is not None else 1
+
+    @classmethod
+    def make(cls, values: dict[str, Any]) -> TrainerOptions:
+        """From keywords; an unknown one is refused with the nearest."""
+        known = [item.name for item in fields(cls)]
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"trainer.{key}", f"unknown option; {nearest(key, known, 40)}")
+        return cls(**values)
+
+
+def _at_least(options: TrainerOptions, name: str, smallest: int) -> None:
+    value = getattr(options, name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < smallest):
+        raise ConfigError(f"trainer.{name}", f"expected a whole number, at least {smallest}, got {value!r}")

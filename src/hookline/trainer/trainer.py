@@ -1,0 +1,399 @@
+"""`Trainer`: what users hold in their hands. It is put together by `hookline.build` and runs the one loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hookline.errors import HooklineError, TrainingError
+from hookline.events.schedule import Quantity
+from hookline.gradients.chain import UpdateChain
+from hookline.gradients.view import Gradients
+from hookline.record.memory_record import MemoryRecord
+from hookline.record.run_record import Record
+from hookline.registry.handle import Handle
+from hookline.registry.registry import HookRegistry
+from hookline.trainer import checkpointing
+from hookline.trainer.engines import Engine
+from hookline.trainer.forward import StepFunction, count_samples, count_tokens, default_step
+from hookline.trainer.lifecycle import running
+from hookline.trainer.loaders import Loaders, epoch_length, named_loaders
+from hookline.trainer.loop import Loop
+from hookline.trainer.moment import RunMoment
+from hookline.trainer.options import TrainerOptions
+from hookline.trainer.rng import rng_untouched
+from hookline.trainer.validation import evaluation, set_aside, validate
+
+
+@dataclass
+class Parts:
+    """The finished parts that a trainer is made of."""
+
+    model: torch.nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    hooks: HookRegistry
+    engine: Engine
+    options: TrainerOptions
+    schedulers: list[Any] = field(default_factory=list)
+    train_loaders: Loaders = None
+    val_loaders: Loaders = None
+    step_fn: StepFunction | None = None
+    loss_fn: Callable[..., Any] | None = None
+    optimizer_step: Callable[[torch.optim.Optimizer], Any] | None = None
+    count_tokens: Callable[[Any], int] = count_tokens
+    config: Any = None  # what hooks see as trainer.config
+    resolved: Mapping[str, Any] = field(default_factory=dict)  # what the record writes as the run's configuration
+    make_record: Callable[[], Record] = MemoryRecord
+
+
+class Trainer:
+    """Runs the training loop and carries the hooks. Hooks get it as `trainer`; they may set attributes on it."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.options, self.engine, self.hooks = parts.options, parts.engine, parts.hooks
+        self.model = parts.model
+        self.optimizers, self.schedulers = parts.optimizers, parts.schedulers
+        self.train_loaders = named_loaders(parts.train_loaders, "train")
+        self.val_loaders = named_loaders(parts.val_loaders, "val")
+        self.optimizer_step = parts.optimizer_step
+        self.count_tokens = parts.count_tokens
+        self.config, self.resolved = parts.config, parts.resolved
+        self.make_record = parts.make_record
+        self.record: Record = MemoryRecord()
+        self.hook_data: dict[str, Any] = {}
+        self.best_accuracy = -math.inf
+        self.logged: dict[str, Any] = {}  # the latest value of everything that was logged
+        self.status = "training"
+        self.stop_reason: str | None = None
+        self.stopped_by: str | None = None
+        self.save_asked = False
+        self.skipped_steps = self.non_finite_losses = 0
+        self.running = False
+        self._state: dict[str, Any] = {}
+        self._step_fn, self._loss_fn = parts.step_fn, parts.loss_fn
+        params = dict(self.model.named_parameters())
+        if not params:
+            raise TrainingError(f"the model ({type(self.model).__name__}) has no parameters, so there is nothing to train")
+        self.moment = RunMoment(self, Gradients(params))
+        self.chain = UpdateChain(self.hooks, lambda: params)
+        self.hooks.rank = self.engine.rank
+        self.hooks.debug = self.hooks.debug or self.options.debug
+        self._callable: Any = torch.compile(self.model) if self.options.compile else self.model
+        self.loop = Loop(self)
+
+    # ---- running ---------------------------------------------------------------------------------------------------
+
+    def train(self) -> dict[str, Any]:
+        """Train with the loaders the trainer was made with; returns the final state."""
+        return self.fit()
+
+    def fit(
+        self,
+        train_loaders: Loaders = None,
+        val_loaders: Loaders = None,
+        max_epochs: int | None = None,
+        max_steps: int | None = None,
+        resume: str | Path | None = None,
+    ) -> dict[str, Any]:
+        """Train; what is given here replaces what the trainer was made with. Returns the final state."""
+        if train_loaders is not None:
+            self.train_loaders = named_loaders(train_loaders, "train")
+        if val_loaders is not None:
+            self.val_loaders = named_loaders(val_loaders, "val")
+        if max_epochs is not None:
+            self.options.max_epochs = max_epochs
+        if max_steps is not None:
+            self.options.max_steps = max_steps
+        for _ in self.stepper(resume):
+            pass
+        return self.refresh_state()
+
+    def stepper(self, resume: str | Path | None = None) -> Iterator[None]:
+        """The run as an iterator: each `next` is one micro-batch of the very loop that `train` runs."""
+        if self.running:
+            raise TrainingError("this trainer is running already; a hook cannot start another run of it")
+        if not self.train_loaders:
+            raise TrainingError("there is nothing to train on: give a dataloader to the trainer, or train_loaders to fit()")
+        with running(self, resume):
+            yield from self.loop.run(self.train_loaders)
+
+    def training_step(self, batch: Any) -> torch.Tensor:
+        """One micro-batch, with the optimizer step if its window is complete; returns the detached loss."""
+        if self.running:
+            raise TrainingError("training_step() cannot be called inside an event or while the trainer runs")
+        self.running = True  # its own events must not call it either
+        try:
+            return self.loop.micro_batch(0, "train", batch)
+        finally:
+            self.running = False
+
+    def validate(self, loaders: Loaders = None) -> dict[str, float]:
+        """Validate now, with the validation events; returns the metrics."""
+        chosen = named_loaders(loaders, "val") or self.val_loaders
+        if not chosen:
+            raise TrainingError("there is nothing to validate on: give val_loaders")
+        metrics = validate(self, chosen, self.options.fast_dev_run or None)
+        self._step_plateau(metrics)
+        return metrics
+
+    def predict(self, loaders: Loaders) -> list[Any]:
+        """The model's outputs for every batch, in eval mode; of a tuple batch the first item goes in."""
+        outputs = []
+        with set_aside(self, "inference"), rng_untouched(), evaluation(self.model), self.engine.autocast():
+            for loader in named_loaders(loaders, "predict").values():
+                for batch in loader:
+                    placed = self.engine.place(batch)
+                    first = placed[0] if isinstance(placed, (tuple, list)) else placed
+                    outputs.append(self.model(**first) if isinstance(first, Mapping) else self.model(first))
+        return outputs
+
+    @contextmanager
+    def inference(self) -> Iterator[torch.nn.Module]:
+        """Run the model from a hook: eval mode, no grad, random streams and forward hooks set aside.
+
+        >>> with trainer.inference() as model:
+        ...     model(batch)
+        """
+        with set_aside(self, "inference"), rng_untouched(), evaluation(self.model), self.hooks.silenced():
+            yield self.model
+
+    # ---- the step ----------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Any) -> Any:
+        """What one batch gives: the user's step_fn, or the default for batches of this kind."""
+        if self.options.precision != "fp32":
+            with self.engine.autocast():
+                return self._forward(batch)
+        return self._forward(batch)
+
+    def _forward(self, batch: Any) -> Any:
+        if self._step_fn is not None:
+            return self._step_fn(self._callable, batch)
+        return default_step(self._callable, batch, self._loss_fn)
+
+    @property
+    def loss_fn(self) -> Callable[..., Any] | None:
+        """The loss function; assigning another one in mid-run takes effect at the next batch and is recorded."""
+        return self._loss_fn
+
+    @loss_fn.setter
+    def loss_fn(self, function: Callable[..., Any] | None) -> None:
+        old, self._loss_fn = self._loss_fn, function
+        self.record.event("loss_fn_changed", self.moment.step, old=_name_of(old), new=_name_of(function))
+
+    def weigh(self, batch: Any) -> int:
+        """A micro-batch's weight in its window."""
+        return self.count_tokens(batch) if self.options.loss_weight == "tokens" else count_samples(batch)
+
+    def step_schedulers(self) -> None:
+        """Move every scheduler that does not wait for a metric."""
+        for scheduler in self.schedulers:
+            if not _wants_metric(scheduler):
+                scheduler.step()
+
+    def _step_plateau(self, metrics: Mapping[str, float]) -> None:
+        for scheduler in self.schedulers:
+            if _wants_metric(scheduler) and "val/loss" in metrics:
+                scheduler.step(metrics["val/loss"])
+
+    @property
+    def validation_period(self) -> Quantity | None:
+        return self.options.validation_period
+
+    # ---- what hooks use --------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        return self.moment.step
+
+    @property
+    def epoch(self) -> int:
+        return self.moment.epoch
+
+    @property
+    def device(self) -> torch.device:
+        return self.engine.device
+
+    @property
+    def run_id(self) -> str | None:
+        return self.record.run_id if self.running or self.record.path is not None else None
+
+    @property
+    def checkpoint_dir(self) -> Path | None:
+        return self.record.checkpoint_dir
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run's directory; None when the record is kept in memory."""
+        return self.record.path
+
+    @property
+    def total_steps(self) -> int | None:
+        """How many optimizer steps the run will make, if that can be known."""
+        length, epochs = epoch_length(self.train_loaders), self.options.epochs
+        by_epochs = None if length is None or epochs is None else -(-length // self.options.accumulate) * epochs
+        known = [steps for steps in (self.options.max_steps, by_epochs) if steps is not None]
+        return min(known) if known else None
+
+    @property
+    def hook_manager(self) -> HookRegistry:
+        return self.hooks
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the first group; assigning scales every group of every optimizer alike."""
+        return float(self.optimizers[0].param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        ratio = value / self.lr if self.lr else None
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = value if ratio is None else group["lr"] * ratio
+
+    def log(self, name: str, value: Any) -> None:
+        """Record a number or a one-element tensor at this step; never waits for the device."""
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            raise HooklineError(f"log({name!r}): expected one number, got a tensor of shape {tuple(value.shape)}")
+        self.logged[name] = value
+        self.record.log(self.moment.step, self.moment.epoch, name, value)
+
+    def request_stop(self, reason: str, by: str | None = None) -> None:
+        """End the run in order once this step is complete; the first reason is kept."""
+        self.record.event("stop_requested", self.moment.step, reason=reason, by=by)
+        if self.stop_reason is None:
+            self.stop_reason, self.stopped_by = reason, by
+
+    def skip_step(self, reason: str) -> None:
+        """Leave this window's optimizer step out (for guards in the update chain)."""
+        self.moment.skip_reason = reason
+
+    def save(self) -> None:
+        """Write a checkpoint at the next step boundary."""
+        self.save_asked = True
+
+    def save_if_asked(self) -> None:
+        """Write the checkpoint that somebody asked for."""
+        if self.save_asked:
+            self.save_asked = False
+            self.save_checkpoint()
+
+    def save_checkpoint(self, name: str | None = None) -> Path:
+        """Write a checkpoint now and tell the hooks once it is durable."""
+        self.record.flush()
+        path = checkpointing.save_checkpoint(self, name)
+        self.moment.checkpoint_path = str(path)
+        self.record.event("checkpoint_saved", self.moment.step, path=str(path))
+        if heard := self.hooks.fire.on_checkpoint_save:
+            heard(self.moment)
+        return path
+
+    def load_checkpoint(self, path: str | Path) -> Path:
+        """Put the trainer back to a checkpoint and tell the hooks."""
+        found = checkpointing.load_checkpoint(self, path)
+        self.moment.checkpoint_path, self.moment.resumed = str(found), True
+        self.record.event("checkpoint_loaded", self.moment.step, path=str(found))
+        if heard := self.hooks.fire.on_checkpoint_load:
+            heard(self.moment)
+        return found
+
+    def refresh_state(self) -> dict[str, Any]:
+        """The run as seed 001's state dictionary; one dict per trainer, hooks may add keys."""
+        moment = self.moment
+        self._state.update(
+            model=self.model,
+            optimizer=self.optimizers[0],
+            device=self.device,
+            current_epoch=moment.epoch,
+            current_batch_idx=max(moment.batch_idx, 0),
+            latest_loss=self._safely(lambda: moment.loss),
+            avg_loss=self._safely(self.loop.losses.mean),
+            model_params=sum(parameter.numel() for parameter in self.model.parameters()),
+            status=self.status,
+        )
+        return self._state
+
+    def _safely(self, read: Callable[[], float]) -> float:
+        """A number for the state; after a device error it can no longer be read, and closing events must still fire."""
+        try:
+            return read()
+        except RuntimeError:
+            if self.status != "error":
+                raise
+            return math.nan
+
+    def saw_non_finite_loss(self, value: float) -> None:
+        """A loss that somebody read was NaN or infinite: never hidden."""
+        if self.moment.phase == "train":
+            self.record.event("non_finite_loss", self.moment.step, batch_idx=self.moment.batch_idx, value=value)
+
+    def note_non_finite(self, count: int) -> None:
+        """So many losses of an epoch were NaN or infinite."""
+        if count:
+            self.non_finite_losses += count
+            self.record.event("non_finite_losses", self.moment.step, epoch=self.moment.epoch, count=count)
+
+    # ---- hooks -----------------------------------------------------------------------------------------------------
+
+    def add_hook(self, hook: Any, name: str | None = None, **options: Any) -> Handle:
+        """Attach a hook: an object, a class, a registered name or a dotted path; options as in `HookRegistry.register`."""
+        return self.hooks.register(hook, name, **options)
+
+    def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Decorator: make a plain function a hook of one event."""
+        return self.hooks.on(event, **options)
+
+    def remove_hook(self, name: str) -> Any:
+        """Detach a hook and return it."""
+        return self.hooks.remove(name)
+
+    def enable_hook(self, name: str) -> None:
+        """Switch a hook on again."""
+        self.hooks.enable(name)
+
+    def disable_hook(self, name: str) -> None:
+        """Switch a hook off without removing it."""
+        self.hooks.disable(name)
+
+    def add_console_logging(self, log_every_n_batches: int = 10, **parameters: Any) -> Handle:
+        """Print progress (the hook 'console_log'); reconfigures it if it is there already."""
+        return self._built_in("console_log", log_every_n_batches=log_every_n_batches, **parameters)
+
+    def add_json_logging(self, log_every_n_batches: int = 100, **parameters: Any) -> Handle:
+        """Write progress as JSON lines (the hook 'json_log'); reconfigures it if it is there already."""
+        return self._built_in("json_log", log_every_n_batches=log_every_n_batches, **parameters)
+
+    def add_checkpointing(self, save_every_n_epochs: int = 1, **parameters: Any) -> Handle:
+        """Save checkpoints (the hook 'checkpoint'); reconfigures it if it is there already."""
+        return self._built_in("checkpoint", save_every_n_epochs=save_every_n_epochs, **parameters)
+
+    def _built_in(self, name: str, **parameters: Any) -> Handle:
+        if name in self.hooks:
+            self.hooks.remove(name)
+        return self.hooks.register(name, **parameters)
+
+
+BaseTrainer = Trainer
+
+
+def as_list(value: Any) -> list[Any]:
+    """One thing or several, as a list."""
+    if value is None:
+        return []
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, (Sequence, Iterable)) else [value]
+
+
+def _name_of(function: Any) -> str | None:
+    return None if function is None else getattr(function, "__qualname__", type(function).__name__)
+
+
+def _wants_metric(scheduler: Any) -> bool:
+    return isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)

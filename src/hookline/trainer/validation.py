@@ -1,0 +1,107 @@
+"""Validation: eval mode, no grad, training's random streams untouched, metrics averaged by samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookline.errors import TrainingError
+from hookline.trainer.moment import respelled
+from hookline.trainer.rng import rng_untouched
+
+if TYPE_CHECKING:
+    from hookline.trainer.trainer import Trainer
+
+_KEPT = ("batch", "batch_idx", "dataloader_idx", "dataloader_name", "phase", "live_loss", "detached_loss", "step_metrics", "_loss", "_metrics")  # fmt: skip
+
+
+@contextmanager
+def evaluation(model: torch.nn.Module) -> Iterator[None]:
+    """Eval mode, without grad; afterwards every module is in the mode it was in, frozen ones too."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def set_aside(trainer: Trainer, phase: str) -> Iterator[None]:
+    """Keep what the moment knows of the training batch while other batches run."""
+    moment = trainer.moment
+    kept = {name: getattr(moment, name) for name in _KEPT}
+    moment.phase = phase
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(moment, name, value)
+
+
+def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None) -> dict[str, float]:
+    """One validation with its events; returns the metrics, keys that hooks added included."""
+    moment, fire = trainer.moment, trainer.hooks.fire
+    with set_aside(trainer, "validation"), rng_untouched(), evaluation(trainer.model):
+        if heard := fire.on_validation_start:
+            heard(moment)
+        averages = Averages()
+        for name, samples, results in trainer.loop.validation_batches(loaders, limit):
+            averages.add(name, samples, results)
+        moment.val_metrics = averages.metrics(language_model=trainer.moment.tokens_seen > 0)
+        moment.eval_metrics = respelled(moment.val_metrics, "val/", "eval/")
+        if heard := fire.on_validation_end:
+            heard(moment)
+        moment.mirror_metrics("eval_metrics")
+    for key, value in moment.val_metrics.items():
+        trainer.log(key, value)
+    return moment.val_metrics
+
+
+def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches: int) -> None:
+    """Try a few validation batches before the first step, silently: better to fail now than after an epoch."""
+    fire, trainer.hooks.fire = trainer.hooks.fire, type(trainer.hooks.fire)()
+    trainer.loop.fire = trainer.hooks.fire
+    try:
+        with set_aside(trainer, "validation"), rng_untouched(), evaluation(trainer.model), trainer.hooks.silenced():
+            for _ in trainer.loop.validation_batches(loaders, batches):
+                pass
+    finally:
+        trainer.hooks.fire = trainer.loop.fire = fire
+
+
+class Averages:
+    """Sums on the device, weighted by samples; read once at the end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, dict[str, torch.Tensor | float]] = {}
+        self._samples: dict[str, int] = {}
+
+    def add(self, loader: str, samples: int, results: Mapping[str, Any]) -> None:
+        sums = self._sums.setdefault(loader, {})
+        for key, value in results.items():
+            wide = value.detach().double() if isinstance(value, torch.Tensor) else float(value)
+            sums[key] = sums.get(key, 0.0) + wide * samples
+        self._samples[loader] = self._samples.get(loader, 0) + samples
+
+    def metrics(self, language_model: bool) -> dict[str, float]:
+        """'val/…', and 'val/<loader>/…' beside it when there are several loaders."""
+        if not self._samples:
+            raise TrainingError("the validation loaders gave no batches: check the dataset and the sampler")
+        found: dict[str, float] = {}
+        if len(self._samples) > 1:
+            for loader, sums in self._sums.items():
+                found.update({f"val/{loader}/{key}": float(total) / self._samples[loader] for key, total in sums.items()})
+        for key in dict.fromkeys(key for sums in self._sums.values() for key in sums):
+            having = [loader for loader, sums in self._sums.items() if key in sums]
+            total = sum(float(self._sums[loader][key]) for loader in having)
+            found[f"val/{key}"] = total / sum(self._samples[loader] for loader in having)
+        if language_model:
+            found["val/perplexity"] = math.exp(found["val/loss"]) if found["val/loss"] < 700 else math.inf
+        return found

@@ -1,0 +1,286 @@
+"""A checkpoint exists whole or not at all, and what is read is what was written."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hookline.checkpoints import files
+from hookline.checkpoints.files import (
+    list_checkpoints,
+    newest_good,
+    read_checkpoint,
+    verify_checkpoint,
+    write_checkpoint,
+)
+from hookline.errors import CheckpointError
+
+DEAD_PID = 2**22 + 1  # beyond what the kernel gives out
+
+
+def sections(seed: int = 0) -> dict[str, Any]:
+    """The state of a small run."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(3, 2, generator=generator)
+    return {"model": {"a": weight, "tied": weight, "part": weight[1:]}, "loop": {"step": 3, "seen": (1, 2)}}
+
+
+def save(directory: Path, step: int, name: str | None = None) -> Path:
+    """Write a checkpoint for a step."""
+    return write_checkpoint(directory, name or f"step-{step:08d}", sections(step), {"step": step, "loss": 0.25})
+
+
+def names(directory: Path) -> list[str]:
+    """What lies in a directory."""
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    """Sections and meta come back exactly, ties included."""
+    path = save(tmp_path, 3)
+    assert path == tmp_path / "step-00000003"
+    assert names(path) == ["manifest.json", "model.safetensors", "state.json"]
+    assert names(tmp_path) == ["step-00000003"]
+    found, meta = read_checkpoint(path)
+    assert meta == {"step": 3, "loss": 0.25}
+    assert found["loop"] == {"step": 3, "seen": (1, 2)}
+    assert found["model"]["a"] is found["model"]["tied"]
+    assert torch.equal(found["model"]["a"], sections(3)["model"]["a"])
+    assert torch.equal(found["model"]["part"], sections(3)["model"]["a"][1:])
+    found["model"]["a"].add_(1)
+    assert verify_checkpoint(path) == []
+
+
+def test_views_of_one_memory_are_stored_apart(tmp_path: Path) -> None:
+    """Overlapping views, slices of a big buffer and transposed tensors are all written with their own values."""
+    base = torch.arange(12.0)
+    state = {"all": base, "half": base[6:], "square": base.view(3, 4), "turned": base.view(3, 4).t(), "one": base[2]}
+    found, _ = read_checkpoint(write_checkpoint(tmp_path, "x", {"s": state}, {}))
+    assert all(torch.equal(found["s"][name], state[name]) for name in state)
+    path = write_checkpoint(tmp_path, "y", {"s": {"slice": torch.zeros(1_000_000)[:10]}}, {})
+    assert (path / "s.safetensors").stat().st_size < 1000
+
+
+def test_a_taken_name_gets_a_number(tmp_path: Path) -> None:
+    """Nothing is ever overwritten, not even an empty directory or a file."""
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x-1").write_text("")
+    (tmp_path / "x-2").symlink_to("nowhere")
+    assert [save(tmp_path, step, "x").name for step in (1, 2)] == ["x-3", "x-4"]
+    assert read_checkpoint(tmp_path / "x-3")[1]["step"] == 1
+
+
+def test_a_name_taken_at_the_last_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process that takes the name between the look and the rename costs only a number."""
+    save(tmp_path, 1, "x")
+    monkeypatch.setattr(files.os.path, "lexists", lambda path: False)
+    assert save(tmp_path, 2, "x").name == "x-1"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".x", "a/b", "../x", "a b", "ä", "a\n", "x\x00"])
+def test_names_that_are_refused(tmp_path: Path, name: str) -> None:
+    """A name that is no plain file name is refused for checkpoints and for sections."""
+    with pytest.raises(CheckpointError, match="cannot name a checkpoint"):
+        write_checkpoint(tmp_path, name, {}, {})
+    with pytest.raises(CheckpointError, match="cannot name a section"):
+        write_checkpoint(tmp_path, "x", {name: {}}, {})
+    assert names(tmp_path) == []
+
+
+def test_state_that_cannot_be_saved(tmp_path: Path) -> None:
+    """The error names section and path, and nothing is left behind."""
+    with pytest.raises(CheckpointError, match=r"section 'hooks': cannot save a\.b: a object"):
+        write_checkpoint(tmp_path, "x", {"model": sections()["model"], "hooks": {"a": {"b": object()}}}, {})
+    with pytest.raises(CheckpointError, match="meta holds the tensor 'best'"):
+        write_checkpoint(tmp_path, "x", {}, {"best": torch.tensor(1.0)})
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("failing_call", range(6))
+def test_a_disk_that_fails_at_any_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_call: int) -> None:
+    """Whichever fsync fails, the error is a CheckpointError, no temporary stays and older ones are untouched."""
+    save(tmp_path, 1)
+    real, calls = os.fsync, iter(range(100))
+
+    def fsync(fd: int) -> None:
+        if next(calls) == failing_call:
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fsync)
+        if failing_call < 5:
+            with pytest.raises(CheckpointError, match=r"cannot write checkpoint.*Input/output error"):
+                save(tmp_path, 2)
+        else:
+            save(tmp_path, 2)
+    assert not [name for name in names(tmp_path) if name.startswith(".")]
+    assert verify_checkpoint(tmp_path / "step-00000001") == []
+
+
+def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle of a save passes through and the half-written files are removed."""
+
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "save_file", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 1)
+    assert names(tmp_path) == []
+
+
+def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
+    """A file in the directory's place is a CheckpointError with its path."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="file"):
+        save(tmp_path / "file", 1)
+
+
+def test_a_killed_process_leaves_only_a_temporary_that_is_swept(tmp_path: Path) -> None:
+    """After SIGKILL in the middle of a save the older checkpoint is the newest good one; the next save cleans up."""
+    save(tmp_path, 1)
+    code = """
+        import os, signal, sys
+        from pathlib import Path
+        import torch
+        from hookline.checkpoints import files
+        real = files.save_file
+        def die(*args):
+            real(*args)
+            os.kill(os.getpid(), signal.SIGKILL)
+        files.save_file = die
+        files.write_checkpoint(Path(sys.argv[1]), "step-2", {"m": {"w": torch.ones(5)}}, {"step": 2})
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len([name for name in names(tmp_path) if name.startswith(".tmp-step-2-")]) == 1
+    assert newest_good(tmp_path) == (tmp_path / "step-00000001", [])
+    save(tmp_path, 3)
+    assert names(tmp_path) == ["step-00000001", "step-00000003"]
+
+
+def test_only_dead_processes_are_swept(tmp_path: Path) -> None:
+    """Temporaries of living processes, also our own, and files of others are left alone."""
+    kept = [f".tmp-a-{os.getpid()}-0af3", ".tmp-a-1-0af3", ".tmp-odd", ".other"]
+    for name in [*kept, f".tmp-step-1-{DEAD_PID}-0af3", f".tmp-b-{10**30}-aa"]:
+        (tmp_path / name).mkdir()
+    save(tmp_path, 1)
+    assert names(tmp_path) == sorted([*kept, "step-00000001"])
+
+
+def test_every_flipped_byte_is_found(tmp_path: Path) -> None:
+    """A change of any byte of any file is detected before anything is read."""
+    path = write_checkpoint(tmp_path, "x", {"m": {"w": torch.ones(2)}, "loop": {"n": 1}}, {"step": 1, "loss": 0.5})
+    for file in path.iterdir():
+        good = file.read_bytes()
+        for index in range(len(good)):
+            file.write_bytes(good[:index] + bytes([good[index] ^ 1]) + good[index + 1 :])
+            assert verify_checkpoint(path), f"byte {index} of {file.name}"
+        file.write_bytes(good)
+    assert verify_checkpoint(path) == []
+
+
+def test_every_cut_is_found(tmp_path: Path) -> None:
+    """A file cut short anywhere is detected, and so is one that grew."""
+    path = save(tmp_path, 1)
+    for file in path.iterdir():
+        good = file.read_bytes()
+        for length in {0, 1, len(good) // 2, len(good) - 1}:
+            file.write_bytes(good[:length])
+            assert verify_checkpoint(path), f"{file.name} cut to {length}"
+        file.write_bytes(good + b" ")
+        assert verify_checkpoint(path)
+        file.write_bytes(good)
+
+
+def _replace_with_link(file: Path) -> None:
+    copy = file.parent.parent / "elsewhere"
+    shutil.copy(file, copy)
+    file.unlink()
+    file.symlink_to(copy)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: (path / "model.safetensors").unlink(), r"model\.safetensors: is missing"),
+        (lambda path: (path / "state.json").unlink(), r"state\.json: is missing"),
+        (lambda path: (path / "manifest.json").unlink(), r"manifest\.json: is missing"),
+        (lambda path: (path / "extra.bin").write_text("x"), r"extra\.bin: is not in the manifest"),
+        (lambda path: (path / "sub").mkdir(), r"sub: is not in the manifest"),
+        (lambda path: _replace_with_link(path / "model.safetensors"), r"model\.safetensors: is a link"),
+        (lambda path: _replace_with_link(path / "manifest.json"), r"manifest\.json: is a link"),
+        (lambda path: (path / "state.json").write_text("x"), r"state\.json: has 1 bytes instead of \d+"),
+        (lambda path: shutil.rmtree(path), "is no directory"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    """Reading a damaged checkpoint fails with the file and the problem."""
+    path = save(tmp_path / "checkpoints", 1)
+    damage(path)
+    with pytest.raises(CheckpointError, match=message):
+        read_checkpoint(path)
+
+
+def test_newest_first(tmp_path: Path) -> None:
+    """Checkpoints are ordered by their step, then by time, whatever their names; temporaries are no checkpoints."""
+    assert list_checkpoints(tmp_path / "missing") == []
+    paths = [save(tmp_path, step, name) for step, name in ((2, "b"), (10, "a"), (2, "c"), (1, "z"))]
+    os.utime(paths[0], (1, 1))
+    (tmp_path / ".tmp-x-1-aa").mkdir()
+    (tmp_path / "note.txt").write_text("")
+    (tmp_path / "latest").symlink_to(paths[0])
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["a", "c", "b", "z"]
+
+
+def test_the_newest_good_one_is_found_loudly(tmp_path: Path) -> None:
+    """Damaged newer checkpoints are passed over, each with its problem."""
+    for step in (1, 2, 3, 4):
+        save(tmp_path, step)
+    (tmp_path / "step-00000004" / "manifest.json").write_text("{")
+    (tmp_path / "step-00000003" / "model.safetensors").unlink()
+    path, problems = newest_good(tmp_path)
+    assert path == tmp_path / "step-00000002"
+    assert len(problems) == 2
+    assert "step-00000004: manifest.json: is no JSON" in problems[0]
+    assert "step-00000003: model.safetensors: is missing" in problems[1]
+    assert newest_good(tmp_path / "missing") == (None, [])
+
+
+def test_a_forged_meta_is_found(tmp_path: Path) -> None:
+    """A manifest rewritten with another step does not agree with the state that it vouches for."""
+    path = save(tmp_path, 1)
+    manifest = path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"step": 1', '"step": 9'))
+    assert verify_checkpoint(path) == ["manifest.json: its meta differs from that in state.json"]
+
+
+def test_loading_to_an_impossible_device(tmp_path: Path) -> None:
+    """A device that is not there is told with the file."""
+    path = save(tmp_path, 1)
+    with pytest.raises(CheckpointError, match=r"cannot load .*model\.safetensors to moon:3"):
+        read_checkpoint(path, "moon:3")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_state_is_saved_and_loaded(tmp_path: Path) -> None:
+    """Tensors on a GPU are written, and come back where they are wanted."""
+    weight = torch.randn(3, device="cuda")
+    path = write_checkpoint(tmp_path, "x", {"m": {"w": weight, "t": weight}}, {"step": 1})
+    for where in ("cpu", "cuda", torch.device("cuda", 0)):
+        found, _ = read_checkpoint(path, where)
+        assert found["m"]["w"] is found["m"]["t"]
+        assert found["m"]["w"].device.type == torch.device(where).type
+        assert torch.equal(found["m"]["w"].cpu(), weight.cpu())

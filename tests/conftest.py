@@ -1,0 +1,125 @@
+"""What every test gets: one torch thread, a directory of its own, and a line in conformance.json.
+
+A test says which requirements it shows with `@pytest.mark.req("000-15", "000-22")`. At the end of a session
+the outcomes are written to conformance.json in the project's root, per requirement: how many tests passed,
+failed and were skipped, and each test's first sentence. Only what ran is written.
+"""
+
+import json
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+MOST_IDS_PER_TEST = 4
+OUTCOMES = ("passed", "failed", "skipped")
+
+
+def known_ids() -> set[str]:
+    """The ids of tests/requirements.tsv, whose lines are: id, tab, text."""
+    lines = (ROOT / "tests" / "requirements.tsv").read_text(encoding="utf-8").splitlines()
+    return {line.split("\t", 1)[0] for line in lines if line.strip()}
+
+
+def marked_ids(item: pytest.Item) -> list[str]:
+    """Every id in the item's req markers, its class's and its module's included."""
+    return [str(one) for marker in item.iter_markers("req") for one in marker.args]
+
+
+def complaint(ids: list[str], known: set[str]) -> str | None:
+    """Say what is wrong with a test's requirement ids, or None when they are right."""
+    if len(ids) > MOST_IDS_PER_TEST:
+        return f"names {len(ids)} requirements; a test can show {MOST_IDS_PER_TEST} at most, so split it"
+    unknown = [one for one in ids if one not in known]
+    if unknown:
+        return f"names {', '.join(unknown)}, which tests/requirements.tsv does not have"
+    return None
+
+
+def first_sentence(item: pytest.Item) -> str:
+    """The first sentence of the test's docstring, on one line."""
+    docstring = getattr(getattr(item, "obj", None), "__doc__", None) or ""
+    paragraph = " ".join(docstring.strip().split("\n\n")[0].split())
+    return paragraph.split(". ")[0].rstrip(".") + "." if paragraph else ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Turn wrong requirement ids into a collection error, which reads the same under xdist."""
+    report = yield
+    tests = [node for node in report.result if isinstance(node, pytest.Item)]
+    known = known_ids() if tests else set()
+    problems = [(test.nodeid, complaint(marked_ids(test), known)) for test in tests]
+    wrong = [f"{nodeid}: @pytest.mark.req {problem}" for nodeid, problem in problems if problem]
+    if wrong:
+        report.outcome, report.longrepr, report.result = "failed", "\n".join(wrong), []
+    return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Note ids and sentence in user_properties, which travel with the report from an xdist worker."""
+    for item in items:
+        ids = marked_ids(item)
+        if ids:
+            item.user_properties.extend(("req", one) for one in ids)
+            item.user_properties.append(("sentence", first_sentence(item)))
+
+
+class Conformance:
+    """Counts the outcomes of the marked tests and writes them down when the session ends."""
+
+    def __init__(self) -> None:
+        """Start with nothing seen."""
+        self.outcome_of: dict[str, str] = {}
+        self.properties_of: dict[str, list[tuple[str, object]]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the worst news of setup, call and teardown; a test that never ran its call was skipped."""
+        if report.when == "call" or report.outcome != "passed":
+            worse = self.outcome_of.get(report.nodeid) == "failed"
+            self.outcome_of[report.nodeid] = "failed" if worse else report.outcome
+        self.properties_of[report.nodeid] = list(report.user_properties)
+
+    def pytest_sessionfinish(self) -> None:
+        """Write conformance.json; sorted, so that two runs compare line by line."""
+        text = json.dumps(self.by_requirement(), indent=1, sort_keys=True, ensure_ascii=False)
+        (ROOT / "conformance.json").write_text(text + "\n", encoding="utf-8")
+
+    def by_requirement(self) -> dict[str, dict[str, object]]:
+        """The counts and the tests of each requirement that some test named."""
+        rows: dict[str, dict[str, object]] = {}
+        for nodeid, outcome in sorted(self.outcome_of.items()):
+            properties = self.properties_of[nodeid]
+            sentence = next((str(value) for key, value in properties if key == "sentence"), "")
+            for one in sorted({str(value) for key, value in properties if key == "req"}):
+                add_outcome(rows, one, outcome, {"test": nodeid, "sentence": sentence})
+        return rows
+
+
+def add_outcome(rows: dict[str, dict[str, object]], one: str, outcome: str, test: dict[str, str]) -> None:
+    """Count one test's outcome for one requirement."""
+    row = rows.setdefault(one, {**dict.fromkeys(OUTCOMES, 0), "tests": []})
+    count, tests = row[outcome], row["tests"]
+    assert isinstance(count, int) and isinstance(tests, list)
+    row[outcome] = count + 1
+    tests.append(test)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch the reports, except in an xdist worker: there the controller sees them all."""
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        config.pluginmanager.register(Conformance(), "hookline-conformance")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_torch_thread() -> None:
+    """Keep torch to one thread: the tests' tensors are small and the machine is shared."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test in its own empty directory, so that none writes runs/ into the repository."""
+    monkeypatch.chdir(tmp_path)

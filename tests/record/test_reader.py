@@ -1,0 +1,65 @@
+"""A record can be read back, also after a crash."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from hookline.errors import RecordError
+from hookline.record.reader import read_json, read_jsonl, read_metrics
+
+
+@pytest.mark.parametrize(
+    ("text", "records", "torn"),
+    [
+        (b"", [], False),
+        (b'{"a":1}\n{"a":2}\n', [{"a": 1}, {"a": 2}], False),
+        (b'{"a":1}\n{"a":', [{"a": 1}], True),
+        (b'{"a":1}\n{"a":2}', [{"a": 1}, {"a": 2}], False),
+        (b'{"a":1}\n{"b"\n{"a":2}\n', [{"a": 1}, {"a": 2}], True),
+        (b'{"a":1}\n\n', [{"a": 1}], False),
+        (b'{"a":1}\n\x00\x00\x00', [{"a": 1}], True),
+        (b'{"a":1}\n\xff\xfe\n5\n', [{"a": 1}], True),
+    ],
+)
+def test_whole_lines_are_read(tmp_path: Path, text: bytes, records: list[object], torn: bool) -> None:
+    """Every whole record is returned, and a torn line is told of, wherever it stands."""
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(text)
+    assert read_jsonl(path) == (records, torn)
+
+
+def test_every_cut_leaves_the_lines_before_it(tmp_path: Path) -> None:
+    """Wherever a kill cuts the file, all lines before the cut are there."""
+    path = tmp_path / "x.jsonl"
+    text = b'{"a":1,"b":"x"}\n{"a":2,"b":"y"}\n'
+    for cut in range(len(text)):
+        path.write_bytes(text[:cut])
+        records, _ = read_jsonl(path)
+        assert len(records) >= text[:cut].count(b"\n")
+        assert records == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}][: len(records)]
+
+
+def test_non_finite_numbers_come_back(tmp_path: Path) -> None:
+    """The strings for non-finite numbers become numbers, but text stays text."""
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"time":"NaN","loss":"NaN","a":"Infinity","b":"-Infinity","c":"text","reason":"NaN"}\n')
+    record = read_jsonl(path)[0][0]
+    assert math.isnan(record.pop("loss"))
+    assert record == {"time": "NaN", "a": math.inf, "b": -math.inf, "c": "text", "reason": "NaN"}
+
+
+def test_the_last_record_of_a_step_wins(tmp_path: Path) -> None:
+    """A resumed run's steps replace the first attempt's, and lines of one step are joined."""
+    lines = ['{"step":1,"loss":1}', '{"step":2,"loss":2}', '{"step":2,"val/loss":5}', '{"step":2,"loss":3}', '{"x":1}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 1}, {"step": 2, "loss": 3, "val/loss": 5}]
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    """A missing or damaged file is a RecordError with its path."""
+    with pytest.raises(RecordError, match=r"metrics\.jsonl: No such file"):
+        read_metrics(tmp_path)
+    (tmp_path / "run.json").write_text("[1]")
+    with pytest.raises(RecordError, match=r"run\.json is not a JSON object"):
+        read_json(tmp_path / "run.json")

@@ -1,0 +1,253 @@
+"""A run's directory is complete from the first moment, survives a failing disk, and goes on after a resume."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from hookline.errors import RecordError
+from hookline.record import MemoryRecord, Record, RunRecord, read_jsonl, read_metrics
+from hookline.record.metrics import MetricBuffer
+
+
+def run_json(record: RunRecord) -> dict[str, Any]:
+    """What run.json says now."""
+    found: dict[str, Any] = json.loads((record.path / "run.json").read_text())
+    return found
+
+
+def close(record: Record, outcome: str = "completed") -> None:
+    """Close with nothing special to say."""
+    record.close(outcome, None, [{"name": "console"}], [{"hook": "console", "us": 1.0}], {"steps": 2})
+
+
+@pytest.mark.req("000-29")
+def test_every_run_has_a_directory_of_its_own(tmp_path: Path) -> None:
+    """Two runs with one root differ in id and directory."""
+    first, second = (RunRecord.create(tmp_path / "runs", config={}, seed=None) for _ in range(2))
+    assert first.run_id != second.run_id
+    assert first.path == tmp_path / "runs" / first.run_id
+    assert first.path.is_dir()
+    assert first.checkpoint_dir == first.path / "checkpoints"
+
+
+@pytest.mark.req("000-30", "000-34")
+def test_the_start_is_recorded(tmp_path: Path) -> None:
+    """run.json has id, commit, config hash, environment, seed and hooks before the first step."""
+    record = RunRecord.create(tmp_path, config={"lr": 0.1}, seed=3, run_id="mine")
+    record.start([{"name": "console", "kind": "lifecycle"}])
+    run = run_json(record)
+    assert (run["run_id"], run["seed"], run["outcome"], run["lineage"]) == ("mine", 3, None, None)
+    assert set(run["git"]) == {"commit", "dirty", "diff_hash"}
+    assert len(run["config_hash"]) == 64
+    assert run["environment"]["torch"] == str(torch.__version__)
+    assert run["hooks"] == [{"name": "console", "kind": "lifecycle"}]
+    assert run["attempts"][0]["pid"] == os.getpid()
+
+
+def test_the_config_is_readable_and_without_secrets(tmp_path: Path) -> None:
+    """config.yaml holds the resolved config for safe_load, with secrets hidden and odd values as text."""
+    config = {"lr": 1e-5, "betas": (0.9, 0.99), "hooks": [{"name": "s", "webhook": "https://h"}], "dir": Path("x"),
+              "nan": float("nan"), "text": "ü: [", 1: torch.float32}  # fmt: skip
+    record = RunRecord.create(tmp_path, config=config, seed=None)
+    record.start([])
+    found = yaml.safe_load((record.path / "config.yaml").read_text(encoding="utf-8"))
+    assert found.pop("nan") != config["nan"]
+    assert found == {"lr": 1e-5, "betas": [0.9, 0.99], "hooks": [{"name": "s", "webhook": "<redacted>"}], "dir": "x",
+                     "text": "ü: [", 1: "float32"}  # fmt: skip
+
+
+def test_the_config_without_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without PyYAML the config is written as JSON, which YAML readers read."""
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    record = RunRecord.create(tmp_path, config={"lr": 0.1}, seed=None)
+    record.start([])
+    assert json.loads((record.path / "config.yaml").read_text()) == {"lr": 0.1}
+
+
+def test_metrics_and_events(tmp_path: Path) -> None:
+    """Metrics are there after a flush, events at once, and the close writes what is left."""
+    record = RunRecord.create(tmp_path, config={}, seed=None)
+    record.start([])
+    record.log(1, 0, "loss", torch.tensor(2.0))
+    record.flush()
+    assert [line["loss"] for line in read_metrics(record.path)] == [2.0]
+    record.event("stopped", 2, by="early_stopping", error=ValueError("x"))
+    events, _ = read_jsonl(record.path / "events.jsonl")
+    assert [(line["kind"], line["step"], line["by"]) for line in events] == [("stopped", 2, "early_stopping")]
+    record.log(2, 0, "loss", 1.0)
+    close(record, "stopped")
+    assert [line["loss"] for line in read_metrics(record.path)] == [2.0, 1.0]
+    run = run_json(record)
+    assert (run["outcome"], run["counters"], run["lost"]) == ("stopped", {"steps": 2}, 0)
+    assert run["costs"] == [{"hook": "console", "us": 1.0}]
+
+
+def test_closing_twice_changes_nothing(tmp_path: Path) -> None:
+    """The first outcome stays."""
+    record = RunRecord.create(tmp_path, config={}, seed=None)
+    record.start([])
+    close(record, "failed")
+    close(record, "completed")
+    assert run_json(record)["outcome"] == "failed"
+
+
+def test_a_run_that_failed_before_its_start_has_a_record(tmp_path: Path) -> None:
+    """A close without a start still tells what the run was and how it ended."""
+    record = RunRecord.create(tmp_path, config={"lr": 1}, seed=5)
+    close(record, "failed")
+    run = run_json(record)
+    assert (run["outcome"], run["seed"], len(run["attempts"])) == ("failed", 5, 1)
+
+
+def test_a_resumed_run_goes_on_in_its_directory(tmp_path: Path) -> None:
+    """The same id appends to the same files; run.json keeps the start and lists both attempts."""
+    first = RunRecord.create(tmp_path, config={}, seed=1, run_id="r")
+    first.start([], lineage={"parent": "p"})
+    first.log(1, 0, "loss", 3.0)
+    first.log(2, 0, "loss", 2.0)
+    close(first, "interrupted")
+    started = run_json(first)["started"]
+    second = RunRecord.create(tmp_path, config={}, seed=1, run_id="r")
+    second.start([])
+    assert run_json(second)["outcome"] is None
+    second.log(2, 0, "loss", 1.0)
+    close(second)
+    run = run_json(second)
+    assert [attempt["outcome"] for attempt in run["attempts"]] == ["interrupted", "completed"]
+    assert (run["started"], run["outcome"], run["lineage"]) == (started, "completed", {"parent": "p"})
+    assert [line["loss"] for line in read_metrics(tmp_path / "r")] == [3.0, 1.0]
+
+
+def test_a_damaged_run_json_does_not_stop_a_resume(tmp_path: Path) -> None:
+    """An unreadable run.json is warned of and replaced."""
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "run.json").write_text('{"run_id"')
+    record = RunRecord.create(tmp_path, config={}, seed=None, run_id="r")
+    with pytest.warns(RuntimeWarning, match=r"run\.json is not a JSON object"):
+        record.start([])
+    assert len(run_json(record)["attempts"]) == 1
+
+
+def test_directories_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in the directory's place and a read-only directory are told by path, with a remedy."""
+    (tmp_path / "file").write_text("")
+    for root in (tmp_path / "file", tmp_path / "file" / "runs"):
+        with pytest.raises(RecordError, match=r"file.*choose a directory"):
+            RunRecord.create(root, config={}, seed=None)
+
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(RecordError, match="Permission denied"):
+        RunRecord.create(tmp_path, config={}, seed=None)
+
+
+@pytest.mark.parametrize("run_id", ["../up", "a/b", ".hidden", "", "a b", "a\n", "..", "/x"])
+def test_ids_that_lead_elsewhere_are_refused(tmp_path: Path, run_id: str) -> None:
+    """An id that is no plain directory name makes no directory."""
+    with pytest.raises(RecordError, match="cannot be a run_id"):
+        RunRecord.create(tmp_path / "runs", config={}, seed=None, run_id=run_id)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_full_disk_does_not_stop_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When writing fails in the middle, one warning names the record, lost lines are counted, and run.json says so."""
+    record = RunRecord.create(tmp_path, config={}, seed=None)
+    record.start([])
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken, pytest.warns(RuntimeWarning) as caught:
+        broken.setattr(os, "write", full)
+        for step in range(1, 4):
+            record.log(step, 0, "loss", 1.0)
+            record.flush()
+        record.event("saved", 3)
+    assert len(caught) == 1
+    assert str(record.path) in str(caught[0].message)
+    assert record.lost == 4
+    record.log(4, 0, "loss", 0.5)
+    close(record)
+    assert run_json(record)["lost"] == 4
+    assert [line["step"] for line in read_metrics(record.path)] == [4]
+
+
+def test_a_disk_that_fails_at_the_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When even run.json cannot be written, the close warns instead of raising, and the old run.json stays."""
+    record = RunRecord.create(tmp_path, config={}, seed=None)
+    record.start([])
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        close(record)
+    assert run_json(record)["outcome"] is None
+
+
+def test_a_failed_device_does_not_lose_the_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When metrics cannot be fetched from a device any more, the rest and the outcome are written."""
+    record = RunRecord.create(tmp_path, config={}, seed=None)
+    record.start([])
+    record.log(1, 0, "loss", torch.tensor(1.0))
+    record.log(1, 0, "lr", 0.1)
+
+    def broken(_: MetricBuffer) -> None:
+        raise RuntimeError("device-side assert")
+
+    monkeypatch.setattr(MetricBuffer, "drain", broken)
+    with pytest.warns(RuntimeWarning, match="device-side assert"):
+        close(record, "failed")
+    assert (run_json(record)["outcome"], run_json(record)["lost"]) == ("failed", 1)
+    assert [line["lr"] for line in read_metrics(record.path)] == [0.1]
+
+
+def test_a_killed_process_leaves_a_readable_record(tmp_path: Path) -> None:
+    """After SIGKILL every flushed line is there, and run.json says that the run never closed."""
+    code = """
+        import os, signal, sys
+        from hookline.record import RunRecord
+        record = RunRecord.create(sys.argv[1], config={}, seed=0, run_id="r")
+        record.start([])
+        for step in range(100):
+            record.log(step, 0, "loss", 0.5)
+            record.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(read_metrics(tmp_path / "r")) == 100
+    assert json.loads((tmp_path / "r" / "run.json").read_text())["outcome"] is None
+
+
+@pytest.mark.parametrize("kind", ["disk", "memory"])
+def test_both_records_do_the_same(tmp_path: Path, kind: str) -> None:
+    """The record in memory has the surface of the one on disk."""
+    record: Record = RunRecord.create(tmp_path, config={}, seed=1) if kind == "disk" else MemoryRecord({}, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        record.start([])
+        record.log(1, 0, "loss", 1.0)
+        record.flush()
+        record.event("saved", 1, by="me")
+        with pytest.raises(RecordError, match="is no outcome"):
+            close(record, "done")
+        close(record)
+    assert record.run_id
+    assert record.lost == 0
+    assert (record.path is None) == (record.checkpoint_dir is None) == (kind == "memory")
