@@ -7,7 +7,6 @@ shall use; that is checked and taken over as a whole, so a link that fails leave
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
@@ -22,27 +21,40 @@ from hookline.registry.select import select
 ON_UPDATE = CATALOG["on_update"]
 
 
-@dataclass
 class Link:
-    """One update hook with the gradients it selects and its own state."""
+    """One update hook with the gradients it selects; its state is looked up by name, as a checkpoint may replace it."""
 
-    bound: Bound
-    grads: Gradients
-    state: Any
-    backup: bool  # it writes in place and may fail: keep copies to fall back to
+    def __init__(self, bound: Bound, grads: Gradients, states: Mapping[str, Any], may_fail: bool) -> None:
+        self.bound, self.grads, self.states = bound, grads, states
+        self.in_place = bool(getattr(bound.owner, "inplace", False))
+        # What writes in place and may fail without ending the run needs copies to fall back to.
+        self.backup = self.in_place and may_fail
+        self.only_grads = bound.listener.positional == ("grads",) and not bound.listener.keywords
+        self.named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))
 
-    def run(self, moment: Any) -> None:
-        values = {name: getattr(moment, name) for name in self.bound.listener.wanted if name not in ("grads", "own_state")}
-        copies = {name: grad.clone() for name, grad in self.grads.items()} if self.backup else None
+    def values(self, moment: Any) -> dict[str, Any]:
+        """What the hook names beside the gradients and its state."""
+        return {name: getattr(moment, name) for name in self.named}
+
+    def run(self, values: Mapping[str, Any]) -> None:
+        """Call the hook and take over what it returns, or leave everything as it was."""
+        grads = self.grads
+        copies = {name: grad.clone() for name, grad in grads.items()} if self.backup else None
         try:
-            returned = self.bound.listener.with_values({**values, "grads": self.grads, "own_state": self.state})
-            in_place = returned is None and getattr(self.bound.owner, "inplace", False)
-            self.grads.commit(self.grads if in_place else returned)
+            returned = self.bound.listener.call(grads) if self.only_grads else self._call(values)
+            if returned is None and self.in_place:
+                returned = grads
+            if returned is not grads or grads.aside:
+                grads.commit(returned)
         except Exception:
-            self.grads.forget()
+            grads.forget()
             for name, copy in (copies or {}).items():
-                self.grads.params[name].grad = copy
+                grads.params[name].grad = copy
             raise
+
+    def _call(self, values: Mapping[str, Any]) -> Any:
+        own = {"grads": self.grads, "own_state": self.states[self.bound.hook]}
+        return self.bound.listener.with_values({**values, **own})
 
 
 class UpdateChain:
@@ -52,6 +64,7 @@ class UpdateChain:
         self.registry = registry
         self._params = params
         self.states: dict[str, Any] = {}
+        self._owners: dict[str, Any] = {}  # whose state it is: another hook of the same name gets its own
         registry.compile_with("on_update", self.compile)
 
     def compile(self, bound: list[Bound], timed: bool) -> Fired | None:
@@ -64,14 +77,15 @@ class UpdateChain:
         def on_update(moment: Any) -> None:
             for link in links:
                 began = perf_counter_ns() if timed else 0
+                values = link.values(moment) if link.named else {}
                 try:
-                    link.run(moment)
+                    link.run(values)
                 except Exception as error:
-                    if (raised := failed(ON_UPDATE, link.bound, error, moment)) is not None:
-                        raise raised from None
-                else:
-                    if link.bound.recovering:
-                        self.registry.recovered(ON_UPDATE, link.bound)
+                    if failed(ON_UPDATE, link.bound, error, moment) is not None:
+                        raise
+                    continue
+                if link.bound.recovering:
+                    self.registry.recovered(ON_UPDATE, link.bound)
                 if timed:
                     link.bound.cost.add(perf_counter_ns() - began)
                 norm = getattr(link.bound.owner, "clipped_norm", None)
@@ -86,8 +100,9 @@ class UpdateChain:
         params = self._params()
         pattern = getattr(bound.owner, "params", None)
         chosen = params if pattern is None else select(pattern, params, "parameter")
-        if bound.hook not in self.states:
+        if bound.hook not in self.states or self._owners.get(bound.hook, bound.owner) is not bound.owner:
             init = getattr(bound.owner, "init", None)
             self.states[bound.hook] = init(chosen) if callable(init) else {}
-        in_place = getattr(bound.owner, "inplace", False) and getattr(bound.owner, "on_error", "warn") != "raise"
-        return Link(bound, Gradients(chosen), self.states[bound.hook], backup=in_place)
+        self._owners[bound.hook] = bound.owner
+        may_fail = self.registry.entry(bound.hook).policy != "raise"
+        return Link(bound, Gradients(chosen), self.states, may_fail)

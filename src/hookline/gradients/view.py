@@ -18,10 +18,10 @@ class Gradients(MutableMapping[str, torch.Tensor]):
 
     def __init__(self, params: Mapping[str, torch.nn.Parameter]) -> None:
         self.params = params
-        self._aside: dict[str, Any] = {}
+        self.aside: dict[str, Any] = {}  # assigned and not committed yet
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        found = self._aside[name] if name in self._aside else self.params[name].grad
+        found = self.aside[name] if name in self.aside else self.params[name].grad
         if found is None:
             raise KeyError(name)
         return found
@@ -29,15 +29,15 @@ class Gradients(MutableMapping[str, torch.Tensor]):
     def __setitem__(self, name: str, gradient: torch.Tensor) -> None:
         if name not in self.params:
             raise KeyError(f"{name!r} is no parameter here; {nearest(name, self.params)}")
-        self._aside[name] = gradient
+        self.aside[name] = gradient
 
     def __delitem__(self, name: str) -> None:
         self[name]  # a KeyError for what is not there
-        self._aside[name] = None
+        self.aside[name] = None
 
     def __iter__(self) -> Iterator[str]:
         for name, param in self.params.items():
-            if (self._aside[name] if name in self._aside else param.grad) is not None:
+            if self.aside.get(name, param.grad) is not None:
                 yield name
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class Gradients(MutableMapping[str, torch.Tensor]):
 
     def forget(self) -> None:
         """Drop what was assigned and not committed."""
-        self._aside.clear()
+        self.aside.clear()
 
     def commit(self, returned: Any) -> None:
         """Take over what a hook returned, all or nothing; None for a name removes its gradient."""
@@ -60,20 +60,22 @@ class Gradients(MutableMapping[str, torch.Tensor]):
             raise GradientError("returned None; return the gradients (the mapping you got, or a new one)")
         if returned is not self and not isinstance(returned, Mapping):
             raise GradientError(f"returned {type(returned).__name__}; return a mapping of parameter name to gradient")
-        new = dict(self._aside) if returned is self else self._checked_keys(returned)
+        new = dict(self.aside) if returned is self else self._checked_keys(returned)
         for name, gradient in new.items():
             self._check(name, gradient)
         for name, gradient in new.items():
             self.params[name].grad = gradient
-        self._aside.clear()
+        self.aside.clear()
 
     def _checked_keys(self, returned: Mapping[str, Any]) -> dict[str, Any]:
         missing = [name for name in self if name not in returned]
         if missing:
-            raise GradientError(f"dropped {missing[0]!r} ({len(missing)} in all); return every gradient, None to remove one")
+            all_of = f"{missing[0]!r} ({len(missing)} in all)"
+            raise GradientError(f"dropped {all_of}; return every gradient, None to remove one")
         unknown = [name for name in returned if name not in self.params]
         if unknown:
-            raise GradientError(f"returned {unknown[0]!r}, which is no parameter here; {nearest(str(unknown[0]), self.params)}")
+            choices = nearest(str(unknown[0]), self.params)
+            raise GradientError(f"returned {unknown[0]!r}, which is no parameter here; {choices}")
         return dict(returned)
 
     def _check(self, name: str, gradient: Any) -> None:

@@ -50,6 +50,10 @@ class MetricBuffer:
             raise RecordError(f"no metric can be named {name!r}, a field of every record; try 'train/{name}'")
         self._entries.append((step, epoch, name, value, time.time()))
 
+    def keep(self, step: int, epoch: int, name: str, tensor: torch.Tensor) -> None:
+        """As `log`, for a 0-dim tensor that nobody will write to any more: kept without a copy."""
+        self._entries.append((step, epoch, name, tensor, time.time()))
+
     def flush(self) -> None:
         """Write what has arrived and send the rest on its way, one copy per device; waits for nothing."""
         with self._flushing:

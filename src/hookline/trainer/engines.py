@@ -24,21 +24,24 @@ class Engine:
         self.precision = precision
         self.scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
         # Loaders give CPU tensors: a CPU run has nothing to move, and should not pay for finding that out.
-        self.place: Callable[[Any], Any] = _same if device.type == "cpu" else self._moved
+        self.moves = device.type != "cpu"
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
         """Put the model where it trains."""
         return model if _all_on(model, self.device) else model.to(self.device)
 
-    def _moved(self, batch: Any) -> Any:
+    def place(self, batch: Any) -> Any:
+        """The batch on the device, its structure kept; tensors that are there already are not touched."""
+        if not self.moves:
+            return batch
         if isinstance(batch, torch.Tensor):
             return batch if batch.device == self.device else batch.to(self.device, non_blocking=True)
         if isinstance(batch, Mapping):
-            return {key: self._moved(value) for key, value in batch.items()}
+            return {key: self.place(value) for key, value in batch.items()}
         if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-            return type(batch)(*(self._moved(item) for item in batch))
+            return type(batch)(*(self.place(item) for item in batch))
         if isinstance(batch, (tuple, list)):
-            return type(batch)(self._moved(item) for item in batch)
+            return type(batch)(self.place(item) for item in batch)
         return batch
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -76,10 +79,6 @@ class Engine:
         """Adapt the scale once per step."""
         if self.scaler is not None:
             self.scaler.update()
-
-
-def _same(batch: Any) -> Any:
-    return batch
 
 
 def _all_on(model: torch.nn.Module, device: torch.device) -> bool:

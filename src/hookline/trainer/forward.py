@@ -17,12 +17,28 @@ FOUR_WAYS = (
 )
 
 
-def default_step(model: torch.nn.Module, batch: Any, loss_fn: Callable[..., Any] | None) -> Any:
-    """A dict goes in as keywords; of a tuple the first item goes in and the second to `loss_fn`; a tensor as it is."""
-    if isinstance(batch, (tuple, list)):  # first, because asking for a Mapping is slow
-        return model(*batch) if loss_fn is None else loss_fn(model(batch[0]), batch[1])
-    output = model(**batch) if isinstance(batch, Mapping) else model(batch)
-    return loss_fn(output, batch) if loss_fn is not None else output
+def make_step(model: Any, step_fn: StepFunction | None, loss_fn: Callable[..., Any] | None) -> Callable[[Any], Any]:
+    """The function of a batch that a run calls: the user's step_fn, or the default for what the batch is.
+
+    A dict goes in as keywords; of a tuple the first item goes in and the second to `loss_fn`; a tensor as it is.
+    """
+
+    def users(batch: Any) -> Any:
+        assert step_fn is not None
+        return step_fn(model, batch)
+
+    def with_loss_fn(batch: Any) -> Any:
+        assert loss_fn is not None
+        if isinstance(batch, (tuple, list)):  # first, because asking for a Mapping is slow
+            return loss_fn(model(batch[0]), batch[1])
+        return loss_fn(model(**batch) if isinstance(batch, Mapping) else model(batch), batch)
+
+    def model_only(batch: Any) -> Any:
+        if isinstance(batch, (tuple, list)):
+            return model(*batch)
+        return model(**batch) if isinstance(batch, Mapping) else model(batch)
+
+    return users if step_fn is not None else with_loss_fn if loss_fn is not None else model_only
 
 
 def loss_and_metrics(result: Any) -> tuple[torch.Tensor, dict[str, Any]]:

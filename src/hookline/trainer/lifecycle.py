@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 @contextmanager
 def running(trainer: Trainer, resume: str | Path | None) -> Iterator[None]:
     """Bracket a run: on_train_start before, on_exception if it fails, on_train_end and the closed record always."""
-    forget_incidents = begin(trainer, resume)
+    forget_incidents = begin(trainer)
     outcome, reason = "completed", None
     try:
+        prepare(trainer, resume)
         if heard := trainer.hooks.fire.on_train_start:
             heard(trainer.moment)
         yield
@@ -43,11 +44,11 @@ def running(trainer: Trainer, resume: str | Path | None) -> Iterator[None]:
             end(trainer, outcome, reason)
         finally:
             forget_incidents()
-            trainer.running = False
+            trainer.running, trainer.run_ended = False, True
 
 
-def begin(trainer: Trainer, resume: str | Path | None) -> Any:
-    """Everything before on_train_start: determinism, weights, the record on disk, one line on the console."""
+def begin(trainer: Trainer) -> Callable[[], None]:
+    """Seeds and the record on disk: from here on, whatever happens is recorded and the record is closed."""
     options = trainer.options
     if options.deterministic:
         torch.use_deterministic_algorithms(True)
@@ -56,9 +57,16 @@ def begin(trainer: Trainer, resume: str | Path | None) -> Any:
     trainer.record = trainer.make_record()
     trainer.record.start(hooks=hook_list(trainer))
     trainer.loop = Loop(trainer)
-    trainer.running, trainer.status = True, "training"
+    trainer.running, trainer.run_ended, trainer.status = True, False, "training"
     trainer.stop_reason = trainer.stopped_by = None
-    forget_incidents = trainer.hooks.watch_incidents(lambda incident: record_incident(trainer, incident))
+    trainer.moment.begin_run()
+    return trainer.hooks.watch_incidents(lambda incident: record_incident(trainer, incident))
+
+
+def prepare(trainer: Trainer, resume: str | Path | None) -> None:
+    """What else comes before on_train_start: no old gradients, the right weights, a tried validation, one line."""
+    options = trainer.options
+    trainer.model.zero_grad(set_to_none=True)
     if options.init_from:
         load_weights(trainer.model, options.init_from)
     if resume is not None:
@@ -67,7 +75,6 @@ def begin(trainer: Trainer, resume: str | Path | None) -> Any:
         sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
     if options.console:
         print(opening_line(trainer), flush=True)
-    return forget_incidents
 
 
 def fail(trainer: Trainer, error: BaseException) -> None:
@@ -84,8 +91,7 @@ def end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     moment = trainer.moment
     moment.reason = reason or outcome
     trainer.hooks.count_batches(moment.batches)
-    if trainer.loop.in_window or not trainer.loop.last_of_epoch:
-        trainer.note_non_finite(_read(trainer.loop.losses.non_finite))
+    trainer.note_non_finite(_read(trainer.loop.losses.non_finite))
     try:
         if heard := trainer.hooks.fire.on_train_end:
             heard(moment)

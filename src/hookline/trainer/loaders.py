@@ -60,32 +60,28 @@ class EpochBatches:
         self.length = epoch_length(loaders)
         if limit is not None:
             self.length = limit if self.length is None else min(limit, self.length)
-        self._source = self._all(loaders)
+        self._loaders = loaders
         self._look_ahead = look_ahead and self.length is None
-        self._given = 0
         self.last = False
 
-    def _all(self, loaders: Mapping[str, Iterable[Any]]) -> Iterator[tuple[int, str, Any]]:
-        for index, (name, loader) in enumerate(loaders.items()):
-            for batch in loader:
-                yield index, name, batch
-
     def __iter__(self) -> Iterator[tuple[int, str, Any]]:
-        if self._look_ahead:
-            yield from self._looking_ahead()
-            return
-        length = self.length
-        for item in self._source:
-            self._given += 1
-            self.last = self._given == length
-            yield item
-            if self.last:
-                return
+        return self._looking_ahead() if self._look_ahead else self._counting()
+
+    def _counting(self) -> Iterator[tuple[int, str, Any]]:
+        left = -1 if self.length is None else self.length
+        for index, (name, loader) in enumerate(self._loaders.items()):
+            for batch in loader:
+                left -= 1
+                self.last = left == 0
+                yield index, name, batch
+                if left == 0:
+                    return
 
     def _looking_ahead(self) -> Iterator[tuple[int, str, Any]]:
-        held = next(self._source, None)
+        source = self._counting()
+        held = next(source, None)
         while held is not None:
-            following = next(self._source, None)
+            following = next(source, None)
             self.last = following is None
             yield held
             held = following

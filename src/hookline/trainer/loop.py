@@ -28,17 +28,26 @@ class Loop:
     """One run of a trainer."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.options = trainer.options
+        options = trainer.options
+        self.trainer, self.options = trainer, options
         self.hooks, self.fire, self.moment = trainer.hooks, trainer.hooks.fire, trainer.moment
         self.engine, self.record = trainer.engine, trainer.record
         self.losses = LossBook()
-        self.weighted = self.options.loss_weight != "batches"
+        self.accumulate = options.accumulate
+        self.weighted = options.loss_weight != "batches"
+        # Most runs neither accumulate nor scale: for them a step is backward and optimizer.step, called directly.
+        self.plain = self.accumulate == 1 and not self.weighted and self.engine.scaler is None
+        self.schedules = bool(trainer.schedulers) and options.scheduler_interval == "step"
+        period = options.validation_period if trainer.val_loaders else None
+        self.validate_steps = int(period.amount) if period and period.unit == "steps" else 0
+        self.validate_epochs = int(period.amount) if period and period.unit == "epochs" else 0
+        owned = {id(param) for one in trainer.optimizers for group in one.param_groups for param in group["params"]}
+        self.unowned = [param for param in trainer.model.parameters() if id(param) not in owned]
         self.in_window = 0
         self.last_of_epoch = False
-        self.checked = False  # the first loss has been looked at
-        self._flushed = monotonic()
-        self._until_flush = FLUSH_STEPS
+        self.over = False  # a stop was asked for, or the last step is done
+        self.bare_loss = False  # the step returns the loss itself, as a 0-dim tensor; known after the first batch
+        self.until_flush, self.flushed = FLUSH_STEPS, monotonic()
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
@@ -65,18 +74,22 @@ class Loop:
             seen, self.last_of_epoch = True, batches.last
             self.micro_batch(index, name, batch)
             yield
-            if self.in_window == 0 and self.finished():
+            if self.over and self.in_window == 0:
                 return
         if not seen:
             raise TrainingError("the training loader gave no batches: check the dataset and the sampler")
         self.last_of_epoch = True
+        if self.in_window:  # the loader gave fewer batches than its length promised
+            self.optimizer_step()
+            self.in_window = 0
+            self.end_step()
 
     def end_epoch(self) -> None:
         """Validation if due, on_epoch_end, then the epoch's checkpoint, whose position is the next epoch's start."""
         moment, trainer = self.moment, self.trainer
         if self.options.scheduler_interval == "epoch":
             trainer.step_schedulers()
-        if self._validation_due("epochs", moment.epoch + 1):
+        if self.validate_epochs and (moment.epoch + 1) % self.validate_epochs == 0:
             trainer.validate()
         trainer.note_non_finite(self.losses.non_finite())
         self.record.log(moment.step, moment.epoch, "train/epoch_loss", self.losses.mean())
@@ -84,7 +97,7 @@ class Loop:
             heard(moment)
         moment.epoch += 1
         moment.batch_idx = -1
-        self.record.flush()
+        self.flush()
         trainer.save_if_asked()
 
     def finished(self) -> bool:
@@ -101,108 +114,136 @@ class Loop:
         """Forward, backward and, at the end of its window, the optimizer step; returns the detached loss."""
         moment, fire, trainer = self.moment, self.fire, self.trainer
         if self.in_window == 0:
-            moment.begin_step()
-        moment.begin_batch(index, name, self.engine.place(batch))
-        moment.tokens_seen += trainer.count_tokens(moment.batch)
-        self.hooks.begin_batch(moment)
+            moment.step += 1
+        moment.batches += 1
+        moment.batch_idx += 1
+        moment.dataloader_idx, moment.dataloader_name = index, name
+        moment.batch = batch = self.engine.place(batch) if self.engine.moves else batch
+        moment.tokens_seen += trainer.count_tokens(batch)
+        if self.hooks.countdown > 0:  # until a schedule or a sample comes up
+            self.hooks.countdown -= 1
+        else:
+            self.hooks.decide_who_is_due(moment)
         if heard := fire.on_train_batch_start:
             heard(moment)
-        loss = self.forward(moment.batch)
+        result = trainer.compute(batch)  # the model's forward hooks fire in here
+        loss: torch.Tensor = result if self.bare_loss and type(result) is torch.Tensor else self.find_loss(result)
+        # The last batch's graph, already emptied by its backward, is let go of here: freeing it earlier costs 4 µs more.
+        moment.live_loss, moment.detached_loss = loss, loss.detach()
         if heard := fire.on_before_backward:
             heard(moment)
-        self.backward(loss)
+        if self.plain:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            self.backward_share(loss)
         if heard := fire.on_after_backward:
             heard(moment)
-        moment.live_loss = None  # let go of the graph
+        self.losses.recent.append(moment.detached_loss)
         self.in_window += 1
-        complete = self.in_window >= self.options.accumulate or self.last_of_epoch
+        complete = self.in_window >= self.accumulate or self.last_of_epoch
         if complete:
             self.optimizer_step()
         if heard := fire.on_train_batch_end:
             heard(moment)
-            self.log_all(moment.added_metrics())
-        detached = moment.detached_loss
-        assert detached is not None
+            if moment.metrics_read:
+                self.log_all(moment.added_metrics())
         if complete:
             self.in_window = 0
             self.end_step()
-        return detached
+        return moment.detached_loss
 
-    def forward(self, batch: Any) -> torch.Tensor:
-        """The user's step; the model's forward hooks fire inside it."""
-        moment = self.moment
-        result = self.trainer.forward(batch)
-        if type(result) is torch.Tensor and result.dim() == 0:
-            loss = result
-        else:
-            loss, moment.step_metrics = loss_and_metrics(result)
-        if not self.checked:
+    def find_loss(self, result: Any) -> torch.Tensor:
+        """The loss in what the step returned; the first one is looked at closely."""
+        loss, self.moment.step_metrics = loss_and_metrics(result)
+        if self.moment.batches == 1 or not self.bare_loss:
             check_trainable(loss)
-            self.checked = True
-        moment.set_loss(loss)
+        self.bare_loss = loss is result
         return loss
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Backward with the micro-batch's share of its window, and the loss noted on its device."""
-        moment, accumulate = self.moment, self.options.accumulate
-        weight = 1.0
+    def backward_share(self, loss: torch.Tensor) -> None:
+        """Backward with the micro-batch's share of its window."""
+        window, weight = self.moment.window, 1.0
+        if self.in_window == 0:
+            window.clear()
         if self.weighted:
-            weight = float(self.trainer.weigh(moment.batch))
+            weight = float(self.trainer.weigh(self.moment.batch))
             loss = loss * weight
-        elif accumulate > 1:
-            loss = loss / accumulate
+        elif self.accumulate > 1:
+            loss = loss / self.accumulate
         self.engine.backward(loss)
-        assert moment.detached_loss is not None
-        moment.window.append((moment.detached_loss, weight))
-        self.losses.add(moment.detached_loss)
+        assert self.moment.detached_loss is not None
+        window.append((self.moment.detached_loss, weight))
 
     # ---- one optimizer step ----------------------------------------------------------------------------------------
 
     def optimizer_step(self) -> None:
         """Gradients complete → update chain → optimizers → schedulers → gradients gone."""
         moment, fire, trainer = self.moment, self.fire, self.trainer
-        self.complete_gradients()
+        optimizers, own_step = trainer.optimizers, trainer.optimizer_step
+        if not self.plain:
+            self.complete_gradients()
         if heard := fire.on_gradients_ready:
             heard(moment)
         if heard := fire.on_update:
             heard(moment)
         if fire.on_step_end:
             moment.keep_gradients()
-        stepped = False
-        optimizers = trainer.optimizers
         moment.lr = optimizers[0].param_groups[0]["lr"]
+        any_stepped = False
         for moment.optimizer_idx, optimizer in enumerate(optimizers):
             if heard := fire.on_before_optimizer_step:
                 heard(moment)
-            if moment.skip_reason is None and self.engine.step(optimizer, trainer.optimizer_step):
+                if moment.optimizer_idx == 0:
+                    moment.lr = optimizer.param_groups[0]["lr"]  # a hook may just have written it
+            if moment.skip_asked_at == moment.step:
+                stepped = False
+            elif self.plain and own_step is None:
+                optimizer.step()
                 stepped = True
-                if heard := fire.on_after_optimizer_step:
-                    heard(moment)
             else:
+                stepped = self.engine.step(optimizer, own_step)
+            if not stepped:
                 self.skipped()
+            elif heard := fire.on_after_optimizer_step:
+                heard(moment)
+            any_stepped = any_stepped or stepped
         moment.optimizer_idx = 0
-        self.engine.end_step()
-        if stepped and self.options.scheduler_interval == "step":
+        if not self.plain:
+            self.engine.end_step()
+        if self.schedules and any_stepped:
             trainer.step_schedulers()
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
+        for param in self.unowned:  # no optimizer clears these, and they would pile up in the norm
+            param.grad = None
 
     def complete_gradients(self) -> None:
         """True values, and for a weighted or short window the mean over what was actually in it."""
+        window = self.moment.window
         self.engine.unscale(self.trainer.optimizers)
-        window, accumulate = self.moment.window, self.options.accumulate
         if self.weighted:
-            scale = 1.0 / (sum(weight for _, weight in window) or 1.0)
-        elif len(window) != accumulate:
-            scale = accumulate / len(window)
+            scale = 1.0 / self.total_weight()
+        elif len(window) != self.accumulate:
+            scale = self.accumulate / len(window)
         else:
             return
         torch._foreach_mul_(self.moment.grads.tensors(), scale)
 
+    def total_weight(self) -> float:
+        """The weight of a whole window, which must be something."""
+        total = sum(weight for _, weight in self.moment.window)
+        if total:
+            return total
+        raise TrainingError(
+            f"loss_weight={self.options.loss_weight!r}: nothing was counted in this step's batches, so it would train "
+            "nothing; tokens are counted in 'input_ids' or in a batch that is an integer tensor, else give count_tokens="
+        )
+
     def skipped(self) -> None:
         """The optimizer did not step: say so, and why."""
         moment = self.moment
-        moment.reason = moment.skip_reason or "non-finite gradients under GradScaler"
+        asked = moment.skip_asked_at == moment.step
+        moment.reason = moment.skip_reason if asked else "non-finite gradients under GradScaler"
         self.record.event("step_skipped", moment.step, reason=moment.reason, optimizer_idx=moment.optimizer_idx)
         self.trainer.skipped_steps += 1
         if heard := self.fire.on_step_skipped:
@@ -210,33 +251,34 @@ class Loop:
         moment.reason = None
 
     def end_step(self) -> None:
-        """Metrics recorded, on_step_end, then what happens at step boundaries: validation, checkpoint."""
-        moment, trainer = self.moment, self.trainer
-        self.record.log(moment.step, moment.epoch, "train/loss", moment.window_tensor())
+        """Metrics recorded, on_step_end, then what happens at step boundaries: validation, checkpoint, stop."""
+        moment, trainer, step = self.moment, self.trainer, self.moment.step
+        self.record.keep(step, moment.epoch, "train/loss", moment.window_tensor())
         if moment.step_metrics:
             self.log_all({f"train/{name}": value for name, value in moment.step_metrics.items()})
         if heard := self.fire.on_step_end:
             heard(moment)
-        self._until_flush -= 1
-        if self._until_flush <= 0 or monotonic() - self._flushed > FLUSH_SECONDS:
-            self.record.flush()
-            self._until_flush, self._flushed = FLUSH_STEPS, monotonic()
-        if self._validation_due("steps", moment.step):
+            moment.release_gradients()
+        self.until_flush -= 1
+        if self.until_flush <= 0 or monotonic() - self.flushed > FLUSH_SECONDS:
+            self.flush()
+        if self.validate_steps and step % self.validate_steps == 0:
             trainer.validate()
         if trainer.save_asked and not self.last_of_epoch:
             trainer.save_if_asked()
+        self.over = trainer.stop_reason is not None or step == self.options.max_steps
+
+    def flush(self) -> None:
+        """Write what has gathered; nothing here waits for a device."""
+        self.record.flush()
+        self.losses.fold()
+        self.until_flush, self.flushed = FLUSH_STEPS, monotonic()
 
     def log_all(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
             self.trainer.log(name, value)
 
     # ---- validation ------------------------------------------------------------------------------------------------
-
-    def _validation_due(self, unit: str, now: int) -> bool:
-        period = self.trainer.validation_period
-        if period is None or period.unit != unit or not self.trainer.val_loaders:
-            return False
-        return now % int(period.amount) == 0
 
     def validation_batches(self, loaders: Mapping[str, Iterable[Any]], limit: int | None) -> Iterator[tuple[str, int, Any]]:
         """Forward passes over the validation loaders; yields (loader, samples, result) for each batch."""
@@ -249,8 +291,8 @@ class Loop:
                 moment.batch = batch = self.engine.place(batch)
                 if heard := fire.on_validation_batch_start:
                     heard(moment)
-                loss, moment.step_metrics = loss_and_metrics(self.trainer.forward(batch))
-                moment.set_loss(loss)
+                loss, moment.step_metrics = loss_and_metrics(self.trainer.compute(batch))
+                moment.detached_loss = loss.detach()
                 if heard := fire.on_validation_batch_end:
                     heard(moment)
                 yield name, count_samples(batch), {"loss": moment.detached_loss, **moment.step_metrics}

@@ -43,12 +43,17 @@ class RunMoment:
         self.window: list[tuple[torch.Tensor, float]] = []  # losses and weights of this step's micro-batches
         self.step_metrics: dict[str, Any] = {}  # what step_fn returned beside the loss
         self.skip_reason: str | None = None
+        self.skip_asked_at = -1  # the step that a guard asked to leave out
         self.elapsed_before = 0.0
         self._started = monotonic()
-        self._loss: float | None = None
-        self._metrics: dict[str, Any] | None = None
-        self._norm: torch.Tensor | float | None = None
-        self._kept: list[torch.Tensor] | None = None
+        # What was computed is kept with what it was computed for, so that a new batch has nothing to reset.
+        self._loss = math.nan
+        self._loss_of: torch.Tensor | None = None
+        self._metrics: dict[str, Any] = {}
+        self._metrics_of: torch.Tensor | None = None
+        self._norm: torch.Tensor | float = math.nan
+        self._norm_of = self._kept_of = 0
+        self._kept: list[torch.Tensor] = []
 
     # ---- the clock ---------------------------------------------------------------------------------------------
 
@@ -98,27 +103,18 @@ class RunMoment:
     def request_stop(self, reason: str, by: str | None = None) -> None:
         self.trainer.request_stop(reason, by)
 
+    def begin_run(self) -> None:
+        """Another run: its clock starts, and what ended the last one is forgotten."""
+        self._started = monotonic()
+        self.exception = self.reason = None
+
     # ---- losses --------------------------------------------------------------------------------------------------
-
-    def begin_batch(self, index: int, name: str, batch: Any) -> None:
-        """Another micro-batch: forget what was computed for the last one."""
-        self.batches += 1
-        self.batch_idx += 1
-        self.dataloader_idx, self.dataloader_name, self.batch = index, name, batch
-        self._loss = self._metrics = None
-
-    def set_loss(self, loss: torch.Tensor) -> None:
-        self.live_loss = loss
-        self.detached_loss = loss.detach()
-        self._loss = self._metrics = None
 
     @property
     def loss(self) -> float:
         """This micro-batch's loss: waits for the device, once."""
-        if self._loss is None:
-            if self.detached_loss is None:
-                return math.nan
-            self._loss = self.detached_loss.item()
+        if self._loss_of is not self.detached_loss and self.detached_loss is not None:
+            self._loss, self._loss_of = self.detached_loss.item(), self.detached_loss
             if not math.isfinite(self._loss):
                 self.trainer.saw_non_finite_loss(self._loss)
         return self._loss
@@ -126,16 +122,20 @@ class RunMoment:
     @property
     def metrics(self) -> dict[str, Any]:
         """One dict per event, shared by its hooks."""
-        if self._metrics is None:
+        if not self.metrics_read:
             numbers = {key: _number(value) for key, value in self.step_metrics.items()}
-            self._metrics = {"loss": self.loss, **numbers}
+            self._metrics, self._metrics_of = {"loss": self.loss, **numbers}, self.detached_loss
         return self._metrics
 
+    @property
+    def metrics_read(self) -> bool:
+        """Whether somebody named `metrics` at this batch."""
+        return self._metrics_of is self.detached_loss
+
     def added_metrics(self) -> dict[str, Any]:
-        """What hooks added to this event's metrics."""
-        if self._metrics is None or len(self._metrics) == 1 + len(self.step_metrics):
-            return {}
-        return {key: value for key, value in self._metrics.items() if key != "loss" and key not in self.step_metrics}
+        """What hooks added to this event's metrics and a record can hold: single numbers."""
+        added = {key: value for key, value in self._metrics.items() if key != "loss" and key not in self.step_metrics}
+        return numbers_of(added)
 
     def mirror_metrics(self, name: str) -> None:
         """A key added under one spelling of the validation event is there under the other, too."""
@@ -146,29 +146,24 @@ class RunMoment:
 
     def window_tensor(self) -> torch.Tensor:
         """The step's loss on its device: the weighted mean over the window's micro-batches."""
-        if len(self.window) == 1:
-            return self.window[0][0]
+        if len(self.window) <= 1:
+            assert self.detached_loss is not None
+            return self.detached_loss
         losses = torch.stack([loss for loss, _ in self.window])
         weights = torch.tensor([weight for _, weight in self.window], device=losses.device, dtype=losses.dtype)
         return (losses * weights).sum() / weights.sum()
 
     @property
     def window_loss(self) -> float:
-        return self.loss if len(self.window) == 1 else float(self.window_tensor())
+        return self.loss if len(self.window) <= 1 else float(self.window_tensor())
 
     # ---- gradients -------------------------------------------------------------------------------------------------
-
-    def begin_step(self) -> None:
-        """Another window: its number, and no gradients of the last one."""
-        self.step += 1
-        self.window.clear()
-        self._norm = self._kept = self.skip_reason = None
 
     def clipped(self, norm: torch.Tensor) -> None:
         """A clip link has run; the norm before the first one is the step's."""
         self._clipped = norm
-        if self._norm is None:
-            self._norm = norm
+        if self._norm_of != self.step:
+            self._norm, self._norm_of = norm, self.step
 
     @property
     def clipped_norm(self) -> float:
@@ -176,15 +171,20 @@ class RunMoment:
 
     def keep_gradients(self) -> None:
         """Hold on to the gradient tensors, which outlive zero_grad, in case somebody asks for their norm."""
-        if self._norm is None:
-            self._kept = self.grads.tensors()
+        if self._norm_of != self.step:
+            self._kept, self._kept_of = self.grads.tensors(), self.step
+
+    def release_gradients(self) -> None:
+        """Let go of them, or the next backward would need the memory of two sets."""
+        self._kept = []
 
     @property
     def grad_norm(self) -> float:
-        """Global norm of this step's gradients, before clipping."""
-        if self._norm is None:
-            tensors = self._kept if self._kept is not None else self.grads.tensors()
+        """Global norm of this step's gradients, before clipping; nan once on_step_end is over."""
+        if self._norm_of != self.step:
+            tensors = self._kept if self._kept_of == self.step else self.grads.tensors()
             self._norm = torch.nn.utils.get_total_norm(tensors) if tensors else math.nan
+            self._norm_of = self.step
         if not isinstance(self._norm, float):
             self._norm = float(self._norm)
         return self._norm
@@ -225,6 +225,15 @@ class LazyStepContext(StepContext):
 
 def _number(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) else value
+
+
+def numbers_of(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Those metrics that are one number; hooks may pass each other anything, but a record holds numbers."""
+    return {
+        key: value
+        for key, value in metrics.items()
+        if isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    }
 
 
 def respelled(metrics: dict[str, Any], old: str, new: str) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class TrainerOptions:
         if self.validate_every is not None:
             self.validation_period  # noqa: B018 - parsed here so that a wrong one is refused at once
         if self.fast_dev_run:
-            self.max_steps, self.record, self.debug = min(self.fast_dev_run, self.max_steps or self.fast_dev_run), False, True
+            self.max_steps = min(self.fast_dev_run, self.max_steps or self.fast_dev_run)
+            self.max_epochs, self.record, self.debug = 1, False, True
 
     @property
     def validation_period(self) -> Quantity | None:

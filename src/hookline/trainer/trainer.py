@@ -21,7 +21,7 @@ from hookline.registry.handle import Handle
 from hookline.registry.registry import HookRegistry
 from hookline.trainer import checkpointing
 from hookline.trainer.engines import Engine
-from hookline.trainer.forward import StepFunction, count_samples, count_tokens, default_step
+from hookline.trainer.forward import StepFunction, count_samples, count_tokens, make_step
 from hookline.trainer.lifecycle import running
 from hookline.trainer.loaders import Loaders, epoch_length, named_loaders
 from hookline.trainer.loop import Loop
@@ -74,7 +74,7 @@ class Trainer:
         self.stopped_by: str | None = None
         self.save_asked = False
         self.skipped_steps = self.non_finite_losses = 0
-        self.running = False
+        self.running = self.run_ended = False
         self._state: dict[str, Any] = {}
         self._step_fn, self._loss_fn = parts.step_fn, parts.loss_fn
         params = dict(self.model.named_parameters())
@@ -85,6 +85,7 @@ class Trainer:
         self.hooks.rank = self.engine.rank
         self.hooks.debug = self.hooks.debug or self.options.debug
         self._callable: Any = torch.compile(self.model) if self.options.compile else self.model
+        self.compute = self._make_step()  # batch -> what step_fn, loss_fn or the model returns
         self.loop = Loop(self)
 
     # ---- running ---------------------------------------------------------------------------------------------------
@@ -127,7 +128,11 @@ class Trainer:
         """One micro-batch, with the optimizer step if its window is complete; returns the detached loss."""
         if self.running:
             raise TrainingError("training_step() cannot be called inside an event or while the trainer runs")
+        if self.run_ended:  # that run's record is closed; what comes now belongs to none
+            self.record, self.run_ended = MemoryRecord(), False
+            self.loop = Loop(self)
         self.running = True  # its own events must not call it either
+        self.loop.last_of_epoch = False
         try:
             return self.loop.micro_batch(0, "train", batch)
         finally:
@@ -165,17 +170,17 @@ class Trainer:
 
     # ---- the step ----------------------------------------------------------------------------------------------------
 
-    def forward(self, batch: Any) -> Any:
-        """What one batch gives: the user's step_fn, or the default for batches of this kind."""
-        if self.options.precision != "fp32":
-            with self.engine.autocast():
-                return self._forward(batch)
-        return self._forward(batch)
+    def _make_step(self) -> Callable[[Any], Any]:
+        """The forward pass of one batch, in the run's precision."""
+        plain = make_step(self._callable, self._step_fn, self._loss_fn)
+        if self.options.precision == "fp32":
+            return plain
 
-    def _forward(self, batch: Any) -> Any:
-        if self._step_fn is not None:
-            return self._step_fn(self._callable, batch)
-        return default_step(self._callable, batch, self._loss_fn)
+        def in_precision(batch: Any) -> Any:
+            with self.engine.autocast():
+                return plain(batch)
+
+        return in_precision
 
     @property
     def loss_fn(self) -> Callable[..., Any] | None:
@@ -185,7 +190,8 @@ class Trainer:
     @loss_fn.setter
     def loss_fn(self, function: Callable[..., Any] | None) -> None:
         old, self._loss_fn = self._loss_fn, function
-        self.record.event("loss_fn_changed", self.moment.step, old=_name_of(old), new=_name_of(function))
+        self.compute = self._make_step()
+        self.note("loss_fn_changed", old=_name_of(old), new=_name_of(function))
 
     def weigh(self, batch: Any) -> int:
         """A micro-batch's weight in its window."""
@@ -264,15 +270,20 @@ class Trainer:
         self.logged[name] = value
         self.record.log(self.moment.step, self.moment.epoch, name, value)
 
+    def note(self, kind: str, **fields: Any) -> None:
+        """Write a decision into the record, if a run is on."""
+        if self.running:
+            self.record.event(kind, self.moment.step, **fields)
+
     def request_stop(self, reason: str, by: str | None = None) -> None:
         """End the run in order once this step is complete; the first reason is kept."""
-        self.record.event("stop_requested", self.moment.step, reason=reason, by=by)
+        self.note("stop_requested", reason=reason, by=by)
         if self.stop_reason is None:
             self.stop_reason, self.stopped_by = reason, by
 
     def skip_step(self, reason: str) -> None:
         """Leave this window's optimizer step out (for guards in the update chain)."""
-        self.moment.skip_reason = reason
+        self.moment.skip_reason, self.moment.skip_asked_at = reason, self.moment.step
 
     def save(self) -> None:
         """Write a checkpoint at the next step boundary."""
@@ -282,14 +293,15 @@ class Trainer:
         """Write the checkpoint that somebody asked for."""
         if self.save_asked:
             self.save_asked = False
-            self.save_checkpoint()
+            if not self.options.fast_dev_run:  # which writes nothing
+                self.save_checkpoint()
 
     def save_checkpoint(self, name: str | None = None) -> Path:
         """Write a checkpoint now and tell the hooks once it is durable."""
         self.record.flush()
         path = checkpointing.save_checkpoint(self, name)
         self.moment.checkpoint_path = str(path)
-        self.record.event("checkpoint_saved", self.moment.step, path=str(path))
+        self.note("checkpoint_saved", path=str(path))
         if heard := self.hooks.fire.on_checkpoint_save:
             heard(self.moment)
         return path
@@ -298,7 +310,7 @@ class Trainer:
         """Put the trainer back to a checkpoint and tell the hooks."""
         found = checkpointing.load_checkpoint(self, path)
         self.moment.checkpoint_path, self.moment.resumed = str(found), True
-        self.record.event("checkpoint_loaded", self.moment.step, path=str(found))
+        self.note("checkpoint_loaded", path=str(found))
         if heard := self.hooks.fire.on_checkpoint_load:
             heard(self.moment)
         return found

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline.errors import TrainingError
-from hookline.trainer.moment import respelled
+from hookline.trainer.moment import numbers_of, respelled
 from hookline.trainer.rng import rng_untouched
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
-_KEPT = ("batch", "batch_idx", "dataloader_idx", "dataloader_name", "phase", "live_loss", "detached_loss", "step_metrics", "_loss", "_metrics")  # fmt: skip
+_KEPT = (
+    "batch", "batch_idx", "dataloader_idx", "dataloader_name", "phase", "live_loss", "detached_loss", "step_metrics",
+    "_loss", "_loss_of", "_metrics", "_metrics_of",
+)  # fmt: skip
 
 
 @contextmanager
@@ -59,7 +62,7 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
         if heard := fire.on_validation_end:
             heard(moment)
         moment.mirror_metrics("eval_metrics")
-    for key, value in moment.val_metrics.items():
+    for key, value in numbers_of(moment.val_metrics).items():
         trainer.log(key, value)
     return moment.val_metrics
 
