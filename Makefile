@@ -43,6 +43,7 @@ bench: $(VENV)/.bench-stamp
 	$(BIN)/python -m bench $(ARGS)
 
 docs: $(VENV)/.dev-stamp
+	$(BIN)/python tools/events_page.py
 	$(BIN)/python tools/requirements_page.py
 
 clean:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookline.activations.manager import HookManager
-from hookline.errors import HooklineError, TrainingError
+from hookline.errors import ConfigError, HooklineError, TrainingError
+from hookline.jobs.components import Component, check_name, find_factory
 from hookline.record.memory_record import MemoryRecord
 from hookline.record.run_record import Record, RunRecord
+from hookline.registry.loading import Gate, read_hooks
+from hookline.registry.names import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS
 from hookline.registry.names import TRAINERS as TRAINER_NAMES
 from hookline.trainer.engines import Engine, find_device
 from hookline.trainer.forward import StepFunction, count_tokens
-from hookline.trainer.loaders import Loaders
+from hookline.trainer.loaders import Loaders, epoch_length, named_loaders
 from hookline.trainer.options import TrainerOptions
+from hookline.trainer.rng import seed_everything
 from hookline.trainer.trainer import Parts, Trainer, as_list
+
+if TYPE_CHECKING:
+    from hookline.config.schemas import RunConfig
 
 TRAINERS = {"simple": "hookline.build:SimpleTrainer", "generic": "hookline.build:generic_trainer"}
 
@@ -74,7 +81,9 @@ class GenericTrainer(Trainer):
         attach(self, manager)
 
 
-def generic_trainer(model: Any, dataloader: Any, optimizer: Any, device: Any, *, config: Any = None, **more: Any) -> Trainer:
+def generic_trainer(
+    model: Any, dataloader: Any, optimizer: Any, device: Any, *, config: Any = None, **more: Any
+) -> Trainer:
     """`get_trainer("generic", …)`: the generic trainer with the simple one's argument order."""
     trainer_config = {} if config is None else config
     return GenericTrainer(trainer_config, model, optimizer, device=device, train_loaders=dataloader, **more)
@@ -86,6 +95,104 @@ def get_trainer(kind: str, model: Any, dataloader: Any, optimizer: Any, device: 
     if not isinstance(made, Trainer):
         raise HooklineError(f"the trainer {kind!r} made a {type(made).__name__}, not a hookline Trainer")
     return made
+
+
+def trainer_from_config(
+    config: Mapping[str, Any] | RunConfig, *, allow: Iterable[str] = (), from_file: bool = False, device: Any = None
+) -> Trainer:
+    """A trainer with everything in it that a run needs, made of a configuration.
+
+    Every name in it is checked before anything is imported or made. From a file (`from_file`), dotted paths must lie
+    under a prefix in `allow`. With `trainer.seed`, the model's first weights are seeded, too. The record gets the
+    configuration with all defaults of the trainer, and references (``${env:NAME}``) as they were written.
+
+    >>> config, from_file = load_config("run.yaml", ["trainer.max_steps=100"])
+    >>> trainer_from_config(config, from_file=from_file).train()
+    """
+    from hookline.config.references import resolve_references, restore_references
+    from hookline.config.schemas import RunConfig, as_run_config
+
+    written = config.as_mapping() if isinstance(config, RunConfig) else config
+    settings = as_run_config(resolve_references(written))
+    gate, options = Gate(tuple(allow), from_file), settings.trainer
+    components = find_components(settings, gate)
+    read_hooks(settings.hooks, allow=gate.allow, from_file=from_file)
+    if options.seed is not None:
+        seed_everything(options.seed)
+    data = make_data(components["data"])
+    vocab = getattr(data, "vocab", None)
+    model = components["model"].make(**({} if vocab is None else {"vocab_size": len(vocab)}))
+    optimizer = components["optimizer"].make(model.parameters())
+    manager = make_manager_of_config(settings, gate)
+    parts = make_parts(
+        model,
+        optimizer,
+        device,
+        manager,
+        scheduler=make_scheduler(components.get("scheduler"), optimizer, options, data.train),
+        train_loaders=data.train,
+        val_loaders=getattr(data, "validation", None),
+        loss_fn=components["loss"].make() if "loss" in components else None,
+        config=settings,
+        resolved=restore_references(settings.as_mapping(), written),
+        **asdict(options),
+    )
+    trainer = Trainer(parts)
+    attach(trainer, manager)
+    if vocab is not None:
+        trainer.hook_data["vocab"] = vocab
+    return trainer
+
+
+def find_components(settings: RunConfig, gate: Gate) -> dict[str, Component]:
+    """Everything but the hooks that a configuration names; all names are checked before the first is imported."""
+    tables = {"data": DATA, "model": MODELS, "optimizer": OPTIMIZERS, "scheduler": SCHEDULERS, "loss": LOSSES}
+    given = {key: part for key in tables if (part := getattr(settings, key)) is not None}
+    for key, part in given.items():
+        check_name(part.name, tables[key], gate, f"{key}.name")
+    return {
+        key: Component(key, part.name, find_factory(part.name, tables[key], key), part.parameters)
+        for key, part in given.items()
+    }
+
+
+def make_data(component: Component) -> Any:
+    """What to train on: an object with `train`, and perhaps `validation` and `vocab`."""
+    data = component.make()
+    if getattr(data, "train", None) is None:
+        raise ConfigError(
+            "data", f"{component.name!r} made a {type(data).__name__}, which has no `train` to iterate over"
+        )
+    return data
+
+
+def make_scheduler(component: Component | None, optimizer: Any, options: TrainerOptions, train: Loaders) -> Any:
+    """The scheduler; one that asks for the length of the run gets it unless the config says otherwise."""
+    if component is None:
+        return None
+    steps = planned_steps(options, train)
+    if steps is None or options.scheduler_interval == "epoch":
+        return component.make(optimizer)
+    warmup = component.parameters.get("warmup_steps")
+    if isinstance(warmup, int):  # a trial run may be shorter than the warm-up; it then ends inside it
+        steps = max(steps, warmup + 1)
+    return component.make(optimizer, total_steps=steps, T_max=steps)
+
+
+def planned_steps(options: TrainerOptions, train: Loaders) -> int | None:
+    """How many optimizer steps the options ask for, if that can be known."""
+    length = epoch_length(named_loaders(train, "train"))
+    if options.max_steps is not None or length is None or options.epochs is None:
+        return options.max_steps
+    return -(-length // options.accumulate) * options.epochs
+
+
+def make_manager_of_config(settings: RunConfig, gate: Gate) -> HookManager:
+    """The hooks of a configuration; what a hook's constructor cannot digest is a fault of the configuration."""
+    try:
+        return make_manager(settings.hooks, gate.allow, gate.from_file)
+    except (TypeError, ValueError) as error:
+        raise ConfigError("hooks", f"a hook cannot be made with its parameters: {error}") from error
 
 
 def make_manager(hooks: Any, allow: Iterable[str] = (), from_file: bool = False) -> HookManager:
@@ -140,8 +247,13 @@ def make_parts(
 def attach(trainer: Trainer, manager: HookManager) -> None:
     """Tie the finished trainer and its hooks together."""
     manager.watch(trainer.model, trainer.moment)
-    if trainer.options.max_grad_norm is not None and "clip_norm" not in manager:
-        manager.register("clip_norm", origin="max_grad_norm", last=True, max_norm=trainer.options.max_grad_norm)
+    add_clipping(manager, trainer.options)
+
+
+def add_clipping(manager: HookManager, options: TrainerOptions) -> None:
+    """`max_grad_norm` is a clip link at the end of the chain, unless there is one already."""
+    if options.max_grad_norm is not None and "clip_norm" not in manager:
+        manager.register("clip_norm", origin="max_grad_norm", last=True, max_norm=options.max_grad_norm)
 
 
 def make_record(options: TrainerOptions, resolved: Mapping[str, Any]) -> Record:
@@ -164,7 +276,10 @@ def describe(model: torch.nn.Module, optimizers: Any, options: TrainerOptions, m
     return {
         "model": {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())},
         "optimizers": [
-            {"class": type(one).__name__, **{k: v for k, v in one.defaults.items() if isinstance(v, (int, float, str, tuple))}}
+            {
+                "class": type(one).__name__,
+                **{k: v for k, v in getattr(one, "defaults", {}).items() if isinstance(v, (int, float, str, tuple))},
+            }
             for one in checked_optimizers(optimizers)
         ],
         "trainer": asdict(options),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -24,26 +25,43 @@ class Copies:
         self._made: list[tuple[torch.Tensor, int]] = []
 
     def of(self, value: Any) -> Any:
-        """The same structure with every tensor replaced by its copy-on-write view."""
+        """The same structure with every tensor replaced by its copy-on-write view.
+
+        A container that cannot be made anew from its items (a defaultdict, for one) arrives as a plain one.
+        """
         if isinstance(value, torch.Tensor):
             made = copy_on_write(value)
             self._made.append((made, _version(made)))
             return made
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self.of(item) for item in value))
+            return _remade(lambda items: type(value)(*items), tuple(self.of(item) for item in value))
         if isinstance(value, (tuple, list)):
-            return type(value)(self.of(item) for item in value)
+            plain = tuple if isinstance(value, tuple) else list
+            return _remade(type(value), plain(self.of(item) for item in value))
         if isinstance(value, Mapping):
-            items = {key: self.of(item) for key, item in value.items()}
-            return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
+            return _remade(type(value), {key: self.of(item) for key, item in value.items()})
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = {field.name: self.of(getattr(value, field.name)) for field in dataclasses.fields(value)}
-            return dataclasses.replace(value, **fields)
+            return self._of_fields(value)
         return value
+
+    def _of_fields(self, value: Any) -> Any:
+        """Copied without its constructor, which may ask for other things or do more than store them."""
+        made = copy.copy(value)
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                object.__setattr__(made, field.name, self.of(getattr(value, field.name)))
+        return made
 
     def written(self) -> bool:
         """Whether any copy has been written into since it was made."""
         return any(_version(tensor) != version for tensor, version in self._made)
+
+
+def _remade(make: Callable[[Any], Any], items: Any) -> Any:
+    try:
+        return make(items)
+    except Exception:
+        return items
 
 
 def _version(tensor: torch.Tensor) -> int:

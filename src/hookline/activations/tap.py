@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookline.activations.copies import Copies
 from hookline.events.catalog import CATALOG
-from hookline.events.dispatch import Bound, Fired
+from hookline.events.dispatch import Bound, Fired, first_raised
 from hookline.events.moment import known_step
 from hookline.registry.entry import Entry
 from hookline.registry.registry import HookRegistry
@@ -69,9 +69,10 @@ class Tap:
         self._modules = {name: module for name, module in model.named_modules() if name}
         self._attached: dict[str, RemovableHandle] = {}
         self._selected: dict[str, tuple[Entry, set[str]]] = {}
+        for entry in registry.entries("forward"):
+            self.selected(entry)  # refuses a pattern that matches nothing before anything is attached
+        self._stop_watching = registry.watch_changes(self.sync)
         registry.compile_with("on_forward", self.compile)
-        registry.watch_changes(self.sync)
-        self.sync()
 
     def selected(self, entry: Entry) -> set[str]:
         """The names of the modules that a forward hook selects; an error if there are none."""
@@ -93,7 +94,8 @@ class Tap:
                 self._attached[name] = self._modules[name].register_forward_hook(self._torch_hook(name))
 
     def detach(self) -> None:
-        """Leave the model as it was."""
+        """Leave the model as it was, for good."""
+        self._stop_watching()
         for handle in self._attached.values():
             handle.remove()
         self._attached.clear()
@@ -120,11 +122,17 @@ class Tap:
             hearing = listening.get(name)
             if hearing is None or self.muted:
                 return None
+            raised: Exception | None = None
             for item in hearing:
                 began = perf_counter_ns() if timed else 0
-                output = self._call(item, ForwardMoment(self.run, name, module, inputs, output))
+                try:
+                    output = self._call(item, ForwardMoment(self.run, name, module, inputs, output))
+                except Exception as error:  # the others still hear the event
+                    raised = first_raised(raised, error)
                 if timed:
                     item.cost.add(perf_counter_ns() - began)
+            if raised is not None:
+                raise raised
             return output
 
         return on_forward
@@ -132,13 +140,12 @@ class Tap:
     def _call(self, item: Bound, moment: ForwardMoment) -> Any:
         """Call one hook; returns the output that goes on, which only an intervention may change."""
         live = bool(getattr(item.owner, "intervene", False)) and self.enable_intervention
+        values = self._values(item, moment, live)
         raised: Exception | None = None
         returned = None
         try:
-            if live:
-                returned = self._intervene(item, moment)
-            else:
-                self._observe(item, moment)
+            with torch.set_grad_enabled(live and torch.is_grad_enabled()):
+                returned = item.listener.with_values(values)
         except Exception as error:
             raised = self.registry.failed(ON_FORWARD, item, error, moment)
         else:
@@ -151,14 +158,12 @@ class Tap:
             raise raised
         return returned if live and returned is not None else moment.live_output
 
-    def _observe(self, item: Bound, moment: ForwardMoment) -> None:
-        with torch.no_grad():
-            item.listener(moment)
-
-    def _intervene(self, item: Bound, moment: ForwardMoment) -> Any:
-        """An intervention works on the live tensors, so that gradients flow through what it returns."""
-        values = {name: getattr(moment, f"live_{name}" if name in ("inputs", "output") else name) for name in item.listener.wanted}
-        return item.listener.with_values(values)
+    def _values(self, item: Bound, moment: ForwardMoment, live: bool) -> dict[str, Any]:
+        """What the hook names. An intervention gets the live tensors: gradients flow through what it returns."""
+        wanted = item.listener.wanted
+        if not live:
+            return {name: getattr(moment, name) for name in wanted}
+        return {name: getattr(moment, f"live_{name}" if name in ("inputs", "output") else name) for name in wanted}
 
     @contextmanager
     def silenced(self) -> Iterator[None]:

@@ -7,8 +7,8 @@ callable and the moment's attributes to call it with. Dispatch then makes direct
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hookline.errors import RegistrationError, nearest
@@ -26,6 +26,7 @@ class Listener:
     call: Callable[..., Any]
     positional: tuple[str, ...]  # attributes of the moment, in the order of the call
     keywords: Mapping[str, str]  # parameter -> attribute of the moment
+    optional: frozenset[str] = frozenset()  # attributes it can do without: it has a default, or takes **kwargs
 
     @property
     def wanted(self) -> tuple[str, ...]:
@@ -35,6 +36,14 @@ class Listener:
     def __call__(self, moment: Any) -> Any:
         """Call the hook with what it named (the slow way; hot events use generated code instead)."""
         return self.with_values({name: getattr(moment, name) for name in self.wanted})
+
+    def without(self, missing: Iterable[str]) -> Listener:
+        """The same listener where these values are not to be had: what is optional keeps its default."""
+        gone = self.optional & set(missing)
+        resolved = {name: self.event.attribute(name, self.spelling) or name for name in self.event.attributes}
+        left = {name: source for name, source in resolved.items() if source not in gone}
+        again = read_signature(self.call, replace(self.event, attributes=left, respelled={}), self.spelling, "")
+        return replace(self, positional=again.positional, keywords=again.keywords)
 
     def with_values(self, values: Mapping[str, Any]) -> Any:
         """Call the hook with values that are already there."""
@@ -50,19 +59,23 @@ def read_signature(call: Callable[..., Any], event: Event, spelling: str, owner:
     _refuse_deferred(call, where)
     positional: list[str] = []
     keywords: dict[str, str] = {}
+    required: set[str] = set()
     in_order = True  # a positional parameter left at its default sends the later ones by keyword
     for parameter in _parameters(call, where):
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             keywords.update(_free_arguments(event, spelling, {*positional, *keywords.values()}))
             continue
         attribute = _attribute(parameter, event, spelling, where)
+        if attribute is not None and parameter.default is inspect.Parameter.empty:
+            required.add(attribute)
         if attribute is None:
             in_order = False
         elif parameter.kind in _POSITIONAL and in_order:
             positional.append(attribute)
-        else:
+        elif parameter.kind is not inspect.Parameter.POSITIONAL_ONLY:  # out of order, such a one keeps its default
             keywords[parameter.name] = attribute
-    return Listener(event, spelling, call, tuple(positional), keywords)
+    optional = frozenset({*positional, *keywords.values()} - required)
+    return Listener(event, spelling, call, tuple(positional), keywords, optional)
 
 
 def _parameters(call: Callable[..., Any], where: str) -> list[inspect.Parameter]:
@@ -82,7 +95,8 @@ def _attribute(parameter: inspect.Parameter, event: Event, spelling: str, where:
     attribute = event.attribute(parameter.name, spelling)
     if attribute is None and parameter.default is inspect.Parameter.empty:
         raise RegistrationError(
-            f"{where}: {event.name} has no argument {parameter.name!r}; {nearest(parameter.name, event.argument_names, 40)}"
+            f"{where}: {event.name} has no argument {parameter.name!r}; "
+            f"{nearest(parameter.name, event.argument_names, 40)}"
         )
     return attribute
 
@@ -98,9 +112,10 @@ def _free_arguments(event: Event, spelling: str, taken: set[str]) -> dict[str, s
 
 
 def _refuse_deferred(call: Callable[..., Any], where: str) -> None:
-    if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
+    bodies = (call, getattr(call, "__call__", call))  # noqa: B004 - an object's body is its __call__
+    if any(inspect.iscoroutinefunction(body) or inspect.isasyncgenfunction(body) for body in bodies):
         raise RegistrationError(f"{where}: async def is refused, because nothing would await it; use a plain def")
-    if inspect.isgeneratorfunction(call):
+    if any(inspect.isgeneratorfunction(body) for body in bodies):
         raise RegistrationError(f"{where}: a generator is refused, because its body would never run; drop the yield")
 
 

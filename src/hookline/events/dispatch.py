@@ -13,6 +13,7 @@ from functools import lru_cache
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from hookline.errors import StopTraining
 from hookline.events.arguments import Listener
 from hookline.events.catalog import CATALOG, Event
 
@@ -81,7 +82,7 @@ def compile_event(event: Event, bound: Sequence[Bound], desk: Desk, timed: bool)
         return None
     if event.inner and len(bound) <= GENERATED_UP_TO:
         return _generated(event, bound, desk, timed)
-    return _looped(event, tuple(bound), desk)
+    return _looped(event, tuple(bound), desk, timed or not event.inner)
 
 
 def wanted_attributes(bound: Sequence[Bound]) -> list[str]:
@@ -89,15 +90,27 @@ def wanted_attributes(bound: Sequence[Bound]) -> list[str]:
     return list(dict.fromkeys(name for item in bound for name in item.listener.wanted))
 
 
-def _looped(event: Event, bound: tuple[Bound, ...], desk: Desk) -> Fired:
+def first_raised(raised: Exception | None, error: Exception | None) -> Exception | None:
+    """What an event ends in when several hooks insist: the first error; a request to stop gives way to an error."""
+    if raised is None or (error is not None and isinstance(raised, StopTraining)):
+        return error
+    return raised
+
+
+def _looped(event: Event, bound: tuple[Bound, ...], desk: Desk, timed: bool) -> Fired:
     wanted = wanted_attributes(bound)
 
-    def fire(moment: Any) -> None:
+    def read(moment: Any) -> dict[str, Any]:
         values = {}
         for name in wanted:
             began = perf_counter_ns()
             values[name] = getattr(moment, name)
-            desk.argument_cost(name).add(perf_counter_ns() - began)
+            if timed:
+                desk.argument_cost(name).add(perf_counter_ns() - began)
+        return values
+
+    def fire(moment: Any) -> None:
+        values = read(moment)
         raised: Exception | None = None
         seen = {name: dict(values[name]) for name in METRICS if name in values}
         for item in bound:
@@ -105,18 +118,26 @@ def _looped(event: Event, bound: tuple[Bound, ...], desk: Desk) -> Fired:
             try:
                 item.listener.with_values(values)
             except Exception as error:
-                raised = desk.failed(event, item, error, moment) or raised
+                raised = first_raised(raised, desk.failed(event, item, error, moment))
             else:
                 if item.recovering:
                     desk.recovered(event, item)
-            item.cost.add(perf_counter_ns() - began)
+            if timed:
+                item.cost.add(perf_counter_ns() - began)
             for name, before in seen.items():
-                if values[name] != before:
+                if _differ(values[name], before):
                     seen[name] = desk.settle(event, item, moment, name, before)
         if raised is not None:
             raise raised
 
     return fire
+
+
+def _differ(metrics: dict[str, Any], before: dict[str, Any]) -> bool:
+    try:
+        return metrics != before
+    except Exception:  # tensors and arrays of several elements have no single truth value
+        return True
 
 
 def _generated(event: Event, bound: Sequence[Bound], desk: Desk, timed: bool) -> Fired:
@@ -129,7 +150,7 @@ def _generated(event: Event, bound: Sequence[Bound], desk: Desk, timed: bool) ->
 @lru_cache(maxsize=512)
 def _factory(source: str) -> Callable[..., Fired]:
     """Compiled once per shape of listeners, whoever they belong to."""
-    namespace: dict[str, Any] = {"clock": perf_counter_ns}
+    namespace: dict[str, Any] = {"clock": perf_counter_ns, "first_raised": first_raised}
     exec(compile(source, "<hookline dispatch>", "exec"), namespace)
     make: Callable[..., Fired] = namespace["make"]
     return make
@@ -147,7 +168,8 @@ def event_source(event: Event, bound: Sequence[Bound], timed: bool = False) -> s
     for index, item in enumerate(bound):
         lines += _call_lines(index, item, watched, timed)
     lines += ["    if raised is not None:", "        raise raised"]
-    header = ["def make(event, bound, calls, desk, costs):", "    failed, recovered, settle = desk.failed, desk.recovered, desk.settle"]
+    header = ["def make(event, bound, calls, desk, costs):"]
+    header += ["    failed, recovered, settle = desk.failed, desk.recovered, desk.settle"]
     header += [f"    call{index}, bound{index} = calls[{index}], bound[{index}]" for index in range(len(bound))]
     if timed:
         header += [f"    cost{index} = bound{index}.cost" for index in range(len(bound))]
@@ -161,14 +183,18 @@ def _call_lines(index: int, item: Bound, watched: Sequence[str], timed: bool) ->
         "try:",
         f"    call{index}({', '.join(arguments)})",
         "except Exception as error:",
-        f"    raised = failed(event, bound{index}, error, m) or raised",
+        f"    raised = first_raised(raised, failed(event, bound{index}, error, m))",
     ]
     if item.recovering:
         lines += ["else:", f"    recovered(event, bound{index})"]
     lines = _timed(lines, f"cost{index}.add", timed)
     for name in (name for name in watched if name in item.listener.wanted):
         lines += [
-            f"    if {name} != seen_{name}:",
+            "    try:",
+            f"        changed = {name} != seen_{name}",
+            "    except Exception:",  # tensors and arrays of several elements have no single truth value
+            "        changed = True",
+            "    if changed:",
             f"        seen_{name} = settle(event, bound{index}, m, {name!r}, seen_{name})",
         ]
     return lines

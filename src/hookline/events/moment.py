@@ -14,10 +14,11 @@ from hookline.events.catalog import Event
 
 
 class HandMoment:
-    """The values of an event fired by hand. A value that a hook names and the caller did not pass is the caller's error."""
+    """The values of an event fired by hand. What a hook names and the call did not pass is the caller's error."""
 
     def __init__(self, event: Event, values: Mapping[str, Any], who_names: Callable[[str], list[str]]) -> None:
-        self.__dict__.update({event.attributes[name]: value for name, value in values.items() if name in event.attributes})
+        known = {name: value for name, value in values.items() if name in event.attributes}
+        self.__dict__.update({event.attributes[name]: value for name, value in known.items()})
         for spelling in event.respelled.values():
             self.__dict__.update({spelling[name]: values[name] for name in spelling if name in values})
         self._event = event
@@ -33,6 +34,11 @@ class HandMoment:
         )
 
 
+def known(moment: Any, name: str, default: Any) -> Any:
+    """A value of the moment, for a report; the default when the event was fired by hand without it."""
+    return vars(moment).get(name, default) if isinstance(moment, HandMoment) else getattr(moment, name, default)
+
+
 def known_step(moment: Any) -> int:
     """The step, for a report; 0 when the event was fired by hand without one."""
-    return int(vars(moment).get("step", 0) if isinstance(moment, HandMoment) else moment.step)
+    return int(known(moment, "step", 0))

@@ -21,7 +21,7 @@ logger = logging.getLogger("hookline")
 
 @dataclass(frozen=True)
 class Incident:
-    """Something that happened to a hook and belongs into the record: failed, switched off, overruled, stopped the run."""
+    """Something that happened to a hook and belongs in the record: failed, switched off, overruled, stopped a run."""
 
     kind: str
     hook: str

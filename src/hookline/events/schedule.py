@@ -19,6 +19,7 @@ _UNITS = {
 }  # fmt: skip
 _FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 FAR = 2**31
+_EXAMPLES = "10, '10 batches', '2 epochs', '30 s' or '1M tokens'"
 _QUANTITY = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?)([kKMGBT]?)\s*([A-Za-z]*)\s*")
 
 
@@ -61,18 +62,18 @@ class Quantity:
 
     def __str__(self) -> str:
         amount = int(self.amount) if self.amount == int(self.amount) else self.amount
-        return f"{amount} {self.unit if amount != 1 else self.unit.removesuffix('es' if self.unit == 'batches' else 's')}"
+        one = self.unit.removesuffix("es" if self.unit == "batches" else "s")
+        return f"{amount} {one if amount == 1 else self.unit}"
 
     @classmethod
     def parse(cls, value: Any, path: str = "every") -> Quantity:
-        """From an integer (steps) or words; refuses zero, negatives and unknown units naming the right ones."""
+        """From an integer (steps) or words; refuses negatives, fractions of what is whole, and unknown units."""
         if isinstance(value, Quantity):
             return value
-        if isinstance(value, bool) or not isinstance(value, (int, str)):
-            raise ConfigError(path, f"{value!r} is no schedule; write 10, '10 batches', '2 epochs', '30 s' or '1M tokens'")
-        match = _QUANTITY.fullmatch(str(value))
+        written = isinstance(value, (int, str)) and not isinstance(value, bool)
+        match = _QUANTITY.fullmatch(str(value)) if written else None
         if not match:
-            raise ConfigError(path, f"{value!r} is no schedule; write 10, '10 batches', '2 epochs', '30 s' or '1M tokens'")
+            raise ConfigError(path, f"{value!r} is no schedule; write {_EXAMPLES}")
         number, factor, word = match.groups()
         unit = _UNITS.get(word.lower() or "steps")
         if unit is None:
@@ -99,10 +100,13 @@ class Schedule:
         period = None if every is None else Quantity.parse(every, f"{here}every")
         if period is not None and period.amount <= 0:
             raise ConfigError(f"{here}every", f"{every!r} is never due; the smallest is 1")
-        points = () if at is None else at if isinstance(at, (list, tuple)) else (at,)
+        given = () if at is None else at if isinstance(at, (list, tuple)) else (at,)
+        points = tuple(Quantity.parse(point, f"{here}at") for point in given)
+        if any(point.amount <= 0 for point in points):
+            raise ConfigError(f"{here}at", f"{at!r} is never reached; counting starts at 1")
         return cls(
             period,
-            tuple(Quantity.parse(point, f"{here}at") for point in points),
+            points,
             None if start is None else Quantity.parse(start, f"{here}start"),
             None if stop is None else Quantity.parse(stop, f"{here}stop"),
         )
@@ -133,7 +137,7 @@ class Schedule:
         )
 
     def wait(self, now: Clock) -> int:
-        """Micro-batches for which the answer of `due` cannot become True: a lower bound, 0 when it must be asked again."""
+        """Micro-batches for which `due` cannot become True: a lower bound, 0 when it must be asked again."""
         marks = [*self.at, *([self.every] if self.every else []), *([self.start] if self.start else [])]
         if not marks or any(mark.unit in ("tokens", "seconds") for mark in marks):
             return 0
@@ -161,5 +165,3 @@ def _passed(point: Quantity, now: Clock, before: Clock) -> bool:
     if point.unit in ("steps", "batches", "epochs"):
         return bool(here == point.amount)
     return bool(getattr(before, point.unit) < point.amount <= here)
-
-

@@ -69,8 +69,8 @@ class UpdateChain:
 
     def compile(self, bound: list[Bound], timed: bool) -> Fired | None:
         """The chain for the hooks that are due now; None when there is none."""
-        if not bound:
-            return None
+        if all(getattr(item.listener.call, "__hookline_passes_through__", False) for item in bound):
+            return None  # the default link alone has nothing to do, so it costs nothing
         links = [self._link(item) for item in bound]
         failed, fire = self.registry.failed, self.registry.fire
 

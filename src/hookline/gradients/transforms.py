@@ -8,16 +8,17 @@ import torch
 
 from hookline.errors import HooklineError
 from hookline.gradients.view import Gradients
-from hookline.registry.base import UpdateHook
+from hookline.registry.base import UpdateHook, passes_through
 
 
 class Identity(UpdateHook):
-    """Passes the gradients through unchanged. The default: it is listed, it is called, and it costs nothing."""
+    """Passes the gradients through unchanged. The default: it is listed, and while it is alone it costs nothing."""
 
     built_in = True
     intervenes = False
     name = "identity"
 
+    @passes_through
     def on_update(self, grads: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         return grads
 

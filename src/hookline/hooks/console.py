@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Mapping
 from time import monotonic
@@ -70,7 +71,15 @@ class ConsoleLogHook(TrainingHook):
 
 
 def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> None:
-    """What each hook cost, as a table."""
+    """What each hook cost, as a table. Rich draws from Python's random stream, which is training's: it is put back."""
+    stream = random.getstate()
+    try:
+        _print_table(rows, seconds, out)
+    finally:
+        random.setstate(stream)
+
+
+def _print_table(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> None:
     from rich.console import Console
     from rich.table import Table
 

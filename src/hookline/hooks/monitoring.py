@@ -48,6 +48,8 @@ class JSONLogHook(TrainingHook):
             self._lines = None
 
     def _write(self, trainer: Any, event: str, state: Mapping[str, Any], **more: Any) -> None:
+        if self.path is None and trainer.run_dir is None and getattr(trainer.options, "fast_dev_run", False):
+            return  # a trial run, which writes nothing
         if self._lines is None:
             self._lines = JsonLines(self._where(trainer))
         told = {key: value for key, value in state.items() if key not in ("model", "optimizer")}

@@ -39,7 +39,7 @@ class MemoryRecord:
         self._closed = False
         self._event_sink = _ListSink(self.events, keep)
         self._buffer = MetricBuffer(_ListSink(self.metrics, keep))
-        self.keep = self._buffer.keep
+        self.extend = self._buffer.extend
 
     def start(self, hooks: list[dict[str, Any]], *, lineage: Mapping[str, Any] | None = None) -> None:
         """Fill `run`; git and the environment are left unknown, for asking would touch the disk."""

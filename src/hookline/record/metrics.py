@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -50,9 +50,9 @@ class MetricBuffer:
             raise RecordError(f"no metric can be named {name!r}, a field of every record; try 'train/{name}'")
         self._entries.append((step, epoch, name, value, time.time()))
 
-    def keep(self, step: int, epoch: int, name: str, tensor: torch.Tensor) -> None:
-        """As `log`, for a 0-dim tensor that nobody will write to any more: kept without a copy."""
-        self._entries.append((step, epoch, name, tensor, time.time()))
+    def extend(self, entries: Iterable[Entry]) -> None:
+        """Note many at once; tensors must be 0-dim, and nobody may write to them any more: they are not copied."""
+        self._entries.extend(entries)
 
     def flush(self) -> None:
         """Write what has arrived and send the rest on its way, one copy per device; waits for nothing."""

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from hookline.errors import RecordError
 from hookline.record import jsonsafe, provenance
 from hookline.record.description import check_outcome, describe_run, event_line, note_the_end
-from hookline.record.metrics import MetricBuffer
+from hookline.record.metrics import Entry, MetricBuffer
 from hookline.record.reader import read_json
 from hookline.record.redaction import redact
 from hookline.record.writers import JsonLines, write_json_atomic, write_text_atomic
-
-if TYPE_CHECKING:
-    import torch
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
 
@@ -50,8 +47,8 @@ class Record(Protocol):
     def log(self, step: int, epoch: int, name: str, value: Any) -> None:
         """Note a number or a one-element tensor; never waits for a device."""
 
-    def keep(self, step: int, epoch: int, name: str, tensor: torch.Tensor) -> None:
-        """As `log`, for a 0-dim tensor that nobody will write to any more: kept without a copy."""
+    def extend(self, entries: Iterable[Entry]) -> None:
+        """Note many at once; tensors must be 0-dim, and nobody may write to them any more: they are not copied."""
 
     def flush(self) -> None:
         """Write the metrics that have arrived, without waiting."""
@@ -91,7 +88,7 @@ class RunRecord:
         self._metric_lines = JsonLines(path / "metrics.jsonl")
         self._events = _Forgiving(self._event_lines, self._losses)
         self._metrics = MetricBuffer(_Forgiving(self._metric_lines, self._losses))
-        self.keep = self._metrics.keep
+        self.extend = self._metrics.extend
 
     @classmethod
     def create(

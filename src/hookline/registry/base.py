@@ -78,3 +78,9 @@ def not_an_event(function: Function) -> Function:
     """Mark a method whose name begins with ``on_`` but which is no event."""
     function.__hookline_not_an_event__ = True  # type: ignore[attr-defined]
     return function
+
+
+def passes_through(function: Function) -> Function:
+    """Mark an `on_update` that returns what it gets: a chain of nothing else is not run at all."""
+    function.__hookline_passes_through__ = True  # type: ignore[attr-defined]
+    return function

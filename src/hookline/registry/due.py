@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any
 
 from hookline.events.schedule import FAR, Clock, Reading, Schedule
 
@@ -21,21 +23,29 @@ class Agenda:
         self.sampled = 0  # of these, timed
         self._due_batches: Counter[str] = Counter()  # per scheduled hook
         self._due_sampled: Counter[str] = Counter()
-        self._before = Reading()
+        self._before: Reading | None = Reading()  # where the last micro-batch was; None when nobody looked
+
+    def resume(self, clock: Clock) -> None:
+        """Count tokens and seconds from here: the counters were restored."""
+        self._before = Reading.of(clock)
 
     def ask(self, now: Clock, scheduled: Sequence[tuple[str, Schedule]], sample: bool) -> int:
         """Decide who is due now; returns for how many further micro-batches the decision holds."""
-        before = self.due
-        self.due = frozenset(name for name, schedule in scheduled if schedule.due(now, self._before))
+        before, last = self.due, self._last_batch(now)
+        self.due = frozenset(name for name, schedule in scheduled if schedule.due(now, last))
         # A hook that has just become due is timed, too: one that is rarely due might else never be.
         self.timed = sample and (now.batches % SAMPLE_EVERY == SAMPLE_AT or self.due > before)
         self._count()
-        if self.due or self.timed:
-            wait = 0
-        else:
-            wait = min((schedule.wait(now) for _, schedule in scheduled), default=FAR)
-        self._before = Reading.of(now)
-        return min(wait, (SAMPLE_AT - now.batches - 1) % SAMPLE_EVERY if sample else FAR)
+        waits = [0] if self.due or self.timed else [schedule.wait(now) for _, schedule in scheduled]
+        wait = min(*waits, (SAMPLE_AT - now.batches - 1) % SAMPLE_EVERY if sample else FAR, FAR)
+        self._before = None if wait else Reading.of(now)
+        return wait
+
+    def _last_batch(self, now: Clock) -> Clock:
+        """Where the micro-batch before this one was; what was passed while nobody looked is past."""
+        if self._before is None or (self._before.batches == 0 and now.batches > 1):
+            return now
+        return self._before
 
     def _count(self) -> None:
         self.sampled += self.timed
@@ -48,3 +58,27 @@ class Agenda:
         if name in self._due_batches:
             return self._due_batches[name] / max(self._due_sampled[name], 1)
         return self.batches / self.sampled if self.sampled else 1.0
+
+
+class HandClock:
+    """Tells from the values of events fired by hand where that loop is; what an event does not say stays as it was."""
+
+    def __init__(self) -> None:
+        self.now = Reading()
+        self._born = monotonic()
+        self._position: tuple[int, int, int] | None = None
+
+    def read(self, values: Mapping[str, Any]) -> None:
+        """Take over what an event says about where the loop is."""
+        said = {name: value for name, value in values.items() if isinstance(value, int)}
+        now, batch = self.now, said["batch_idx"] + 1 if "batch_idx" in said else None
+        now.steps = said.get("step", now.steps if batch is None else batch)
+        now.batches = now.steps if batch is None else batch
+        now.epochs = said["epoch"] + 1 if "epoch" in said else max(now.epochs, 1)
+        now.tokens = said.get("tokens_seen", now.tokens)
+        now.seconds = monotonic() - self._born
+
+    def moved(self) -> bool:
+        """Whether another micro-batch has begun since this was last asked, so that the schedules must be."""
+        before, self._position = self._position, (self.now.steps, self.now.batches, self.now.epochs)
+        return self._position != before

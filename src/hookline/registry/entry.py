@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from hookline.errors import RegistrationError, nearest
@@ -39,7 +40,7 @@ class Entry:
     outer_cost: Cost = field(default_factory=Cost)  # always timed
     closed: bool = False
 
-    @property
+    @cached_property
     def kinds(self) -> list[str]:
         """Which kinds of hook it is: by the methods it has, else by nothing but a lifecycle hook."""
         kinds = {CATALOG[event].kind for event in self.listeners}
@@ -129,14 +130,14 @@ def _heard(hook: Any, owner: str) -> Iterator[tuple[Event, str]]:
                     f"{owner} defines {here[event.name]} and {spelling}, two spellings of one event; keep one"
                 )
             here[event.name] = spelling
-            if event.name not in taken:
+            if event.name not in taken and _is_event_method(getattr(hook, spelling)):
                 yield event, spelling
         taken |= set(here)
 
 
 def _event_like(namespace: Any, owner: str) -> Iterator[str]:
     for name, value in namespace.items():
-        if not name.startswith("on_") or not _is_method(value) or getattr(value, "__hookline_not_an_event__", False):
+        if not name.startswith("on_") or not _is_event_method(value):
             continue
         if name not in SPELLINGS:
             raise RegistrationError(
@@ -146,8 +147,11 @@ def _event_like(namespace: Any, owner: str) -> Iterator[str]:
         yield name
 
 
-def _is_method(value: Any) -> bool:
-    return callable(value) or isinstance(value, (staticmethod, classmethod))
+def _is_event_method(value: Any) -> bool:
+    """Whether it can be called and is not marked; a subclass unhears an event with ``on_… = None`` or the mark."""
+    method = callable(value) or isinstance(value, (staticmethod, classmethod))
+    marked = (getattr(body, "__hookline_not_an_event__", False) for body in (value, getattr(value, "__func__", value)))
+    return method and not any(marked)
 
 
 def function_hook(function: Callable[..., Any], event: Event, spelling: str) -> dict[str, Listener]:

@@ -25,10 +25,14 @@ class Handle(str):
         remove, self._remove = self._remove, _nothing
         remove()
 
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """A copy, or what another process gets, is the plain name."""
+        return str, (str(self),)
+
     def __enter__(self) -> Handle:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, trace: TracebackType | None) -> None:
         self.remove()
 
 

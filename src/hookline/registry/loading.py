@@ -45,19 +45,20 @@ class HookSpec:
 
 def read_hooks(config: Any, *, allow: tuple[str, ...] = (), from_file: bool = False) -> list[HookSpec]:
     """Every hook that a configuration names, in order. Wrong keys, types and names are one clear error each."""
-    tree = _mapping(config)
+    tree = hook_tree(config)
     gate = Gate(allow, from_file)
     specs = [spec for kind in KINDS for spec in _listed(tree.get(kind), kind, gate)]
     specs += [*_by_class(tree, gate), *_by_flag(tree)]
     return specs
 
 
-def _mapping(config: Any) -> Mapping[str, Any]:
+def hook_tree(config: Any) -> Mapping[str, Any]:
+    """The part of a configuration that is about hooks, as a mapping whose keys are known."""
     tree = config.model_dump(exclude_none=True) if hasattr(config, "model_dump") else config
     if not isinstance(tree, Mapping):
         raise ConfigError("hooks", f"expected a mapping with {', '.join(KINDS)}, got {_shown(tree)}")
     if "hooks" in tree:
-        return _mapping(tree["hooks"] or {})
+        return hook_tree(tree["hooks"] or {})
     for key in tree:
         if key not in KEYS:
             raise ConfigError(f"hooks.{key}", f"unknown key; {nearest(str(key), KEYS, 40)}")
@@ -99,15 +100,22 @@ def _one(entry: Any, kind: str, path: str, gate: Gate) -> HookSpec:
     type_name = given["name"]
     if not isinstance(given.get("enabled", True), bool):
         raise ConfigError(f"{path}.enabled", f"expected true or false, got {_shown(given['enabled'])}")
+    options, parameters = _sorted_out(given, RESERVED)
     return HookSpec(
         path=path,
         type_name=type_name,
         target=_target(type_name, f"{path}.name", gate),
         name=given.get("as"),
         kind=kind,
-        options={key: given[key] for key in OPTIONS if key in given},
-        parameters={str(key): value for key, value in given.items() if key not in RESERVED},
+        options=options,
+        parameters=parameters,
     )
+
+
+def _sorted_out(given: Mapping[str, Any], reserved: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What belongs to the registry, and what goes to the hook's constructor."""
+    options = {key: given[key] for key in OPTIONS if key in given}
+    return options, {str(key): value for key, value in given.items() if key not in reserved}
 
 
 def _by_class(tree: Mapping[str, Any], gate: Gate) -> Iterator[HookSpec]:
@@ -116,9 +124,10 @@ def _by_class(tree: Mapping[str, Any], gate: Gate) -> Iterator[HookSpec]:
         if not isinstance(dotted, str):
             raise ConfigError(f"hooks.hook_classes.{index}", f"expected a class path, got {_shown(dotted)}")
         bare = dotted.rpartition(".")[2]
-        parameters = configs.pop(dotted, None) or configs.pop(bare, None) or {}
+        given = configs.pop(dotted, None) or configs.pop(bare, None) or {}
         target = _target(dotted, f"hooks.hook_classes.{index}", gate)
-        yield HookSpec(f"hooks.hook_classes.{index}", dotted, target, parameters=dict(parameters))
+        options, parameters = _sorted_out(given, OPTIONS)
+        yield HookSpec(f"hooks.hook_classes.{index}", dotted, target, options=options, parameters=parameters)
     for key in configs:
         raise ConfigError(f"hooks.hook_configs.{key}", f"no such class in hook_classes; {nearest(str(key), paths)}")
 
@@ -129,7 +138,8 @@ def _by_flag(tree: Mapping[str, Any]) -> Iterator[HookSpec]:
             continue
         if name not in HOOKS:
             raise ConfigError(f"hooks.{flag}", f"there is no hook {name!r} yet; {nearest(name, HOOKS.names())}")
-        yield HookSpec(f"hooks.{flag}", name, name, origin="built-in", parameters=dict(tree.get(key) or {}))
+        options, parameters = _sorted_out(tree.get(key) or {}, OPTIONS)
+        yield HookSpec(f"hooks.{flag}", name, name, origin="built-in", options=options, parameters=parameters)
 
 
 def _target(name: str, path: str, gate: Gate) -> str:
@@ -168,7 +178,8 @@ def import_dotted(dotted: str) -> Any:
         raise HooklineError(f"{dotted!r}: {module_name} has no {attribute!r}; {nearest(attribute, vars(module))}")
     home = getattr(found, "__module__", "")
     if not callable(found) or home.split(".")[0] != dotted.split(".")[0]:
-        raise HooklineError(f"{dotted!r} is not a hook class of that package (it is {type(found).__name__} from {home!r})")
+        kind = type(found).__name__
+        raise HooklineError(f"{dotted!r} is not a hook class of that package (it is {kind} from {home!r})")
     return found
 
 
@@ -185,7 +196,8 @@ def _check_parameters(factory: Any, parameters: Mapping[str, Any]) -> None:
         if key not in known:
             raise RegistrationError(f"{name} has no parameter {key!r}; {nearest(key, [*known, *OPTIONS], 40)}")
     for key, parameter in known.items():
-        required = parameter.default is inspect.Parameter.empty and parameter.kind is not inspect.Parameter.VAR_POSITIONAL
+        spread = parameter.kind is inspect.Parameter.VAR_POSITIONAL
+        required = parameter.default is inspect.Parameter.empty and not spread
         if required and key not in parameters:
             raise RegistrationError(f"{name} needs the parameter {key!r}")
 

@@ -6,7 +6,7 @@ whoever wrote them. `before` and `after` move only the hook that asked, to the n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Protocol
@@ -33,17 +33,48 @@ class Place:
     why: str
 
 
-def in_order(hooks: Iterable[Placed], tiers: bool) -> list[Place]:
-    """The resolved order; `tiers` puts users' hooks before the built-in ones."""
+@dataclass(frozen=True)
+class Ask:
+    """Where one hook wants to be, among the hooks that are there."""
+
+    name: str
+    before: list[str]
+    after: list[str]
+
+    def __str__(self) -> str:
+        return " and ".join([f"before {name!r}" for name in self.before] + [f"after {name!r}" for name in self.after])
+
+
+def in_order(hooks: Iterable[Placed], tiers: bool, strict: bool = False) -> list[Place]:
+    """The resolved order; `tiers` puts users' hooks before the built-in ones.
+
+    Circles are refused always; with `strict`, what nobody can satisfy is, too. Without it such a hook keeps its
+    `after`: a wish that was legal when it was made must not break a run because another hook has been removed.
+    """
     known = {hook.name: hook for hook in hooks}
     base = sorted(known.values(), key=lambda hook: (hook.last, tiers and hook.built_in, hook.number))
     places = [Place(hook.name, _tier(hook, tiers)) for hook in base]
-    for name in _targets_first(base):
-        asked = known[name]
-        before = [target for target in asked.before if target in known]
-        after = [target for target in asked.after if target in known]
-        if before or after:
-            places = _moved(places, name, before, after)
+    asks = _targets_first(list(filter(None, (_ask(hook, known) for hook in base))))
+    # One round is enough unless hooks refer to each other; each further one settles at least one more of them.
+    for _ in asks:
+        moved = _round(places, asks)
+        if [place.name for place in moved] == [place.name for place in places]:
+            break
+        places = moved
+    if strict:
+        _refuse_unsatisfied(places, asks)
+    return places
+
+
+def _ask(hook: Placed, known: Container[str]) -> Ask | None:
+    before = [target for target in hook.before if target in known]
+    after = [target for target in hook.after if target in known]
+    return Ask(hook.name, before, after) if before or after else None
+
+
+def _round(places: list[Place], asks: Iterable[Ask]) -> list[Place]:
+    for ask in asks:
+        places = _moved(places, ask)
     return places
 
 
@@ -52,24 +83,22 @@ def _tier(hook: Placed, tiers: bool) -> str:
     return f"{kind}, registered as number {hook.number}" + (", kept at the end" if hook.last else "")
 
 
-def _targets_first(hooks: Sequence[Placed]) -> list[str]:
-    """Hooks that others refer to are placed before those that refer to them; a cycle is refused."""
-    known = {hook.name for hook in hooks}
-    graph = {hook.name: [name for name in (*hook.before, *hook.after) if name in known] for hook in hooks}
-    _refuse_contradictions(hooks, known)
+def _targets_first(asks: Sequence[Ask]) -> list[Ask]:
+    """Hooks that others refer to are placed before those that refer to them; a circle of wishes is refused."""
+    _refuse_circles(asks)
+    by_name = {ask.name: ask for ask in asks}
+    graph = {ask.name: [*ask.before, *ask.after] for ask in asks}
     try:
-        return list(TopologicalSorter(graph).static_order())
-    except CycleError:
-        # Two hooks may refer to each other without contradiction (a before b, b after a): any order of placing works.
-        return [hook.name for hook in hooks]
+        return [by_name[name] for name in TopologicalSorter(graph).static_order() if name in by_name]
+    except CycleError:  # hooks may refer to each other without contradiction: a before b, b after a
+        return list(asks)
 
 
-def _refuse_contradictions(hooks: Sequence[Placed], known: set[str]) -> None:
-    later: dict[str, set[str]] = {hook.name: {name for name in hook.after if name in known} for hook in hooks}
-    for hook in hooks:
-        for target in hook.before:
-            if target in known:
-                later[target].add(hook.name)
+def _refuse_circles(asks: Sequence[Ask]) -> None:
+    later: dict[str, set[str]] = {ask.name: set(ask.after) for ask in asks}
+    for ask in asks:
+        for target in ask.before:
+            later.setdefault(target, set()).add(ask.name)
     try:
         TopologicalSorter(later).prepare()
     except CycleError as error:
@@ -77,18 +106,25 @@ def _refuse_contradictions(hooks: Sequence[Placed], known: set[str]) -> None:
         raise RegistrationError(f"before/after go round in a circle: {ring}; drop one of them") from None
 
 
-def _moved(places: list[Place], name: str, before: list[str], after: list[str]) -> list[Place]:
-    index = next(i for i, place in enumerate(places) if place.name == name)
-    rest = [place for place in places if place.name != name]
+def _moved(places: list[Place], ask: Ask) -> list[Place]:
+    """Only the hook that asked moves, to the nearest place that satisfies it; `after` wins where both cannot be had."""
+    index = next(i for i, place in enumerate(places) if place.name == ask.name)
+    rest = [*places[:index], *places[index + 1 :]]
     at = {place.name: i for i, place in enumerate(rest)}
-    lowest = max((at[target] + 1 for target in after), default=0)
-    highest = min((at[target] for target in before), default=len(rest))
-    if lowest > highest:
-        raise RegistrationError(
-            f"{name!r} asks to run after {after} and before {before}, but those run in the other order themselves"
-        )
-    spot = min(max(index, lowest), highest)
+    lowest = max((at[target] + 1 for target in ask.after), default=0)
+    highest = min((at[target] for target in ask.before), default=len(rest))
+    spot = max(min(index, highest), lowest)
     if spot == index:
         return places
-    asked = [f"before {target!r}" for target in before] + [f"after {target!r}" for target in after]
-    return [*rest[:spot], Place(name, f"{places[index].why}; moved, as it asked to run {' and '.join(asked)}"), *rest[spot:]]
+    why = places[index].why.partition("; moved")[0]
+    return [*rest[:spot], Place(ask.name, f"{why}; moved, as it asked to run {ask}"), *rest[spot:]]
+
+
+def _refuse_unsatisfied(places: Sequence[Place], asks: Iterable[Ask]) -> None:
+    at = {place.name: i for i, place in enumerate(places)}
+    for ask in asks:
+        mine = at[ask.name]
+        if any(at[name] < mine for name in ask.before) or any(at[name] > mine for name in ask.after):
+            raise RegistrationError(
+                f"{ask.name!r} asks to run {ask}, but those run in the other order themselves; drop one of these wishes"
+            )

@@ -5,21 +5,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from hookline.errors import HooklineError, RegistrationError, StopTraining, nearest
 from hookline.events.arguments import by_hand
 from hookline.events.catalog import CATALOG, SPELLINGS, Event, Events, find_event
-from hookline.events.dispatch import Bound, Desk, Fire, Fired, compile_event, event_source
-from hookline.events.moment import HandMoment, known_step
+from hookline.events.dispatch import Bound, Desk, Fire, Fired, compile_event, event_source, wanted_attributes
+from hookline.events.moment import HandMoment, known, known_step
 from hookline.events.policy import STRIKES, Incident, annotate, check_policy, must_raise, report
-from hookline.events.schedule import Clock, Reading, Schedule
-from hookline.registry.due import Agenda
-from hookline.registry.entry import Entry, HookList, default_name, find_listeners, function_hook, hook_state, load_hook_state
+from hookline.events.schedule import Clock, Schedule
+from hookline.registry.due import Agenda, HandClock
+from hookline.registry.entry import (
+    Entry,
+    HookList,
+    default_name,
+    find_listeners,
+    function_hook,
+    hook_state,
+    load_hook_state,
+)
 from hookline.registry.handle import Handle
-from hookline.registry.loading import HookSpec, hook_parameters, make_hook, read_hooks
-from hookline.registry.order import in_order
+from hookline.registry.loading import OPTIONS, HookSpec, hook_parameters, hook_tree, make_hook, read_hooks
+from hookline.registry.order import Place, in_order
 
 INNER = [event.name for event in CATALOG.values() if event.inner]
 OUTER = [event.name for event in CATALOG.values() if not event.inner]
@@ -33,7 +42,7 @@ class HookRegistry(Events):
     the event. The trainer fires through `registry.fire` instead, whose slots are None for events nobody hears.
     """
 
-    _orders: Mapping[str, tuple[str, ...]] = {}  # a subclass's own positional orders, by spelling
+    _orders: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # a subclass's own positional orders, by spelling
 
     def __init__(self, config: Any = None, *, allow: Iterable[str] = (), from_file: bool = False) -> None:
         self.fire = Fire()
@@ -43,10 +52,15 @@ class HookRegistry(Events):
         self._entries: dict[str, Entry] = {}
         self._counter = 0
         self._constrained = 0  # hooks with before/after
+        self._scheduled = 0  # hooks that are not always due
+        self._undemanding = 0  # listeners that can do without some of the values they take
+        self._by_hand: dict[tuple[str, frozenset[str], frozenset[str], bool], Fired] = {}
+        self._order: dict[str, list[Place]] = {}  # by kind; made when first asked for, forgotten at every change
         self._hearers = dict.fromkeys(CATALOG, 0)
         self._lock = threading.RLock()
         self._agenda = Agenda()
-        self._countdown = 0
+        self._hand_clock = HandClock()
+        self.countdown = 0  # micro-batches until somebody may become due; see begin_batch
         self._tables: dict[tuple[frozenset[str], bool], dict[str, Fired | None]] = {}
         self._compilers: dict[str, Callable[[list[Bound], bool], Fired | None]] = {}
         self._incident_listeners: list[Callable[[Incident], Any]] = []
@@ -80,12 +94,13 @@ class HookRegistry(Events):
 
         `parameters` go to the constructor when a class, a name or a path is given.
         """
-        made = hook if event else make_hook(hook, parameters)
+        made = _function(hook, parameters) if event else make_hook(hook, parameters)
         if event:
             listeners = function_hook(made, find_event(event), event if event.startswith("on_") else f"on_{event}")
             name = name or getattr(made, "__name__", "function")
         else:
             listeners = find_listeners(made)
+            _refuse_deaf(made, listeners)
         schedule = Schedule.parse(every, at, start, stop, name or "")
         if schedule == Schedule():
             schedule = getattr(made, "schedule", None) or schedule
@@ -103,7 +118,7 @@ class HookRegistry(Events):
             after=_names(after),
             ranks=_ranks(ranks),
             origin="built-in" if vars(type(made)).get("built_in", False) and origin == "code" else origin,
-            parameters=hook_parameters(made, parameters),
+            parameters={} if event else hook_parameters(made, parameters),
         )
         return self._add(entry)
 
@@ -111,28 +126,44 @@ class HookRegistry(Events):
 
     def _add(self, entry: Entry) -> Handle:
         with self._lock:
-            if entry.name in self._entries:
-                raise RegistrationError(
-                    f"a hook named {entry.name!r} is registered already; give this one another name (name=…, or `as:` in a config)"
-                )
-            entry.number = self._counter + 1
-            if entry.before or entry.after or self._constrained:
-                in_order([*self._entries.values(), entry], tiers=True)  # refuses a circle before anything has changed
+            self._check_name(entry)
+            self._counter += 1
+            entry.number = self._counter
+            self._check_order(entry)
             self._check_admissible(entry)
             setup = getattr(entry.hook, "setup", None)
             if callable(setup):
                 setup()
-            self._counter += 1
+            if entry.name in self._entries:  # by setup() itself
+                self._close(entry)
+                self._check_name(entry)
             self._entries[entry.name] = entry
             self._count(entry, 1)
             self._changed()
         return Handle(entry.name, partial(self._remove_if_there, entry))
 
+    def _check_name(self, entry: Entry) -> None:
+        if entry.name in self._entries:
+            raise RegistrationError(
+                f"a hook named {entry.name!r} is registered already; "
+                "give this one another name (name=…, or `as:` in a config)"
+            )
+
+    def _check_order(self, entry: Entry) -> None:
+        """Refuse before/after that cannot be had, before anything has changed."""
+        if not (self._constrained or entry.before or entry.after):
+            return
+        for kind in entry.kinds:
+            in_order([*self.entries(kind), entry], tiers=kind == "lifecycle", strict=True)
+        in_order([*self.entries(), entry], tiers=True)  # circles through hooks of several kinds
+
     def _count(self, entry: Entry, by: int) -> None:
         """Keep count of who listens to what, so that a change costs the same for ten hooks as for a thousand."""
         self._constrained += by * bool(entry.before or entry.after)
-        for name in entry.listeners:
+        self._scheduled += by * (not entry.schedule.always)
+        for name, listener in entry.listeners.items():
             self._hearers[name] += by
+            self._undemanding += by * bool(listener.optional)
 
     def _check_admissible(self, entry: Entry) -> None:
         """A door for subclasses to refuse a hook before it is in (unmatched module patterns, for one)."""
@@ -155,18 +186,32 @@ class HookRegistry(Events):
 
         From a file, dotted paths are refused unless they lie under a prefix in `allow`; nothing is imported before.
         """
-        specs = read_hooks(config, allow=tuple(allow), from_file=from_file)
-        handles = [self._load_one(spec) for spec in specs]
-        if "update" not in _keys(config) and not any("update" in entry.kinds for entry in self._entries.values()):
+        specs = read_hooks(config, allow=_names(allow), from_file=from_file)
+        handles: list[Handle] = []
+        try:
+            handles += map(self._load_one, specs)
+        except Exception:
+            for handle in handles:  # a config is loaded as a whole or not at all
+                handle.remove()
+            raise
+        if "update" not in hook_tree(config) and not self.entries("update"):
             handles.append(self.register("identity", origin="default"))
         return handles
 
     def _load_one(self, spec: HookSpec) -> Handle:
-        handle = self.register(spec.target, spec.name, origin=spec.origin, **spec.options, **spec.parameters)
-        if spec.kind and spec.kind not in self._entries[handle].kinds:
-            kinds = " and ".join(self._entries[handle].kinds)
+        try:
+            made = make_hook(spec.target, spec.parameters)
+            handle = self.register(made, spec.name, origin=spec.origin, **spec.options)
+        except RegistrationError as error:
+            raise RegistrationError(f"{spec.path}: {error}") from error
+        entry = self._entries[handle]
+        entry.parameters.update(spec.parameters)
+        if spec.kind and spec.kind not in entry.kinds:
+            kinds = " and ".join(entry.kinds)
             handle.remove()
-            raise RegistrationError(f"{spec.path}: {spec.type_name!r} is a {kinds} hook; list it under `{kinds.split()[0]}:`")
+            raise RegistrationError(
+                f"{spec.path}: {spec.type_name!r} is a {kinds} hook; list it under `{kinds.split()[0]}:`"
+            )
         return handle
 
     # ---- looking and switching -----------------------------------------------------------------------------------
@@ -212,10 +257,11 @@ class HookRegistry(Events):
         """Which hooks hear an event, in which order and why; with `source`, the function that calls them."""
         row = find_event(event)
         lines = [f"{row.name}: {row.fires}; gradients: {row.gradients}"]
-        places = [place for place in in_order(self._entries.values(), row.kind == "lifecycle")]
-        hearing = [place for place in places if row.name in self._entries[place.name].listeners]
+        entries = dict(self._entries)
+        places = [place for place in self._places(row.kind) if place.name in entries]
+        hearing = [place for place in places if row.name in entries[place.name].listeners]
         for index, place in enumerate(hearing, 1):
-            entry = self._entries[place.name]
+            entry = entries[place.name]
             status = "" if entry.enabled else " [disabled]"
             when = f" ({entry.schedule})" if row.inner and not entry.schedule.always else ""
             named = ", ".join(entry.listeners[row.name].wanted) or "nothing"
@@ -290,14 +336,16 @@ class HookRegistry(Events):
 
     def _changed(self) -> None:
         """The set of hooks is another: forget all callables; each event makes its own when it next fires."""
-        self.hooks = tuple(entry.hook for entry in self._entries.values())
-        self._tables = {}
-        self._countdown = 0
-        self._install()
-        for name in OUTER:
-            setattr(self.fire, name, partial(self._first_fire, None, name) if self._hearers[name] else None)
-        for tell in self._change_listeners:
-            tell()
+        with self._lock:
+            self.hooks = tuple(entry.hook for entry in self._entries.values())
+            self._order, self._by_hand = {}, {}
+            self._tables = {}
+            self.countdown = 0
+            self._install()
+            for name in OUTER:
+                setattr(self.fire, name, partial(self._first_fire, None, name) if self._hearers[name] else None)
+            for tell in list(self._change_listeners):
+                tell()
 
     def _install(self) -> None:
         """Put the callables for the current set of due hooks into the slots of the inner events."""
@@ -331,8 +379,16 @@ class HookRegistry(Events):
 
     def _bound(self, event: Event, due: frozenset[str] | None) -> list[Bound]:
         """The listeners of an event in order; `due=None` counts every scheduled hook as due."""
-        hearing = [entry for entry in self._entries.values() if self._hears(entry, event, due)]
-        return [self._entries[place.name].bind(event) for place in in_order(hearing, event.kind == "lifecycle")]
+        with self._lock:
+            ordered = (self._entries[place.name] for place in self._places(event.kind))
+            return [entry.bind(event) for entry in ordered if self._hears(entry, event, due)]
+
+    def _places(self, kind: str) -> list[Place]:
+        """The order of all hooks of a kind, off and not due ones included: switching one never moves another."""
+        with self._lock:
+            if kind not in self._order:
+                self._order[kind] = in_order(self.entries(kind), tiers=kind == "lifecycle")
+            return self._order[kind]
 
     def _hears(self, entry: Entry, event: Event, due: frozenset[str] | None) -> bool:
         if not entry.enabled or event.name not in entry.listeners:
@@ -349,23 +405,31 @@ class HookRegistry(Events):
     # ---- being due ------------------------------------------------------------------------------------------------
 
     def begin_batch(self, clock: Clock) -> None:
-        """Decide who is due for this micro-batch; costs a decrement unless a schedule or a sample comes up."""
-        if self._countdown > 0:
-            self._countdown -= 1
-            return
-        before = (self._agenda.due, self._agenda.timed)
-        scheduled = [
-            (entry.name, entry.schedule) for entry in self._entries.values() if entry.enabled and not entry.schedule.always
-        ]
-        sample = any(getattr(self.fire, name) is not None for name in INNER)
-        self._countdown = self._agenda.ask(clock, scheduled, sample)
-        if (self._agenda.due, self._agenda.timed) != before:
-            with self._lock:
+        """Another micro-batch begins; costs a decrement unless a schedule or a sample comes up."""
+        if self.countdown > 0:
+            self.countdown -= 1
+        else:
+            self.decide_who_is_due(clock)
+
+    def decide_who_is_due(self, clock: Clock) -> None:
+        """Ask the schedules, put the callables for those who are due in place, and count down to the next question."""
+        with self._lock:  # or a change in another thread would lose its own question
+            before = (self._agenda.due, self._agenda.timed)
+            scheduled = [
+                (entry.name, entry.schedule)
+                for entry in self._entries.values()
+                if entry.enabled and not entry.schedule.always
+            ]
+            sample = any(getattr(self.fire, name) is not None for name in INNER)
+            self.countdown = self._agenda.ask(clock, scheduled, sample)
+            if (self._agenda.due, self._agenda.timed) != before:
                 self._install()
 
-    def replan(self) -> None:
-        """Ask every schedule again at the next micro-batch (an epoch began, counters were restored)."""
-        self._countdown = 0
+    def replan(self, restored: Clock | None = None) -> None:
+        """Ask every schedule again at the next micro-batch: an epoch began, or counters were `restored` to a clock."""
+        if restored is not None:
+            self._agenda.resume(restored)
+        self.countdown = 0
 
     def due_now(self, name: str) -> bool:
         """Whether a hook is due at this micro-batch."""
@@ -377,12 +441,26 @@ class HookRegistry(Events):
     def _fire_by_hand(self, spelling: str, args: tuple[Any, ...], values: dict[str, Any]) -> None:
         event = SPELLINGS[spelling]
         named = by_hand(event, self._orders.get(spelling, event.order), args, values)
-        if event.inner:
-            step = named.get("step", named.get("batch_idx", -1) + 1) or self._agenda.batches
-            self.begin_batch(Reading(steps=step, batches=step, epochs=named.get("epoch", 0) + 1))
+        self._hand_clock.read(named)
+        if event.inner and self._hand_clock.moved():
+            begin = self.decide_who_is_due if self._scheduled else self.begin_batch  # steps fired by hand may jump
+            begin(self._hand_clock.now)
         heard = getattr(self.fire, event.name)
         if heard:
-            heard(HandMoment(event, named, partial(self._who_names, event)))
+            moment = HandMoment(event, named, partial(self._who_names, event))
+            if self._undemanding and event.name not in self._compilers:
+                heard = self._without_missing(event, frozenset(vars(moment)))
+            heard(moment)
+
+    def _without_missing(self, event: Event, passed: frozenset[str]) -> Fired:
+        """The callable for a call that passed only these values: hooks keep their defaults for the rest."""
+        key = (event.name, passed, self._agenda.due, self._agenda.timed)
+        if key not in self._by_hand:
+            bound = self._bound(event, self._agenda.due)
+            missing = set(wanted_attributes(bound)) - passed
+            reduced = [replace(item, listener=item.listener.without(missing)) for item in bound]
+            self._by_hand[key] = compile_event(event, reduced, self._desk, self._agenda.timed) or _nobody
+        return self._by_hand[key]
 
     def _who_names(self, event: Event, attribute: str) -> list[str]:
         return [bound.hook for bound in self._bound(event, self._agenda.due) if attribute in bound.listener.wanted]
@@ -394,9 +472,10 @@ class HookRegistry(Events):
         self._incident_listeners.append(listener)
         return lambda: self._incident_listeners.remove(listener)
 
-    def watch_changes(self, listener: Callable[[], Any]) -> None:
-        """Hear that the set of hooks has changed."""
+    def watch_changes(self, listener: Callable[[], Any]) -> Callable[[], None]:
+        """Hear that the set of hooks has changed; returns a function that ends it."""
         self._change_listeners.append(listener)
+        return lambda: self._change_listeners.remove(listener)
 
     def overruled(self, hook: str, event: str, step: int, message: str) -> None:
         """A hook changed what is not its own and it was undone: counted always, reported once per hook and event."""
@@ -416,14 +495,15 @@ class HookRegistry(Events):
         if isinstance(error, StopTraining):
             return self._stop(bound.hook, event, error, moment)
         annotate(error, bound.hook, event.name, step, self.rank)
-        if entry is None:  # removed while it was running
-            return None
-        strikes = entry.failures.add(event.name)
         kind, message = "failed", f"failed: {type(error).__name__}: {error}"
+        if entry is None:  # removed while it was running
+            self._report(Incident(kind, bound.hook, event.name, step, message, error), True)
+            return error if must_raise(error, "raise" if self.debug else "warn") and not event.closing else None
+        strikes = entry.failures.add(event.name)
         if must_raise(error, "raise" if self.debug else entry.policy) and not event.closing:
             self._report(Incident(kind, bound.hook, event.name, step, message, error), False)
             return error
-        if event.closing and (original := getattr(moment, "exception", None)) is not None and original is not error:
+        if event.closing and (original := known(moment, "exception", None)) not in (None, error):
             original.add_note(f"hook {bound.hook!r} then failed in {event.name}: {error!r}")
         self._report(Incident(kind, bound.hook, event.name, step, message, error), entry.failures.total == 1)
         if entry.policy == "disable" or strikes >= STRIKES:
@@ -471,7 +551,8 @@ class HookRegistry(Events):
         rows = [_cost_row(entry, self._agenda.scale(entry.name)) for entry in self.entries()]
         for name, cost in list(self._desk.arguments.items()):
             if cost.ns > 100_000:  # reading a free argument is no news
-                rows.append({"hook": f"reading {name}", "kind": "argument", "calls": cost.calls, "seconds": cost.ns / 1e9})
+                seconds = cost.ns / 1e9
+                rows.append({"hook": f"reading {name}", "kind": "argument", "calls": cost.calls, "seconds": seconds})
         return sorted(rows, key=lambda row: -float(str(row["seconds"])))
 
     def count_batches(self, batches: int) -> None:
@@ -482,7 +563,7 @@ class HookRegistry(Events):
 class HookRunner(HookRegistry):
     """The registry for those who fire events from their own loop; an unused one costs a branch per call site."""
 
-    _orders = {
+    _orders: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "on_train_begin": ("config",),
         "on_step_end": ("ctx",),
         "on_eval_end": ("metrics", "step"),
@@ -511,6 +592,10 @@ for _spelling in SPELLINGS:
     setattr(HookRegistry, _spelling, _dispatcher(_spelling))
 
 
+def _nobody(moment: Any) -> None:
+    """Stands for an event that no hook hears now."""
+
+
 def _names(value: str | Iterable[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
@@ -521,10 +606,20 @@ def _ranks(value: int | Iterable[int] | None) -> frozenset[int] | None:
     return frozenset((value,)) if isinstance(value, int) else frozenset(value)
 
 
-def _keys(config: Any) -> set[str]:
-    return set(config) if isinstance(config, Mapping) else {"update"} if getattr(config, "update", None) else set()
+def _function(function: Any, unknown: Mapping[str, Any]) -> Any:
+    """A plain function has no constructor: what is left over is a misspelt option."""
+    for key in unknown:
+        raise RegistrationError(f"{key!r} is no option of a hook; {nearest(key, OPTIONS)}")
+    return function
 
 
+def _refuse_deaf(hook: Any, listeners: Mapping[str, Any]) -> None:
+    """An object that hears nothing and is not even meant as a hook is somebody's slip."""
+    if not listeners and not isinstance(hook, Events):
+        raise RegistrationError(
+            f"{getattr(hook, '__name__', type(hook).__name__)!r} hears no event: give a function its event (event=…), "
+            "or a class a method named after one"
+        )
 
 
 def _cost_row(entry: Entry, scale: float) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from hookline.trainer.rng import restore_rng, rng_state
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
-PROGRESS = ("step", "epoch", "batch_idx", "batches", "tokens_seen")
+PROGRESS = ("step", "epoch", "batch_idx", "batches_before", "tokens_seen")
 
 
 def save_checkpoint(trainer: Trainer, name: str | None = None) -> Path:
@@ -38,6 +38,7 @@ def collect(trainer: Trainer) -> dict[str, Any]:
         "scaler": scaler.state_dict() if scaler is not None else None,
         "progress": {**{name: getattr(moment, name) for name in PROGRESS}, "seconds": moment.seconds},
         "rng": rng_state(),
+        "epoch_rng": moment.epoch_rng,
         "hooks": trainer.hooks.state_dict(),
         "update_state": trainer.chain.states,
     }
@@ -78,6 +79,7 @@ def restore(trainer: Trainer, sections: dict[str, Any]) -> None:
     for name in PROGRESS:
         setattr(trainer.moment, name, sections["progress"][name])
     trainer.moment.elapsed_before = sections["progress"]["seconds"]
+    trainer.moment.epoch_rng = sections["epoch_rng"]
     trainer.chain.states.update(sections["update_state"])
     for kind, names in trainer.hooks.load_state_dict(sections["hooks"]).items():
         for name in names:

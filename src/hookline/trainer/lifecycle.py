@@ -89,14 +89,16 @@ def fail(trainer: Trainer, error: BaseException) -> None:
 def end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     """on_train_end, hooks closed, record closed, one line on the console that hides nothing."""
     moment = trainer.moment
-    moment.reason = reason or outcome
+    moment.reason, moment.live_loss = reason or outcome, None
     trainer.hooks.count_batches(moment.batches)
-    trainer.note_non_finite(_read(trainer.loop.losses.non_finite))
+    trainer.note_non_finite(_read(trainer.loop.losses.take_non_finite))
     try:
         if heard := trainer.hooks.fire.on_train_end:
             heard(moment)
     finally:
         trainer.hooks.close()
+        trainer.record.extend(trainer.loop.unrecorded)
+        trainer.loop.unrecorded.clear()
         costs = trainer.hooks.costs()
         trainer.record.close(outcome, reason, hook_list(trainer), costs, counters(trainer))
         if trainer.options.console:

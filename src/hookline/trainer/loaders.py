@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hookline.errors import TrainingError
@@ -23,7 +23,7 @@ def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
     for name, loader in found.items():
         if not isinstance(loader, Iterable):
             raise TrainingError(f"{role} loader {name!r} is a {type(loader).__name__}, not something to iterate over")
-        if isinstance(loader, Sized) and len(loader) == 0:
+        if _length(loader) == 0:
             raise TrainingError(f"{role} loader {name!r} is empty: it has no batches")
     return found
 
@@ -62,10 +62,20 @@ class EpochBatches:
             self.length = limit if self.length is None else min(limit, self.length)
         self._loaders = loaders
         self._look_ahead = look_ahead and self.length is None
+        self._under_way: Iterator[tuple[int, str, Any]] | None = None
         self.last = False
+        self.exhausted = False  # the loaders ended by themselves
 
     def __iter__(self) -> Iterator[tuple[int, str, Any]]:
+        if self._under_way is not None:
+            return self._under_way
         return self._looking_ahead() if self._look_ahead else self._counting()
+
+    def skip(self, count: int) -> None:
+        """Pass over the batches that an earlier attempt has trained on; the loaders read them all the same."""
+        self._under_way = iter(self)
+        for _ in range(count):
+            next(self._under_way, None)
 
     def _counting(self) -> Iterator[tuple[int, str, Any]]:
         left = -1 if self.length is None else self.length
@@ -76,6 +86,9 @@ class EpochBatches:
                 yield index, name, batch
                 if left == 0:
                     return
+        if left == (-1 if self.length is None else self.length):
+            raise TrainingError("the training loader gave no batches: check the dataset and the sampler")
+        self.exhausted = True
 
     def _looking_ahead(self) -> Iterator[tuple[int, str, Any]]:
         source = self._counting()

@@ -8,15 +8,16 @@ An event nobody hears is a None in `fire`: it costs its line one branch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from time import monotonic
+from time import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookline.errors import TrainingError
-from hookline.trainer.forward import check_trainable, count_samples, loss_and_metrics
+from hookline.trainer.forward import check_trainable, count_samples, count_tokens, loss_and_metrics
 from hookline.trainer.loaders import EpochBatches
 from hookline.trainer.losses import LossBook
+from hookline.trainer.rng import restore_rng, rng_state, rng_untouched
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
@@ -25,7 +26,11 @@ FLUSH_STEPS, FLUSH_SECONDS = 50, 2.0
 
 
 class Loop:
-    """One run of a trainer."""
+    """One run of a trainer.
+
+    Python that runs once between two torch calls runs with cold caches: a call costs 1 to 2 µs there, not 0.1. So what
+    every step does stands in two functions, `micro_batch` and `optimizer_step`; what happens now and then has its own.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         options = trainer.options
@@ -37,6 +42,7 @@ class Loop:
         self.weighted = options.loss_weight != "batches"
         # Most runs neither accumulate nor scale: for them a step is backward and optimizer.step, called directly.
         self.plain = self.accumulate == 1 and not self.weighted and self.engine.scaler is None
+        self.counts_tuples = trainer.count_tokens is not count_tokens  # by default a tuple has no tokens
         self.schedules = bool(trainer.schedulers) and options.scheduler_interval == "step"
         period = options.validation_period if trainer.val_loaders else None
         self.validate_steps = int(period.amount) if period and period.unit == "steps" else 0
@@ -45,44 +51,58 @@ class Loop:
         self.unowned = [param for param in trainer.model.parameters() if id(param) not in owned]
         self.in_window = 0
         self.last_of_epoch = False
-        self.over = False  # a stop was asked for, or the last step is done
         self.bare_loss = False  # the step returns the loss itself, as a 0-dim tensor; known after the first batch
-        self.until_flush, self.flushed = FLUSH_STEPS, monotonic()
+        self.unrecorded: list[tuple[int, int, str, torch.Tensor, float]] = []
+        self.flushed, self.flushed_step, self.flush_at = time(), self.moment.step, self.moment.step + FLUSH_STEPS
+        self.over = False  # a stop was asked for, or the last step is done
+        self.next_boundary = 0  # the next step after which something is due; see boundary()
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
     def run(self, loaders: Mapping[str, Iterable[Any]]) -> Iterator[None]:
         """Every epoch until the run is over; yields after each micro-batch, so that it can be stepped from outside."""
-        moment, fire, epochs = self.moment, self.fire, self.options.epochs
+        moment, epochs = self.moment, self.options.epochs
         while not self.finished() and (epochs is None or moment.epoch < epochs):
-            entered_half_way = moment.batch_idx >= 0
-            batches = self.batches_of_epoch(loaders)
-            if not entered_half_way:
-                self.losses = LossBook()
-                if heard := fire.on_epoch_start:
-                    heard(moment)
-            self.hooks.replan()
-            yield from self.epoch(batches)
-            if self.finished() and not self.last_of_epoch:
-                return  # stopped inside the epoch: it has no end
-            self.end_epoch()
+            batches = self.begin_epoch(loaders)
+            for index, name, batch in batches:
+                self.last_of_epoch = batches.last
+                self.micro_batch(index, name, batch)
+                yield
+                if self.over and self.in_window == 0:
+                    break
+            if self.in_window:
+                self.close_window()
+            if batches.last or batches.exhausted:
+                self.end_epoch()
 
-    def epoch(self, batches: EpochBatches) -> Iterator[None]:
-        """The micro-batches of one epoch."""
-        seen = False
-        for index, name, batch in batches:
-            seen, self.last_of_epoch = True, batches.last
-            self.micro_batch(index, name, batch)
-            yield
-            if self.over and self.in_window == 0:
-                return
-        if not seen:
-            raise TrainingError("the training loader gave no batches: check the dataset and the sampler")
+    def begin_epoch(self, loaders: Mapping[str, Iterable[Any]]) -> EpochBatches:
+        """The epoch's batches, and its event unless the epoch is entered half-way."""
+        moment = self.moment
+        batches = EpochBatches(loaders, self.options.fast_dev_run or None, look_ahead=self.accumulate > 1)
+        if moment.epoch_rng is not None:
+            with rng_untouched():
+                restore_rng(moment.epoch_rng)  # so that a shuffling loader shuffles as it did
+                batches.skip(moment.batch_idx + 1)
+        else:
+            moment.leave_epoch()  # whose batches were steps made by hand, if any
+            self.losses = LossBook()
+            if heard := self.fire.on_epoch_start:
+                heard(moment)
+            moment.epoch_rng = rng_state()
+        self.hooks.replan()
+        return batches
+
+    def close_window(self) -> None:
+        """The loader gave fewer batches than it promised: step with what there is, for windows end with epochs."""
+        moment = self.moment
         self.last_of_epoch = True
-        if self.in_window:  # the loader gave fewer batches than its length promised
-            self.optimizer_step()
-            self.in_window = 0
-            self.end_step()
+        self.optimizer_step()
+        self.in_window = 0
+        self.unrecorded.append((moment.step, moment.epoch, "train/loss", moment.window_tensor(), time()))
+        if heard := self.fire.on_step_end:
+            heard(moment)
+            moment.release_gradients()
+        self.boundary()
 
     def end_epoch(self) -> None:
         """Validation if due, on_epoch_end, then the epoch's checkpoint, whose position is the next epoch's start."""
@@ -91,12 +111,12 @@ class Loop:
             trainer.step_schedulers()
         if self.validate_epochs and (moment.epoch + 1) % self.validate_epochs == 0:
             trainer.validate()
-        trainer.note_non_finite(self.losses.non_finite())
+        trainer.note_non_finite(self.losses.take_non_finite())
         self.record.log(moment.step, moment.epoch, "train/epoch_loss", self.losses.mean())
         if heard := self.fire.on_epoch_end:
             heard(moment)
         moment.epoch += 1
-        moment.batch_idx = -1
+        moment.leave_epoch()
         self.flush()
         trainer.save_if_asked()
 
@@ -105,9 +125,6 @@ class Loop:
         steps = self.options.max_steps
         return self.trainer.stop_reason is not None or (steps is not None and self.moment.step >= steps)
 
-    def batches_of_epoch(self, loaders: Mapping[str, Iterable[Any]]) -> EpochBatches:
-        return EpochBatches(loaders, self.options.fast_dev_run or None, look_ahead=self.options.accumulate > 1)
-
     # ---- one micro-batch -------------------------------------------------------------------------------------------
 
     def micro_batch(self, index: int, name: str, batch: Any) -> torch.Tensor:
@@ -115,11 +132,11 @@ class Loop:
         moment, fire, trainer = self.moment, self.fire, self.trainer
         if self.in_window == 0:
             moment.step += 1
-        moment.batches += 1
         moment.batch_idx += 1
         moment.dataloader_idx, moment.dataloader_name = index, name
         moment.batch = batch = self.engine.place(batch) if self.engine.moves else batch
-        moment.tokens_seen += trainer.count_tokens(batch)
+        if self.counts_tuples or type(batch) is not tuple:
+            moment.tokens_seen += trainer.count_tokens(batch)
         if self.hooks.countdown > 0:  # until a schedule or a sample comes up
             self.hooks.countdown -= 1
         else:
@@ -129,7 +146,8 @@ class Loop:
         result = trainer.compute(batch)  # the model's forward hooks fire in here
         loss: torch.Tensor = result if self.bare_loss and type(result) is torch.Tensor else self.find_loss(result)
         # The last batch's graph, already emptied by its backward, is let go of here: freeing it earlier costs 4 µs more.
-        moment.live_loss, moment.detached_loss = loss, loss.detach()
+        moment.live_loss = loss
+        moment.detached_loss = detached = loss.detach()
         if heard := fire.on_before_backward:
             heard(moment)
         if self.plain:
@@ -138,7 +156,7 @@ class Loop:
             self.backward_share(loss)
         if heard := fire.on_after_backward:
             heard(moment)
-        self.losses.recent.append(moment.detached_loss)
+        self.losses.recent.append(detached)
         self.in_window += 1
         complete = self.in_window >= self.accumulate or self.last_of_epoch
         if complete:
@@ -149,13 +167,21 @@ class Loop:
                 self.log_all(moment.added_metrics())
         if complete:
             self.in_window = 0
-            self.end_step()
-        return moment.detached_loss
+            loss_of_step = detached if self.plain else moment.window_tensor()
+            self.unrecorded.append((moment.step, moment.epoch, "train/loss", loss_of_step, time()))
+            if moment.step_metrics:
+                self.log_all({f"train/{key}": value for key, value in moment.step_metrics.items()})
+            if heard := fire.on_step_end:
+                heard(moment)
+                moment.release_gradients()
+            if moment.step >= self.next_boundary or trainer.wants_attention:
+                self.boundary()
+        return detached
 
     def find_loss(self, result: Any) -> torch.Tensor:
         """The loss in what the step returned; the first one is looked at closely."""
         loss, self.moment.step_metrics = loss_and_metrics(result)
-        if self.moment.batches == 1 or not self.bare_loss:
+        if not self.bare_loss:
             check_trainable(loss)
         self.bare_loss = loss is result
         return loss
@@ -188,20 +214,17 @@ class Loop:
             heard(moment)
         if fire.on_step_end:
             moment.keep_gradients()
-        moment.lr = optimizers[0].param_groups[0]["lr"]
+        moment.used_lr = None
         any_stepped = False
-        for moment.optimizer_idx, optimizer in enumerate(optimizers):
+        for index, optimizer in enumerate(optimizers):
+            moment.optimizer_idx = index
             if heard := fire.on_before_optimizer_step:
                 heard(moment)
-                if moment.optimizer_idx == 0:
-                    moment.lr = optimizer.param_groups[0]["lr"]  # a hook may just have written it
-            if moment.skip_asked_at == moment.step:
-                stepped = False
-            elif self.plain and own_step is None:
+            if self.plain and own_step is None and moment.skip_asked_at != moment.step:
                 optimizer.step()
                 stepped = True
             else:
-                stepped = self.engine.step(optimizer, own_step)
+                stepped = moment.skip_asked_at != moment.step and self.engine.step(optimizer, own_step)
             if not stepped:
                 self.skipped()
             elif heard := fire.on_after_optimizer_step:
@@ -210,6 +233,8 @@ class Loop:
         moment.optimizer_idx = 0
         if not self.plain:
             self.engine.end_step()
+        if self.schedules or fire.on_step_end:
+            moment.used_lr = optimizers[0].param_groups[0]["lr"]  # a scheduler or a hook may move it before on_step_end
         if self.schedules and any_stepped:
             trainer.step_schedulers()
         for optimizer in optimizers:
@@ -236,7 +261,7 @@ class Loop:
             return total
         raise TrainingError(
             f"loss_weight={self.options.loss_weight!r}: nothing was counted in this step's batches, so it would train "
-            "nothing; tokens are counted in 'input_ids' or in a batch that is an integer tensor, else give count_tokens="
+            "nothing; tokens are elements of 'input_ids' or of an integer tensor batch, else give count_tokens="
         )
 
     def skipped(self) -> None:
@@ -250,29 +275,32 @@ class Loop:
             heard(moment)
         moment.reason = None
 
-    def end_step(self) -> None:
-        """Metrics recorded, on_step_end, then what happens at step boundaries: validation, checkpoint, stop."""
-        moment, trainer, step = self.moment, self.trainer, self.moment.step
-        self.record.keep(step, moment.epoch, "train/loss", moment.window_tensor())
-        if moment.step_metrics:
-            self.log_all({f"train/{name}": value for name, value in moment.step_metrics.items()})
-        if heard := self.fire.on_step_end:
-            heard(moment)
-            moment.release_gradients()
-        self.until_flush -= 1
-        if self.until_flush <= 0 or monotonic() - self.flushed > FLUSH_SECONDS:
+    def boundary(self) -> None:
+        """What happens after a step now and then: the record written, validation, a checkpoint, the end."""
+        trainer, step = self.trainer, self.moment.step
+        trainer.wants_attention = False
+        if step >= self.flush_at:
             self.flush()
         if self.validate_steps and step % self.validate_steps == 0:
             trainer.validate()
-        if trainer.save_asked and not self.last_of_epoch:
+        if trainer.save_asked and not self.last_of_epoch:  # else the epoch's end saves, as the next one's start
             trainer.save_if_asked()
-        self.over = trainer.stop_reason is not None or step == self.options.max_steps
+        self.over = self.finished()
+        marks = [self.flush_at, self.options.max_steps or self.flush_at]
+        if self.validate_steps:
+            marks.append(step - step % self.validate_steps + self.validate_steps)
+        self.next_boundary = min(marks)
 
     def flush(self) -> None:
-        """Write what has gathered; nothing here waits for a device."""
+        """Write what has gathered, nothing of which waits for a device; the next time comes in about two seconds."""
+        self.record.extend(self.unrecorded)
+        self.unrecorded.clear()
         self.record.flush()
         self.losses.fold()
-        self.until_flush, self.flushed = FLUSH_STEPS, monotonic()
+        now, step = time(), self.moment.step
+        rate = (step - self.flushed_step) / max(now - self.flushed, 1e-6)
+        self.flushed, self.flushed_step = now, step
+        self.flush_at = step + max(1, min(FLUSH_STEPS, int(rate * FLUSH_SECONDS)))
 
     def log_all(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():

@@ -30,8 +30,8 @@ class LossBook:
         self.fold()
         return float(self._sum) / self._count if self._count else math.nan
 
-    def non_finite(self) -> int:
+    def take_non_finite(self) -> int:
         """How many losses were NaN or infinite since this was last asked. Waits for the device."""
         self.fold()
-        found, self._bad = int(self._bad), 0
-        return found
+        count, self._bad = int(self._bad), 0
+        return count

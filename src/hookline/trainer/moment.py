@@ -23,8 +23,9 @@ class RunMoment:
         self.grads = grads
         self.step = 0
         self.epoch = 0
-        self.batches = 0
+        self.batches_before = 0  # micro-batches of earlier epochs
         self.batch_idx = -1
+        self.epoch_rng: dict[str, Any] | None = None  # the random streams where this epoch's batches began
         self.tokens_seen = 0
         self.batch: Any = None
         self.dataloader_idx = 0
@@ -35,7 +36,7 @@ class RunMoment:
         self.reason: str | None = None
         self.exception: BaseException | None = None
         self.checkpoint_path = ""
-        self.lr = math.nan
+        self.used_lr: float | None = None  # what this step used, where a scheduler has moved on since
         self.val_metrics: dict[str, Any] = {}
         self.eval_metrics: dict[str, Any] = {}
         self.live_loss: torch.Tensor | None = None
@@ -62,6 +63,10 @@ class RunMoment:
         return self.step
 
     @property
+    def batches(self) -> int:
+        return self.batches_before + self.batch_idx + 1
+
+    @property
     def epochs(self) -> int:
         return self.epoch + 1
 
@@ -83,6 +88,10 @@ class RunMoment:
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         return self.trainer.optimizers[self.optimizer_idx]
+
+    @property
+    def lr(self) -> float:
+        return self.trainer.lr if self.used_lr is None else self.used_lr
 
     @property
     def device(self) -> torch.device:
@@ -107,6 +116,11 @@ class RunMoment:
         """Another run: its clock starts, and what ended the last one is forgotten."""
         self._started = monotonic()
         self.exception = self.reason = None
+
+    def leave_epoch(self) -> None:
+        """The position is the start of an epoch again."""
+        self.batches_before += self.batch_idx + 1
+        self.batch_idx, self.epoch_rng = -1, None
 
     # ---- losses --------------------------------------------------------------------------------------------------
 
@@ -205,21 +219,22 @@ class LazyStepContext(StepContext):
         self.model = moment.model
         self.optimizer = moment.trainer.optimizers[0]
 
-    def _read(self, name: str) -> float:
-        if self._moment.step != self.step:
-            raise RuntimeError(f"ctx.{name} of step {self.step} was not read in on_step_end, and step {self._moment.step} is under way")
-        return float(getattr(self._moment, name))
+    def _read(self, name: str, attribute: str) -> float:
+        now = self._moment.step
+        if now != self.step:
+            raise RuntimeError(f"ctx.{name} of step {self.step} was not read in on_step_end; step {now} is under way")
+        return float(getattr(self._moment, attribute))
 
     @property
     def loss(self) -> float:  # type: ignore[override]
         if "_loss" not in self.__dict__:
-            self._loss = self._read("window_loss")
+            self._loss = self._read("loss", "window_loss")
         return self._loss
 
     @property
     def grad_norm(self) -> float:  # type: ignore[override]
         if "_norm" not in self.__dict__:
-            self._norm = self._read("grad_norm")
+            self._norm = self._read("grad_norm", "grad_norm")
         return self._norm
 
 

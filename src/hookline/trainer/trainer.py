@@ -73,6 +73,7 @@ class Trainer:
         self.stop_reason: str | None = None
         self.stopped_by: str | None = None
         self.save_asked = False
+        self.wants_attention = False  # something was asked for that happens at a step boundary
         self.skipped_steps = self.non_finite_losses = 0
         self.running = self.run_ended = False
         self._state: dict[str, Any] = {}
@@ -280,6 +281,7 @@ class Trainer:
         self.note("stop_requested", reason=reason, by=by)
         if self.stop_reason is None:
             self.stop_reason, self.stopped_by = reason, by
+            self.wants_attention = True
 
     def skip_step(self, reason: str) -> None:
         """Leave this window's optimizer step out (for guards in the update chain)."""
@@ -287,7 +289,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint at the next step boundary."""
-        self.save_asked = True
+        self.save_asked = self.wants_attention = True
 
     def save_if_asked(self) -> None:
         """Write the checkpoint that somebody asked for."""
@@ -298,7 +300,7 @@ class Trainer:
 
     def save_checkpoint(self, name: str | None = None) -> Path:
         """Write a checkpoint now and tell the hooks once it is durable."""
-        self.record.flush()
+        self.loop.flush()
         path = checkpointing.save_checkpoint(self, name)
         self.moment.checkpoint_path = str(path)
         self.note("checkpoint_saved", path=str(path))
@@ -381,7 +383,7 @@ class Trainer:
         """Write progress as JSON lines (the hook 'json_log'); reconfigures it if it is there already."""
         return self._built_in("json_log", log_every_n_batches=log_every_n_batches, **parameters)
 
-    def add_checkpointing(self, save_every_n_epochs: int = 1, **parameters: Any) -> Handle:
+    def add_checkpointing(self, save_every_n_epochs: int | None = 1, **parameters: Any) -> Handle:
         """Save checkpoints (the hook 'checkpoint'); reconfigures it if it is there already."""
         return self._built_in("checkpoint", save_every_n_epochs=save_every_n_epochs, **parameters)
 

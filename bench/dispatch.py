@@ -1,0 +1,108 @@
+"""Tight-loop cost of firing an event: heard by nobody, by ten hooks, beside a thousand that listen elsewhere."""
+
+import gc
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter_ns
+from typing import Any
+
+from bench.table import Table
+from hookline import HookRegistry, HookRunner, TrainingHook
+from hookline.events.schedule import Reading
+
+TITLE = "Cost of firing an event, warm"
+COLUMNS = ("event", "µs per firing", "µs per hook", "goal")
+NOTES = [
+    "Median of the rounds; each round fires one event many times in a tight loop, less the empty loop.",
+    "Failure isolation is on; one round in 16 is timed by the registry, as in a run.",
+]
+FIRINGS = 2000
+
+
+class Quiet(TrainingHook):
+    """Hears the event and does nothing."""
+
+    def on_train_batch_end(self, batch_idx: int) -> None:
+        """Nothing."""
+
+
+class Elsewhere(TrainingHook):
+    """Hears an event that is not fired here."""
+
+    def on_epoch_end(self) -> None:
+        """Nothing."""
+
+
+class Moment:
+    """As much of a run as these hooks name."""
+
+    step, batch_idx = 1, 0
+
+
+def registry(heard: int = 0, elsewhere: int = 0) -> HookRegistry:
+    """A registry with so many hooks that hear the event, and so many that don't."""
+    made = HookRegistry()
+    for index in range(heard):
+        made.register(Quiet(), name=f"quiet_{index}")
+    for index in range(elsewhere):
+        made.register(Elsewhere(), name=f"elsewhere_{index}")
+    return made
+
+
+def fires(hooks: HookRegistry) -> Callable[[int], None]:
+    """Fire the event as the training loop does."""
+    fire, moment = hooks.fire, Moment()
+
+    def loop(count: int) -> None:
+        for _ in range(count):
+            if heard := fire.on_train_batch_end:
+                heard(moment)
+
+    return loop
+
+
+def calls(runner: HookRunner) -> Callable[[int], None]:
+    """Fire by hand, as a loop of one's own does."""
+
+    def loop(count: int) -> None:
+        for _ in range(count):
+            runner.on_step_end(None)
+
+    return loop
+
+
+def empty(count: int) -> None:
+    """What the loop itself costs."""
+    for _ in range(count):
+        pass
+
+
+def seconds(loop: Callable[[int], None]) -> float:
+    """One round, per firing."""
+    began = perf_counter_ns()
+    loop(FIRINGS)
+    return (perf_counter_ns() - began) / FIRINGS / 1e9
+
+
+def measure(rounds: int, only: list[str]) -> Table:
+    """Interleave the rows round by round."""
+    registries = {"nobody hears it": registry(), "10 hooks hear it": registry(10), "1,000 listen elsewhere": registry(0, 1000)}
+    loops: dict[str, Callable[[int], None]] = {"empty": empty, **{name: fires(made) for name, made in registries.items()}}
+    loops["empty HookRunner, by hand"] = calls(HookRunner())
+    spent: dict[str, list[float]] = {name: [] for name in loops}
+    gc.disable()
+    for number in range(1, max(rounds // 4, 32) + 1):
+        for made in registries.values():
+            made.begin_batch(Reading(steps=number, batches=number, epochs=1))
+        for name, loop in loops.items():
+            spent[name].append(seconds(loop))
+    gc.enable()
+    base = median(spent.pop("empty"))
+    return Table(TITLE, COLUMNS, [row(name, (median(values) - base) * 1e6) for name, values in spent.items()], NOTES)
+
+
+def row(name: str, micros: float) -> tuple[Any, ...]:
+    """One line of the table."""
+    per_hook = f"{micros / 10:.3f}" if name.startswith("10 ") else ""
+    goal = "≤ 0.2 per hook" if per_hook else "≤ 0.1" if "hand" not in name else "one branch"
+    return name, f"{micros:.3f}", per_hook, goal

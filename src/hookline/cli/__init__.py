@@ -1,0 +1,118 @@
+"""The command `hookline`. Each command lies in a module of its own, which is imported when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+
+from hookline import __version__
+from hookline.errors import HooklineError
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+_CONFIG = "a YAML, TOML or JSON file; without one, the default job"
+_OVERRIDES = "changes one value, for instance trainer.max_steps=100 or hooks.clip_norm.max_norm=0.5"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0, 1 (training failed), 2 (wrong config or usage), 130 (Ctrl-C)."""
+    parser = make_parser()
+    options = read_arguments(parser, sys.argv[1:] if arguments is None else arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    try:
+        return int(import_module(options.module).run(options))
+    except BrokenPipeError:  # the reader has seen enough (`hookline events | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return tell_error(KeyboardInterrupt("interrupted"), options.debug, INTERRUPTED)
+    except Exception as error:
+        return tell_error(error, options.debug, USAGE)
+
+
+def read_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Words (the config, overrides) may stand before, after and between the options."""
+    options, rest = parser.parse_known_args(arguments)
+    unknown = [word for word in rest if word.startswith("-") or not hasattr(options, "words")]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if rest:
+        options.words += rest
+    return options
+
+
+def tell_error(error: BaseException, debug: bool, status: int) -> int:
+    """One line for what went wrong; the whole traceback only on request. Returns the exit status."""
+    if debug:
+        traceback.print_exception(error)
+    ours = isinstance(error, HooklineError | KeyboardInterrupt)
+    text = " ".join(str(error).split()) if ours else f"{type(error).__name__}: {error}".rstrip(": ")
+    hint = "" if ours or debug else " (--debug shows the traceback)"
+    print(f"hookline: error: {text}{hint}", file=sys.stderr, flush=True)
+    return status
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    parser = argparse.ArgumentParser(
+        prog="hookline", description="Watch, debug and change a PyTorch training run without forking its loop."
+    )
+    parser.add_argument("--version", action="version", version=f"hookline {__version__}")
+    parser.set_defaults(command=None, debug=False)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _add_train(commands)
+    _add_explain(commands)
+    _add_events(commands)
+    _add_hooks(commands)
+    return parser
+
+
+Commands = argparse._SubParsersAction  # argparse has no public name for it
+
+
+def _add(commands: Commands[argparse.ArgumentParser], name: str, module: str, about: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+    parser.add_argument("--debug", action="store_true", help="show the full traceback of an error")
+    parser.set_defaults(module=f"hookline.cli.{module}")
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "words", nargs="*", metavar="CONFIG | a.b=value", help=f"CONFIG: {_CONFIG}. a.b=value: {_OVERRIDES}"
+    )
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="PREFIX",
+        help="let the config import from this package of yours (may be repeated)",
+    )
+
+
+def _add_train(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(commands, "train", "train", "train what a config describes")
+    _add_config(parser)
+    parser.add_argument("--fast-dev-run", type=int, metavar="N", help="try N batches of everything and write nothing")
+    parser.add_argument("--output", metavar="DIR", help="where the run's directory is made (trainer.output_dir)")
+
+
+def _add_explain(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(commands, "explain", "explain", "which hook of a config runs when, in which order and why")
+    _add_config(parser)
+    parser.add_argument("--event", metavar="NAME", help="only this event")
+
+
+def _add_events(commands: Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(commands, "events", "events", "the events of a run, in order, and what hooks may name there")
+    parser.add_argument("--event", metavar="NAME", help="one event in full")
+
+
+def _add_hooks(commands: Commands[argparse.ArgumentParser]) -> None:
+    _add(commands, "hooks", "hooks", "the hooks that a config may name, with their parameters")

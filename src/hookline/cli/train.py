@@ -1,0 +1,45 @@
+"""`hookline train`: build a run from a config, run it, and say where its record is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from hookline.cli import FAILED, INTERRUPTED, tell_error
+from hookline.cli.settings import read_settings
+
+if TYPE_CHECKING:
+    from hookline.trainer.trainer import Trainer
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train; the last line on the console is the path of the run's record."""
+    config, from_file = read_settings(options.words, _overrides(options))
+    from hookline.build import trainer_from_config  # takes seconds, which an unreadable config need not wait for
+
+    trainer = trainer_from_config(config, allow=options.allow, from_file=from_file)
+    status = _train(trainer, options.debug)
+    sys.stderr.flush()
+    print(
+        trainer.run_dir if trainer.run_dir is not None else "no record was written",
+        flush=True,
+    )
+    return status
+
+
+def _overrides(options: argparse.Namespace) -> list[str]:
+    """The command line's own options, as overrides."""
+    asked = {"trainer.fast_dev_run": options.fast_dev_run, "trainer.output_dir": options.output}
+    return [f"{path}={json.dumps(value)}" for path, value in asked.items() if value is not None]
+
+
+def _train(trainer: Trainer, debug: bool) -> int:
+    try:
+        trainer.train()
+    except KeyboardInterrupt:
+        return tell_error(KeyboardInterrupt("interrupted"), False, INTERRUPTED)
+    except Exception as error:
+        return tell_error(error, debug, FAILED)
+    return 0

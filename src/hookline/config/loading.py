@@ -1,0 +1,103 @@
+"""From a file (YAML, TOML or JSON) or a dict to one plain mapping."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookline.config.overrides import apply_override
+from hookline.config.problems import shown
+from hookline.config.schemas import RunConfig
+from hookline.config.yaml_text import MAX_DEPTH, MAX_NODES, read_yaml
+from hookline.errors import ConfigError
+
+MAX_BYTES = 1_000_000
+
+
+def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> tuple[dict[str, Any], bool]:
+    """The configuration with its overrides (``"a.b=value"``) applied, and whether it came from a file.
+
+    References stay as they are written. Whether the keys mean anything is for the schemas to say.
+    """
+    from_file = not isinstance(source, Mapping)
+    tree = _read_file(Path(source)) if isinstance(source, str | Path) else source
+    if not isinstance(tree, Mapping):
+        where = str(source) if isinstance(source, str | Path) else ""
+        got = "nothing: it is empty" if tree is None else shown(tree)
+        raise ConfigError(where, f"expected a mapping with {', '.join(RunConfig.model_fields)}, got {got}")
+    copied = _plain_copy(tree, str(source) if from_file else "config")
+    for override in overrides:
+        apply_override(copied, override)
+    return copied, from_file
+
+
+def _read_file(path: Path) -> Any:
+    read = _READERS.get(path.suffix.lower())
+    if read is None:
+        raise ConfigError(str(path), f"cannot tell its format; name it {', '.join(_READERS)}")
+    try:
+        return read(_read_text(path), str(path))
+    except RecursionError:
+        raise ConfigError(str(path), f"is nested deeper than {MAX_DEPTH} levels") from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(str(path), f"is larger than {MAX_BYTES // 1000} kB; that is no configuration")
+        return content.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(str(path), f"is not text in UTF-8 (byte {error.start})") from None
+
+
+def _read_toml(text: str, where: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(where, f"is no valid TOML: {error}") from None
+
+
+def _read_json(text: str, where: str) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in made:
+                raise ConfigError(where, f"the key {key!r} is there twice in one object")
+            made[key] = value
+        return made
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise ConfigError(where, f"is no valid JSON: {error}") from None
+
+
+_READERS: dict[str, Callable[[str, str], Any]] = {
+    ".yaml": read_yaml,
+    ".yml": read_yaml,
+    ".toml": _read_toml,
+    ".json": _read_json,
+}
+
+
+def _plain_copy(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A copy that overrides may change; aliases in it are written out, so that a change reaches one place only."""
+    count = 0
+
+    def copy(value: Any, depth: int) -> Any:
+        nonlocal count
+        count += 1
+        if depth > MAX_DEPTH or count > MAX_NODES:
+            raise ConfigError(where, f"is too large: more than {MAX_DEPTH} levels deep, or than {MAX_NODES} values")
+        if isinstance(value, Mapping):
+            return {key: copy(item, depth + 1) for key, item in value.items()}
+        return [copy(item, depth + 1) for item in value] if isinstance(value, list | tuple) else value
+
+    return {key: copy(item, 1) for key, item in tree.items()}

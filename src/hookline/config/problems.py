@@ -1,0 +1,100 @@
+"""pydantic's report of what is wrong, as one `ConfigError`: the dotted path, the bad value and what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from hookline.errors import ConfigError, nearest
+
+Checked = TypeVar("Checked", bound=type)
+FindKeys = Callable[[tuple[str, ...]], Iterable[str]]  # from the path of a mapping to the keys it may have
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
+
+
+def raises_config_error(root: Callable[[tuple[str, ...]], str], keys: FindKeys) -> Callable[[Checked], Checked]:
+    """Class decorator: constructing the class with wrong values raises a ConfigError.
+
+    Applied to the finished class, so that pydantic still builds it directly where it is a field of another one, and
+    the outermost class reports the whole path.
+    """
+
+    def decorate(cls: Checked) -> Checked:
+        construct = cls.__init__  # type: ignore[misc]  # the decorated class is what is constructed
+
+        @wraps(construct)
+        def checked_init(self: Any, *args: Any, **values: Any) -> None:
+            try:
+                construct(self, *args, **values)
+            except ValidationError as error:
+                raise config_error(error, values, root, keys) from None
+
+        cls.__init__ = checked_init  # type: ignore[misc]
+        return cls
+
+    return decorate
+
+
+def config_error(
+    error: ValidationError, given: Any, root: Callable[[tuple[str, ...]], str], keys: FindKeys
+) -> ConfigError:
+    """The first thing that is wrong, and how many more there are. `root` says what a path is prefixed with."""
+    found: dict[tuple[str, ...], list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        found.setdefault(_path(detail, given), []).append(detail)
+    path, details = next(iter(found.items()))
+    problem = _problem(path, details, keys)
+    if len(found) > 1:
+        problem += f" (and {len(found) - 1} more {'problem' if len(found) == 2 else 'problems'})"
+    return ConfigError(root(path) + ".".join(path), problem)
+
+
+def shown(value: Any) -> str:
+    """A value for an error message: its repr, cut short, and its type; of a resolved reference, the reference."""
+    text = repr(getattr(value, "reference", value))
+    return f"{text if len(text) <= 60 else text[:57] + '…'} ({type(value).__name__})"
+
+
+def _path(detail: ErrorDetails, given: Any) -> tuple[str, ...]:
+    """Where in the given values it went wrong; pydantic also names the alternatives it tried, which are no keys."""
+    path: list[str] = []
+    for part in detail["loc"]:
+        if detail["type"] in _MISSING and part == detail["loc"][-1]:
+            return (*path, str(part))
+        if not _holds(given, part):
+            break
+        path.append(str(part))
+        given = given[part]
+    return tuple(path)
+
+
+def _holds(given: Any, part: Any) -> bool:
+    if isinstance(given, Mapping):
+        return part in given
+    return isinstance(given, Sequence) and isinstance(part, int) and part < len(given)
+
+
+def _problem(path: tuple[str, ...], details: list[ErrorDetails], keys: FindKeys) -> str:
+    first = details[0]
+    if first["type"] in _UNKNOWN:
+        return f"unknown key; {nearest(path[-1], keys(path[:-1]), 40)}"
+    if first["type"] in _MISSING:
+        return "is missing"
+    expected = " or ".join(dict.fromkeys(_expectation(detail) for detail in details))
+    return f"expected {expected}, got {shown(first['input'])}"
+
+
+def _expectation(detail: ErrorDetails) -> str:
+    """'Input should be a valid integer, unable to parse …' → 'a valid integer'."""
+    message = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    if detail["type"] == "literal_error":
+        return message
+    if detail["type"] in ("model_type", "model_attributes_type", "dataclass_type", "dict_type"):
+        return "a mapping"
+    return message.partition(",")[0]

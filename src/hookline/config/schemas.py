@@ -1,0 +1,172 @@
+"""What a configuration may hold. Unknown keys and wrong types are refused with the path and the nearest valid key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
+from pydantic.dataclasses import dataclass
+
+from hookline.config.problems import raises_config_error, shown
+from hookline.errors import ConfigError, nearest
+from hookline.trainer.options import TrainerOptions
+
+Entries = list[str | dict[str, Any]]
+"""Hooks in order: each a registered name, or a mapping with `name` and its parameters."""
+
+
+def _keys(path: tuple[str, ...], top: type) -> list[str]:
+    """The keys of the mapping at a path of a config whose outermost class is `top`."""
+    owner = {"hooks": HooksConfig, "trainer": TrainerOptions}.get(path[-1], top) if path else top
+    if isinstance(owner, type) and issubclass(owner, BaseModel):
+        return list(owner.model_fields)
+    return [item.name for item in fields(owner)]  # type: ignore[arg-type]  # the others are dataclasses
+
+
+class Component(BaseModel):
+    """A part that the config names: `name`, and every other key is a parameter of what that name makes."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Everything but the name."""
+        return dict(self.model_extra or {})
+
+
+@raises_config_error(lambda path: "hooks.", lambda path: _keys(path, HooksConfig))
+class HooksConfig(BaseModel):
+    """Which hooks a run has: lists by kind, or switches and class paths. Both forms may be mixed.
+
+    >>> HooksConfig(enable_logging_hook=True, logging_config={"log_every_n_batches": 5})  # doctest: +SKIP
+    >>> HooksConfig(update=[{"name": "clip_norm", "max_norm": 1.0}])  # doctest: +SKIP
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    lifecycle: Entries | None = None
+    forward: Entries | None = None
+    update: Entries | None = None
+
+    enable_logging_hook: StrictBool = False
+    logging_config: dict[str, Any] = Field(default_factory=dict)
+    enable_gradient_monitor: StrictBool = False
+    gradient_monitor_config: dict[str, Any] = Field(default_factory=dict)
+    enable_model_checkpoint_hook: StrictBool = False
+    model_checkpoint_config: dict[str, Any] = Field(default_factory=dict)
+    enable_early_stopping_hook: StrictBool = False
+    early_stopping_config: dict[str, Any] = Field(default_factory=dict)
+    enable_lr_monitor: StrictBool = False
+    lr_monitor_config: dict[str, Any] = Field(default_factory=dict)
+
+    hook_classes: list[str] = Field(default_factory=list)
+    hook_configs: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+def _trainer_root(path: tuple[str, ...]) -> str:
+    return "" if path[:1] == ("hooks",) else "trainer."
+
+
+@raises_config_error(_trainer_root, lambda path: _keys(path, TrainerConfig))
+@dataclass(config=ConfigDict(extra="forbid", strict=True), kw_only=True)
+class TrainerConfig(TrainerOptions):
+    """Every option of a run, and its hooks: what `GenericTrainer` takes. The options are those of `TrainerOptions`."""
+
+    hooks: HooksConfig = Field(default_factory=HooksConfig)
+
+    def options(self) -> TrainerOptions:
+        """The options without the hooks."""
+        return TrainerOptions(**{item.name: getattr(self, item.name) for item in fields(TrainerOptions)})
+
+
+@raises_config_error(lambda path: "", lambda path: _keys(path, RunConfig))
+class RunConfig(BaseModel):
+    """A whole run: what to train, on what, how, and with which hooks. A config file holds one of these."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: Component
+    data: Component
+    optimizer: Component
+    scheduler: Component | None = None
+    loss: Component | None = None
+    trainer: TrainerOptions = Field(default_factory=TrainerOptions)
+    hooks: HooksConfig = Field(default_factory=HooksConfig)
+
+    @field_validator("trainer", mode="before")
+    @classmethod
+    def _refuse_switches(cls, given: Any) -> Any:
+        """Python takes true for 1; a number that was written as true is a mistake."""
+        for option in fields(TrainerOptions):
+            value = given.get(option.name) if isinstance(given, Mapping) else None
+            if isinstance(value, bool) and option.type != "bool":
+                raise ConfigError(f"trainer.{option.name}", f"expected {option.type}, got {shown(value)}")
+        return given
+
+    @property
+    def debug(self) -> bool:
+        """Whether every hook's failure ends the run."""
+        return self.trainer.debug
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Everything as plain values that can be written and read again; unused hook settings are left out."""
+        return {**self.model_dump(), "hooks": self.hooks.model_dump(exclude_defaults=True)}
+
+
+def as_run_config(config: Any) -> RunConfig:
+    """A `RunConfig` as it is, or made of a mapping."""
+    if isinstance(config, RunConfig):
+        return config
+    if not isinstance(config, Mapping):
+        raise ConfigError("", f"expected a mapping with {', '.join(RunConfig.model_fields)}, got {shown(config)}")
+    _check_string_keys(config)
+    return RunConfig(**config)
+
+
+def as_trainer_config(config: Any) -> TrainerConfig:
+    """What `GenericTrainer` was given, as a `TrainerConfig`.
+
+    That is one already, a `HooksConfig` alone, a `RunConfig`, a dict with the keys of one of the first two, or nothing.
+    """
+    if isinstance(config, TrainerConfig):
+        return config
+    if isinstance(config, HooksConfig):
+        return TrainerConfig(hooks=config)
+    if isinstance(config, TrainerOptions | RunConfig):
+        return _with_hooks(config)
+    if config is None:
+        return TrainerConfig()
+    if not isinstance(config, Mapping):
+        raise ConfigError("", f"config: expected a TrainerConfig, a HooksConfig or a dict, got {shown(config)}")
+    _check_string_keys(config)
+    return _from_dict(config)
+
+
+def _with_hooks(config: TrainerOptions | RunConfig) -> TrainerConfig:
+    options, hooks = (config.trainer, config.hooks) if isinstance(config, RunConfig) else (config, HooksConfig())
+    return TrainerConfig(**{item.name: getattr(options, item.name) for item in fields(options)}, hooks=hooks)
+
+
+def _from_dict(config: Mapping[str, Any]) -> TrainerConfig:
+    options, hooks = _keys((), TrainerConfig), _keys((), HooksConfig)
+    if not config or any(key in options for key in config):
+        return TrainerConfig(**config)
+    if any(key in hooks for key in config):
+        return TrainerConfig(hooks=HooksConfig(**config))
+    key = next(iter(config))
+    raise ConfigError(key, f"unknown key; {nearest(key, [*options, *hooks], 40)}")
+
+
+def _check_string_keys(config: Mapping[Any, Any]) -> None:
+    for key in config:
+        if not isinstance(key, str):
+            raise ConfigError(str(key), f"expected a key that is a word, got {shown(key)}")

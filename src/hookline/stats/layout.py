@@ -1,0 +1,85 @@
+"""How a set of tensors is cut into chunks for one launch: tables on the device, made once for shapes that repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+VECTOR_BYTES = 16  # what one thread loads at once; chunks start at such boundaries
+CHUNK_BYTES = 128 * 1024
+
+
+@dataclass(frozen=True)
+class Group:
+    """The chunks of one dtype: they stand together, because a kernel is compiled for one dtype."""
+
+    dtype: torch.dtype
+    skipped: int
+    chunks: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which program reads what; everything about a launch except where the tensors are."""
+
+    groups: tuple[Group, ...]
+    chunks: int
+    sizes: Tensor  # int64, elements per tensor
+    first_chunks: Tensor  # int32, per tensor
+    chunk_counts: Tensor  # int32, per tensor
+    owners: Tensor  # int32, the tensor of each chunk
+
+
+@lru_cache(maxsize=64)
+def layout_of(
+    device: torch.device, stream: int, sizes: tuple[int, ...], dtypes: tuple[torch.dtype, ...], chunk_bytes: int = CHUNK_BYTES
+) -> Layout:
+    """The layout for tensors of these sizes and dtypes.
+
+    The stream is in the key because the tables are filled in its order: another stream might read them too early.
+    """
+    counts = [_chunks_needed(size, dtype, chunk_bytes) for size, dtype in zip(sizes, dtypes, strict=True)]
+    order = sorted(range(len(sizes)), key=lambda index: str(dtypes[index]))
+    starts = [0, *accumulate(counts[index] for index in order)]
+    first_chunks = [0] * len(sizes)
+    for position, index in enumerate(order):
+        first_chunks[index] = starts[position]
+    owners = torch.repeat_interleave(torch.tensor(order, dtype=torch.int32), torch.tensor([counts[index] for index in order]))
+    return Layout(
+        groups=_groups(order, counts, dtypes),
+        chunks=starts[-1],
+        sizes=upload(sizes, torch.int64, device),
+        first_chunks=upload(first_chunks, torch.int32, device),
+        chunk_counts=upload(counts, torch.int32, device),
+        owners=on_device(owners, device),
+    )
+
+
+def _chunks_needed(size: int, dtype: torch.dtype, chunk_bytes: int) -> int:
+    """Enough chunks for any alignment: the first may begin up to one vector before the tensor does."""
+    return -(-(size * dtype.itemsize + VECTOR_BYTES - 1) // chunk_bytes) if size else 0
+
+
+def _groups(order: Sequence[int], counts: Sequence[int], dtypes: Sequence[torch.dtype]) -> tuple[Group, ...]:
+    totals: dict[torch.dtype, int] = {}
+    for index in order:
+        totals[dtypes[index]] = totals.get(dtypes[index], 0) + counts[index]
+    starts = accumulate(totals.values(), initial=0)
+    return tuple(Group(dtype, start, total) for (dtype, total), start in zip(totals.items(), starts, strict=False) if total)
+
+
+def upload(numbers: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers on the device, copied in the stream's order without waiting for it."""
+    return on_device(torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda"), device)
+
+
+def on_device(table: Tensor, device: torch.device) -> Tensor:
+    """A table on the device, copied from pinned memory, so that the host does not wait."""
+    if device.type == "cuda" and not table.is_pinned():
+        table = table.pin_memory()
+    return table.to(device, non_blocking=True)

@@ -1,0 +1,207 @@
+"""The command line: what it prints, and its exit status."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hookline
+from hookline import __version__
+from hookline.cli import main
+from hookline.events.catalog import CATALOG
+from hookline.registry.names import HOOKS
+
+SMALL = """
+model: {name: char_gpt, context: 16, width: 8, heads: 2, layers: 1}
+data: {name: stdlib_text, context: 16, batch_size: 2, max_bytes: 60000}
+optimizer: {name: sgd, lr: 1e-2}
+trainer: {max_steps: 2, validate_every: null, sanity_batches: 0}
+hooks:
+  lifecycle: [{name: console_log, costs: false}]
+"""
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def small_config() -> None:
+    """A config in the current directory that trains in a blink."""
+    Path("small.yaml").write_text(SMALL, encoding="utf-8")
+
+
+def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """A fresh interpreter that finds this package."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(hookline.__file__).parents[1])}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
+
+
+def error_of(capsys: Captured, *words: str) -> str:
+    """The one line on stderr of a command that is refused with status 2."""
+    assert main(words) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("hookline: error: ")
+    assert error.count("\n") == 1
+    return error
+
+
+def test_without_arguments_it_prints_help(capsys: Captured) -> None:
+    """`hookline` alone lists its commands."""
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in ("train", "explain", "events", "hooks"))
+
+
+def test_version(capsys: Captured) -> None:
+    """`--version` prints the version."""
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"hookline {__version__}\n"
+
+
+def test_both_module_doors_open() -> None:
+    """`python -m hookline` and `python -m hookline.cli` are the command, and pass its status on."""
+    for module in ("hookline", "hookline.cli"):
+        done = python("-m", module, "train", "none.yaml")
+        assert done.returncode == 2
+        assert done.stderr.startswith("hookline: error: none.yaml: cannot be read")
+
+
+def test_the_parser_alone_is_light() -> None:
+    """Printing help imports neither torch nor what draws tables."""
+    code = (
+        "import sys, hookline.cli as c; c.main([]); assert not {'torch', 'rich', 'pydantic', 'yaml'} & set(sys.modules)"
+    )
+    assert python("-c", code).returncode == 0
+
+
+def test_train_ends_with_the_record_s_path(capsys: Captured) -> None:
+    """After training, the last line is the directory of the run, inside --output."""
+    assert main(["train", "small.yaml", "--output", "there", "trainer.max_steps=3"]) == 0
+    last = Path(capsys.readouterr().out.splitlines()[-1])
+    assert last.parent == Path("there").absolute()
+    assert "max_steps: 3" in (last / "config.yaml").read_text(encoding="utf-8")
+
+
+def test_fast_dev_run_writes_nothing(capsys: Captured) -> None:
+    """`--fast-dev-run` tries a batch and leaves no directory."""
+    assert main(["train", "small.yaml", "--fast-dev-run", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "no record was written"
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("trainr.max_steps=1", "trainr: unknown key; did you mean 'trainer'?"),
+        ("trainer.max_steps=many", "trainer.max_steps: expected a valid integer, got 'many' (str)"),
+        ("model.widht=3", "model.widht: char_gpt has no such parameter; did you mean 'width'?"),
+        ("model.name=chargpt", "model.name: there is no model named 'chargpt'; did you mean 'char_gpt'?"),
+        ("model.width=[1]", "model: char_gpt cannot be made"),
+        ("data.path=nowhere", "data: no file matches"),
+        ("hooks.console_log.log_evry=1", "has no parameter 'log_evry'"),
+        ("hooks.lifecycle=[consol_log]", "hooks.lifecycle.0.name: there is no hook named 'consol_log'"),
+        ("hooks.lifecycle=[os.system]", "hooks.lifecycle.0.name: 'os.system' is not allowed"),
+        ("hooks.lifecycle=3", "hooks.lifecycle: expected a valid list, got 3 (int)"),
+        ("other.yaml", "one config at a time"),
+    ],
+)
+def test_a_bad_config_is_one_line(capsys: Captured, word: str, expected: str) -> None:
+    """Whatever is wrong with a config is one line on stderr and status 2."""
+    assert expected in error_of(capsys, "train", "small.yaml", word)
+
+
+def test_debug_shows_the_traceback(capsys: Captured) -> None:
+    """The traceback of a config error is there for those who ask."""
+    assert main(["train", "none.yaml", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("failure", "status"), [(RuntimeError("boom"), 1), (KeyboardInterrupt(), 130)])
+def test_a_failed_run_says_where_its_record_is(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, failure: BaseException, status: int
+) -> None:
+    """Training that fails is status 1, Ctrl-C is 130; one line says what, the last line says where."""
+
+    def fail(*args: object, **batch: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("hookline.jobs.char_gpt.CharGPT.forward", fail)
+    assert main(["train", "small.yaml"]) == status
+    out, error = capsys.readouterr()
+    assert error.splitlines()[-1].startswith(
+        "hookline: error: RuntimeError: boom" if status == 1 else "hookline: error: interrupted"
+    )
+    assert "Traceback" not in error
+    assert (Path(out.splitlines()[-1]) / "run.json").exists()
+
+
+def test_unknown_options_are_refused(capsys: Captured) -> None:
+    """A misspelt option, and words for a command that takes none, are usage errors."""
+    for words in (["train", "--outptu"], ["events", "extra"]):
+        with pytest.raises(SystemExit) as caught:
+            main(words)
+        assert caught.value.code == 2
+    assert "unrecognized arguments: extra" in capsys.readouterr().err
+
+
+def test_words_may_stand_anywhere(capsys: Captured) -> None:
+    """Overrides after options are overrides too."""
+    assert main(["explain", "small.yaml", "--allow", "x", "hooks.console_log.log_every_n_batches=7"]) == 0
+    assert "every 7 batches" in capsys.readouterr().out
+
+
+def test_events_lists_the_catalogue(capsys: Captured) -> None:
+    """Every event is there with its aliases, within 80 columns; arguments with a cost are marked."""
+    assert main(["events"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n{name}" in out for name in CATALOG)
+    assert "on_train_batch_end  (on_batch_end)" in out
+    assert "loss*, metrics*" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+    assert not [line for line in out.splitlines() if line != line.rstrip()]
+
+
+def test_one_event_in_full(capsys: Captured) -> None:
+    """`--event` takes any spelling and shows meaning and cost of every argument; a miss names the nearest."""
+    assert main(["events", "--event", "eval_end"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("on_validation_end  (on_eval_end)")
+    assert "[host read]" in out
+    assert "did you mean" in error_of(capsys, "events", "--event", "on_trian_end")
+
+
+def test_hooks_lists_every_hook(capsys: Captured) -> None:
+    """Every registered hook is there with kind, parameters and defaults as a config writes them."""
+    assert main(["hooks"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"{name}  " in out for name in HOOKS.names())
+    assert "clip_norm  update\n" in out
+    assert "parameters  max_norm, norm_type=2.0\n" in out
+    assert "save_every_n_epochs=1, save_every_n_steps=null" in out.replace("\n" + " " * 16, " ")
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_hook_that_cannot_be_imported_hides_nobody(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken plug-in says why; the others are still listed."""
+    table = {**HOOKS.built_in, "broken": "hookline.no_such_module:Hook"}
+    monkeypatch.setattr(HOOKS, "_table", table)
+    assert main(["hooks"]) == 0
+    out = capsys.readouterr().out
+    assert "cannot be imported: ModuleNotFoundError" in out
+    assert "console_log" in out
+
+
+def test_explain_shows_order_and_reason(capsys: Captured) -> None:
+    """`explain` says who hears an event, in which order and why, the clip link of max_grad_norm included."""
+    assert main(["explain", "small.yaml", "trainer.max_grad_norm=1.0", "--event", "on_update"]) == 0
+    out = capsys.readouterr().out
+    assert "clip_norm" in out
+    assert main(["explain", "small.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "on_train_batch_end\n" in out
+    assert "1. console_log (every 10 batches)" in out
+    assert "on_exception" not in out
+    assert not Path("runs").exists()

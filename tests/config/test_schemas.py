@@ -1,0 +1,140 @@
+"""What a configuration may hold, and how wrong ones are refused."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from hookline.config.schemas import HooksConfig, RunConfig, TrainerConfig, as_run_config, as_trainer_config
+from hookline.errors import ConfigError
+from hookline.registry.loading import KEYS, read_hooks
+from hookline.registry.registry import HookRegistry
+from hookline.trainer.options import TrainerOptions
+
+LEAST: dict[str, Any] = {"model": "char_gpt", "data": "stdlib_text", "optimizer": {"name": "sgd", "lr": 0.1}}
+
+
+def refusal(make: Any, *args: Any, **values: Any) -> ConfigError:
+    """The error that a wrong configuration is refused with."""
+    with pytest.raises(ConfigError) as caught:
+        make(*args, **values)
+    return caught.value
+
+
+@pytest.mark.req("002-07")
+def test_hooks_config_has_the_loader_s_keys() -> None:
+    """HooksConfig knows exactly the keys that the registry reads."""
+    assert sorted(HooksConfig.model_fields) == sorted(KEYS)
+
+
+def test_unset_lists_stay_unset() -> None:
+    """A config without an `update` list still gets the identity hook; one with a list does not."""
+    assert "identity" in HookRegistry(HooksConfig(lifecycle=["console_log"]))
+    assert "identity" not in HookRegistry(HooksConfig(update=[{"name": "clip_norm", "max_norm": 1.0}]))
+
+
+def test_a_null_parameter_survives() -> None:
+    """`save_every_n_epochs: null` reaches the hook's constructor as None."""
+    config = HooksConfig(lifecycle=[{"name": "checkpoint", "save_every_n_epochs": None}])
+    assert read_hooks(config)[0].parameters == {"save_every_n_epochs": None}
+
+
+def test_flags_become_hooks() -> None:
+    """The flat form reaches the registry with its parameters."""
+    registry = HookRegistry(HooksConfig(enable_logging_hook=True, logging_config={"log_every_n_batches": 7}))
+    assert registry.get("console_log").log_every_n_batches == 7
+
+
+def test_trainer_config_has_every_option() -> None:
+    """TrainerConfig's fields are those of TrainerOptions and `hooks`, and `options()` gives the former back."""
+    assert [item.name for item in fields(TrainerConfig)] == [*(item.name for item in fields(TrainerOptions)), "hooks"]
+    assert TrainerConfig(max_steps=3, seed=1).options() == TrainerOptions(max_steps=3, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "words"),
+    [
+        ({"max_stesp": 3}, "trainer.max_stesp", "did you mean 'max_steps'"),
+        ({"max_steps": "many"}, "trainer.max_steps", "expected a valid integer, got 'many' (str)"),
+        ({"max_steps": True}, "trainer.max_steps", "integer"),
+        ({"precision": "fp8"}, "trainer.precision", "'fp32', 'bf16' or 'fp16'"),
+        ({"validate_every": [1]}, "trainer.validate_every", "a valid integer or a valid string"),
+        ({"accumulate": 0}, "trainer.accumulate", "at least 1"),
+        ({"hooks": {"lifecyle": []}}, "hooks.lifecyle", "did you mean 'lifecycle'"),
+        ({"hooks": {"lifecycle": ["a", 3]}}, "hooks.lifecycle.1", "got 3 (int)"),
+    ],
+)
+def test_a_wrong_trainer_config_names_the_path(values: dict[str, Any], path: str, words: str) -> None:
+    """One error: the dotted path, the bad value, and what would be right."""
+    error = refusal(TrainerConfig, **values)
+    assert error.path == path
+    assert words in error.problem
+
+
+@pytest.mark.parametrize(
+    ("values", "path", "words"),
+    [
+        ({"trainr": {}}, "trainr", "did you mean 'trainer'"),
+        ({"trainer": {"max_stesp": 3}}, "trainer.max_stesp", "did you mean 'max_steps'"),
+        ({"trainer": {"seed": True}}, "trainer.seed", "got True (bool)"),
+        ({"trainer": 3}, "trainer", "expected a mapping, got 3 (int)"),
+        ({"model": {"width": 3}}, "model.name", "missing"),
+        ({"model": 3}, "model", "expected a mapping"),
+        ({"hooks": {"update": "clip_norm"}}, "hooks.update", "list"),
+        ({"hooks": {"enable_lr_monitor": "yes"}}, "hooks.enable_lr_monitor", "boolean"),
+        ({7: 1}, "7", "a word"),
+    ],
+)
+def test_a_wrong_run_config_names_the_path(values: dict[Any, Any], path: str, words: str) -> None:
+    """Paths are whole, however deep the mistake lies."""
+    error = refusal(as_run_config, {**LEAST, **values})
+    assert error.path == path
+    assert words in error.problem
+
+
+def test_several_problems_are_counted() -> None:
+    """The first problem is shown, and how many more there are."""
+    assert "(and 2 more problems)" in str(refusal(as_run_config, {"scheduler": 4, "model": "m"}))
+
+
+def test_no_mapping_is_refused() -> None:
+    """Something that is no mapping is refused by saying which keys were expected."""
+    assert "model, data, optimizer" in str(refusal(as_run_config, [1]))
+    assert "TrainerConfig" in str(refusal(as_trainer_config, [1]))
+
+
+def test_run_config_reads_names_and_parameters() -> None:
+    """A bare name is short for a mapping; everything but the name is a parameter."""
+    run = as_run_config(LEAST)
+    assert (run.model.name, run.model.parameters) == ("char_gpt", {})
+    assert run.optimizer.parameters == {"lr": 0.1}
+    assert run.scheduler is None
+    assert run.debug is False
+    assert as_run_config(run) is run
+
+
+def test_run_config_can_be_written_and_read_again() -> None:
+    """What `as_mapping` gives is the same configuration, also by value."""
+    run = as_run_config({**LEAST, "trainer": {"max_steps": 5}, "hooks": {"update": []}})
+    assert run.as_mapping()["hooks"] == {"update": []}
+    assert as_run_config(run.as_mapping()) == run
+
+
+@pytest.mark.req("002-49")
+def test_as_trainer_config_takes_every_form() -> None:
+    """A TrainerConfig, a HooksConfig, a RunConfig, options, dicts of either kind and nothing all lead to one type."""
+    hooks = HooksConfig(update=["identity"])
+    whole = TrainerConfig(max_steps=2, hooks=hooks)
+    assert as_trainer_config(whole) is whole
+    assert as_trainer_config(hooks).hooks == hooks
+    assert as_trainer_config({"update": ["identity"]}).hooks == hooks
+    assert as_trainer_config({"max_steps": 2, "hooks": {"update": ["identity"]}}) == whole
+    assert as_trainer_config(RunConfig(**LEAST, trainer={"max_steps": 2}, hooks=hooks)) == whole
+    assert as_trainer_config(TrainerOptions(max_steps=2)).max_steps == 2
+    assert as_trainer_config(None) == as_trainer_config({}) == TrainerConfig()
+
+
+def test_an_unknown_dict_names_the_nearest_key() -> None:
+    """A dict with neither kind of key is compared with both."""
+    assert "did you mean 'enable_logging_hook'" in str(refusal(as_trainer_config, {"enable_loging_hook": True}))
+    assert "did you mean 'max_steps'" in str(refusal(as_trainer_config, {"max_stesp": 1}))

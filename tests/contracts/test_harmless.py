@@ -1,0 +1,298 @@
+"""Observers are harmless: bit for bit the same losses, parameters, optimizer state and random streams."""
+
+import io
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hookline import ForwardHook, HookManager, Trainer, TrainingHook, get_trainer
+
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass
+class Result:
+    """Everything that training came to."""
+
+    losses: list[float]
+    parameters: list[torch.Tensor]
+    optimizer: dict[Any, Any]
+    streams: tuple[torch.Tensor, Any, Any]
+
+    def differs_from(self, other: "Result") -> list[str]:
+        """What is not bit for bit the same."""
+        checks = {
+            "losses": self.losses == other.losses,
+            "parameters": all(map(torch.equal, self.parameters, other.parameters)),
+            "optimizer": same(self.optimizer, other.optimizer),
+            "torch stream": torch.equal(self.streams[0], other.streams[0]),
+            "python stream": self.streams[1] == other.streams[1],
+            "numpy stream": repr(self.streams[2]) == repr(other.streams[2]),
+        }
+        return [name for name, fine in checks.items() if not fine]
+
+
+def same(first: Any, second: Any) -> bool:
+    """Equality of nested state with tensors in it."""
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, (list, tuple)):
+        return len(first) == len(second) and all(map(same, first, second))
+    return bool(first == second)
+
+
+def seed_all() -> None:
+    """The same start for every run."""
+    torch.manual_seed(5)
+    random.seed(6)
+    np.random.seed(7)
+
+
+def make_model() -> torch.nn.Module:
+    """A model with dropout, so that every step draws."""
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)
+    )
+
+
+def make_batches() -> Batches:
+    """Twelve batches from a generator of their own."""
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(5, 6, generator=generator), torch.randn(5, 1, generator=generator)) for _ in range(12)]
+
+
+def noisy_step(model: Callable[..., Any], batch: Any) -> torch.Tensor:
+    """A step that draws from Python's and NumPy's streams too."""
+    noise = random.random() + float(np.random.standard_normal())
+    return torch.nn.functional.mse_loss(model(batch[0]) + 0.01 * noise, batch[1])
+
+
+def streams() -> tuple[torch.Tensor, Any, Any]:
+    """Where every random stream stands."""
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def bare(epochs: int = 2) -> Result:
+    """The loop as one would write it without Hookline."""
+    seed_all()
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(epochs):
+        for batch in make_batches():
+            loss = noisy_step(model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return Result(losses, parameters_of(model), optimizer.state_dict(), streams())
+
+
+def parameters_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Parameters and buffers, copied."""
+    return [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
+
+
+def trained(dress: Callable[[Trainer], Any] | None = None, **options: Any) -> Result:
+    """The same training through Hookline, dressed with hooks."""
+    seed_all()
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses: list[float] = []
+
+    def step(model: Any, batch: Any) -> torch.Tensor:
+        loss = noisy_step(model, batch)
+        if loss.requires_grad:
+            losses.append(loss.item())
+        return loss
+
+    options = {"record": False, "console": False, "max_epochs": 2, **options}
+    trainer = get_trainer("simple", model, make_batches(), optimizer, "cpu", step_fn=step, **options)
+    if dress is not None:
+        dress(trainer)
+    trainer.train()
+    return Result(losses, parameters_of(model), optimizer.state_dict(), streams())
+
+
+@pytest.fixture(scope="module")
+def reference() -> Result:
+    """The bare loop's result."""
+    return bare()
+
+
+class Everything(TrainingHook):
+    """Hears and names much, changes nothing."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int, state: Any) -> None: ...
+    def on_before_backward(self, loss: torch.Tensor) -> None: ...
+    def on_after_backward(self, loss: float) -> None: ...
+    def on_gradients_ready(self, grads: Any) -> None: ...
+    def on_before_optimizer_step(self, grad_norm: float) -> None: ...
+    def on_after_optimizer_step(self, lr: float) -> None: ...
+    def on_train_batch_end(self, metrics: Any, state: Any) -> None: ...
+    def on_step_end(self, ctx: Any) -> None:
+        self.seen = ctx.loss, ctx.grad_norm
+
+
+class Vandal(ForwardHook):
+    """Writes into what it sees and returns something else."""
+
+    def on_forward(self, inputs: Any, output: Any) -> Any:
+        inputs[0].zero_()
+        output.mul_(100).add_(1)
+        return torch.zeros_like(output)
+
+
+def no_hooks(trainer: Trainer) -> None:
+    """Not even the default update hook."""
+    trainer.remove_hook("identity")
+
+
+def observing_built_ins(trainer: Trainer) -> None:
+    """Every built-in that only watches."""
+    trainer.add_hook("console_log", log_every_n_batches=1, stream=io.StringIO())
+    trainer.add_hook("json_log", log_every_n_batches=1, path="log.jsonl")
+    trainer.add_hook("activation_stats")
+
+
+def vandals(trainer: Trainer) -> None:
+    """Forward hooks that write and return, in two places of the order."""
+    trainer.add_hook(Vandal(), "first_vandal")
+    trainer.add_hook(Everything())
+    trainer.add_hook(Vandal(), "second_vandal", every=3)
+
+
+def disabled(trainer: Trainer) -> None:
+    """Hooks that are there and switched off, interveners among them."""
+    trainer.add_hook(Vandal(), enabled=False)
+    trainer.add_hook("clip_norm", max_norm=1e-6, enabled=False)
+    trainer.add_hook(Everything())
+    trainer.disable_hook("everything")
+
+
+def changing_set(trainer: Trainer) -> None:
+    """Hooks that come and go while the run goes on."""
+    trainer.add_hook(Everything())
+
+    @trainer.on("step_end", every=5)
+    def flip(step: int) -> None:
+        (trainer.disable_hook if trainer.hooks.is_enabled("everything") else trainer.enable_hook)("everything")
+
+
+def failing(trainer: Trainer) -> None:
+    """A hook that fails at every event it hears."""
+    trainer.on("after_backward", name="broken")(lambda: 1 / 0)
+
+
+def running_the_model(trainer: Trainer) -> None:
+    """A hook that samples from the model with dropout's stream set aside."""
+
+    @trainer.on("step_end", every=2)
+    def sample() -> None:
+        with trainer.inference() as model:
+            model(torch.randn(3, 6))
+            random.random(), np.random.rand()
+
+
+def validating_in_an_event(trainer: Trainer) -> None:
+    """A hook that validates in the middle of a step."""
+    trainer.on("after_backward", every=4, name="validator")(lambda trainer: trainer.validate(make_batches()[:2]))
+
+
+DRESSES = [
+    no_hooks, None, observing_built_ins, vandals, disabled, changing_set, failing, running_the_model,
+    validating_in_an_event,
+]  # fmt: skip
+
+
+@pytest.mark.req("000-15", "000-22", "000-37", "000-39")
+@pytest.mark.parametrize("dress", DRESSES, ids=lambda dress: getattr(dress, "__name__", "identity"))
+def test_training_equals_a_bare_loop(dress: Callable[[Trainer], Any] | None, reference: Result) -> None:
+    """Whatever watches, training is bit for bit what a loop without Hookline makes of it, dropout on."""
+    assert trained(dress).differs_from(reference) == []
+
+
+@pytest.mark.req("000-42", "000-38", "001-27")
+def test_with_record_checkpoints_and_validation(reference: Result, tmp_path: Path) -> None:
+    """A run on disk that validates, saves and prints ends where the bare loop ends."""
+
+    def dress(trainer: Trainer) -> None:
+        observing_built_ins(trainer)
+        vandals(trainer)
+        trainer.add_checkpointing()
+
+    result = trained(dress, record=True, val_dataloader=make_batches()[:3], output_dir=str(tmp_path / "runs"))
+    assert result.differs_from(reference) == []
+
+
+def test_the_comparison_can_fail(reference: Result) -> None:
+    """A control: doubled gradients, or an epoch less, are seen."""
+
+    def double(trainer: Trainer) -> None:
+        trainer.on("update")(lambda grads: {name: grad * 2 for name, grad in grads.items()})
+
+    assert "parameters" in trained(double).differs_from(reference)
+    assert set(bare(1).differs_from(reference)) >= {
+        "losses",
+        "optimizer",
+        "torch stream",
+        "python stream",
+        "numpy stream",
+    }
+
+
+def test_accumulating_equals_a_bare_accumulating_loop() -> None:
+    """Windows of four give bit for bit what `(loss / 4).backward()` four times gives."""
+
+    def bare_accumulating() -> list[torch.Tensor]:
+        seed_all()
+        model = make_model()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for index, batch in enumerate(make_batches(), 1):
+            (noisy_step(model, batch) / 4).backward()  # type: ignore[no-untyped-call]
+            if index % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        return parameters_of(model)
+
+    result = trained(vandals, accumulate=4, max_epochs=1)
+    assert all(map(torch.equal, result.parameters, bare_accumulating()))
+
+
+def test_clipping_equals_torch() -> None:
+    """max_grad_norm gives bit for bit what clip_grad_norm_ gives."""
+    seed_all()
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for batch in make_batches():
+        noisy_step(model, batch).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    result = trained(max_grad_norm=0.5, max_epochs=1)
+    assert all(map(torch.equal, result.parameters, parameters_of(model)))
+
+
+@pytest.mark.req("004-35")
+def test_an_intervention_must_be_enabled(reference: Result) -> None:
+    """A hook that says intervene=True changes nothing until interventions are enabled, and then does."""
+
+    class Zero(ForwardHook):
+        modules = "0"
+        intervene = True
+
+        def on_forward(self, output: torch.Tensor) -> torch.Tensor:
+            return output * 0
+
+    assert trained(lambda trainer: trainer.add_hook(Zero())).differs_from(reference) == []
+    allowed = HookManager({}, enable_intervention=True)
+    changed = trained(lambda trainer: trainer.add_hook(Zero()), hooks=allowed)
+    assert "parameters" in changed.differs_from(reference)

@@ -1,0 +1,150 @@
+"""A run's memory is flat: nothing is kept per step, whatever hooks are on."""
+
+import gc
+import io
+import tracemalloc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hookline import ForwardHook, Trainer, TrainingHook, get_trainer
+
+KILOBYTE, MEGABYTE = 2**10, 2**20
+
+
+class Batches:
+    """The same batch again and again, so that the data itself cannot grow."""
+
+    def __init__(self, count: int) -> None:
+        torch.manual_seed(0)
+        self.count, self.batch = count, (torch.randn(2, 3), torch.randn(2, 1))
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.batch for _ in range(self.count))
+
+
+class Watch(ForwardHook):
+    """Looks at every activation."""
+
+    def on_forward(self, output: torch.Tensor) -> None:
+        self.latest = output.mean()
+
+
+class Everything(TrainingHook):
+    """Names what is costly, every step."""
+
+    def on_train_batch_end(self, metrics: Any, state: Any, loss: float) -> None:
+        metrics["mine"] = loss
+
+    def on_step_end(self, ctx: Any, trainer: Any) -> None:
+        self.norm = ctx.grad_norm
+        trainer.log("norm", self.norm)
+
+
+def make_trainer(steps: int) -> Trainer:
+    """A run on disk with hooks of every kind, a failing one among them; a record in memory would grow by design."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.1), torch.nn.Linear(4, 1))
+    options: dict[str, Any] = {"loss_fn": torch.nn.functional.mse_loss, "console": False, "max_grad_norm": 1.0}
+    trainer = get_trainer("simple", model, Batches(steps), torch.optim.AdamW(model.parameters()), "cpu", **options)
+    trainer.add_hook(Everything())
+    trainer.add_hook(Watch())
+    trainer.add_hook("console_log", log_every_n_batches=100, stream=io.StringIO())
+    trainer.on("after_backward", every=7, name="sometimes_broken")(lambda step: 1 / (step % 14))
+    return trainer
+
+
+def live_tensors() -> int:
+    """How many tensors the garbage collector knows."""
+    gc.collect()
+    return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
+
+
+def advance(run: Iterator[None], batches: int) -> None:
+    """So many micro-batches."""
+    for _ in range(batches):
+        next(run)
+
+
+def test_memory_is_flat_over_3000_steps() -> None:
+    """From step 500 to step 3,000 neither the number of tensors nor, at the end, Python's memory grows."""
+    run = make_trainer(3_050).stepper()
+    advance(run, 501)  # just behind a flush of the record
+    tensors = live_tensors()
+    advance(run, 1_900)
+    tracemalloc.start()
+    try:
+        advance(run, 100)
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        advance(run, 500)
+        gc.collect()
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert live_tensors() - tensors <= 160  # what gathers between two flushes of the record, every 50 steps
+    assert grown < 16 * KILOBYTE  # 33 bytes a step
+    advance_to_the_end(run)
+
+
+def advance_to_the_end(run: Iterator[None]) -> None:
+    """Whatever is left."""
+    for _ in run:
+        pass
+
+
+def with_graph() -> int:
+    """How many live tensors carry a graph."""
+    gc.collect()
+    return sum(issubclass(type(thing), torch.Tensor) and thing.grad_fn is not None for thing in gc.get_objects())
+
+
+def test_a_finished_run_lets_go_of_its_tensors() -> None:
+    """After a run no graph is left alive, and a trainer that nobody holds takes its tensors with it."""
+    before, graphs = live_tensors(), with_graph()
+    trainer = make_trainer(20)
+    trainer.remove_hook("sometimes_broken")  # pytest keeps what is logged, and with it the frames of a traceback
+    trainer.train()
+    assert with_graph() == graphs
+    del trainer
+    assert live_tensors() <= before
+
+
+def test_gradients_are_not_kept_for_the_next_step() -> None:
+    """With a hook at on_step_end the gradients live until it has been heard, not through the next backward."""
+    trainer = make_trainer(3)
+    trainer.remove_hook("clip_norm")
+    alive: list[weakref.ref[torch.Tensor]] = []
+    counts = []
+    trainer.on("before_optimizer_step", name="mark")(lambda grads: alive.extend(map(weakref.ref, grads.values())))
+    for _ in trainer.stepper():
+        counts.append((len(alive), sum(ref() is not None for ref in alive)))
+    assert counts == [(4, 0), (8, 0), (12, 0)]
+
+
+def resident_bytes() -> int:
+    """The process's resident memory, where the system tells it."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        pytest.skip("no /proc/self/status on this system")
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS:"))
+    return int(line.split()[1]) * KILOBYTE
+
+
+@pytest.mark.soak
+def test_memory_is_flat_over_100000_steps() -> None:
+    """Between step 10,000 and step 100,000 the process grows by less than eight megabytes."""
+    run = make_trainer(100_000).stepper()
+    advance(run, 10_001)
+    tensors, resident = live_tensors(), resident_bytes()
+    advance(run, 89_990)
+    assert live_tensors() - tensors <= 160
+    assert resident_bytes() - resident < 8 * MEGABYTE
+    advance_to_the_end(run)

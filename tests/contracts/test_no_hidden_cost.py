@@ -1,0 +1,163 @@
+"""No host read in a step unless a hook that is due asked for a value, and then one, however many hooks share it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hookline import ForwardHook, Trainer, TrainingHook, get_trainer
+
+
+class Reads:
+    """How often a tensor's value was brought to the host."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class ScalarWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees every read of a scalar, from Python or from inside torch."""
+
+    def __init__(self, reads: Reads) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.reads = reads
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.reads.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
+    """Count host reads inside the block: scalars below Python, whole tensors by the methods that copy them out."""
+    reads = Reads()
+    with monkeypatch.context() as patch, ScalarWatch(reads):
+        for name in ("tolist", "numpy", "cpu"):
+            patch.setattr(torch.Tensor, name, counted(getattr(torch.Tensor, name), reads), raising=True)
+        yield reads
+
+
+def counted(method: Callable[..., Any], reads: Reads) -> Callable[..., Any]:
+    """The method, counting."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        reads.count += 1
+        return method(*args, **kwargs)
+
+    return call
+
+
+def make_trainer(steps: int = 21, **options: Any) -> Trainer:
+    """Too few steps for the record to be written in between; SGD, because AdamW reads scalars on the CPU."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    data = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(steps)]
+    options = {"record": False, "console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
+    return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.01), "cpu", **options)
+
+
+def reads_of(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, batches: int = 20) -> int:
+    """Host reads of `batches` micro-batches, the first of the run among them; not of the run's start and end."""
+    run = trainer.stepper()
+    with monkeypatch.context(), counting(monkeypatch) as reads:
+        for _ in range(batches):
+            next(run)
+    for _ in run:
+        pass
+    return reads.count
+
+
+def test_the_counter_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A control: every way to read a tensor is seen."""
+    tensor = torch.ones(())
+    ways: list[Callable[[], Any]] = [
+        tensor.item, lambda: float(tensor), lambda: int(tensor), lambda: bool(tensor), lambda: tensor.tolist(),
+        lambda: tensor.numpy(), lambda: tensor.cpu(), lambda: f"{tensor:.2f}", lambda: 1 if tensor > 0 else 0,
+    ]  # fmt: skip
+    for way in ways:
+        with counting(monkeypatch) as reads:
+            way()
+        assert reads.count >= 1
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate": 4}, {"max_grad_norm": 1.0}, {"accumulate": 2, "loss_weight": "samples"}], ids=str
+)
+def test_nothing_is_read_when_nobody_hears(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop itself reads no tensor in a step, accumulating, clipping and weighting included."""
+    assert reads_of(make_trainer(**options), monkeypatch) == 0
+
+
+@pytest.mark.req("004-29")
+def test_hooks_that_name_free_values_cost_no_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heartbeat, a hook that logs a device tensor, one with **kwargs and a forward hook read nothing."""
+    trainer = make_trainer(max_grad_norm=1.0)
+
+    class Watch(ForwardHook):
+        def on_forward(self, output: torch.Tensor, trainer: Any) -> None:
+            trainer.log("mean", output.mean())
+
+    class Free(TrainingHook):
+        def on_step_end(self, ctx: Any, lr: float, step: int) -> None:
+            self.beat = ctx.step, ctx.tokens_seen, lr
+
+        def on_before_backward(self, trainer: Any, loss: torch.Tensor) -> None:
+            trainer.log("live", loss)
+
+        def on_train_batch_end(self, **values: Any) -> None:
+            assert "loss" not in values and "state" not in values
+
+        def on_gradients_ready(self, grads: Any) -> None:
+            self.names = list(grads)
+
+    trainer.add_hook(Watch())
+    trainer.add_hook(Free())
+    assert reads_of(trainer, monkeypatch) == 0
+
+
+def test_a_loss_is_read_once_however_many_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three hooks at two events that name loss or metrics share one read per micro-batch."""
+    trainer = make_trainer()
+    trainer.on("train_batch_end", name="first")(lambda loss: None)
+    trainer.on("train_batch_end", name="second")(lambda loss, metrics: None)
+    trainer.on("after_backward", name="third")(lambda loss: None)
+    assert reads_of(trainer, monkeypatch) == 20
+
+
+@pytest.mark.parametrize(
+    ("event", "argument", "per_step"),
+    [
+        ("train_batch_end", "loss", 1),
+        ("train_batch_end", "metrics", 1),
+        ("train_batch_end", "state", 2),  # the latest loss and the mean
+        ("step_end", "loss", 1),
+        ("step_end", "grad_norm", 1),
+        ("before_optimizer_step", "grad_norm", 1),
+    ],
+)
+def test_what_each_value_costs(event: str, argument: str, per_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each value that waits for the device is paid for by the hooks that name it, once per event."""
+    trainer = make_trainer()
+    namespace: dict[str, Any] = {}
+    exec(f"def hook({argument}): pass", namespace)
+    trainer.on(event)(namespace["hook"])
+    assert reads_of(trainer, monkeypatch) == 20 * per_step
+
+
+def test_a_hook_that_is_not_due_costs_no_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """every=5 reads four losses in twenty steps, and a disabled hook none."""
+    trainer = make_trainer()
+    trainer.on("train_batch_end", every=5, name="now_and_then")(lambda loss: None)
+    trainer.on("train_batch_end", name="off", enabled=False)(lambda loss, state: None)
+    assert reads_of(trainer, monkeypatch) == 4
+
+
+def test_ctx_reads_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a StepContext only what a hook touches is computed, and once."""
+    trainer = make_trainer()
+    trainer.on("step_end")(lambda ctx: ctx.step % 10 or (ctx.loss, ctx.loss, ctx.grad_norm, ctx.grad_norm))
+    assert reads_of(trainer, monkeypatch) == 4

@@ -1,0 +1,185 @@
+"""Documents run: every block of the README and the pages, and every example.
+
+Python blocks of a page share a namespace and run in order. What a line promises with a comment ``# -> text`` must be
+printed, in that order. YAML blocks with hooks load, and `hookline` commands in console blocks parse.
+"""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hookline
+from hookline.cli import main, make_parser, read_arguments
+from hookline.config.overrides import apply_override
+from hookline.config.references import resolve_references
+from hookline.config.schemas import as_run_config
+from hookline.config.yaml_text import read_yaml
+from hookline.registry import names
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+REGISTRIES = (names.HOOKS, names.MODELS, names.DATA, names.OPTIMIZERS, names.SCHEDULERS, names.LOSSES, names.TRAINERS)
+RUNNABLE = ("hookline events", "hookline hooks")
+NEXT = "-- next example --"
+# One interpreter for all of them: importing torch takes longer than any example.
+RUN_EACH = f"""
+import runpy, sys
+for example in sys.argv[1:]:
+    print({NEXT!r}, flush=True)
+    runpy.run_path(example, run_name="__main__")
+"""
+
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PROMISE = re.compile(r"# -> (.+)$", re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, and where it is."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """The fenced blocks of a page that name their language, in order."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(page, text.count("\n", 0, found.start(2)) + 1, found[1], found[2]) for found in _FENCE.finditer(text)
+    ]
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+PYTHON_PAGES = sorted({block.page for block in BLOCKS if block.language == "python"})
+HOOK_BLOCKS = [block for block in BLOCKS if block.language == "yaml" and "\nhooks:" in f"\n{block.text}"]
+COMMANDS = [
+    (block.where, line.partition("#")[0].strip())
+    for block in BLOCKS
+    if block.language == "console"
+    for line in block.text.splitlines()
+    if line.startswith("hookline")
+]
+
+
+@pytest.fixture(autouse=True)
+def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a page registers is forgotten after it."""
+    for registry in REGISTRIES:
+        monkeypatch.setattr(registry, "_added", dict(registry._added))
+
+
+def run_block(block: Block, namespace: dict[str, Any]) -> str:
+    """Execute a block, with the page's line numbers in tracebacks; returns what it printed."""
+    code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, namespace)
+    return printed.getvalue()
+
+
+def check_promises(block: Block, printed: str) -> None:
+    """Every ``# -> text`` of the block stands in its output, one after the other."""
+    rest = printed
+    for promise in _PROMISE.findall(block.text):
+        assert promise in rest, f"{block.where} promises {promise!r}; it printed:\n{printed}"
+        rest = rest.partition(promise)[2]
+
+
+def load_hooks(block: Block, config: Any) -> list[str]:
+    """Load the hooks that a YAML block lists, as from a file; returns their names."""
+    registry = hookline.HookRegistry(config["hooks"], from_file=True)
+    try:
+        return list(registry)
+    finally:
+        registry.close()
+
+
+@pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page: Path) -> None:
+    """Every Python block of a page runs after those above it, and prints what its comments promise."""
+    namespace: dict[str, Any] = {"__name__": "page"}
+    for block in blocks_of(page):
+        if block.language == "python":
+            check_promises(block, run_block(block, namespace))
+
+
+def test_a_broken_promise_is_noticed() -> None:
+    """A comment that promises what is not printed fails the test, and so does one out of order."""
+    block = Block(Path("page.md"), 1, "python", "print(1)  # -> 2\n")
+    with pytest.raises(AssertionError, match="promises '2'"):
+        check_promises(block, run_block(block, {}))
+    swapped = Block(Path("page.md"), 1, "python", "print('a b')  # -> b\n# -> a\n")
+    with pytest.raises(AssertionError, match="promises 'a'"):
+        check_promises(swapped, run_block(swapped, {}))
+
+
+@pytest.mark.parametrize("block", HOOK_BLOCKS, ids=lambda block: block.where)
+def test_yaml_blocks_with_hooks_load(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every YAML block with hooks loads through the registry, and one that is a whole run fits the schema."""
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    config = resolve_references(read_yaml(block.text, block.where))
+    listed = [entry for entries in config["hooks"].values() for entry in entries]
+    assert set(load_hooks(block, config)) >= {
+        entry if isinstance(entry, str) else entry.get("as", entry["name"]) for entry in listed
+    }
+    if "model" in config:
+        assert as_run_config(config).trainer.max_steps is not None
+
+
+@pytest.mark.parametrize(("where", "command"), COMMANDS, ids=[f"{where}-{command}" for where, command in COMMANDS])
+def test_commands_parse(where: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every `hookline` line of a console block is one that the parser takes; those that train nothing are run."""
+    words = shlex.split(command)[1:]
+    options = read_arguments(make_parser(), words)
+    assert options.command == words[0]
+    assert [word for word in getattr(options, "words", []) if word.startswith("-")] == []
+    if command.startswith(RUNNABLE):
+        assert main(words) == 0
+        assert len(capsys.readouterr().out) > 100
+
+
+def test_overrides_on_the_pages_lead_somewhere() -> None:
+    """Every a.b=value of a console block can be applied to the config that docs/config.md shows."""
+    shown = next(block for block in HOOK_BLOCKS if block.page.name == "config.md")
+    overrides = [word for _, command in COMMANDS for word in shlex.split(command) if "=" in word]
+    assert len(overrides) >= 5
+    for override in overrides:
+        tree = read_yaml(shown.text, shown.where)
+        apply_override(tree, override)
+        assert as_run_config(tree)
+
+
+def test_examples_run() -> None:
+    """Every example runs as a script, prints something of its own and leaves nothing on stderr."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(hookline.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", RUN_EACH, *map(str, EXAMPLES)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    printed = dict(zip(EXAMPLES, done.stdout.split(NEXT)[1:], strict=True))
+    assert [example.name for example, text in printed.items() if not text.strip()] == []
+    assert len(printed) >= 4
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    """Every relative link of a page leads to a file of the project."""
+    made_later = {"docs/requirements.md"}  # by `make docs`, from the outcomes of a whole test run
+    targets = [found[1] for found in _LINK.finditer(page.read_text(encoding="utf-8"))]
+    missing = [one for one in targets if one not in made_later and not (page.parent / one).exists()]
+    assert missing == []

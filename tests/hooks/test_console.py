@@ -1,0 +1,100 @@
+"""The console hook: progress, validation, checkpoints, and what each hook cost."""
+
+import io
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from hookline import ConsoleLogHook, Trainer, get_trainer
+from hookline.hooks.console import _duration, _speed, print_costs
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def make_trainer(batches: int = 4, **options: Any) -> Trainer:
+    """A trainer whose own lines are off."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(batches)]
+    options = {"record": False, "console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
+    return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+
+
+@pytest.mark.req("001-25")
+def test_progress_lines() -> None:
+    """Every so many batches a line with epoch, step of total, batch, loss, mean, speed and time left."""
+    out = io.StringIO()
+    trainer = make_trainer()
+    trainer.add_hook(ConsoleLogHook(log_every_n_batches=2, stream=out, costs=False))
+    losses: list[float] = []
+    trainer.on("train_batch_end", name="losses")(lambda loss: losses.append(loss))
+    trainer.train()
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith(f"epoch 0  step 2/4  batch 1  loss {losses[1]:.4f} (mean {sum(losses[:2]) / 2:.4f})")
+    assert lines[0].endswith("left")
+    assert lines[1].startswith("epoch 0  step 4/4  batch 3")
+
+
+@pytest.mark.req("001-25", "001-29", "001-30")
+def test_the_shortcut(capsys: pytest.CaptureFixture[str]) -> None:
+    """add_console_logging() prints every 10 batches; called again it reconfigures; 'console_log' is its name."""
+    trainer = make_trainer(20)
+    trainer.add_console_logging()
+    assert trainer.hooks.get("console_log").log_every_n_batches == 10
+    trainer.train()
+    assert capsys.readouterr().out.count("epoch 0  step") == 2
+    trainer.add_console_logging(log_every_n_batches=5)
+    assert trainer.hooks.get("console_log").log_every_n_batches == 5
+    trainer.remove_hook("console_log")
+    assert "console_log" not in trainer.hooks
+
+
+def test_a_terminal_line_is_rewritten_in_place() -> None:
+    """Progress overwrites itself; what should stay begins on a line of its own."""
+    out = Terminal()
+    trainer = make_trainer(2, val_dataloader=[(torch.randn(2, 3), torch.randn(2, 1))])
+    trainer.add_hook(ConsoleLogHook(log_every_n_batches=1, stream=out, costs=False))
+    trainer.train()
+    text = out.getvalue()
+    assert text.count("\r\x1b[K") == 2
+    assert "\nstep 2  validation  val/loss " in text
+    assert text.endswith("\n")
+
+
+def test_validation_and_checkpoints_are_told() -> None:
+    """With the metrics' values and the checkpoint's place."""
+    out = io.StringIO()
+    trainer = make_trainer(2, record=True, val_dataloader=[(torch.randn(2, 3), torch.randn(2, 1))])
+    trainer.add_hook(ConsoleLogHook(log_every_n_batches=50, stream=out))
+    trainer.add_checkpointing()
+    trainer.on("validation_end", name="adds")(
+        lambda metrics: metrics.update({"val/text": "not printed", "val/accuracy": 0.5})
+    )
+    trainer.train()
+    text = out.getvalue()
+    assert "step 2  validation  val/loss " in text and "val/accuracy 0.5000" in text and "not printed" not in text
+    assert f"saved {trainer.checkpoint_dir}" in text
+    assert "What each hook cost" in text and "checkpoint" in text
+
+
+def test_printing_costs_leaves_the_random_streams_alone() -> None:
+    """Rich draws numbers; training must not notice."""
+    state = random.getstate()
+    out = io.StringIO()
+    print_costs([{"hook": "a", "kind": "lifecycle", "calls": 3, "seconds": 0.25}], 1.0, out)
+    assert random.getstate() == state
+    assert "25.0%" in out.getvalue()
+
+
+def test_words_for_speed_and_time() -> None:
+    """Slow runs are told in seconds per step, long ones in hours."""
+    assert (_speed(2.0), _speed(0.5), _speed(0.0)) == ("2.0 steps/s", "2.0 s/step", "\N{EN DASH} steps/s")
+    assert (_duration(5), _duration(65), _duration(3661)) == ("0:05", "1:05", "1:01:01")

@@ -1,0 +1,202 @@
+"""Who is due is asked rarely and answered exactly: over epochs, accumulation, samples and resumes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hookline.events.schedule import FAR, Quantity, Reading, Schedule
+from hookline.registry.due import SAMPLE_AT, SAMPLE_EVERY, Agenda, HandClock
+from hookline.registry.registry import HookRegistry
+
+UNITS = ("steps", "batches", "epochs", "tokens", "seconds")
+quantities = st.builds(Quantity, st.integers(1, 14).map(float), st.sampled_from(UNITS))
+schedules = st.builds(
+    Schedule,
+    every=st.none() | quantities,
+    at=st.lists(quantities, max_size=2).map(tuple),
+    start=st.none() | quantities,
+    stop=st.none() | quantities,
+)
+
+
+def micro_batches(accumulate: int, epochs: list[int], tokens: int) -> list[Reading]:
+    """The clock at every micro-batch of a run whose windows never cross an epoch."""
+    run: list[Reading] = []
+    step = 0
+    for epoch, length in enumerate(epochs, 1):
+        for index in range(length):
+            step += index % accumulate == 0
+            number = len(run) + 1
+            run.append(Reading(step, number, epoch, number * tokens, number * 0.7))
+    return run
+
+
+def fire_batch(registry: HookRegistry) -> None:
+    """Fire one inner event as the loop does, with a moment that has nothing."""
+    if heard := registry.fire.on_train_batch_end:
+        heard(None)
+
+
+def drive(registry: HookRegistry, run: list[Reading], check: Callable[[Reading, Reading], None]) -> None:
+    """Run a registry over a clock as the training loop does: asked anew when an epoch begins."""
+    before = Reading()
+    for now in run:
+        if now.epochs != before.epochs:
+            registry.replan()
+        registry.begin_batch(now)
+        fire_batch(registry)
+        check(now, before)
+        before = now
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(schedules, min_size=1, max_size=3),
+    st.integers(1, 4),
+    st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    st.integers(0, 5),
+    st.booleans(),
+)
+def test_the_countdown_never_skips_a_due_micro_batch(
+    asked: list[Schedule], accumulate: int, epochs: list[int], tokens: int, always: bool
+) -> None:
+    """Through begin_batch, with hooks of several schedules and timing samples, every answer is the schedule's own."""
+    registry = HookRegistry()
+    heard: dict[str, int] = {}
+
+    def listener(name: str) -> Callable[[], None]:
+        return lambda: heard.__setitem__(name, heard.get(name, 0) + 1)
+
+    for index, schedule in enumerate(asked):
+        function = listener(f"h{index}")
+        function.schedule = schedule  # type: ignore[attr-defined]
+        registry.register(function, f"h{index}", event="on_train_batch_end")
+    if always:
+        registry.register(lambda: None, "always", event="on_train_batch_end")
+    expected: dict[str, int] = {}
+
+    def check(now: Reading, before: Reading) -> None:
+        for index, schedule in enumerate(asked):
+            due = schedule.always or schedule.due(now, before)
+            assert registry.due_now(f"h{index}") == due, f"{schedule} at {now}"
+            expected[f"h{index}"] = expected.get(f"h{index}", 0) + due
+
+    drive(registry, micro_batches(accumulate, epochs, tokens), check)
+    assert {name: count for name, count in expected.items() if count} == heard
+
+
+def test_a_hook_that_is_not_due_is_not_asked_each_batch() -> None:
+    """Between two due micro-batches the registry only counts down."""
+    registry = HookRegistry()
+    registry.register(lambda: None, "rare", event="on_train_batch_end", every=1000)
+    asked = 0
+
+    class Counting(Reading):
+        @property
+        def steps(self) -> int:  # type: ignore[override]
+            nonlocal asked
+            asked += 1
+            return self.batches
+
+        @steps.setter
+        def steps(self, value: int) -> None: ...
+
+    for number in range(1, 1001):
+        registry.begin_batch(Counting(batches=number))
+        fire_batch(registry)
+    assert registry.due_now("rare") and asked < 40
+
+
+@pytest.mark.parametrize("schedule", [{"every": "100 tokens"}, {"at": "100 tokens"}, {"every": "10 s"}, {"at": "10 s"}])
+def test_a_resumed_run_does_not_repeat_what_was_passed_before(schedule: dict[str, Any]) -> None:
+    """After a resume the first micro-batch is not due for a mark of the earlier attempt."""
+    registry = HookRegistry()
+    registry.register(lambda: None, "h", event="on_train_batch_end", **schedule)
+    registry.begin_batch(Reading(steps=20, batches=20, epochs=1, tokens=150, seconds=15))
+    assert not registry.due_now("h")
+
+
+@pytest.mark.parametrize("schedule", [{"every": "100 tokens"}, {"at": "200 tokens"}])
+def test_a_mark_passed_by_the_first_batch_after_a_resume_is_due(schedule: dict[str, Any]) -> None:
+    """Told where the counters were restored to, the registry counts on without a gap."""
+    registry = HookRegistry()
+    registry.register(lambda: None, "h", event="on_train_batch_end", **schedule)
+    registry.replan(Reading(steps=19, batches=19, epochs=1, tokens=195))
+    registry.begin_batch(Reading(steps=20, batches=20, epochs=1, tokens=205))
+    assert registry.due_now("h")
+
+
+def test_the_first_batch_of_a_fresh_run_counts_from_zero() -> None:
+    """Ten tokens in the first batch pass a mark at five."""
+    agenda = Agenda()
+    agenda.ask(Reading(1, 1, 1, 10, 0.1), [("h", Schedule.parse(every="5 tokens"))], sample=False)
+    assert agenda.due == {"h"}
+
+
+def test_a_hook_added_later_is_not_due_for_what_passed_while_nobody_looked() -> None:
+    """The marks of tokens that went by before a hook was there are not its own."""
+    registry = HookRegistry()
+    for number in range(1, 50):
+        registry.begin_batch(Reading(number, number, 1, number * 10))
+    registry.register(lambda: None, "late", event="on_train_batch_end", every="100 tokens")
+    registry.begin_batch(Reading(50, 50, 1, 495))
+    assert not registry.due_now("late")
+    registry.begin_batch(Reading(51, 51, 1, 505))
+    assert registry.due_now("late")
+
+
+def test_without_schedules_and_samples_nobody_is_asked_again() -> None:
+    """An agenda with nothing on it holds as far as counting goes."""
+    assert Agenda().ask(Reading(1, 1, 1), [], sample=False) == FAR
+
+
+def test_one_micro_batch_in_sixteen_is_timed_and_never_the_first() -> None:
+    """Samples come at a fixed place, so that warming up is not among them."""
+    agenda, timed, hold = Agenda(), [], 0
+    for number in range(1, 50):
+        if hold == 0:
+            hold = agenda.ask(Reading(number, number, 1), [], sample=True)
+            timed += [number] if agenda.timed else []
+        else:
+            hold -= 1
+    assert timed == [SAMPLE_AT, SAMPLE_AT + SAMPLE_EVERY, SAMPLE_AT + 2 * SAMPLE_EVERY]
+
+
+def test_a_rare_hook_is_timed_when_it_becomes_due() -> None:
+    """Otherwise a hook due every hundred steps might never be seen in the cost table."""
+    agenda = Agenda()
+    agenda.ask(Reading(100, 100, 1), [("rare", Schedule.parse(every=100))], sample=True)
+    assert agenda.timed and agenda.scale("rare") == 1.0
+
+
+def test_samples_scale_to_all_micro_batches() -> None:
+    """Each timed micro-batch stands for those that were not."""
+    agenda = Agenda()
+    assert agenda.scale("always") == 1.0
+    agenda.ask(Reading(SAMPLE_AT, SAMPLE_AT, 1), [], sample=True)
+    agenda.batches = 32
+    assert agenda.scale("always") == 32.0
+
+
+def test_the_hand_clock_reads_what_events_say_and_keeps_the_rest() -> None:
+    """A loop of one's own tells step, batch and epoch in different events; the clock puts them together."""
+    clock = HandClock()
+    clock.read({"epoch": 2})
+    clock.read({"batch_idx": 4, "loss": 0.5})
+    assert (clock.now.steps, clock.now.batches, clock.now.epochs) == (5, 5, 3)
+    clock.read({"step": 9, "tokens_seen": 640})
+    assert (clock.now.steps, clock.now.batches, clock.now.epochs, clock.now.tokens) == (9, 9, 3, 640)
+    clock.read({"epoch": None, "step": "nine"})
+    assert (clock.now.steps, clock.now.epochs) == (9, 3)
+
+
+def test_the_hand_clock_moves_once_per_micro_batch() -> None:
+    """Two events of one micro-batch share a decision."""
+    clock = HandClock()
+    clock.read({"step": 1})
+    assert clock.moved() and not clock.moved()
+    clock.read({"step": 2})
+    assert clock.moved()

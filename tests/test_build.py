@@ -1,0 +1,188 @@
+"""From a configuration to a trainer."""
+
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from hookline import TrainingHook, register_data, register_model
+from hookline.build import trainer_from_config
+from hookline.config.loading import load_config
+from hookline.config.schemas import HooksConfig, RunConfig
+from hookline.errors import ConfigError, HooklineError
+from hookline.registry.names import DATA, MODELS
+
+DEFAULT = Path(__file__).parents[1] / "src" / "hookline" / "jobs" / "default.yaml"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny_parts() -> Any:
+    """A model and data small enough for a unit test, registered as a user would."""
+    register_model("tiny")(lambda vocab_size, width=4: torch.nn.Sequential(torch.nn.Linear(vocab_size, width)))
+    register_data("pairs")(tiny_data)
+    yield
+    del MODELS._added["tiny"], DATA._added["pairs"]
+
+
+def tiny_data(batches: int = 4, vocab: int = 3, width: int = 4) -> SimpleNamespace:
+    """Pairs of inputs and targets, with a vocabulary."""
+    pair = (torch.ones(2, vocab), torch.zeros(2, width))
+    return SimpleNamespace(train=[pair] * batches, validation=[pair], vocab=["a"] * vocab)
+
+
+class Noisy(TrainingHook):
+    """A hook with a secret."""
+
+    def __init__(self, url: str = "") -> None:
+        self.url = url
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    """A small run's configuration."""
+    return {
+        "model": "tiny",
+        "data": "pairs",
+        "optimizer": {"name": "sgd", "lr": 0.1},
+        "loss": "mse",
+        "trainer": {"max_steps": 3, "console": False, "record": False, "seed": 5},
+        **more,
+    }
+
+
+def test_a_whole_run_comes_from_a_dict() -> None:
+    """Model, data, optimizer and loss are made, the vocabulary is passed on, and the run trains."""
+    trainer = trainer_from_config(settings())
+    assert trainer.hook_data["vocab"] == ["a"] * 3
+    assert isinstance(trainer.config, RunConfig)
+    assert trainer.config.debug is False
+    assert "identity" in trainer.hooks
+    trainer.train()
+    assert trainer.step == 3
+
+
+def test_a_run_config_does_as_well() -> None:
+    """An object written in code leads to the same resolved configuration as the dict."""
+    config = settings(hooks={"update": [{"name": "clip_norm", "max_norm": 1.0}]})
+    assert trainer_from_config(RunConfig(**config)).resolved == trainer_from_config(config).resolved
+
+
+def test_the_first_weights_are_seeded() -> None:
+    """Two trainers of one config begin with the same weights, whatever was drawn before."""
+    torch.rand(random.randrange(5) + 1)
+    first = trainer_from_config(settings()).model
+    torch.rand(3)
+    second = trainer_from_config(settings()).model
+    assert all(torch.equal(*pair) for pair in zip(first.parameters(), second.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "trainer", "attribute", "length"),
+    [
+        ("cosine", {"max_steps": 30}, "T_max", 30),
+        ("cosine", {"max_epochs": 3, "accumulate": 3}, "T_max", 6),
+        ("cosine", {"max_steps": 5, "max_epochs": 1}, "T_max", 5),
+    ],
+)
+def test_a_scheduler_learns_the_run_s_length(name: str, trainer: dict[str, Any], attribute: str, length: int) -> None:
+    """A scheduler that asks for the number of steps gets it when the config leaves it out."""
+    made = trainer_from_config(settings(scheduler=name, trainer=trainer))
+    assert getattr(made.schedulers[0], attribute) == length
+
+
+def test_what_the_config_says_about_length_wins() -> None:
+    """A length in the config is left alone."""
+    made = trainer_from_config(settings(scheduler={"name": "cosine", "T_max": 7}))
+    assert made.schedulers[0].T_max == 7
+
+
+def test_a_trial_run_may_be_shorter_than_its_warm_up() -> None:
+    """Three steps with a warm-up of a hundred use the first three rates of that warm-up."""
+    made = trainer_from_config(settings(scheduler={"name": "warmup_cosine", "warmup_steps": 100}))
+    made.train()
+    assert made.lr == pytest.approx(0.1 * 4 / 100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        ({"model": {"name": "tiny", "widht": 3}}, "model.widht", "did you mean 'width'"),
+        ({"model": "tinny"}, "model.name", "did you mean 'tiny'"),
+        ({"optimizer": {"name": "sgd", "lr": "fast"}}, "optimizer", "sgd cannot be made"),
+        ({"scheduler": "step"}, "scheduler.step_size", "missing"),
+        ({"scheduler": {"name": "warmup_cosine", "warmup_steps": "x"}}, "scheduler", "cannot be made"),
+        ({"data": {"name": "builtins.dict"}}, "data", "no `train`"),
+        ({"hooks": {"lifecycle": ["consol_log"]}}, "hooks.lifecycle.0.name", "did you mean 'console_log'"),
+        ({"trainer": {"max_stesp": 1}}, "trainer.max_stesp", "did you mean 'max_steps'"),
+    ],
+)
+def test_wrong_configs_name_the_path(changes: dict[str, Any], path: str, words: str) -> None:
+    """Every mistake is a ConfigError with the dotted path."""
+    with pytest.raises(ConfigError) as caught:
+        trainer_from_config(settings(**changes))
+    assert caught.value.path == path
+    assert words in caught.value.problem
+
+
+def test_a_hook_s_wrong_parameter_is_a_config_error() -> None:
+    """What a hook's constructor cannot digest is told as one of our errors."""
+    with pytest.raises(HooklineError, match="hooks"):
+        trainer_from_config(settings(hooks={"update": [{"name": "clip_norm", "max_norm": "abc"}]}))
+
+
+def test_a_file_cannot_name_code() -> None:
+    """Dotted paths of a file are refused before anything is made, unless their prefix is allowed."""
+    config = settings(model={"name": "torch.nn.Linear", "in_features": 3, "out_features": 4})
+    with pytest.raises(ConfigError, match=r"model\.name: .*not allowed"):
+        trainer_from_config(config, from_file=True)
+    assert isinstance(trainer_from_config(config, from_file=True, allow=["torch"]).model, torch.nn.Linear)
+    with pytest.raises(ConfigError, match="not allowed"):
+        trainer_from_config(settings(hooks={"lifecycle": ["os.system"]}), from_file=True)
+
+
+def test_max_grad_norm_becomes_a_link() -> None:
+    """`trainer.max_grad_norm` of a config appends the clip link."""
+    trainer = trainer_from_config(settings(trainer={"max_grad_norm": 0.5}))
+    assert trainer.hooks.get("clip_norm").max_norm == 0.5
+
+
+def test_secrets_stay_out_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook gets the value; the record, in all its files, the reference."""
+    monkeypatch.setenv("MY_URL", "https://host/s3cret")
+    entry = {"name": f"{__name__}.Noisy", "url": "${env:MY_URL}"}
+    monkeypatch.setattr("hookline.registry.loading.import_module", lambda name: __import__("sys").modules[__name__])
+    config = settings(hooks={"lifecycle": [entry]}, trainer={"max_steps": 1, "console": False, "seed": 1})
+    trainer = trainer_from_config(config)
+    assert trainer.hooks.get("noisy").url == "https://host/s3cret"
+    trainer.train()
+    assert trainer.run_dir is not None
+    written = {path.name: path.read_text(encoding="utf-8") for path in trainer.run_dir.iterdir() if path.is_file()}
+    assert "${env:MY_URL}" in written["config.yaml"]
+    assert not [name for name, text in written.items() if "s3cret" in text]
+
+
+def test_the_recorded_config_can_be_run_again() -> None:
+    """config.yaml of a run is itself a configuration with the same meaning."""
+    config = settings(trainer={"max_steps": 1, "console": False}, hooks={"update": []})
+    first = trainer_from_config(config)
+    first.train()
+    assert first.run_dir is not None
+    again, from_file = load_config(first.run_dir / "config.yaml")
+    assert trainer_from_config(again, from_file=from_file).resolved == first.resolved
+    assert json.loads((first.run_dir / "run.json").read_text(encoding="utf-8"))["config_hash"]
+
+
+def test_the_default_job_is_sound() -> None:
+    """The default job's file holds only what the schemas know, and its model and hooks can be made."""
+    tree = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
+    tree["optimizer"]["lr"] = float(tree["optimizer"]["lr"])
+    config, from_file = load_config(DEFAULT, ["data.max_bytes=200000", "trainer.record=false"])
+    assert config["optimizer"] == tree["optimizer"]
+    trainer = trainer_from_config(config, from_file=from_file)
+    assert [hook.name for hook in trainer.hooks.list_hooks()].count("clip_norm") == 1
+    assert trainer.options.max_steps == 1300
+    assert trainer.config.hooks == HooksConfig(**config["hooks"])

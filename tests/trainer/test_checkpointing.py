@@ -1,0 +1,232 @@
+"""A checkpoint holds what a run needs to go on, and putting it back brings every part to where it was."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from hookline import Trainer, TrainingHook, UpdateHook, get_trainer
+from hookline.errors import CheckpointError
+
+
+class Counter(TrainingHook):
+    """A hook whose count is saved with the run."""
+
+    saves = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_step_end(self) -> None:
+        self.count += 1
+
+
+class Momentum(UpdateHook):
+    """An update hook with state of its own."""
+
+    def init(self, params: Any) -> dict[str, Any]:
+        return {"sum": {name: torch.zeros_like(param) for name, param in params.items()}}
+
+    def on_update(self, grads: Any, state: Any) -> Any:
+        state["sum"] = {name: state["sum"][name] + grad for name, grad in grads.items()}
+        return dict(state["sum"])
+
+
+def make_trainer(seed: int = 0, **options: Any) -> Trainer:
+    """Dropout, AdamW, a scheduler and two hooks with state; the seed decides only the start."""
+    generator = torch.Generator().manual_seed(1)
+    data = [(torch.randn(4, 3, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(3)]
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    options = {"console": False, "loss_fn": torch.nn.functional.mse_loss, "scheduler": scheduler, **options}
+    trainer = get_trainer("simple", model, data, optimizer, "cpu", **options)
+    trainer.add_hook(Counter())
+    trainer.add_hook(Momentum())
+    return trainer
+
+
+def losses_of(trainer: Trainer) -> list[float]:
+    """Note every loss from now on."""
+    losses: list[float] = []
+    trainer.on("train_batch_end", name="losses")(lambda loss: losses.append(loss))
+    return losses
+
+
+@pytest.mark.req("002-68", "002-67", "004-06", "004-19")
+def test_a_run_goes_on_where_it_was() -> None:
+    """Two epochs at once, and one epoch, a checkpoint and another process for the second: bit for bit the same."""
+    whole = make_trainer(max_epochs=2)
+    expected = losses_of(whole)
+    whole.train()
+
+    first = make_trainer(max_epochs=1)
+    first.add_checkpointing()
+    saved: list[tuple[int, str, str]] = []
+
+    class Told(TrainingHook):
+        def on_checkpoint_save(self, step: int, path: str, checkpoint_path: str) -> None:
+            saved.append((step, path, checkpoint_path))
+
+    first.add_hook(Told())
+    begun = losses_of(first)
+    first.train()
+    assert saved == [(3, str(first.checkpoint_dir), str(first.checkpoint_dir / "step-00000003"))]  # type: ignore[operator]
+
+    torch.rand(5), random.random()
+    second = make_trainer(seed=99, max_epochs=2)
+    continued = losses_of(second)
+    second.fit(resume=saved[0][2])
+    assert begun + continued == expected
+    assert all(map(torch.equal, whole.model.parameters(), second.model.parameters()))
+    assert second.hooks.get("counter").count == 6
+    assert (second.step, second.moment.batches, second.epoch) == (6, 6, 2)
+    assert second.lr == whole.lr
+
+
+@pytest.mark.parametrize("given", ["checkpoint", "holder", "run"])
+def test_what_a_path_may_mean(given: str) -> None:
+    """A checkpoint's directory, the one that holds them, or the run's: the newest whole one is taken."""
+    first = make_trainer()
+    first.add_checkpointing(save_every_n_steps=1)
+    first.train()
+    assert first.run_dir is not None and first.checkpoint_dir is not None
+    path = {"checkpoint": first.checkpoint_dir / "step-00000003", "holder": first.checkpoint_dir, "run": first.run_dir}[
+        given
+    ]
+    second = make_trainer(seed=5, record=False)
+    assert second.load_checkpoint(path).name == "step-00000003"
+    assert second.step == 3
+    assert all(map(torch.equal, first.model.parameters(), second.model.parameters()))
+
+
+def test_a_damaged_checkpoint_is_passed_over_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    """The newest good one is used, and the log names the bad one."""
+    first = make_trainer()
+    first.add_checkpointing(save_every_n_steps=1)
+    first.train()
+    assert first.checkpoint_dir is not None
+    files = [file for file in (first.checkpoint_dir / "step-00000003").rglob("*") if file.suffix == ".safetensors"]
+    content = bytearray(files[0].read_bytes())
+    content[-1] ^= 1
+    files[0].write_bytes(bytes(content))
+    second = make_trainer(seed=5, record=False)
+    assert second.load_checkpoint(first.checkpoint_dir).name == "step-00000002"
+    assert "a damaged checkpoint was passed over" in caplog.text
+
+
+def test_nothing_to_load() -> None:
+    """An empty place is named."""
+    Path("empty").mkdir()
+    with pytest.raises(CheckpointError, match="no whole checkpoint in empty"):
+        make_trainer(record=False).load_checkpoint("empty")
+
+
+def test_init_from_takes_the_weights_and_nothing_else() -> None:
+    """Counters, optimizer and hooks begin anew."""
+    first = make_trainer()
+    first.add_checkpointing()
+    first.train()
+    second = make_trainer(seed=5, init_from=str(first.run_dir), record=False)
+    seen: list[Any] = []
+
+    @second.on("train_start")
+    def look(model: torch.nn.Module, step: int, resumed: bool) -> None:
+        same = all(map(torch.equal, model.parameters(), first.model.parameters()))
+        seen.append((same, step, resumed, len(second.optimizers[0].state), second.hooks.get("counter").count))
+
+    second.train()
+    assert seen == [(True, 0, False, 0, 0)]
+
+
+def test_a_checkpoint_that_does_not_fit() -> None:
+    """Another number of schedulers is an error that says both numbers."""
+    first = make_trainer()
+    first.add_checkpointing()
+    first.train()
+    second = make_trainer(scheduler=None)
+    with pytest.raises(CheckpointError, match="the checkpoint has 1 schedulers, this run has 0"):
+        second.load_checkpoint(first.run_dir)  # type: ignore[arg-type]
+
+
+def test_state_without_a_hook_is_told() -> None:
+    """A hook that is missing, or that has no state saved, is in the record."""
+    first = make_trainer()
+    first.add_checkpointing()
+    first.train()
+    second = make_trainer(record=False)
+    second.remove_hook("counter")
+    second.add_hook(Counter(), "another")
+    second.load_checkpoint(first.run_dir)  # type: ignore[arg-type]
+    told = [(event["hook"], event["problem"]) for event in second.record.events if event["kind"] == "hook_state"]  # type: ignore[attr-defined]
+    assert ("counter", "without_hook") in told and ("another", "without_state") in told
+
+
+def test_save_now_waits_for_the_end_of_the_window() -> None:
+    """Asked for in the middle of a window, the checkpoint is made at the step's boundary."""
+    trainer = make_trainer(accumulate=2)
+    story: list[str] = []
+    trainer.on("train_batch_start", at="1 batch", name="ask")(lambda trainer: trainer.save())
+    trainer.on("step_end", name="step")(lambda step: story.append(f"step {step}"))
+    trainer.on("checkpoint_save", name="saved")(lambda step: story.append(f"saved {step}"))
+    trainer.train()
+    assert story == ["step 1", "saved 1", "step 2"]
+
+
+def test_a_run_without_a_directory_cannot_save() -> None:
+    """record=False has nowhere to write, and that is said."""
+    trainer = make_trainer(record=False)
+    trainer.add_checkpointing()
+    with pytest.raises(CheckpointError, match="record=False"):
+        trainer.train()
+
+
+def shuffling_trainer(seed: int = 0, **options: Any) -> Trainer:
+    """Six shuffled batches an epoch, and dropout, so that data and model draw from the same stream."""
+    generator = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(24, 3, generator=generator), torch.randn(24, 1, generator=generator))
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    options = {"console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
+    loader = DataLoader(data, batch_size=4, shuffle=True)
+    return get_trainer("simple", model, loader, torch.optim.AdamW(model.parameters()), "cpu", **options)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_run_goes_on_in_the_middle_of_an_epoch(accumulate: int) -> None:
+    """The batches already trained on are passed over, the shuffle is the same, and the epoch does not begin twice."""
+    whole = shuffling_trainer(accumulate=accumulate, max_epochs=2, record=False)
+    expected = losses_of(whole)
+    whole.train()
+
+    steps = 4 // accumulate
+    first = shuffling_trainer(accumulate=accumulate, max_steps=steps)
+    first.add_checkpointing(save_every_n_epochs=None, save_every_n_steps=steps)
+    begun = losses_of(first)
+    first.train()
+
+    second = shuffling_trainer(seed=9, accumulate=accumulate, max_epochs=2, record=False)
+    continued = losses_of(second)
+    epochs: list[tuple[str, int]] = []
+    second.on("epoch_start", name="start")(lambda epoch: epochs.append(("start", epoch)))
+    second.on("epoch_end", name="end")(lambda epoch: epochs.append(("end", epoch)))
+    second.fit(resume=first.run_dir)
+    assert begun + continued == expected
+    assert epochs == [("end", 0), ("start", 1), ("end", 1)]
+    assert second.moment.batches == whole.moment.batches == 12
+
+
+def test_a_stopped_run_goes_on_in_the_same_process() -> None:
+    """Two calls of fit make the same curve as one, although the first stopped inside an epoch."""
+    whole = shuffling_trainer(max_steps=9, record=False)
+    expected = losses_of(whole)
+    whole.train()
+    parts = shuffling_trainer(max_steps=4, record=False)
+    losses = losses_of(parts)
+    parts.train()
+    parts.fit(max_steps=9)
+    assert losses == expected

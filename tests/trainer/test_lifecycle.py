@@ -1,0 +1,402 @@
+"""How a run begins and ends: recorded before step 1, closed whatever happens, nothing hidden."""
+
+import json
+import random
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from hookline import HooklineError, Trainer, TrainingHook, get_trainer
+from hookline.errors import RecordError
+
+
+def make_trainer(batches: int = 4, **options: Any) -> Trainer:
+    """A trainer that writes to runs/ in the test's own directory."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(batches)]
+    options = {"console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
+    return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+
+
+def refuse(name: str) -> Any:
+    """NaN and Infinity are no JSON."""
+    raise AssertionError(f"{name} is not strict JSON")
+
+
+def run_json(trainer: Trainer) -> dict[str, Any]:
+    """The run's description as it is on disk now."""
+    assert trainer.run_dir is not None
+    found: dict[str, Any] = json.loads((trainer.run_dir / "run.json").read_text(), parse_constant=refuse)
+    return found
+
+
+def lines(trainer: Trainer, file: str) -> list[dict[str, Any]]:
+    """The records of one of the run's files."""
+    assert trainer.run_dir is not None
+    return [json.loads(line, parse_constant=refuse) for line in (trainer.run_dir / file).read_text().splitlines()]
+
+
+def kinds(trainer: Trainer) -> list[str]:
+    """The kinds of the recorded events."""
+    return [line["kind"] for line in lines(trainer, "events.jsonl")]
+
+
+# ---- the record --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("000-28", "000-30", "000-34")
+def test_the_record_is_written_before_the_first_step() -> None:
+    """At on_train_start run.json has id, config hash, seed and every hook with its status, and no outcome yet."""
+    trainer = make_trainer(seed=3)
+    trainer.add_console_logging()
+    trainer.disable_hook("console_log")
+    seen: list[dict[str, Any]] = []
+    trainer.on("train_start")(lambda trainer: seen.append(run_json(trainer)))
+    trainer.train()
+    (early,) = seen
+    assert early["run_id"] == trainer.run_id == trainer.run_dir.name  # type: ignore[union-attr]
+    assert (early["seed"], early["outcome"]) == (3, None)
+    assert len(early["config_hash"]) == 64
+    assert {hook["name"]: hook["enabled"] for hook in early["hooks"]}["console_log"] is False
+    assert {hook["name"] for hook in early["hooks"]} >= {"identity", "console_log"}
+
+
+@pytest.mark.req("000-29")
+def test_two_runs_differ_in_their_id() -> None:
+    """Each run has an id and a directory of its own, also of one trainer."""
+    trainer = make_trainer()
+    trainer.train()
+    first = trainer.run_id
+    trainer.fit(max_epochs=2)
+    assert first and trainer.run_id and first != trainer.run_id
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+@pytest.mark.req("000-33", "000-34")
+def test_the_config_hash() -> None:
+    """The same options give the same hash, any change another one; config.yaml says what was hashed."""
+    hashes = []
+    for options in ({"max_steps": 1}, {"max_steps": 1}, {"max_steps": 2}, {"max_steps": 1, "max_grad_norm": 1.0}):
+        trainer = make_trainer(**options)
+        trainer.train()
+        hashes.append(run_json(trainer)["config_hash"])
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes)) == 3
+    written = yaml.safe_load((trainer.run_dir / "config.yaml").read_text())  # type: ignore[operator]
+    assert written["trainer"]["max_grad_norm"] == 1.0
+    assert written["optimizers"][0]["class"] == "SGD"
+
+
+def git(*arguments: str) -> str:
+    """Run git here, with a name and no global settings."""
+    names = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+    return subprocess.run(["git", *names, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.req("000-31")
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.parametrize("dirty", [False, True])
+def test_in_a_repository_the_commit_is_recorded(dirty: bool) -> None:
+    """With the commit's hash, and whether tracked files differ from it."""
+    git("init", "-q")
+    Path("file.txt").write_text("one")
+    git("add", "file.txt")
+    git("commit", "-q", "-m", "first")
+    if dirty:
+        Path("file.txt").write_text("two")
+    trainer = make_trainer()
+    trainer.train()
+    recorded = run_json(trainer)["git"]
+    assert recorded["commit"] == git("rev-parse", "HEAD")
+    assert recorded["dirty"] is dirty
+
+
+@pytest.mark.req("000-32")
+@pytest.mark.parametrize("git_installed", [True, False])
+def test_outside_a_repository_a_placeholder_is_recorded(git_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there is no git at all."""
+    if not git_installed:
+        monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(Path.cwd().parent))
+    trainer = make_trainer()
+    trainer.train()
+    assert run_json(trainer)["git"] == {"commit": "unknown", "dirty": None, "diff_hash": None}
+
+
+def test_every_file_is_strict_json() -> None:
+    """Also with losses, metrics and hook parameters that are NaN or infinite."""
+    trainer = make_trainer(batches=2)
+    trainer.add_json_logging(log_every_n_batches=1)
+
+    @trainer.on("train_batch_end")
+    def add(metrics: dict[str, Any], trainer: Trainer) -> None:
+        metrics["nan"], metrics["inf"] = float("nan"), torch.tensor(float("-inf"))
+        trainer.loss_fn = lambda output, target: output.sum() * float("nan")
+
+    trainer.train()
+    run_json(trainer)
+    assert lines(trainer, "metrics.jsonl") and lines(trainer, "events.jsonl") and lines(trainer, "log.jsonl")
+    assert "NaN" in [line.get("train/loss") for line in lines(trainer, "metrics.jsonl")]
+
+
+@pytest.mark.req("004-22")
+def test_what_hooks_log_lands_on_the_same_step() -> None:
+    """A hook's number is in the line of the step in which it was logged, beside the loss."""
+    trainer = make_trainer(batches=3)
+    trainer.on("step_end")(lambda ctx, trainer: trainer.log("mine", ctx.step * 10))
+    trainer.train()
+    by_step = {line["step"]: line for line in lines(trainer, "metrics.jsonl") if "mine" in line}
+    assert {step: line["mine"] for step, line in by_step.items()} == {1: 10, 2: 20, 3: 30}
+    assert all("train/loss" in line for line in by_step.values())
+
+
+def test_an_output_directory_that_cannot_be_made() -> None:
+    """A file in the way is an error before anything has run, and the trainer can be used afterwards."""
+    Path("blocked").write_text("a file")
+    trainer = make_trainer(output_dir="blocked")
+    heard: list[str] = []
+    trainer.on("train_start")(lambda: heard.append("start"))
+    with pytest.raises(RecordError, match="cannot make the run's directory in blocked"):
+        trainer.train()
+    assert heard == [] and not trainer.running
+    trainer.options.output_dir = "free"
+    trainer.train()
+    assert heard == ["start"]
+
+
+# ---- the end -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("001-42", "004-20")
+def test_a_completed_run() -> None:
+    """The outcome, the counters and the hooks' costs are in run.json, and the state says completed."""
+    trainer = make_trainer(batches=3, count_tokens=lambda batch: 5)
+    seen: list[str] = []
+    trainer.on("train_batch_end", name="during")(lambda state: seen.append(state["status"]))
+    trainer.on("train_end", name="after")(lambda state: seen.append(state["status"]))
+    state = trainer.train()
+    run = run_json(trainer)
+    assert (run["outcome"], run["reason"]) == ("completed", None)
+    assert run["counters"] | {"seconds": 0} == {
+        "step": 3, "epoch": 1, "batches": 3, "tokens_seen": 15, "seconds": 0, "skipped_steps": 0,
+        "non_finite_losses": 0, "hook_failures": 0,
+    }  # fmt: skip
+    assert seen == ["training"] * 3 + ["completed"]
+    assert state["status"] == "completed"
+    assert {row["hook"] for row in run["costs"]} >= {"during", "after", "identity"}
+
+
+@pytest.mark.req("001-42", "002-69")
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(ValueError("broken"), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(3), "interrupted")],
+)
+def test_a_run_that_fails(error: BaseException, outcome: str) -> None:
+    """Whatever ended it goes through unchanged, the status is 'error' and the record is closed with the reason."""
+
+    def step(model: Any, batch: Any) -> Any:
+        raise error
+
+    trainer = make_trainer(step_fn=step)
+    seen: list[Any] = []
+    trainer.on("exception", name="hears")(lambda exception, state: seen.append((exception, state["status"])))
+    trainer.on("train_end", name="ends")(lambda state, reason: seen.append((reason, state["status"])))
+    with pytest.raises(type(error)) as raised:
+        trainer.train()
+    assert raised.value is error
+    reason = f"{type(error).__name__}: {error}".rstrip(": ")
+    assert seen == [(error, "error"), (reason, "error")]
+    run = run_json(trainer)
+    assert (run["outcome"], run["reason"]) == (outcome, reason)
+    assert kinds(trainer) == ["exception"]
+    assert not trainer.running
+
+
+@pytest.mark.req("002-69")
+def test_closing_events_reach_everybody() -> None:
+    """Hooks that fail while a run is closing become notes on what ended it; the others hear it all the same."""
+    trainer = make_trainer()
+    heard: list[str] = []
+
+    class Bad(TrainingHook):
+        on_error = "raise"
+
+        def on_step_end(self) -> None:
+            raise ValueError("the original")
+
+        def on_exception(self) -> None:
+            raise RuntimeError("again")
+
+        def on_train_end(self) -> None:
+            raise RuntimeError("and again")
+
+    class Good(TrainingHook):
+        def on_exception(self, exception: BaseException) -> None:
+            heard.append(str(exception))
+
+        def on_train_end(self) -> None:
+            heard.append("end")
+
+        def close(self) -> None:
+            heard.append("closed")
+
+    trainer.add_hook(Bad())
+    trainer.add_hook(Good())
+    with pytest.raises(ValueError, match="the original") as raised:
+        trainer.train()
+    assert heard == ["the original", "end", "closed"]
+    notes = "\n".join(raised.value.__notes__)
+    assert "raised by hook 'bad' in on_step_end, step 1" in notes
+    assert "hook 'bad' then failed in on_exception: RuntimeError('again')" in notes
+    assert "hook 'bad' then failed in on_train_end: RuntimeError('and again')" in notes
+    assert run_json(trainer)["counters"]["hook_failures"] == 3
+
+
+def test_a_failure_before_the_first_step_closes_the_record() -> None:
+    """A checkpoint that is not there ends the run in order: recorded, closed, and the trainer is free again."""
+    trainer = make_trainer(init_from="nowhere")
+    heard: list[str] = []
+    trainer.on("exception", name="hears")(lambda: heard.append("exception"))
+    trainer.on("train_end", name="ends")(lambda: heard.append("end"))
+    with pytest.raises(HooklineError, match="no whole checkpoint in nowhere"):
+        trainer.train()
+    assert heard == ["exception", "end"]
+    assert run_json(trainer)["outcome"] == "failed"
+    assert not trainer.running
+    trainer.options.init_from = None
+    assert trainer.train()["status"] == "completed"
+
+
+def test_old_gradients_are_not_used() -> None:
+    """What a failed run or somebody's own backward left behind does not enter the first step."""
+    clean, dirty = make_trainer(batches=1), make_trainer(batches=1)
+    for param in dirty.model.parameters():
+        param.grad = torch.full_like(param, 100.0)
+    clean.train()
+    dirty.train()
+    assert all(map(torch.equal, clean.model.parameters(), dirty.model.parameters()))
+
+
+# ---- failing hooks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("000-37")
+def test_a_hook_that_only_warns(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """Three failures in a row are recorded one by one, then it is switched off; record and closing line say so."""
+    trainer = make_trainer(batches=6, console=True)
+    trainer.on("train_batch_end", name="flaky")(lambda: 1 / 0)
+    trainer.train()
+    assert kinds(trainer) == ["hook_failed"] * 3 + ["hook_disabled"]
+    failed = lines(trainer, "events.jsonl")[0]
+    assert (failed["hook"], failed["on"], failed["step"]) == ("flaky", "on_train_batch_end", 1)
+    assert failed["error"] == "ZeroDivisionError: division by zero"
+    run = run_json(trainer)
+    assert run["counters"]["hook_failures"] == 3
+    assert {hook["name"]: (hook["enabled"], hook["failures"]) for hook in run["hooks"]}["flaky"] == (False, 3)
+    closing = capsys.readouterr().out.splitlines()[-1]
+    assert closing.startswith("completed: 6 steps in ")
+    assert "3 hook failures" in closing and "switched off: flaky" in closing
+    assert sum("ZeroDivisionError" in (record.exc_text or str(record.exc_info)) for record in caplog.records) == 1
+
+
+def test_a_row_of_failures_can_be_broken() -> None:
+    """A hook that fails now and then is counted and never switched off."""
+    trainer = make_trainer(batches=9)
+    trainer.on("train_batch_end", name="now_and_then")(lambda step: 1 / (step % 3))
+    trainer.train()
+    assert kinds(trainer) == ["hook_failed"] * 3
+    assert trainer.hooks.is_enabled("now_and_then")
+
+
+def test_a_hook_that_is_disabled_at_once() -> None:
+    """on_error='disable' needs one failure."""
+    trainer = make_trainer()
+    trainer.on("train_batch_end", name="once", on_error="disable")(lambda: 1 / 0)
+    trainer.train()
+    assert kinds(trainer) == ["hook_failed", "hook_disabled"]
+    assert trainer.step == 4
+
+
+@pytest.mark.parametrize("how", [{"on_error": "raise"}, {"debug": True}])
+def test_a_hook_that_ends_the_run(how: dict[str, Any]) -> None:
+    """By its own policy or because the run debugs; the error is annotated, never replaced."""
+    trainer = make_trainer(debug=how.get("debug", False))
+    trainer.on("train_batch_end", name="fatal", on_error=how.get("on_error"))(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as raised:
+        trainer.train()
+    assert raised.value.__notes__ == ["raised by hook 'fatal' in on_train_batch_end, step 1"]
+    assert kinds(trainer) == ["hook_failed", "exception"]
+    assert run_json(trainer)["outcome"] == "failed"
+
+
+# ---- the two lines on the console --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "1 epoch of 4 batches on cpu (give max_epochs or max_steps for more)"),
+        ({"max_epochs": 2}, "2 epochs of 4 batches on cpu → "),
+        ({"max_steps": 2}, "2 steps on cpu → "),
+        ({"max_steps": 2, "max_epochs": 3}, "2 steps or 3 epochs of 4 batches on cpu → "),
+    ],
+    ids=str,
+)
+def test_the_opening_line(options: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Says how long the run will be, what was assumed, and where it goes."""
+    trainer = make_trainer(console=True, **options)
+    trainer.train()
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith(f"run {trainer.run_id}: ")
+    assert said in first
+    assert str(trainer.run_dir) in first
+
+
+def test_the_closing_line_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
+    """Says who stopped the run and why."""
+    trainer = make_trainer(console=True)
+    trainer.on("step_end", name="bored")(lambda trainer: trainer.request_stop("nothing new", by="bored"))
+    trainer.train()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("stopped (stopped by bored: nothing new): 1 steps in ")
+
+
+# ---- seeds -------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_makes_two_runs_the_same() -> None:
+    """The seed decides where the random streams stand when the run begins, whatever was drawn before."""
+    drawn: list[tuple[float, float]] = []
+    for seed in (11, 11, 12):
+        trainer = make_trainer(seed=seed, record=False, step_fn=drawing_step(drawn))
+        torch.rand(7)
+        trainer.fit(max_steps=1)
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def drawing_step(drawn: list[tuple[float, float]]) -> Any:
+    """A step that notes what it drew."""
+
+    def step(model: Any, batch: Any) -> Any:
+        drawn.append((torch.rand(1).item(), random.random()))
+        return model(batch[0]).sum()
+
+    return step
+
+
+def test_deterministic_algorithms_are_asked_for() -> None:
+    """deterministic=True tells torch, before the first step."""
+    before = torch.are_deterministic_algorithms_enabled()
+    seen: list[bool] = []
+    trainer = make_trainer(deterministic=True)
+    trainer.on("train_start")(lambda: seen.append(torch.are_deterministic_algorithms_enabled()))
+    try:
+        trainer.train()
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert seen == [True]

@@ -1,0 +1,451 @@
+"""The one loop: windows, weights, schedules, stops, and who moves what when."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from hookline import StopTraining, Trainer, TrainingHook, get_trainer
+from hookline.errors import TrainingError
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def make_batches(*sizes: int) -> list[Batch]:
+    """Batches of these sizes, the same every time."""
+    generator = torch.Generator().manual_seed(3)
+    return [(torch.randn(size, 3, generator=generator), torch.randn(size, 1, generator=generator)) for size in sizes]
+
+
+def make_model() -> torch.nn.Sequential:
+    """The same model every time."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+
+def make_trainer(data: Any = None, lr: float = 0.1, **options: Any) -> Trainer:
+    """A trainer with SGD that writes nothing."""
+    model = options.pop("model", None) or make_model()
+    optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=lr)
+    options = {"record": False, "console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
+    return get_trainer("simple", model, data if data is not None else make_batches(4, 4), optimizer, "cpu", **options)
+
+
+def weights(trainer: Trainer) -> list[torch.Tensor]:
+    """The parameters, copied."""
+    return [param.detach().clone() for param in trainer.model.parameters()]
+
+
+def close(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    """The same up to rounding."""
+    return all(torch.allclose(one, two, atol=1e-6) for one, two in zip(first, second, strict=True))
+
+
+def events(trainer: Trainer, kind: str) -> list[dict[str, Any]]:
+    """The recorded events of one kind."""
+    found: list[dict[str, Any]] = trainer.record.events  # type: ignore[attr-defined]
+    return [event for event in found if event["kind"] == kind]
+
+
+# ---- windows and weights -----------------------------------------------------------------------------------
+
+
+def trained(data: list[Batch], **options: Any) -> list[torch.Tensor]:
+    """The weights after one epoch."""
+    trainer = make_trainer(data, **options)
+    trainer.train()
+    return weights(trainer)
+
+
+def joined(batches: list[Batch]) -> Batch:
+    """All batches as one."""
+    return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+
+
+def test_accumulating_equals_one_big_batch() -> None:
+    """Four batches of four in one window move the weights as one batch of sixteen."""
+    batches = make_batches(4, 4, 4, 4)
+    assert close(trained(batches, accumulate=4), trained([joined(batches)]))
+
+
+def test_a_short_window_is_the_mean_of_what_was_in_it() -> None:
+    """Six batches in windows of four: the second window of two weighs as a batch of its own."""
+    batches = make_batches(4, 4, 4, 4, 4, 4)
+    assert close(trained(batches, accumulate=4), trained([joined(batches[:4]), joined(batches[4:])]))
+
+
+@pytest.mark.parametrize(("weight", "equal"), [("samples", True), ("batches", False)])
+def test_weighting_by_samples(weight: str, equal: bool) -> None:
+    """Batches of different size equal one big batch exactly when samples are what weighs."""
+    batches = make_batches(7, 1, 4)
+    assert close(trained(batches, accumulate=3, loss_weight=weight), trained([joined(batches)])) is equal
+
+
+def test_weighting_by_tokens() -> None:
+    """With loss_weight='tokens' long and short sequences in one window equal one pass over all tokens."""
+    generator = torch.Generator().manual_seed(2)
+    long, short = (torch.randint(6, (1, length), generator=generator) for length in (9, 3))
+
+    def model() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Embedding(6, 4), torch.nn.Linear(4, 6))
+
+    def step(model: Any, batch: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+
+    window = make_trainer([long, short], model=model(), step_fn=step, accumulate=2, loss_weight="tokens")
+    whole = make_trainer([torch.cat([long, short], dim=1)], model=model(), step_fn=step)
+    losses: list[float] = []
+    for trainer in (window, whole):
+        trainer.on("step_end")(lambda ctx: losses.append(ctx.loss))
+        trainer.train()
+    assert close(weights(window), weights(whole))
+    assert losses[0] == pytest.approx(losses[1])
+    assert window.moment.tokens_seen == whole.moment.tokens_seen == 12
+
+
+def test_weighting_by_tokens_that_nobody_counts_is_refused() -> None:
+    """Tuples have no tokens; weights of nothing would train nothing, silently."""
+    with pytest.raises(TrainingError, match=r"loss_weight='tokens': nothing was counted .* give count_tokens="):
+        make_trainer(loss_weight="tokens").train()
+    make_trainer(loss_weight="tokens", count_tokens=lambda batch: len(batch[0])).train()
+
+
+@pytest.mark.req("004-07")
+def test_tokens_seen() -> None:
+    """Counted by the function given, this batch's included, and told at the end."""
+    trainer = make_trainer(make_batches(4, 2), count_tokens=lambda batch: 10 * len(batch[0]))
+    seen: list[tuple[int, int]] = []
+
+    class Count(TrainingHook):
+        def on_train_batch_start(self, step: int, tokens_seen: int) -> None:
+            seen.append((step, tokens_seen))
+
+        def on_train_end(self, step: int, tokens_seen: int) -> None:
+            seen.append((step, tokens_seen))
+
+    trainer.add_hook(Count())
+    trainer.train()
+    assert seen == [(1, 40), (2, 60), (2, 60)]
+
+
+class Sometimes:
+    """A loader that promises more batches than it gives."""
+
+    def __init__(self, batches: list[Batch], promised: int | None) -> None:
+        self.batches, self.promised = batches, promised
+
+    def __len__(self) -> int:
+        if self.promised is None:
+            raise TypeError("no length")
+        return self.promised
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.batches)
+
+
+@pytest.mark.parametrize("promised", [None, 8])
+def test_windows_never_cross_an_epoch(promised: int | None) -> None:
+    """Without a known length, or with a wrong one, the last window of an epoch is closed all the same."""
+    batches = make_batches(4, 4, 4)
+    trainer = make_trainer(Sometimes(batches, promised), accumulate=2, max_epochs=2)
+    trainer.train()
+    assert trainer.step == 4
+    assert close(weights(trainer), trained(batches, accumulate=2, max_epochs=2))
+
+
+# ---- how long ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "steps", "epochs_ended"),
+    [
+        ({}, 2, 1),
+        ({"max_epochs": 3}, 6, 3),
+        ({"max_steps": 3}, 3, 1),
+        ({"max_steps": 4}, 4, 2),
+        ({"max_steps": 9, "max_epochs": 2}, 4, 2),
+        ({"max_epochs": 0}, 0, 0),
+        ({"max_steps": 0}, 0, 0),
+        ({"max_steps": 3, "accumulate": 2}, 3, 3),
+    ],
+    ids=str,
+)
+def test_how_long_a_run_is(options: dict[str, Any], steps: int, epochs_ended: int) -> None:
+    """Whichever of max_epochs and max_steps comes first; an epoch that was not finished has no end."""
+    trainer = make_trainer(**options)
+    ended: list[int] = []
+    trainer.on("epoch_end")(lambda epoch: ended.append(epoch))
+    trainer.train()
+    assert trainer.step == steps
+    assert ended == list(range(epochs_ended))
+
+
+@pytest.mark.parametrize("way", ["raise", "ask"])
+def test_a_stop_completes_the_window(way: str) -> None:
+    """Asked for at a window's first micro-batch, the run ends after its last, and other hooks hear the rest."""
+    trainer = make_trainer(make_batches(4, 4, 4, 4), accumulate=2)
+    heard: list[str] = []
+
+    @trainer.on("train_batch_start", name="stopper")
+    def stop(trainer: Trainer, batch_idx: int) -> None:
+        if way == "raise":
+            raise StopTraining("seen enough")
+        trainer.request_stop("seen enough", by="stopper")
+
+    trainer.on("train_batch_start", name="other")(lambda: heard.append("start"))
+    trainer.on("step_end", name="end")(lambda: heard.append("step"))
+    trainer.on("train_end", name="last")(lambda reason: heard.append(reason))
+    state = trainer.train()
+    assert heard == ["start", "start", "step", "stopped by stopper: seen enough"]
+    assert state["status"] == "completed"
+    assert trainer.record.run["outcome"] == "stopped"  # type: ignore[attr-defined]
+    first = events(trainer, "stop_requested")[0]
+    assert (first["by"], first["reason"]) == ("stopper", "seen enough")
+
+
+@pytest.mark.parametrize("event", ["train_start", "epoch_start", "epoch_end", "validation_end"])
+def test_a_stop_from_the_outer_events(event: str) -> None:
+    """Before the first step none is made; after an epoch no other begins."""
+    trainer = make_trainer(max_epochs=5, val_dataloader=make_batches(2))
+    trainer.on(event)(lambda trainer: trainer.request_stop("now"))
+    trainer.train()
+    assert trainer.step == {"train_start": 0, "epoch_start": 1}.get(event, 2)
+
+
+# ---- schedulers and learning rates -------------------------------------------------------------------------
+
+
+def test_a_scheduler_moves_once_per_step_after_it() -> None:
+    """The first step uses the first learning rate; a window of two micro-batches moves the scheduler once."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    trainer = make_trainer(
+        make_batches(4, 4, 4, 4), model=model, optimizer=optimizer, scheduler=scheduler, accumulate=2
+    )
+    used: list[float] = []
+    trainer.on("step_end")(lambda ctx: used.append(ctx.lr))
+    trainer.train()
+    assert used == [1e-3, 5e-4]
+    assert scheduler.last_epoch == 2
+
+
+def test_a_scheduler_by_epoch() -> None:
+    """scheduler_interval='epoch' moves it at the end of each epoch, before its validation."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
+    options: dict[str, Any] = {"scheduler": scheduler, "scheduler_interval": "epoch", "max_epochs": 2}
+    trainer = make_trainer(make_batches(4, 4), model=model, optimizer=optimizer, **options)
+    used: list[float] = []
+    trainer.on("step_end")(lambda lr: used.append(lr))
+    trainer.train()
+    assert used == pytest.approx([1.0, 1.0, 0.1, 0.1])
+
+
+def test_a_scheduler_waits_when_the_step_was_skipped() -> None:
+    """It moves only when the optimizer did; the step is counted all the same."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
+    trainer = make_trainer(make_batches(4, 4, 4), model=model, optimizer=optimizer, scheduler=scheduler)
+    before = weights(trainer)
+    trainer.on("gradients_ready", name="guard")(
+        lambda trainer, step: trainer.skip_step("not this one") if step == 1 else None
+    )
+    moved: list[bool] = []
+    trainer.on("step_end", name="watch")(lambda: moved.append(not close(before, weights(trainer))))
+    trainer.train()
+    assert moved == [False, True, True]
+    assert (trainer.step, trainer.skipped_steps, scheduler.last_epoch) == (3, 1, 2)
+    assert [(event["step"], event["reason"]) for event in events(trainer, "step_skipped")] == [(1, "not this one")]
+
+
+@pytest.mark.req("002-44")
+@pytest.mark.parametrize("event", ["train_batch_start", "before_optimizer_step"])
+def test_a_learning_rate_that_a_hook_writes_is_used(event: str) -> None:
+    """Halving every group's lr before the step halves the movement, and ctx.lr tells the lr that was used."""
+    moved, used = [], []
+    for factor in (1.0, 0.5):
+        trainer = make_trainer(make_batches(4))
+
+        @trainer.on(event, name="writer")
+        def write(trainer: Trainer, factor: float = factor) -> None:
+            for optimizer in trainer.optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] *= factor
+
+        trainer.on("step_end")(lambda ctx: used.append(ctx.lr))
+        before = weights(trainer)
+        trainer.train()
+        moved.append([after - start for after, start in zip(weights(trainer), before, strict=True)])
+    assert close([delta * 0.5 for delta in moved[0]], moved[1])
+    assert used == [0.1, 0.05]
+
+
+# ---- what changes the step ---------------------------------------------------------------------------------
+
+
+@pytest.mark.req("000-18", "000-23", "000-24", "000-25")
+@pytest.mark.parametrize("factor", [2.0, 0.0])
+def test_the_gradients_an_update_hook_returns_are_used(factor: float) -> None:
+    """With SGD a doubling hook doubles the movement and a zeroing one stops it."""
+    plain, changed = make_trainer(make_batches(4)), make_trainer(make_batches(4))
+    changed.on("update", name="scale")(lambda grads: {name: grad * factor for name, grad in grads.items()})
+    start = weights(plain)
+    plain.train()
+    changed.train()
+    wanted = [before + factor * (after - before) for before, after in zip(start, weights(plain), strict=True)]
+    assert close(weights(changed), wanted)
+
+
+@pytest.mark.req("000-26", "000-16")
+def test_training_step_calls_update_and_forward_hooks() -> None:
+    """One call of training_step reaches both, with gradients and activations."""
+    trainer = make_trainer()
+    seen: list[Any] = []
+    trainer.on("forward", name="see")(lambda name, output: seen.append((name, tuple(output.shape))))
+
+    @trainer.on("update")
+    def see_gradients(grads: Any) -> Any:
+        seen.append(sorted(grads))
+        return grads
+
+    loss = trainer.training_step(make_batches(4)[0])
+    assert seen == [("0", (4, 4)), ("1", (4, 4)), ("2", (4, 1)), ["0.bias", "0.weight", "2.bias", "2.weight"]]
+    assert not loss.requires_grad and loss.shape == ()
+
+
+@pytest.mark.req("004-32")
+def test_an_injected_optimizer_step() -> None:
+    """optimizer_step= is called in the place of optimizer.step, with the events around it."""
+    called: list[Any] = []
+
+    def own(optimizer: torch.optim.Optimizer) -> None:
+        called.append("own")
+        optimizer.step()
+
+    trainer = make_trainer(make_batches(4), optimizer_step=own)
+    trainer.on("before_optimizer_step", name="before")(lambda optimizer_idx: called.append("before"))
+    trainer.on("after_optimizer_step", name="after")(lambda optimizer_idx: called.append("after"))
+    trainer.train()
+    assert called == ["before", "own", "after"]
+    assert close(weights(trainer), trained(make_batches(4)))
+
+
+@pytest.mark.req("004-33")
+def test_a_loss_function_changed_in_mid_run() -> None:
+    """It takes effect at the next batch and is in the record with both names."""
+    trainer = make_trainer(make_batches(4, 4))
+    losses: list[float] = []
+
+    def nothing(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output.sum() * 0.0
+
+    @trainer.on("train_batch_end", at=1)
+    def change(trainer: Trainer) -> None:
+        trainer.loss_fn = nothing
+
+    trainer.on("train_batch_end", name="watch")(lambda loss: losses.append(loss))
+    trainer.train()
+    assert losses[0] > 0 and losses[1] == 0.0
+    (event,) = events(trainer, "loss_fn_changed")
+    assert (event["step"], event["old"]) == (1, "mse_loss")
+    assert event["new"].endswith("nothing")
+
+
+@pytest.mark.req("002-64", "002-65", "002-66")
+def test_several_optimizers_clip_together() -> None:
+    """The norm spans all of them once, and each steps with its own learning rate."""
+    model = make_model()
+    optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.5), torch.optim.SGD(model[2].parameters(), lr=0.25)]
+    trainer = make_trainer(make_batches(4), model=model, optimizer=optimizers, max_grad_norm=0.01)
+    norms: list[float] = []
+    trainer.on("gradient_clip")(lambda trainer, grad_norm: norms.append(grad_norm))
+    trainer.train()
+
+    reference = make_model()
+    torch.nn.functional.mse_loss(reference(make_batches(4)[0][0]), make_batches(4)[0][1]).backward()  # type: ignore[no-untyped-call]
+    norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.01)
+    with torch.no_grad():
+        for param, lr in zip(reference.parameters(), (0.5, 0.5, 0.25, 0.25), strict=True):
+            assert param.grad is not None
+            param.sub_(lr * param.grad)
+    assert norms == pytest.approx([norm.item()])
+    assert close(weights(trainer), [param.detach() for param in reference.parameters()])
+
+
+def test_gradients_that_no_optimizer_owns_do_not_pile_up() -> None:
+    """Training only the head, the body's gradients are those of one step, so that the norm means something."""
+    model = make_model()
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.0)
+    trainer = make_trainer(make_batches(4) * 3, model=model, optimizer=optimizer)
+    norms: list[float] = []
+    trainer.on("step_end")(lambda ctx: norms.append(ctx.grad_norm))
+    trainer.train()
+    assert norms[0] == pytest.approx(norms[1]) == pytest.approx(norms[2])
+    assert all(param.grad is None for param in model.parameters())
+
+
+def test_step_metrics() -> None:
+    """Numbers that step_fn returns beside the loss are in metrics and in the record, and only where they were."""
+
+    def step(model: Any, batch: Batch) -> Any:
+        loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+        return {"loss": loss, "size": torch.tensor(len(batch[0]))} if len(batch[0]) > 2 else loss
+
+    trainer = make_trainer(make_batches(4, 2, 3), step_fn=step)
+    seen: list[Any] = []
+    trainer.on("train_batch_end")(lambda metrics: seen.append(metrics.get("size")))
+    trainer.train()
+    assert seen == [4, None, 3]
+    lines: list[dict[str, Any]] = trainer.record.metrics  # type: ignore[attr-defined]
+    assert {line["step"]: line.get("train/size") for line in lines if "train/loss" in line} == {1: 4, 2: None, 3: 3}
+
+
+# ---- what cannot be trained --------------------------------------------------------------------------------
+
+
+def test_a_loader_that_gives_nothing() -> None:
+    """Empty by length is refused at once, empty without saying so when the run begins."""
+    with pytest.raises(TrainingError, match="train loader 'train' is empty"):
+        make_trainer([])
+    with pytest.raises(TrainingError, match="the training loader gave no batches"):
+        make_trainer(Sometimes([], None)).train()
+
+
+def test_a_loss_without_a_graph_is_refused_before_the_first_step() -> None:
+    """With frozen parameters, or a detached loss, nothing would be trained."""
+    trainer = make_trainer(step_fn=lambda model, batch: model(batch[0]).sum().detach())
+    before = weights(trainer)
+    with pytest.raises(TrainingError, match="nothing would be trained"):
+        trainer.train()
+    assert close(before, weights(trainer))
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_non_finite_losses_are_reported(read: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are counted in the record and in the closing line, whether anybody read the loss or not."""
+    batches = make_batches(4, 4, 4)
+    batches[1] = (batches[1][0], torch.full((4, 1), math.nan))
+    trainer = make_trainer(batches, lr=0.0, console=True)
+    trainer.on("gradients_ready", name="guard")(lambda trainer, step: trainer.skip_step("guard") if step == 2 else None)
+    if read:
+        trainer.on("train_batch_end", name="reader")(lambda loss: None)
+    trainer.train()
+    assert trainer.non_finite_losses == 1
+    assert [event["count"] for event in events(trainer, "non_finite_losses")] == [1]
+    assert [event["batch_idx"] for event in events(trainer, "non_finite_loss")] == ([1] if read else [])
+    assert "1 non-finite losses" in capsys.readouterr().out
+
+
+def test_a_non_finite_loss_before_a_failure_is_reported() -> None:
+    """Also when the run fails at the very last batch of an epoch."""
+    trainer = make_trainer([(torch.ones(2, 3), torch.full((2, 1), math.nan))])
+    trainer.on("step_end", on_error="raise")(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert trainer.non_finite_losses == 1

@@ -1,0 +1,41 @@
+"""The losses of an epoch are added up where they are and read only when asked for."""
+
+import math
+
+import pytest
+import torch
+
+from hookline.trainer.losses import LossBook
+
+
+def test_the_mean_is_that_of_all_losses() -> None:
+    """Folding now and then changes nothing about the mean."""
+    book = LossBook()
+    values = [float(value) for value in range(1000)]
+    for index, value in enumerate(values):
+        book.recent.append(torch.tensor(value))
+        if index % 300 == 0:
+            book.fold()
+    assert book.mean() == pytest.approx(sum(values) / len(values))
+
+
+def test_nothing_yet_is_nan() -> None:
+    """Before the first batch the mean is nan, not an error and not zero."""
+    assert math.isnan(LossBook().mean())
+
+
+def test_non_finite_losses_are_told_once() -> None:
+    """NaN and infinities are counted, and what was told is not told again."""
+    book = LossBook()
+    book.recent.extend(map(torch.tensor, [1.0, math.nan, math.inf, -math.inf]))
+    assert book.take_non_finite() == 3
+    assert book.take_non_finite() == 0
+    book.recent.append(torch.tensor(math.nan))
+    assert book.take_non_finite() == 1
+
+
+def test_small_losses_are_added_in_double_precision() -> None:
+    """A long epoch of half-precision losses keeps its mean."""
+    book = LossBook()
+    book.recent.extend([torch.tensor(0.1, dtype=torch.bfloat16)] * 5000)
+    assert book.mean() == pytest.approx(float(torch.tensor(0.1, dtype=torch.bfloat16)))

@@ -1,0 +1,131 @@
+"""The moment computes what hooks name when they name it, and keeps it no longer than it is true."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from hookline import StepContext, Trainer, TrainingHook, get_trainer
+from hookline.trainer.moment import numbers_of, respelled
+
+
+def make_trainer(batches: int = 3, **options: Any) -> Trainer:
+    """A trainer that writes nothing."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(batches)]
+    options = {"record": False, "console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
+    return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+
+
+def test_before_the_first_batch() -> None:
+    """There is no loss yet, and that is nan."""
+    moment = make_trainer().moment
+    assert math.isnan(moment.loss)
+    assert (moment.step, moment.epoch, moment.batch_idx, moment.batches) == (0, 0, -1, 0)
+
+
+@pytest.mark.req("004-12", "004-13", "004-17")
+def test_the_step_context() -> None:
+    """Every step brings a StepContext with the seven fields, the live model and the live optimizer."""
+    trainer = make_trainer()
+    seen: list[StepContext] = []
+
+    @trainer.on("step_end")
+    def watch(ctx: StepContext) -> None:
+        assert isinstance(ctx.loss, float) and isinstance(ctx.grad_norm, float)
+        seen.append(ctx)
+
+    trainer.train()
+    assert [ctx.step for ctx in seen] == [1, 2, 3]
+    assert all(ctx.model is trainer.model and ctx.optimizer is trainer.optimizers[0] for ctx in seen)
+    assert all(ctx.lr == 0.1 for ctx in seen)
+    assert all(ctx.grad_norm > 0 and ctx.loss > 0 for ctx in seen)  # still readable: they were read in time
+
+
+def test_a_context_read_too_late_says_so() -> None:
+    """Another step's loss in this step's place would be a lie."""
+    trainer = make_trainer()
+    kept: list[StepContext] = []
+    trainer.on("step_end")(lambda ctx: kept.append(ctx))
+
+    class Late(TrainingHook):
+        on_error = "raise"
+
+        def on_train_batch_start(self, step: int) -> None:
+            if step == 2:
+                _ = kept[0].loss
+
+    trainer.add_hook(Late())
+    with pytest.raises(RuntimeError, match=r"ctx\.loss of step 1 was not read in on_step_end; step 2 is under way"):
+        trainer.train()
+
+
+def test_the_norm_is_that_of_the_gradients_before_clipping() -> None:
+    """At the step's end it is still known, with a clip link and without one."""
+    norms: dict[bool, list[float]] = {}
+    for clip in (False, True):
+        trainer = make_trainer(1, max_grad_norm=0.01 if clip else None)
+        norms[clip] = []
+        trainer.on("step_end")(lambda ctx, clip=clip: norms[clip].append(ctx.grad_norm))
+        trainer.train()
+    assert norms[False] == pytest.approx(norms[True])
+    assert norms[False][0] > 0.01
+
+
+@pytest.mark.req("002-43")
+def test_metrics_are_shared_recorded_and_protected() -> None:
+    """A later hook sees an earlier one's key, the record keeps the numbers, and nobody changes another's key."""
+    trainer = make_trainer(1)
+    seen: list[dict[str, Any]] = []
+
+    @trainer.on("train_batch_end", name="adds")
+    def adds(metrics: dict[str, Any]) -> None:
+        metrics["mine"], metrics["tensor"], metrics["note"] = 3.5, torch.tensor(2.0), "text is not recorded"
+
+    @trainer.on("train_batch_end", name="removes")
+    def removes(metrics: dict[str, Any]) -> None:
+        del metrics["mine"]
+        metrics["loss"] = 0.0
+
+    trainer.on("train_batch_end", name="looks")(lambda metrics: seen.append(dict(metrics)))
+    trainer.train()
+    assert seen[0]["mine"] == 3.5
+    assert seen[0]["loss"] > 0
+    recorded = {key: value for line in trainer.record.metrics for key, value in line.items()}  # type: ignore[attr-defined]
+    assert (recorded["mine"], recorded["tensor"]) == (3.5, 2.0)
+    assert "note" not in recorded
+    assert [event["hook"] for event in trainer.record.events if event["kind"] == "hook_overruled"] == ["removes"]  # type: ignore[attr-defined]
+
+
+def test_metrics_survive_a_validation_in_the_same_event() -> None:
+    """A hook that validates in between does not lose what others added."""
+    trainer = make_trainer(1)
+    trainer.on("train_batch_end", name="adds")(lambda metrics: metrics.update(mine=1.0))
+    trainer.on("train_batch_end", name="validates")(
+        lambda trainer: trainer.validate(list(trainer.train_loaders["train"]))
+    )
+    trainer.on("validation_batch_end", name="looks")(lambda metrics: None)
+    trainer.train()
+    assert any(line.get("mine") == 1.0 for line in trainer.record.metrics)  # type: ignore[attr-defined]
+
+
+def test_the_clock_starts_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time between making a trainer and training is not the run's; earlier attempts are."""
+    now = [100.0]
+    monkeypatch.setattr("hookline.trainer.moment.monotonic", lambda: now[0])
+    moment = make_trainer().moment
+    now[0] = 500.0
+    moment.begin_run()
+    now[0] = 507.0
+    assert moment.seconds == 7.0
+    moment.elapsed_before = 3.0
+    assert moment.seconds == 10.0
+
+
+def test_respelling_and_numbers() -> None:
+    """Prefixes change, other keys stay; of anything hooks put into metrics the single numbers are recorded."""
+    assert respelled({"val/loss": 1, "other": 2}, "val/", "eval/") == {"eval/loss": 1, "other": 2}
+    tensor = torch.ones(1)
+    assert numbers_of({"a": 1, "b": 2.0, "c": "x", "d": tensor, "e": torch.ones(2)}) == {"a": 1, "b": 2.0, "d": tensor}

@@ -1,0 +1,60 @@
+"""Options are checked where they are given, and a wrong one is named with the right ones."""
+
+from typing import Any
+
+import pytest
+
+from hookline.errors import ConfigError
+from hookline.trainer.options import TrainerOptions
+
+
+def test_one_epoch_unless_told_otherwise() -> None:
+    """Without max_epochs and max_steps a run is one epoch; with max_steps alone epochs are not limited."""
+    assert TrainerOptions().epochs == 1
+    assert TrainerOptions(max_steps=5).epochs is None
+    assert TrainerOptions(max_steps=5, max_epochs=2).epochs == 2
+
+
+def test_an_unknown_option_is_refused_with_the_nearest() -> None:
+    """A misspelt keyword says which one was meant."""
+    with pytest.raises(ConfigError, match=r"trainer\.max_epoch: unknown option; did you mean 'max_epochs'\?"):
+        TrainerOptions.make({"max_epoch": 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("accumulate", 0),
+        ("accumulate", 1.5),
+        ("accumulate", True),
+        ("max_epochs", -1),
+        ("max_steps", "3"),
+        ("fast_dev_run", -2),
+    ],
+)
+def test_a_wrong_count_is_refused(name: str, value: Any) -> None:
+    """Counts are whole numbers that are large enough."""
+    with pytest.raises(ConfigError, match=rf"trainer\.{name}: expected a whole number"):
+        TrainerOptions.make({name: value})
+
+
+@pytest.mark.parametrize("value", ["30 s", "1M tokens", "2 batches", "often"])
+def test_validation_is_counted_in_steps_or_epochs(value: str) -> None:
+    """Another unit, or no unit at all, is refused when the options are made."""
+    with pytest.raises(ConfigError, match=r"trainer\.validate_every"):
+        TrainerOptions(validate_every=value)
+
+
+def test_the_validation_period_is_a_value() -> None:
+    """A number counts steps, words say their unit, and None means never."""
+    period = TrainerOptions(validate_every="2 epochs").validation_period
+    assert period is not None and (period.amount, period.unit) == (2, "epochs")
+    assert str(TrainerOptions(validate_every=10).validation_period) == "10 steps"
+    assert TrainerOptions(validate_every=None).validation_period is None
+
+
+def test_a_trial_run_is_short_strict_and_leaves_nothing() -> None:
+    """fast_dev_run limits the run, keeps no record and lets hooks raise."""
+    options = TrainerOptions(fast_dev_run=3, max_epochs=10, max_steps=100)
+    assert (options.max_steps, options.epochs, options.record, options.debug) == (3, 1, False, True)
+    assert TrainerOptions(fast_dev_run=3, max_steps=2).max_steps == 2

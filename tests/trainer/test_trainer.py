@@ -1,0 +1,541 @@
+"""What users hold in their hands: the trainer's methods, its state, and what it refuses."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from hookline import BaseTrainer, HooklineError, SimpleTrainer, Trainer, TrainingHook, get_trainer
+from hookline.errors import TrainingError
+
+
+def make_batches(count: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The same batches every time."""
+    generator = torch.Generator().manual_seed(3)
+    return [(torch.randn(4, 3, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(count)]
+
+
+def make_trainer(data: Any = None, **options: Any) -> Trainer:
+    """A trainer that writes nothing."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+    options = {"record": False, "console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return get_trainer("simple", model, data or make_batches(), optimizer, "cpu", **options)
+
+
+def first_weight(trainer: Trainer) -> torch.nn.Parameter:
+    """The weight of the first layer."""
+    return trainer.model.get_parameter("0.weight")
+
+
+def weight_gradient(trainer: Trainer) -> torch.Tensor:
+    """A copy of its gradient, which must be there."""
+    gradient = first_weight(trainer).grad
+    assert gradient is not None
+    return gradient.clone()
+
+
+# ---- making one --------------------------------------------------------------------------------------------
+
+
+def test_the_front_door() -> None:
+    """get_trainer gives a SimpleTrainer, which is a Trainer, which is the BaseTrainer."""
+    assert isinstance(make_trainer(), SimpleTrainer)
+    assert BaseTrainer is Trainer
+
+
+def test_what_is_there_from_the_start() -> None:
+    """Attributes that hooks may rely on before anybody has set them."""
+    trainer = make_trainer()
+    assert (trainer.best_accuracy, trainer.hook_data, trainer.config.debug) == (-math.inf, {}, False)
+    assert trainer.hook_manager is trainer.hooks
+    assert trainer.run_id is None and trainer.run_dir is None
+    trainer.anything = 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": 3}, "model: expected a torch.nn.Module, got int"),
+        ({"model": torch.nn.ReLU()}, r"the model \(ReLU\) has no parameters"),
+        ({"optimizer": None}, "expected an optimizer or a list of them"),
+        ({"device": "gpu"}, "'gpu' is no device"),
+        ({"precison": "bf16"}, "did you mean 'precision'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_a_trainer(change: dict[str, Any], words: str) -> None:
+    """Each wrong part is refused when the trainer is made, by name."""
+    model = torch.nn.Linear(3, 1)
+    parts: dict[str, Any] = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1), "device": "cpu"}
+    with pytest.raises(HooklineError, match=words):
+        SimpleTrainer(**{"dataloader": make_batches(), "record": False, **parts, **change})
+
+
+def test_an_optimizer_of_ones_own() -> None:
+    """Whatever steps and has groups is an optimizer; torch's defaults are not asked for."""
+    model = torch.nn.Linear(3, 1)
+
+    class Own:
+        def __init__(self) -> None:
+            self.param_groups = [{"params": list(model.parameters()), "lr": 0.5}]
+
+        def step(self) -> None:
+            with torch.no_grad():
+                for param in model.parameters():
+                    assert param.grad is not None
+                    param.sub_(0.5 * param.grad)
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            for param in model.parameters():
+                param.grad = None
+
+    options: dict[str, Any] = {"record": False, "console": False, "loss_fn": torch.nn.functional.mse_loss}
+    trainer = get_trainer("simple", model, make_batches(), Own(), "cpu", **options)
+    before = model.weight.detach().clone()
+    trainer.train()
+    assert not torch.equal(before, model.weight)
+
+
+def test_nothing_to_train_on() -> None:
+    """A trainer without a loader says what is missing; fit may bring it."""
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = SimpleTrainer(model, None, optimizer, record=False, console=False, loss_fn=torch.nn.functional.mse_loss)
+    with pytest.raises(TrainingError, match="there is nothing to train on"):
+        trainer.train()
+    assert trainer.fit(make_batches(), max_epochs=2)["status"] == "completed"
+    assert trainer.step == 6
+
+
+# ---- events ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("001-12", "001-13", "001-15", "001-16")
+def test_the_five_events_with_state() -> None:
+    """train_begin, epoch_begin, batch_end, epoch_end and train_end, with what a hook names of them."""
+    heard: list[Any] = []
+
+    class Five(TrainingHook):
+        def on_train_begin(self, state: dict[str, Any]) -> None:
+            heard.append(("train_begin", state["status"]))
+
+        def on_epoch_begin(self, epoch: int, state: dict[str, Any]) -> None:
+            heard.append(("epoch_begin", epoch, state["current_epoch"]))
+
+        def on_batch_end(self, batch_idx: int, loss: float, state: dict[str, Any]) -> None:
+            heard.append(("batch_end", batch_idx, state["latest_loss"] == loss))
+
+        def on_epoch_end(self, epoch: int, state: dict[str, Any]) -> None:
+            heard.append(("epoch_end", epoch, state["current_epoch"]))
+
+        def on_train_end(self, state: dict[str, Any]) -> None:
+            heard.append(("train_end", state["status"]))
+
+    trainer = make_trainer(make_batches(1), max_epochs=2)
+    trainer.add_hook(Five())
+    trainer.train()
+    epochs = [[("epoch_begin", n, n), ("batch_end", 0, True), ("epoch_end", n, n)] for n in range(2)]
+    assert heard == [("train_begin", "training"), *epochs[0], *epochs[1], ("train_end", "completed")]
+
+
+@pytest.mark.req("001-14", "002-42", "002-56", "002-57")
+def test_a_batch_hook_gets_what_it_names() -> None:
+    """batch or batch_idx first, loader_idx or dataloader_idx, in any order and number."""
+    heard: list[Any] = []
+
+    class Short(TrainingHook):
+        def on_train_batch_start(
+            self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str
+        ) -> None:
+            heard.append((len(batch), batch_idx, dataloader_idx, dataloader_name))
+
+        def on_train_batch_end(
+            self, trainer: Any, batch: Any, loader_idx: int, loader_name: str, metrics: dict[str, Any]
+        ) -> None:
+            heard.append((len(batch), loader_idx, loader_name, f"{metrics['loss']:.1f}" != ""))
+
+    class First(TrainingHook):
+        def on_batch_end(self, batch: Any, loss: float, state: Any) -> None:
+            heard.append((len(batch), isinstance(loss, float)))
+
+    trainer = make_trainer({"a": make_batches(1), "b": make_batches(1)})
+    trainer.add_hook(Short())
+    trainer.add_hook(First())
+    trainer.train()
+    assert heard == [
+        (2, 0, 0, "a"), (2, 0, "a", True), (2, True), (2, 1, 1, "b"), (2, 1, "b", True), (2, True),
+    ]  # fmt: skip
+
+
+@pytest.mark.req("002-40", "002-41", "002-47", "002-53")
+def test_run_and_epoch_events_with_the_trainer() -> None:
+    """on_train_start, on_epoch_start and on_training_end get the trainer itself."""
+    heard: list[Any] = []
+
+    class Three(TrainingHook):
+        def on_train_start(self, trainer: Any) -> None:
+            heard.append(trainer)
+
+        def on_epoch_start(self, trainer: Any, epoch: int) -> None:
+            heard.append((trainer, epoch))
+
+        def on_training_end(self, trainer: Any) -> None:
+            heard.append(trainer)
+
+    trainer = make_trainer()
+    trainer.add_hook(Three())
+    trainer.train()
+    assert heard == [trainer, (trainer, 0), trainer]
+
+
+@pytest.mark.req("002-52", "002-54", "002-55")
+def test_aliases_reach_the_same_event() -> None:
+    """Both spellings of an event fire together, in registration order."""
+    trainer = make_trainer(make_batches(1))
+    heard: list[str] = []
+    for spelling in (
+        "train_start",
+        "train_begin",
+        "epoch_start",
+        "epoch_begin",
+        "epoch_end",
+        "train_end",
+        "training_end",
+    ):
+        trainer.on(spelling, name=spelling)(lambda trainer, spelling=spelling: heard.append(spelling))
+    trainer.train()
+    assert heard == [
+        "train_start",
+        "train_begin",
+        "epoch_start",
+        "epoch_begin",
+        "epoch_end",
+        "train_end",
+        "training_end",
+    ]
+
+
+@pytest.mark.req("002-62", "002-63", "004-31", "004-36")
+def test_a_hook_sees_gradients_before_and_after_clipping() -> None:
+    """Norms per parameter, gathered when the gradients are complete and logged at the step's end, are populated."""
+    trainer = make_trainer(make_batches(2), max_grad_norm=1e-3)
+
+    class Histogram(TrainingHook):
+        def __init__(self) -> None:
+            self.norms: dict[str, float] = {}
+            self.clipped: dict[str, float] = {}
+            self.live: list[bool] = []
+            self.after_backward: list[int] = []
+
+        def on_before_backward(self, trainer: Any, loss: torch.Tensor) -> None:
+            self.live.append(loss.requires_grad)
+
+        def on_after_backward(self, trainer: Any) -> None:
+            self.after_backward.append(sum(param.grad is not None for param in trainer.model.parameters()))
+
+        def on_gradients_ready(self, grads: Any) -> None:
+            self.norms = {name: grad.norm().item() for name, grad in grads.items()}
+
+        def on_pre_optimizer_step(self, grads: Any) -> None:
+            self.clipped = {name: grad.norm().item() for name, grad in grads.items()}
+
+        def on_step_end(self, ctx: Any, trainer: Any) -> None:
+            assert all(param.grad is None for param in ctx.model.parameters())
+            for name, norm in self.norms.items():
+                trainer.log(f"grad_norm/{name}", norm)
+
+    hook = Histogram()
+    trainer.add_hook(hook)
+    trainer.train()
+    assert set(hook.norms) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert all(hook.clipped[name] < hook.norms[name] for name in hook.norms if hook.norms[name] > 0)
+    assert hook.live == [True, True] and hook.after_backward == [4, 4]
+    lines = [line for line in trainer.record.metrics if "grad_norm/2.weight" in line]  # type: ignore[attr-defined]
+    assert [line["step"] for line in lines] == [1, 2]
+
+
+@pytest.mark.req("004-03", "004-04", "004-16")
+def test_the_events_of_a_bare_loop() -> None:
+    """on_train_begin(config) comes once before the loop, on_step_end(ctx) with every step."""
+    heard: list[Any] = []
+
+    class Runner(TrainingHook):
+        def on_train_begin(self, config: Any) -> None:
+            heard.append(config)
+
+        def on_step_end(self, ctx: Any) -> None:
+            heard.append((ctx.step, len(ctx.optimizer.param_groups)))
+
+    trainer = make_trainer(make_batches(2))
+    trainer.add_hook(Runner())
+    trainer.train()
+    assert heard == [trainer.config, (1, 1), (2, 1)]
+
+
+# ---- the state ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("001-34", "001-35", "001-36", "001-41")
+def test_the_live_things_in_the_state() -> None:
+    """The model, the optimizer, the device and the parameter count."""
+    trainer = make_trainer()
+    seen: list[dict[str, Any]] = []
+    trainer.on("train_start")(lambda state: seen.append(state))
+    trainer.train()
+    (state,) = seen
+    assert state["model"] is trainer.model
+    assert state["optimizer"] is trainer.optimizers[0]
+    assert state["device"] == torch.device("cpu")
+    assert state["model_params"] == 3 * 4 + 4 + 4 + 1
+
+
+@pytest.mark.req("001-37", "001-38", "001-39", "001-40")
+def test_the_numbers_in_the_state() -> None:
+    """Epoch and batch count from 0, the latest loss is the batch's, the average is this epoch's so far."""
+    trainer = make_trainer(max_epochs=2)
+    seen: list[tuple[Any, ...]] = []
+    starts: list[tuple[float, float]] = []
+    trainer.on("train_start", name="start")(lambda state: starts.append((state["latest_loss"], state["avg_loss"])))
+
+    @trainer.on("train_batch_end")
+    def look(state: dict[str, Any], loss: float) -> None:
+        seen.append((state["current_epoch"], state["current_batch_idx"], state["latest_loss"], state["avg_loss"], loss))
+
+    trainer.train()
+    assert [row[:2] for row in seen] == [(epoch, batch) for epoch in range(2) for batch in range(3)]
+    assert all(row[2] == row[4] and isinstance(row[2], float) for row in seen)
+    for index, row in enumerate(seen):
+        losses = [other[4] for other in seen[index - index % 3 : index + 1]]
+        assert row[3] == pytest.approx(sum(losses) / len(losses))
+    assert all(map(math.isnan, starts[0]))
+
+
+def test_the_state_is_one_dict() -> None:
+    """A key that a hook adds stays, and train() returns that very dict."""
+    trainer = make_trainer()
+    trainer.on("train_start", name="adds")(lambda state: state.update(mine=1))
+    seen: list[int] = []
+    trainer.on("epoch_end", name="reads")(lambda state: seen.append(state["mine"]))
+    assert trainer.train()["mine"] == 1
+    assert seen == [1]
+
+
+# ---- one step, validation, inference -----------------------------------------------------------------------
+
+
+@pytest.mark.req("000-38", "000-39", "000-42")
+def test_training_steps_make_a_run_of_ones_own() -> None:
+    """training_step outside of train moves the weights once per window and returns the detached loss."""
+    trainer = make_trainer(accumulate=2)
+    trainer.on("train_batch_end", name="lifecycle")(lambda loss: None)
+    trainer.on("forward", name="forward")(lambda output: None)
+    trainer.on("update", name="update")(lambda grads: grads)
+    before = first_weight(trainer).detach().clone()
+    first = trainer.training_step(make_batches()[0])
+    assert torch.equal(before, first_weight(trainer)) and trainer.step == 1
+    trainer.training_step(make_batches()[1])
+    assert not torch.equal(before, first_weight(trainer)) and trainer.step == 1
+    assert first.shape == () and not first.requires_grad
+
+
+def test_training_step_after_a_run() -> None:
+    """A finished run leaves a trainer that can be stepped by hand, with windows of the right size."""
+    trainer = make_trainer(accumulate=2)
+    trainer.train()
+    steps = trainer.step
+    for batch in make_batches(2):
+        trainer.training_step(batch)
+    assert trainer.step == steps + 1
+
+
+def test_a_run_after_training_steps() -> None:
+    """Steps made by hand are counted, and the run that follows begins its epoch with all its batches."""
+    trainer = make_trainer()
+    for batch in make_batches(2):
+        trainer.training_step(batch)
+    seen: list[Any] = []
+    trainer.on("epoch_start", name="epochs")(lambda epoch: seen.append(f"epoch {epoch}"))
+    trainer.on("train_batch_end", name="batches")(lambda batch_idx: seen.append(batch_idx))
+    trainer.train()
+    assert seen == ["epoch 0", 0, 1, 2]
+    assert (trainer.step, trainer.moment.batches) == (5, 5)
+
+
+@pytest.mark.parametrize("call", ["training_step", "train"])
+def test_training_inside_an_event_is_refused(call: str) -> None:
+    """A hook cannot step or start the trainer that is calling it, in a run or in a single step."""
+    trainer = make_trainer()
+    argument = [make_batches()[0]] if call == "training_step" else []
+    trainer.on("train_batch_end", on_error="raise")(lambda trainer: getattr(trainer, call)(*argument))
+    with pytest.raises(TrainingError, match=r"inside an event|running already"):
+        trainer.train()
+    with pytest.raises(TrainingError, match=r"inside an event|running already"):
+        trainer.training_step(make_batches()[0])
+    assert not trainer.running
+
+
+def test_inference_inside_a_hook() -> None:
+    """Eval mode, no grad, forward hooks silent; afterwards mode, gradients and random streams are as before."""
+    trainer = make_trainer()
+    heard: list[str] = []
+    seen: list[Any] = []
+    trainer.on("forward", name="ear")(lambda name, phase: heard.append(phase))
+
+    @trainer.on("after_backward")
+    def sample(trainer: Trainer) -> None:
+        streams, count = (torch.get_rng_state(), random.getstate()), len(heard)
+        gradient = weight_gradient(trainer)
+        with trainer.inference() as model:
+            output = model(torch.randn(2, 3))
+            random.random()
+            seen.append((model.training, output.requires_grad, trainer.moment.phase))
+        assert trainer.model.training and trainer.moment.phase == "train"
+        assert torch.equal(streams[0], torch.get_rng_state()) and streams[1] == random.getstate()
+        assert torch.equal(gradient, weight_gradient(trainer)) and len(heard) == count
+
+    trainer.train()
+    assert trainer.hooks.list_hooks() and all(record.failures == 0 for record in trainer.hooks.list_hooks())
+    assert seen == [(False, False, "inference")] * 3
+    assert heard == ["train"] * 9
+
+
+def test_predict() -> None:
+    """The outputs of every batch in eval mode, twice the same although the model has dropout."""
+    trainer = make_trainer()
+    first, second = (trainer.predict(make_batches(2)) for _ in range(2))
+    assert [output.shape for output in first] == [(4, 1), (4, 1)]
+    assert all(map(torch.equal, first, second))
+    assert trainer.model.training and not first[0].requires_grad
+
+
+# ---- steering ----------------------------------------------------------------------------------------------
+
+
+def test_assigning_the_learning_rate_scales_every_group() -> None:
+    """Groups keep their ratios; from zero all get the value."""
+    trainer = make_trainer()
+    trainer.optimizers[0].add_param_group({"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.2})
+    trainer.lr = 0.05
+    assert [group["lr"] for group in trainer.optimizers[0].param_groups] == pytest.approx([0.05, 0.1])
+    trainer.lr = 0.0
+    trainer.lr = 0.3
+    assert [group["lr"] for group in trainer.optimizers[0].param_groups] == [0.3, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({}, 3),
+        ({"max_epochs": 4}, 12),
+        ({"accumulate": 2, "max_epochs": 2}, 4),
+        ({"max_steps": 5}, 5),
+        ({"max_steps": 50, "max_epochs": 2}, 6),
+    ],
+    ids=str,
+)
+def test_total_steps(options: dict[str, Any], steps: int) -> None:
+    """What is known before the run is what the run does."""
+    trainer = make_trainer(**options)
+    assert trainer.total_steps == steps
+    trainer.train()
+    assert trainer.step == steps
+
+
+def test_logging_what_is_no_number() -> None:
+    """A tensor with several elements is refused by name and shape."""
+    with pytest.raises(HooklineError, match=r"log\('many'\): expected one number, got a tensor of shape \(2,\)"):
+        make_trainer().log("many", torch.ones(2))
+
+
+@pytest.mark.req("001-28", "001-31", "001-32", "001-33")
+def test_managing_hooks_on_the_trainer() -> None:
+    """Add, disable, enable, list with status, remove."""
+    trainer = make_trainer()
+    heard: list[int] = []
+
+    class Mine(TrainingHook):
+        def on_step_end(self, step: int) -> None:
+            heard.append(step)
+
+    trainer.add_hook(Mine())
+    trainer.add_json_logging(path="log.jsonl")
+    trainer.add_checkpointing()
+    trainer.disable_hook("json_log")
+    trainer.disable_hook("checkpoint")
+    trainer.disable_hook("mine")
+    status = {record.name: record.enabled for record in trainer.hooks.list_hooks()}
+    assert status == {"identity": True, "mine": False, "json_log": False, "checkpoint": False}
+    assert "json_log: disabled" in str(trainer.hooks.list_hooks())
+    trainer.enable_hook("mine")
+    trainer.enable_hook("json_log")
+    trainer.train()
+    assert heard == [1, 2, 3]
+    assert isinstance(trainer.remove_hook("mine"), Mine)
+    assert "mine" not in trainer.hooks
+
+
+# ---- options that change how a run is run ------------------------------------------------------------------
+
+
+def test_a_trial_run(tmp_path: Any) -> None:
+    """fast_dev_run takes so many batches of everything, writes nothing, and lets hooks raise."""
+    options: dict[str, Any] = {"val_dataloader": make_batches(5), "max_epochs": 9, "record": True}
+    trainer = make_trainer(make_batches(8), fast_dev_run=2, **options)
+    trainer.add_checkpointing(save_every_n_steps=1)
+    trainer.add_json_logging(log_every_n_batches=1)
+    heard: list[str] = []
+    trainer.on("train_batch_end", name="batch")(lambda: heard.append("batch"))
+    trainer.on("validation_batch_end", name="val")(lambda: heard.append("val"))
+    trainer.train()
+    assert heard == ["batch", "batch", "val", "val"]
+    assert list(tmp_path.iterdir()) == []
+    strict = make_trainer(fast_dev_run=1)
+    strict.on("train_batch_end")(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        strict.train()
+
+
+def test_compiled_training_equals_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """compile=True runs the model through torch.compile; traced without a code generator it trains the same."""
+    compiled: list[Any] = []
+    real = torch.compile
+
+    def traced(model: Any) -> Any:
+        compiled.append(model)
+        return real(model, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", traced)
+    trainer, eager = make_trainer(compile=True, seed=1), make_trainer(seed=1)
+    try:
+        trainer.train()
+    except RuntimeError as error:  # dynamo does not support every Python
+        pytest.skip(f"torch.compile does not work here: {error}")
+    eager.train()
+    assert compiled == [trainer.model]
+    assert all(map(torch.equal, trainer.model.parameters(), eager.model.parameters()))
+
+
+def test_bf16_trains() -> None:
+    """Autocast is on in the forward pass, and the weights stay in full precision."""
+    trainer = make_trainer(precision="bf16")
+    seen: list[Any] = []
+    trainer.on("forward", name="see")(lambda output: seen.append(output.dtype))
+    before = first_weight(trainer).detach().clone()
+    trainer.train()
+    assert torch.bfloat16 in seen
+    assert first_weight(trainer).dtype is torch.float32
+    assert not torch.equal(before, first_weight(trainer))
+
+
+def test_loss_fn_under_autocast_can_be_changed() -> None:
+    """A loss function assigned in a bf16 run takes effect, too."""
+    trainer = make_trainer(precision="bf16")
+    trainer.loss_fn = lambda output, target: output.sum() * 0.0
+    losses: list[float] = []
+    trainer.on("train_batch_end", name="losses")(lambda loss: losses.append(loss))
+    trainer.train()
+    assert losses == [0.0, 0.0, 0.0]

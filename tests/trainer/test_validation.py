@@ -1,0 +1,211 @@
+"""Validation: eval mode, no grad, random streams untouched, metrics averaged by samples, both spellings."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from hookline import Trainer, TrainingHook, get_trainer
+from hookline.errors import TrainingError
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def make_batches(*sizes: int) -> list[Batch]:
+    """Batches of these sizes."""
+    generator = torch.Generator().manual_seed(3)
+    return [(torch.randn(size, 3, generator=generator), torch.randn(size, 1, generator=generator)) for size in sizes]
+
+
+def make_trainer(**options: Any) -> Trainer:
+    """A model with dropout and a frozen part that is in eval mode for good."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+    options = {"record": False, "console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
+    return get_trainer("simple", model, make_batches(4, 4), torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+
+
+def loss_of(trainer: Trainer, batches: list[Batch]) -> float:
+    """The mean loss over all samples, by hand."""
+    trainer.model.eval()
+    with torch.no_grad():
+        total = sum(torch.nn.functional.mse_loss(trainer.model(x), y, reduction="sum").item() for x, y in batches)
+    return total / sum(len(x) for x, _ in batches)
+
+
+def test_metrics_are_weighted_by_samples() -> None:
+    """A short last batch counts as much as its samples."""
+    trainer, batches = make_trainer(), make_batches(8, 8, 1)
+    assert trainer.validate(batches)["val/loss"] == pytest.approx(loss_of(trainer, batches), rel=1e-5)
+
+
+def test_several_loaders() -> None:
+    """Each has its own loss, and val/loss is that of all samples."""
+    trainer = make_trainer()
+    first, second = make_batches(8, 2), make_batches(3)
+    metrics = trainer.validate({"near": first, "far": second})
+    assert metrics["val/near/loss"] == pytest.approx(loss_of(trainer, first), rel=1e-5)
+    assert metrics["val/far/loss"] == pytest.approx(loss_of(trainer, second), rel=1e-5)
+    assert metrics["val/loss"] == pytest.approx(loss_of(trainer, first + second), rel=1e-5)
+
+
+@pytest.mark.req("002-45", "002-59", "004-05", "004-18")
+def test_the_spelling_of_the_method_decides() -> None:
+    """on_validation_end gets val/… keys, on_eval_end eval/… keys, and both see what the other added."""
+
+    class Val(TrainingHook):
+        def on_validation_end(self, trainer: Any, epoch: int, metrics: dict[str, float]) -> None:
+            metrics["val/accuracy"] = 0.25
+            self.seen = dict(metrics)
+
+    class Eval(TrainingHook):
+        def on_eval_end(self, metrics: dict[str, float], step: int) -> None:
+            self.seen = dict(metrics)
+            metrics["eval/mine"] = 0.5
+
+    trainer = make_trainer()
+    val, evaluator = Val(), Eval()
+    trainer.add_hook(val)
+    trainer.add_hook(evaluator)
+    returned = trainer.validate(make_batches(2))
+    assert set(val.seen) == {"val/loss", "val/accuracy"}
+    assert set(evaluator.seen) == {"eval/loss", "eval/accuracy"}
+    assert val.seen["val/loss"] == evaluator.seen["eval/loss"]
+    assert returned["val/mine"] == 0.5
+
+
+@pytest.mark.req("004-18")
+def test_a_language_model_has_a_perplexity() -> None:
+    """Where tokens are counted, eval/perplexity is the exponential of the loss."""
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5))
+    tokens = torch.randint(5, (2, 6))
+
+    def step(model: Any, batch: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+    trainer = get_trainer(
+        "simple",
+        model,
+        [tokens],
+        torch.optim.SGD(model.parameters(), 0.1),
+        "cpu",
+        step_fn=step,
+        record=False,
+        console=False,
+    )
+    trainer.train()
+    metrics = trainer.validate([tokens])
+    assert metrics["val/perplexity"] == pytest.approx(math.exp(metrics["val/loss"]))
+
+
+@pytest.mark.req("002-58", "002-60", "002-61")
+def test_what_is_true_inside() -> None:
+    """Eval mode without grad inside; afterwards every module is in the mode it was in, a frozen one too."""
+    trainer = make_trainer()
+    trainer.model.get_submodule("2").eval()
+    seen: list[Any] = []
+
+    class Watch(TrainingHook):
+        def on_validation_start(self, trainer: Any, epoch: int) -> None:
+            seen.append((trainer.model.training, torch.is_grad_enabled(), epoch))
+
+        def on_validation_batch_start(
+            self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str
+        ) -> None:
+            seen.append((len(batch[0]), batch_idx, dataloader_idx, dataloader_name))
+
+        def on_validation_batch_end(
+            self,
+            trainer: Any,
+            batch: Any,
+            batch_idx: int,
+            dataloader_idx: int,
+            dataloader_name: str,
+            metrics: dict[str, float],
+        ) -> None:
+            seen.append(metrics["loss"] > 0)
+
+    trainer.add_hook(Watch())
+    trainer.validate({"a": make_batches(2), "b": make_batches(3)})
+    assert seen == [(False, False, 0), (2, 0, 0, "a"), True, (3, 0, 1, "b"), True]
+    assert [module.training for module in trainer.model.children()] == [True, True, False]
+    assert trainer.model.training
+
+
+def test_validate_inside_an_event_changes_nothing_around_it() -> None:
+    """The training batch, its loss and the random streams are as before."""
+    trainer = make_trainer()
+    seen: list[bool] = []
+
+    @trainer.on("after_backward")
+    def validate(trainer: Trainer) -> None:
+        moment = trainer.moment
+        before = moment.batch, moment.batch_idx, moment.dataloader_name, moment.loss, moment.phase
+        stream = torch.get_rng_state()
+        trainer.validate(make_batches(2, 2))
+        after = moment.batch, moment.batch_idx, moment.dataloader_name, moment.loss, moment.phase
+        seen.append(before == after and torch.equal(stream, torch.get_rng_state()))
+
+    trainer.train()
+    assert seen == [True, True]
+
+
+def test_the_sanity_check_is_silent_and_early() -> None:
+    """A broken validation set ends the run before the first step; a good one leaves no trace in events or metrics."""
+    heard: list[str] = []
+    trainer = make_trainer(val_dataloader=make_batches(2, 2, 2), validate_every=None)
+    trainer.on("validation_batch_end")(lambda: heard.append("batch"))
+    trainer.train()
+    assert heard == []
+    broken = make_trainer(val_dataloader=[(torch.randn(2, 7), torch.randn(2, 1))])
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        broken.train()
+    assert broken.step == 0
+    assert broken.record.run["outcome"] == "failed"  # type: ignore[attr-defined]
+
+
+def test_the_sanity_check_can_be_left_out() -> None:
+    """With sanity_batches=0 a broken validation set is found when it is first used."""
+    trainer = make_trainer(val_dataloader=[(torch.randn(2, 7), torch.randn(2, 1))], sanity_batches=0)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        trainer.train()
+    assert trainer.step == 2
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"), [(1, [1, 2, 3, 4]), (3, [3]), ("1 epoch", [2, 4]), ("2 epochs", [4]), (None, [])]
+)
+def test_when_validation_is_due(every: Any, steps: list[int]) -> None:
+    """Every so many steps or epochs, or never."""
+    trainer = make_trainer(val_dataloader=make_batches(2), validate_every=every, max_epochs=2)
+    seen: list[int] = []
+    trainer.on("validation_end")(lambda step: seen.append(step))
+    trainer.train()
+    assert seen == steps
+
+
+def test_validation_metrics_are_recorded_at_their_step() -> None:
+    """The record has them beside the step's loss."""
+    trainer = make_trainer(val_dataloader=make_batches(2), validate_every=2)
+    trainer.train()
+    lines = [line for line in trainer.record.metrics if "val/loss" in line]  # type: ignore[attr-defined]
+    assert [line["step"] for line in lines] == [2]
+
+
+def test_nothing_to_validate_on() -> None:
+    """Said in words, also for a loader that gives nothing."""
+    trainer = make_trainer()
+    with pytest.raises(TrainingError, match="there is nothing to validate on: give val_loaders"):
+        trainer.validate()
+    with pytest.raises(TrainingError, match="the validation loaders gave no batches"):
+        trainer.validate(iter([]))
+
+
+def test_a_plateau_scheduler_waits_for_the_validation() -> None:
+    """ReduceLROnPlateau is stepped with val/loss, once per validation, and not with the steps."""
+    trainer = make_trainer(val_dataloader=make_batches(2), max_epochs=3)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizers[0])
+    trainer.schedulers.append(scheduler)
+    trainer.train()
+    assert scheduler.last_epoch == 3
