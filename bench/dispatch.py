@@ -86,8 +86,15 @@ def seconds(loop: Callable[[int], None]) -> float:
 
 def measure(rounds: int, only: list[str]) -> Table:
     """Interleave the rows round by round."""
-    registries = {"nobody hears it": registry(), "10 hooks hear it": registry(10), "1,000 listen elsewhere": registry(0, 1000)}
-    loops: dict[str, Callable[[int], None]] = {"empty": empty, **{name: fires(made) for name, made in registries.items()}}
+    registries = {
+        "nobody hears it": registry(),
+        "10 hooks hear it": registry(10),
+        "1,000 listen elsewhere": registry(0, 1000),
+    }
+    loops: dict[str, Callable[[int], None]] = {
+        "empty": empty,
+        **{name: fires(made) for name, made in registries.items()},
+    }
     loops["empty HookRunner, by hand"] = calls(HookRunner())
     spent: dict[str, list[float]] = {name: [] for name in loops}
     gc.disable()

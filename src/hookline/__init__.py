@@ -30,7 +30,8 @@ if TYPE_CHECKING:
         register_scheduler,
         register_trainer,
     )
-    from hookline.registry.registry import HookRegistry, HookRunner
+    from hookline.registry.registry import HookRegistry
+    from hookline.registry.runner import HookRunner
     from hookline.trainer.run_control import RunControl
     from hookline.trainer.trainer import BaseTrainer, Trainer
 
@@ -44,7 +45,7 @@ _HOMES = {
     "GenericTrainer": "build",
     "HookManager": "activations.manager",
     "HookRegistry": "registry.registry",
-    "HookRunner": "registry.registry",
+    "HookRunner": "registry.runner",
     "HooklineError": "errors",
     "HooksConfig": "config.schemas",
     "Identity": "gradients.transforms",
@@ -69,7 +70,7 @@ _HOMES = {
     "register_trainer": "registry.names",
 }
 
-__all__ = [  # noqa: RUF022 - sorted as Python sorts
+__all__ = [
     "ActivationStats",
     "BaseTrainer",
     "CheckpointHook",

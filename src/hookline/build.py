@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -224,7 +225,6 @@ def make_parts(
         raise TrainingError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     settings = TrainerOptions.make(options)
     engine = Engine(find_device(device), settings.precision)
-    written = resolved if resolved is not None else describe(model, optimizers, settings, manager)
     return Parts(
         model=engine.prepare(model),
         optimizers=checked_optimizers(optimizers),
@@ -239,8 +239,8 @@ def make_parts(
         optimizer_step=optimizer_step,
         count_tokens=count_tokens,
         config=settings if config is None else config,
-        resolved=written,
-        make_record=lambda: make_record(settings, written),
+        describe=lambda: resolved if resolved is not None else describe(model, optimizers, settings, manager),
+        make_record=lambda described, run_dir: make_record(settings, described, run_dir),
     )
 
 
@@ -256,10 +256,12 @@ def add_clipping(manager: HookManager, options: TrainerOptions) -> None:
         manager.register("clip_norm", origin="max_grad_norm", last=True, max_norm=options.max_grad_norm)
 
 
-def make_record(options: TrainerOptions, resolved: Mapping[str, Any]) -> Record:
-    """The run's record, on disk unless told otherwise."""
+def make_record(options: TrainerOptions, resolved: Mapping[str, Any], run_dir: Path | None) -> Record:
+    """The run's record, on disk unless told otherwise; a run that goes on keeps its directory and its id."""
     if not options.record:
         return MemoryRecord(config=resolved, seed=options.seed)
+    if run_dir is not None:
+        return RunRecord.create(run_dir.parent, config=resolved, seed=options.seed, run_id=run_dir.name)
     return RunRecord.create(options.output_dir, config=resolved, seed=options.seed)
 
 

@@ -49,7 +49,7 @@ class CheckpointError(HooklineError):
     """A checkpoint cannot be written, or what is on disk is not what was written."""
 
 
-class StopTraining(Exception):  # noqa: N818 - a request, not an error; named as users say it
+class StopTraining(Exception):
     """Raised by a hook to end the run in order: equal to ``trainer.request_stop(reason)``."""
 
 

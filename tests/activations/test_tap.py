@@ -76,7 +76,7 @@ def test_observers_change_nothing_by_returning_or_writing() -> None:
 
     manager, model = watched(Vandal())
     told: list[Incident] = []
-    manager.watch_incidents(told.append)
+    manager.desk.watch(told.append)
     bare = make_model()
     data = INPUT.clone()
     ours, theirs = model(data), bare(INPUT)

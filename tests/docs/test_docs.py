@@ -61,9 +61,7 @@ class Block:
 def blocks_of(page: Path) -> list[Block]:
     """The fenced blocks of a page that name their language, in order."""
     text = page.read_text(encoding="utf-8")
-    return [
-        Block(page, text.count("\n", 0, found.start(2)) + 1, found[1], found[2]) for found in _FENCE.finditer(text)
-    ]
+    return [Block(page, text.count("\n", 0, found.start(2)) + 1, found[1], found[2]) for found in _FENCE.finditer(text)]
 
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]

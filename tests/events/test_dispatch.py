@@ -14,7 +14,6 @@ from hookline.events.dispatch import (
     GENERATED_UP_TO,
     Bound,
     Cost,
-    Desk,
     compile_event,
     event_source,
     first_raised,
@@ -33,7 +32,13 @@ class Office:
         self.recoveries: list[str] = []
         self.settled: list[tuple[str, str]] = []
         self.raises = raises
-        self.desk = Desk(self.failed, lambda event, bound: self.recoveries.append(bound.hook), self.settle)
+        self.arguments: dict[str, Cost] = {}
+
+    def argument_cost(self, attribute: str) -> Cost:
+        return self.arguments.setdefault(attribute, Cost())
+
+    def recovered(self, event: Event, bound: Bound) -> None:
+        self.recoveries.append(bound.hook)
 
     def failed(self, event: Event, bound: Bound, error: Exception, moment: Any) -> Exception | None:
         self.failures.append((bound.hook, error))
@@ -51,7 +56,7 @@ def bind(call: Callable[..., Any], name: str = "h", event: Event = INNER, recove
 
 def test_an_event_nobody_hears_has_no_callable() -> None:
     """None costs its call site one branch."""
-    assert compile_event(INNER, [], Office().desk, False) is None
+    assert compile_event(INNER, [], Office(), False) is None
 
 
 @BOTH
@@ -63,7 +68,7 @@ def test_hooks_are_called_in_order_with_what_they_named(event: Event) -> None:
         bind(lambda *, loader_name: heard.append(loader_name), "b", event),
         bind(lambda mine=1, step=0: heard.append((mine, step)), "c", event),
     ]
-    fired = compile_event(event, bound, Office().desk, False)
+    fired = compile_event(event, bound, Office(), False)
     assert fired is not None
     fired(SimpleNamespace(loss=0.5, step=3, dataloader_name="train"))
     assert heard == [(0.5, 3), "train", (1, 3)]
@@ -82,7 +87,7 @@ def test_each_value_is_read_once_and_before_any_hook(event: Event) -> None:
             raise RuntimeError("device error")
 
     bound = [bind(lambda step: heard.append(step), "a", event), bind(lambda loss: heard.append(loss), "b", event)]
-    fired = compile_event(event, bound, office.desk, False)
+    fired = compile_event(event, bound, office, False)
     assert fired is not None
     with pytest.raises(RuntimeError, match="device error"):
         fired(Broken())
@@ -99,7 +104,7 @@ def test_a_failing_hook_does_not_keep_the_others_from_hearing(event: Event) -> N
         bind(lambda: 1 / 0, "b", event),
         bind(lambda: heard.append("c"), "c", event),
     ]
-    fired = compile_event(event, bound, office.desk, False)
+    fired = compile_event(event, bound, office, False)
     assert fired is not None
     fired(SimpleNamespace())
     assert heard == ["a", "c"]
@@ -115,7 +120,7 @@ def test_what_must_be_raised_is_raised_after_the_others_and_the_first_wins(event
         raise ValueError("first") from KeyError("cause")
 
     bound = [bind(first, "a", event), bind(lambda: 1 / 0, "b", event), bind(lambda: heard.append("c"), "c", event)]
-    fired = compile_event(event, bound, office.desk, False)
+    fired = compile_event(event, bound, office, False)
     assert fired is not None
     with pytest.raises(ValueError, match="first") as caught:
         fired(SimpleNamespace())
@@ -139,7 +144,7 @@ def test_keyboard_interrupts_pass_straight_through(event: Event) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    fired = compile_event(event, [bind(interrupted, "a", event)], office.desk, False)
+    fired = compile_event(event, [bind(interrupted, "a", event)], office, False)
     assert fired is not None
     with pytest.raises(KeyboardInterrupt):
         fired(SimpleNamespace())
@@ -151,7 +156,7 @@ def test_a_hook_on_its_way_back_is_reported_recovered(event: Event) -> None:
     """Only a hook that had failed costs a call to the desk when it succeeds."""
     office = Office()
     bound = [bind(lambda: None, "a", event, recovering=True), bind(lambda: None, "b", event)]
-    fired = compile_event(event, bound, office.desk, False)
+    fired = compile_event(event, bound, office, False)
     assert fired is not None
     fired(SimpleNamespace())
     assert office.recoveries == ["a"]
@@ -170,7 +175,7 @@ def test_changed_metrics_are_settled_hook_by_hook(event: Event) -> None:
         raise ValueError
 
     bound = [bind(lambda metrics: None, "reader", event), bind(adds, "adder", event), bind(breaks, "breaker", event)]
-    fired = compile_event(event, bound, office.desk, False)
+    fired = compile_event(event, bound, office, False)
     assert fired is not None
     fired(SimpleNamespace(metrics={"loss": 0.5}))
     assert office.settled == [("adder", "metrics"), ("breaker", "metrics")]
@@ -184,7 +189,7 @@ def test_tensors_among_the_metrics_do_not_break_the_comparison(event: Event) -> 
     def replaces(metrics: dict[str, Any]) -> None:
         metrics["histogram"] = torch.ones(3)
 
-    fired = compile_event(event, [bind(replaces, "a", event)], office.desk, False)
+    fired = compile_event(event, [bind(replaces, "a", event)], office, False)
     assert fired is not None
     fired(SimpleNamespace(metrics={"loss": float("nan"), "histogram": torch.zeros(3)}))
     assert office.settled == [("a", "metrics")]
@@ -193,7 +198,7 @@ def test_tensors_among_the_metrics_do_not_break_the_comparison(event: Event) -> 
 def test_nan_metrics_that_nobody_touched_are_not_settled() -> None:
     """nan is not equal to itself, yet an untouched dict is."""
     office = Office()
-    fired = compile_event(INNER, [bind(lambda metrics: None)], office.desk, False)
+    fired = compile_event(INNER, [bind(lambda metrics: None)], office, False)
     assert fired is not None
     fired(SimpleNamespace(metrics={"loss": float("nan"), "t": torch.zeros(3)}))
     assert office.settled == []
@@ -204,7 +209,7 @@ def test_inner_events_are_timed_only_when_sampled() -> None:
     few = [bind(lambda step: None)]
     many = [bind(lambda step: None, f"h{i}") for i in range(GENERATED_UP_TO + 1)]
     outer = [bind(lambda step: None, event=OUTER)]
-    desk = Office().desk
+    desk = Office()
     for event, bound, timed in [(INNER, few, False), (INNER, many, False), (INNER, few, True), (OUTER, outer, False)]:
         fired = compile_event(event, bound, desk, timed)
         assert fired is not None
@@ -219,7 +224,7 @@ def test_a_thousand_hooks_run_as_a_loop_in_order() -> None:
     """A long list does not make a function of thousands of lines."""
     heard: list[int] = []
     bound = [bind(lambda step, index=index: heard.append(index), f"h{index}") for index in range(1000)]
-    fired = compile_event(INNER, bound, Office().desk, False)
+    fired = compile_event(INNER, bound, Office(), False)
     assert fired is not None
     fired(SimpleNamespace(step=1))
     assert heard == list(range(1000))
@@ -235,6 +240,6 @@ def test_the_generated_source_is_small_and_makes_direct_calls() -> None:
 
 def test_returned_values_of_lifecycle_hooks_are_ignored() -> None:
     """What an observer returns changes nothing."""
-    fired = compile_event(INNER, [bind(lambda loss: "ignored")], Office().desk, False)
+    fired = compile_event(INNER, [bind(lambda loss: "ignored")], Office(), False)
     assert fired is not None
     assert fired(SimpleNamespace(loss=1.0)) is None

@@ -58,8 +58,7 @@ def test_only_the_last_context_characters_are_shown() -> None:
 def test_same_generator_state_gives_the_same_text() -> None:
     """Two generators with one seed give one text, another seed another text."""
     texts = [
-        generate(model_of(), VOCAB, length=40, generator=torch.Generator().manual_seed(seed))
-        for seed in (7, 7, 8)
+        generate(model_of(), VOCAB, length=40, generator=torch.Generator().manual_seed(seed)) for seed in (7, 7, 8)
     ]
     assert texts[0] == texts[1] != texts[2]
 

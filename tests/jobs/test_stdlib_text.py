@@ -142,9 +142,7 @@ def test_pattern_can_reach_into_folders(tmp_path: Path) -> None:
     assert letters(data, "train") == set("xyz ")
 
 
-def test_tests_and_build_files_of_the_library_are_skipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tests_and_build_files_of_the_library_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the standard library, test modules and the interpreter's build data are left out."""
     for name, letter in [("good", "g"), ("test_good", "t"), ("_sysconfigdata_linux", "s")]:
         (tmp_path / f"{name}.py").write_text(letter * 500)
@@ -152,9 +150,7 @@ def test_tests_and_build_files_of_the_library_are_skipped(
     assert letters(stdlib_text(context=10, batch_size=1), "train") == {"g"}
 
 
-def test_library_without_source_names_directory_and_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_library_without_source_names_directory_and_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where only compiled files are left, the error names the directory and says to set data.path."""
     (tmp_path / "os.pyc").write_bytes(b"\x00")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))

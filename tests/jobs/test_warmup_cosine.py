@@ -81,9 +81,7 @@ def test_resumed_schedule_goes_on_where_it_was() -> None:
     ("warmup_steps", "total_steps", "final", "told"),
     [(10, 10, 0.1, "warmup_steps=10"), (-1, 10, 0.1, "warmup_steps=-1"), (1, 10, 1.5, "final=1.5")],
 )
-def test_impossible_schedules_are_refused(
-    warmup_steps: int, total_steps: int, final: float, told: str
-) -> None:
+def test_impossible_schedules_are_refused(warmup_steps: int, total_steps: int, final: float, told: str) -> None:
     """A warm-up that fills the run, a negative one and a final fraction above 1 are named in the error."""
     with pytest.raises(HooklineError, match=told):
         warmup_cosine(optimizer_at(1.0), warmup_steps, total_steps, final)

@@ -8,7 +8,8 @@ import hookline
 from hookline.events.catalog import SPELLINGS
 from hookline.events.context import StepContext
 from hookline.registry.base import ForwardHook, TrainerHooks, TrainingHook, UpdateHook, not_an_event
-from hookline.registry.registry import HookRegistry, HookRunner
+from hookline.registry.registry import HookRegistry
+from hookline.registry.runner import HookRunner
 
 
 @pytest.mark.req("004-02")

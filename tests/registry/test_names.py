@@ -17,7 +17,7 @@ def make(monkeypatch: pytest.MonkeyPatch, **points: Callable[[], Any]) -> Names:
     """A namespace of one's own with one built-in and these entry points."""
     found = [SimpleNamespace(name=name, load=load) for name, load in points.items()]
     monkeypatch.setattr(names, "entry_points", lambda group: found if group == "hookline.things" else [])
-    return Names("thing", f"{__name__}:TABLE")
+    return Names("thing", "things", f"{__name__}:TABLE")
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,7 @@ class BuiltIn(Speaker):
 def incidents(registry: HookRegistry) -> list[Incident]:
     """Everything the registry reports from now on."""
     told: list[Incident] = []
-    registry.watch_incidents(told.append)
+    registry.desk.watch(told.append)
     return told
 
 
@@ -326,7 +326,7 @@ def test_ranks_limit_where_a_hook_runs() -> None:
     """A hook of rank 0 is listed on the others and silent there."""
     heard: Heard = []
     registry = HookRegistry()
-    registry.rank = 1
+    registry.desk.rank = 1
     registry.register(says(heard, "zero"), "zero", event="train_end", ranks=0)
     registry.register(says(heard, "one"), "one", event="train_end", ranks=[1, 2])
     registry.on_train_end()
@@ -484,7 +484,7 @@ def test_debug_makes_every_policy_raise_and_strict_errors_always_do() -> None:
     with pytest.raises(MetricMissing):
         registry.on_epoch_end()
     registry.register(failing(itertools.repeat(True)), "broken", event="train_batch_end")
-    registry.debug = True
+    registry.desk.debug = True
     with pytest.raises(ValueError, match="boom"):
         registry.on_train_batch_end()
 
@@ -558,7 +558,7 @@ def test_the_failure_of_a_hook_that_removed_itself_is_not_hidden() -> None:
 def test_the_rank_is_told() -> None:
     """On another rank the note says which."""
     registry = HookRegistry()
-    registry.rank = 3
+    registry.desk.rank = 3
     told = incidents(registry)
     registry.register(failing(itertools.repeat(True)), "broken", event="train_batch_end")
     registry.on_train_batch_end()
@@ -799,7 +799,7 @@ def test_watchers_can_stop_watching() -> None:
     registry = HookRegistry()
     changes, told = [], []
     stop_changes = registry.watch_changes(lambda: changes.append(1))
-    stop_incidents = registry.watch_incidents(told.append)
+    stop_incidents = registry.desk.watch(told.append)
     stop_changes()
     stop_incidents()
     registry.register(failing(itertools.repeat(True)), "broken", event="epoch_end")

@@ -9,7 +9,8 @@ from hookline.errors import MissingArgument
 from hookline.events.catalog import SPELLINGS
 from hookline.events.context import StepContext
 from hookline.registry.base import TrainingHook
-from hookline.registry.registry import HookRegistry, HookRunner
+from hookline.registry.registry import HookRegistry
+from hookline.registry.runner import HookRunner
 
 
 def ctx(step: int, tokens: int = 0) -> StepContext:

@@ -443,7 +443,7 @@ def test_interface_run_and_epochs(interface_run):
 @pytest.mark.req("002-56", "002-57")
 def test_interface_training_batches(interface_run):
     """Training batches come with their index and with the index and name of their loader; metrics hold the loss."""
-    trainer, hook = interface_run
+    _trainer, hook = interface_run
     starts = hook.of("on_train_batch_start")
     expected = [(0, 0, "first"), (1, 0, "first"), (2, 1, "second"), (3, 1, "second"), (4, 1, "second")]
     assert [call[2:] for call in starts] == expected * 2
@@ -477,7 +477,7 @@ def test_interface_backward_and_optimizer(interface_run):
 @pytest.mark.req("002-66", "002-67", "002-68")
 def test_interface_clip_and_checkpoints(interface_run):
     """Clipping gives the norm before it; saving and loading give the checkpoint's path."""
-    trainer, hook = interface_run
+    _trainer, hook = interface_run
     norms = [norm for _, norm in hook.of("on_gradient_clip")]
     assert len(norms) == 10 and all(norm > 1e-3 for norm in norms)
     saved = [path for _, path in hook.of("on_checkpoint_save")]

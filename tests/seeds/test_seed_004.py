@@ -282,7 +282,9 @@ def test_loss_function_changes_in_mid_run_and_is_recorded():
     model = nn.Linear(2, 1)
     batches = [(torch.ones(1, 2), torch.full((1, 1), 10.0))] * 4
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    trainer = SimpleTrainer(model, batches, optimizer, "cpu", loss_fn=nn.functional.mse_loss, record=False, console=False)
+    trainer = SimpleTrainer(
+        model, batches, optimizer, "cpu", loss_fn=nn.functional.mse_loss, record=False, console=False
+    )
     trainer.add_hook(Switch())
     trainer.on("batch_end")(lambda loss: losses.append(loss))
     trainer.train()

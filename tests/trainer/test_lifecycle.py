@@ -184,7 +184,7 @@ def test_a_completed_run() -> None:
     run = run_json(trainer)
     assert (run["outcome"], run["reason"]) == ("completed", None)
     assert run["counters"] | {"seconds": 0} == {
-        "step": 3, "epoch": 1, "batches": 3, "tokens_seen": 15, "seconds": 0, "skipped_steps": 0,
+        "step": 3, "epoch": 0, "batches": 3, "tokens_seen": 15, "seconds": 0, "skipped_steps": 0,
         "non_finite_losses": 0, "hook_failures": 0,
     }  # fmt: skip
     assert seen == ["training"] * 3 + ["completed"]
@@ -363,7 +363,7 @@ def test_the_closing_line_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = make_trainer(console=True)
     trainer.on("step_end", name="bored")(lambda trainer: trainer.request_stop("nothing new", by="bored"))
     trainer.train()
-    assert capsys.readouterr().out.splitlines()[-1].startswith("stopped (stopped by bored: nothing new): 1 steps in ")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("stopped (stopped by bored: nothing new): 1 step in ")
 
 
 # ---- seeds -------------------------------------------------------------------------------------------------

@@ -439,7 +439,7 @@ def test_non_finite_losses_are_reported(read: bool, capsys: pytest.CaptureFixtur
     assert trainer.non_finite_losses == 1
     assert [event["count"] for event in events(trainer, "non_finite_losses")] == [1]
     assert [event["batch_idx"] for event in events(trainer, "non_finite_loss")] == ([1] if read else [])
-    assert "1 non-finite losses" in capsys.readouterr().out
+    assert "1 non-finite loss" in capsys.readouterr().out
 
 
 def test_a_non_finite_loss_before_a_failure_is_reported() -> None:

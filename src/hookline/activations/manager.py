@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from hookline.activations.tap import Tap
-from hookline.registry.entry import Entry
 from hookline.registry.registry import HookRegistry
 
 
@@ -34,10 +33,6 @@ class HookManager(HookRegistry):
         if run is not None:
             self.tap.run = run
         return self.tap
-
-    def _check_admissible(self, entry: Entry) -> None:
-        if self.tap is not None and "on_forward" in entry.listeners:
-            self.tap.selected(entry)
 
     def silenced(self) -> AbstractContextManager[None]:
         return self.tap.silenced() if self.tap else nullcontext()

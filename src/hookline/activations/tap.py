@@ -69,10 +69,16 @@ class Tap:
         self._modules = {name: module for name, module in model.named_modules() if name}
         self._attached: dict[str, RemovableHandle] = {}
         self._selected: dict[str, tuple[Entry, set[str]]] = {}
-        for entry in registry.entries("forward"):
-            self.selected(entry)  # refuses a pattern that matches nothing before anything is attached
-        self._stop_watching = registry.watch_changes(self.sync)
-        registry.compile_with("on_forward", self.compile)
+        stop_checking = registry.admit_with(self._check)  # before anything is attached
+        stop_syncing = registry.watch_changes(self.sync)
+        self._let_go = (stop_checking, stop_syncing)
+        registry.tables.compile_with("on_forward", self.compile)
+        self.sync()
+
+    def _check(self, entry: Entry) -> None:
+        """Refuse a pattern that matches nothing when the hook is registered, not when it should fire."""
+        if "on_forward" in entry.listeners:
+            self.selected(entry)
 
     def selected(self, entry: Entry) -> set[str]:
         """The names of the modules that a forward hook selects; an error if there are none."""
@@ -95,7 +101,8 @@ class Tap:
 
     def detach(self) -> None:
         """Leave the model as it was, for good."""
-        self._stop_watching()
+        for stop in self._let_go:
+            stop()
         for handle in self._attached.values():
             handle.remove()
         self._attached.clear()
@@ -147,13 +154,13 @@ class Tap:
             with torch.set_grad_enabled(live and torch.is_grad_enabled()):
                 returned = item.listener.with_values(values)
         except Exception as error:
-            raised = self.registry.failed(ON_FORWARD, item, error, moment)
+            raised = self.registry.desk.failed(ON_FORWARD, item, error, moment)
         else:
             if item.recovering:
-                self.registry.recovered(ON_FORWARD, item)
+                self.registry.desk.recovered(ON_FORWARD, item)
         if moment.copies.written():
             message = f"wrote into its copy of the activations of {moment.name!r}; the model's own are unchanged"
-            self.registry.overruled(item.hook, "on_forward", known_step(moment), message)
+            self.registry.desk.overruled(item.hook, "on_forward", known_step(moment), message)
         if raised is not None:
             raise raised
         return returned if live and returned is not None else moment.live_output

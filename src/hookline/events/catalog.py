@@ -96,6 +96,12 @@ class Event:
         canonical = ARGUMENT_ALIASES.get(argument, argument)
         return self.respelled.get(spelling, {}).get(canonical) or self.attributes.get(canonical)
 
+    def arguments_of(self, attributes: Iterable[str]) -> list[str]:
+        """What hooks call these attributes of the moment."""
+        respelled = {source: name for names in self.respelled.values() for name, source in names.items()}
+        names = {source: name for name, source in self.attributes.items()} | respelled
+        return [names[attribute] for attribute in attributes]
+
     def free(self, argument: str) -> bool:
         return ARGUMENTS[argument].free or self.attributes[argument] == "live_loss"
 

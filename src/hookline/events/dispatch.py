@@ -8,10 +8,10 @@ called, so that an error in computing one is training's own and is never charged
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hookline.errors import StopTraining
 from hookline.events.arguments import Listener
@@ -63,17 +63,20 @@ class Bound:
     recovering: bool = False  # it failed the last time: a success must be told
 
 
-@dataclass
-class Desk:
-    """Where dispatch turns when something out of the ordinary happens; the registry is one."""
+class Desk(Protocol):
+    """Where dispatch turns when something out of the ordinary happens; the registry has one."""
 
-    failed: Callable[[Event, Bound, Exception, Any], Exception | None]
-    recovered: Callable[[Event, Bound], None]
-    settle: Callable[[Event, Bound, Any, str, dict[str, Any]], dict[str, Any]]
-    arguments: dict[str, Cost] = field(default_factory=dict)  # what reading each lazy argument cost
+    def failed(self, event: Event, bound: Bound, error: Exception, moment: Any) -> Exception | None:
+        """A hook raised; returns what must be raised once the others have been called."""
+
+    def recovered(self, event: Event, bound: Bound) -> None:
+        """A hook that had failed the last time did not."""
+
+    def settle(self, event: Event, bound: Bound, moment: Any, name: str, before: dict[str, Any]) -> dict[str, Any]:
+        """A hook changed the event's metrics; returns them as they shall be."""
 
     def argument_cost(self, attribute: str) -> Cost:
-        return self.arguments.setdefault(attribute, Cost())
+        """The account of one lazy argument."""
 
 
 def compile_event(event: Event, bound: Sequence[Bound], desk: Desk, timed: bool) -> Fired | None:

@@ -15,6 +15,7 @@ import torch
 from hookline.events.catalog import CATALOG
 from hookline.events.dispatch import Bound, Fired
 from hookline.gradients.view import Gradients
+from hookline.registry.entry import Entry
 from hookline.registry.registry import HookRegistry
 from hookline.registry.select import select
 
@@ -30,6 +31,7 @@ class Link:
         # What writes in place and may fail without ending the run needs copies to fall back to.
         self.backup = self.in_place and may_fail
         self.only_grads = bound.listener.positional == ("grads",) and not bound.listener.keywords
+        self.spans_all = getattr(bound.owner, "params", None) is None
         self.named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))
 
     def values(self, moment: Any) -> dict[str, Any]:
@@ -65,14 +67,15 @@ class UpdateChain:
         self._params = params
         self.states: dict[str, Any] = {}
         self._owners: dict[str, Any] = {}  # whose state it is: another hook of the same name gets its own
-        registry.compile_with("on_update", self.compile)
+        registry.admit_with(self._check)
+        registry.tables.compile_with("on_update", self.compile)
 
     def compile(self, bound: list[Bound], timed: bool) -> Fired | None:
         """The chain for the hooks that are due now; None when there is none."""
         if all(getattr(item.listener.call, "__hookline_passes_through__", False) for item in bound):
             return None  # the default link alone has nothing to do, so it costs nothing
         links = [self._link(item) for item in bound]
-        failed, fire = self.registry.failed, self.registry.fire
+        desk, fire = self.registry.desk, self.registry.fire
 
         def on_update(moment: Any) -> None:
             for link in links:
@@ -81,25 +84,32 @@ class UpdateChain:
                 try:
                     link.run(values)
                 except Exception as error:
-                    if failed(ON_UPDATE, link.bound, error, moment) is not None:
+                    if desk.failed(ON_UPDATE, link.bound, error, moment) is not None:
                         raise
                     continue
                 if link.bound.recovering:
-                    self.registry.recovered(ON_UPDATE, link.bound)
+                    desk.recovered(ON_UPDATE, link.bound)
                 if timed:
                     link.bound.cost.add(perf_counter_ns() - began)
                 norm = getattr(link.bound.owner, "clipped_norm", None)
                 if norm is not None:
-                    moment.clipped(norm)
+                    moment.clipped(norm, link.spans_all and getattr(link.bound.owner, "norm_type", 2.0) == 2.0)
                     if heard := fire.on_gradient_clip:
                         heard(moment)
 
         return on_update
 
+    def _check(self, entry: Entry) -> None:
+        """Refuse a pattern that matches nothing when the hook is registered."""
+        if "on_update" in entry.listeners:
+            self._chosen(entry.hook)
+
+    def _chosen(self, hook: Any) -> Mapping[str, torch.nn.Parameter]:
+        pattern = getattr(hook, "params", None)
+        return self._params() if pattern is None else select(pattern, self._params(), "parameter")
+
     def _link(self, bound: Bound) -> Link:
-        params = self._params()
-        pattern = getattr(bound.owner, "params", None)
-        chosen = params if pattern is None else select(pattern, params, "parameter")
+        chosen = self._chosen(bound.owner)
         if bound.hook not in self.states or self._owners.get(bound.hook, bound.owner) is not bound.owner:
             init = getattr(bound.owner, "init", None)
             self.states[bound.hook] = init(chosen) if callable(init) else {}

@@ -95,7 +95,7 @@ def _print_table(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> Non
 
 
 def _speed(rate: float) -> str:
-    return f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step" if rate else "– steps/s"
+    return f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step" if rate else "? steps/s"
 
 
 def _duration(seconds: float) -> str:

@@ -64,7 +64,7 @@ class JSONLogHook(TrainingHook):
 
 
 class ActivationStats(ForwardHook):
-    """Mean and standard deviation of the selected modules' outputs, logged as ``activations/<module>/mean`` and ``…/std``.
+    """Mean and standard deviation of the selected modules' outputs: ``activations/<module>/mean`` and ``…/std``.
 
     They stay on the device until the record is next written.
     """

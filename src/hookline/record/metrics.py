@@ -103,7 +103,7 @@ class MetricBuffer:
             if line is None:
                 line = lines[step, epoch] = {"step": step, "epoch": epoch, "time": round(logged_at, 6)}
             line[name] = value
-        for line in lines.values():
+        for _, line in sorted(lines.items()):  # some values are logged at once, losses with the next flush
             self._sink.write(line)
 
 

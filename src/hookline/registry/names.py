@@ -19,8 +19,8 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 class Names:
     """One namespace of factories."""
 
-    def __init__(self, noun: str, built_in: str = "") -> None:
-        self.noun = noun
+    def __init__(self, noun: str, plural: str, built_in: str = "") -> None:
+        self.noun, self.plural = noun, plural  # entry points are looked for in the group "hookline.<plural>"
         self._reference = built_in  # "module:attribute" of the table of built-ins, which loads on first use
         self._table: dict[str, str] | None = None
         self._added: dict[str, Any] = {}
@@ -67,7 +67,7 @@ class Names:
     @property
     def plugins(self) -> Mapping[str, Any]:
         if self._plugins is None:
-            self._plugins = {point.name: point for point in entry_points(group=f"hookline.{self.noun}s")}
+            self._plugins = {point.name: point for point in entry_points(group=f"hookline.{self.plural}")}
         return self._plugins
 
 
@@ -78,13 +78,13 @@ def load_reference(reference: str) -> Any:
 
 
 # The table of built-in hooks lies in hookline.hooks, which stands above this package: it is named here, not imported.
-HOOKS = Names("hook", "hookline.hooks:BUILT_IN")
-MODELS = Names("model", "hookline.jobs:MODELS")
-DATA = Names("data", "hookline.jobs:DATA")
-SCHEDULERS = Names("scheduler", "hookline.jobs:SCHEDULERS")
-OPTIMIZERS = Names("optimizer", "hookline.jobs:OPTIMIZERS")
-LOSSES = Names("loss", "hookline.jobs:LOSSES")
-TRAINERS = Names("trainer", "hookline.build:TRAINERS")
+HOOKS = Names("hook", "hooks", "hookline.hooks:BUILT_IN")
+MODELS = Names("model", "models", "hookline.jobs:MODELS")
+DATA = Names("data", "data", "hookline.jobs:DATA")
+SCHEDULERS = Names("scheduler", "schedulers", "hookline.jobs:SCHEDULERS")
+OPTIMIZERS = Names("optimizer", "optimizers", "hookline.jobs:OPTIMIZERS")
+LOSSES = Names("loss", "losses", "hookline.jobs:LOSSES")
+TRAINERS = Names("trainer", "trainers", "hookline.build:TRAINERS")
 
 register_hook = HOOKS.add
 register_model = MODELS.add

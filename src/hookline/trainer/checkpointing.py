@@ -15,7 +15,7 @@ from hookline.trainer.rng import restore_rng, rng_state
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
-PROGRESS = ("step", "epoch", "batch_idx", "batches_before", "tokens_seen")
+PROGRESS = ("step", "epoch", "epoch_over", "batch_idx", "batches_before", "tokens_seen")
 
 
 def save_checkpoint(trainer: Trainer, name: str | None = None) -> Path:
@@ -24,8 +24,19 @@ def save_checkpoint(trainer: Trainer, name: str | None = None) -> Path:
     directory = trainer.checkpoint_dir
     if directory is None:
         raise CheckpointError("this run keeps no record on disk (record=False), so it has nowhere to write checkpoints")
+    name_stateless_hooks(trainer)
     meta = {"run_id": trainer.run_id, "step": moment.step, "epoch": moment.epoch}
     return write_checkpoint(directory, name or f"step-{moment.step:08d}", collect(trainer), meta)
+
+
+def name_stateless_hooks(trainer: Trainer) -> None:
+    """Say once, at the first save of a run, which hooks start afresh when it is resumed."""
+    if not trainer.named_stateless:
+        trainer.named_stateless = True
+        saved = trainer.hooks.state_dict()
+        stateless = [entry.name for entry in trainer.hooks.entries() if not entry.built_in and entry.name not in saved]
+        if stateless:
+            trainer.note("hooks_without_state", hooks=stateless)
 
 
 def collect(trainer: Trainer) -> dict[str, Any]:
@@ -65,6 +76,11 @@ def find_checkpoint(path: Path) -> Path:
     return found
 
 
+def run_directory(path: Path) -> Path | None:
+    """The run that a path to resume from belongs to; None when it is a checkpoint that lies elsewhere."""
+    return next((place for place in (path, *path.absolute().parents[:2]) if (place / "run.json").exists()), None)
+
+
 def restore(trainer: Trainer, sections: dict[str, Any]) -> None:
     """Weights, optimizers, counters, random streams and hooks, each where it was."""
     trainer.model.load_state_dict(sections["model"])
@@ -84,7 +100,7 @@ def restore(trainer: Trainer, sections: dict[str, Any]) -> None:
     for kind, names in trainer.hooks.load_state_dict(sections["hooks"]).items():
         for name in names:
             trainer.record.event("hook_state", trainer.moment.step, hook=name, problem=kind)
-    trainer.hooks.replan()
+    trainer.hooks.replan(restored=trainer.moment)
     restore_rng(sections["rng"])
 
 

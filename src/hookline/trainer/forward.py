@@ -54,7 +54,9 @@ def loss_and_metrics(result: Any) -> tuple[torch.Tensor, dict[str, Any]]:
     if not isinstance(loss, torch.Tensor):
         raise TrainingError(f"no loss was found in {_shown(result)}; {FOUR_WAYS}")
     if loss.numel() != 1:
-        raise TrainingError(f"the loss must be one number, got shape {tuple(loss.shape)}; reduce it (mean); {FOUR_WAYS}")
+        raise TrainingError(
+            f"the loss must be one number, got shape {tuple(loss.shape)}; reduce it (mean); {FOUR_WAYS}"
+        )
     return loss if loss.dim() == 0 else loss.reshape(()), metrics
 
 
@@ -62,8 +64,8 @@ def check_trainable(loss: torch.Tensor) -> None:
     """A loss without a graph trains nothing."""
     if not loss.requires_grad:
         raise TrainingError(
-            "the loss does not require grad, so nothing would be trained: was it detached, made under no_grad, or are all "
-            f"parameters frozen? ({FOUR_WAYS})"
+            "the loss does not require grad, so nothing would be trained: was it detached, made under no_grad, or are "
+            f"all parameters frozen? ({FOUR_WAYS})"
         )
 
 

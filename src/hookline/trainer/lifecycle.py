@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline.events.policy import Incident
-from hookline.trainer.checkpointing import load_weights
+from hookline.trainer.checkpointing import load_weights, run_directory
 from hookline.trainer.loaders import epoch_length
 from hookline.trainer.loop import Loop
 from hookline.trainer.rng import seed_everything
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 @contextmanager
 def running(trainer: Trainer, resume: str | Path | None) -> Iterator[None]:
     """Bracket a run: on_train_start before, on_exception if it fails, on_train_end and the closed record always."""
-    forget_incidents = begin(trainer)
+    forget_incidents = begin(trainer, resume)
     outcome, reason = "completed", None
     try:
-        prepare(trainer, resume)
-        if heard := trainer.hooks.fire.on_train_start:
-            heard(trainer.moment)
-        yield
+        with deterministic(trainer.options.deterministic):
+            prepare(trainer, resume)
+            if heard := trainer.hooks.fire.on_train_start:
+                heard(trainer.moment)
+            yield
         trainer.status = "completed"
         if trainer.stop_reason is not None:
             outcome, reason = "stopped", stop_sentence(trainer)
@@ -47,20 +48,29 @@ def running(trainer: Trainer, resume: str | Path | None) -> Iterator[None]:
             trainer.running, trainer.run_ended = False, True
 
 
-def begin(trainer: Trainer) -> Callable[[], None]:
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Ask torch for deterministic algorithms, for as long as the run lasts."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(wanted or before)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def begin(trainer: Trainer, resume: str | Path | None) -> Callable[[], None]:
     """Seeds and the record on disk: from here on, whatever happens is recorded and the record is closed."""
     options = trainer.options
-    if options.deterministic:
-        torch.use_deterministic_algorithms(True)
     if options.seed is not None:
         seed_everything(options.seed)
-    trainer.record = trainer.make_record()
+    trainer.record = trainer.make_record(trainer.describe(), None if resume is None else run_directory(Path(resume)))
     trainer.record.start(hooks=hook_list(trainer))
     trainer.loop = Loop(trainer)
     trainer.running, trainer.run_ended, trainer.status = True, False, "training"
     trainer.stop_reason = trainer.stopped_by = None
     trainer.moment.begin_run()
-    return trainer.hooks.watch_incidents(lambda incident: record_incident(trainer, incident))
+    return trainer.hooks.desk.watch(lambda incident: record_incident(trainer, incident))
 
 
 def prepare(trainer: Trainer, resume: str | Path | None) -> None:
@@ -90,11 +100,13 @@ def end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     """on_train_end, hooks closed, record closed, one line on the console that hides nothing."""
     moment = trainer.moment
     moment.reason, moment.live_loss = reason or outcome, None
-    trainer.hooks.count_batches(moment.batches)
+    trainer.hooks.tables.agenda.batches = moment.batches
     trainer.note_non_finite(_read(trainer.loop.losses.take_non_finite))
     try:
         if heard := trainer.hooks.fire.on_train_end:
             heard(moment)
+        if outcome in ("completed", "stopped"):
+            trainer.save_if_asked()
     finally:
         trainer.hooks.close()
         trainer.record.extend(trainer.loop.unrecorded)
@@ -136,7 +148,12 @@ def record_incident(trainer: Trainer, incident: Incident) -> None:
     """Failures, switched-off and overruled hooks belong into events.jsonl."""
     error = None if incident.error is None else f"{type(incident.error).__name__}: {incident.error}"
     trainer.record.event(
-        f"hook_{incident.kind}", incident.step, hook=incident.hook, on=incident.event, message=incident.message, error=error
+        f"hook_{incident.kind}",
+        incident.step,
+        hook=incident.hook,
+        on=incident.event,
+        message=incident.message,
+        error=error,
     )
 
 
@@ -152,20 +169,28 @@ def opening_line(trainer: Trainer) -> str:
     of = f" of {length} batches" if length is not None and epochs else ""
     assumed = " (give max_epochs or max_steps for more)" if options.max_epochs is None and not steps else ""
     where = f" → {trainer.record.path}" if trainer.record.path is not None else ""
-    return f"run {trainer.record.run_id}: {' or '.join(filter(None, [steps, epochs + of]))} on {trainer.device}{assumed}{where}"
+    length_of_run = " or ".join(filter(None, [steps, epochs + of]))
+    return f"run {trainer.record.run_id}: {length_of_run} on {trainer.device}{assumed}{where}"
 
 
 def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
     count = counters(trainer)
-    words = [f"{outcome}{f' ({reason})' if reason else ''}: {count['step']} steps in {count['seconds']:.1f} s"]
+    words = [
+        f"{outcome}{f' ({reason})' if reason else ''}: {_counted(count['step'], 'step')} in {count['seconds']:.1f} s"
+    ]
     for key, text in (
-        ("hook_failures", "hook failures"),
-        ("non_finite_losses", "non-finite losses"),
-        ("skipped_steps", "skipped steps"),
+        ("hook_failures", "hook failure"),
+        ("non_finite_losses", "non-finite loss"),
+        ("skipped_steps", "skipped step"),
     ):
         if count[key]:
-            words.append(f"{count[key]} {text}")
+            words.append(_counted(count[key], text))
     off = [hook.name for hook in trainer.hooks.list_hooks() if not hook.enabled and hook.failures]
     if off:
         words.append(f"switched off: {', '.join(off)}")
     return ", ".join(words)
+
+
+def _counted(count: int, noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"

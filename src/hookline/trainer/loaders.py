@@ -31,8 +31,10 @@ def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
 def _is_batches(loaders: Any) -> bool:
     """A plain list of batches (tensors, tuples, dicts) is one loader; a list of loaders is several."""
     first = loaders[0]
-    return isinstance(first, (tuple, Mapping)) or hasattr(first, "shape") or (
-        isinstance(first, list) and bool(first) and hasattr(first[0], "shape")
+    return (
+        isinstance(first, (tuple, Mapping))
+        or hasattr(first, "shape")
+        or (isinstance(first, list) and bool(first) and hasattr(first[0], "shape"))
     )
 
 

@@ -35,7 +35,8 @@ class Loop:
     def __init__(self, trainer: Trainer) -> None:
         options = trainer.options
         self.trainer, self.options = trainer, options
-        self.hooks, self.fire, self.moment = trainer.hooks, trainer.hooks.fire, trainer.moment
+        self.hooks, self.tables = trainer.hooks, trainer.hooks.tables
+        self.fire, self.moment = trainer.hooks.fire, trainer.moment
         self.engine, self.record = trainer.engine, trainer.record
         self.losses = LossBook()
         self.accumulate = options.accumulate
@@ -62,7 +63,7 @@ class Loop:
     def run(self, loaders: Mapping[str, Iterable[Any]]) -> Iterator[None]:
         """Every epoch until the run is over; yields after each micro-batch, so that it can be stepped from outside."""
         moment, epochs = self.moment, self.options.epochs
-        while not self.finished() and (epochs is None or moment.epoch < epochs):
+        while not self.finished() and (epochs is None or moment.epoch + moment.epoch_over < epochs):
             batches = self.begin_epoch(loaders)
             for index, name, batch in batches:
                 self.last_of_epoch = batches.last
@@ -84,7 +85,7 @@ class Loop:
                 restore_rng(moment.epoch_rng)  # so that a shuffling loader shuffles as it did
                 batches.skip(moment.batch_idx + 1)
         else:
-            moment.leave_epoch()  # whose batches were steps made by hand, if any
+            moment.enter_epoch()
             self.losses = LossBook()
             if heard := self.fire.on_epoch_start:
                 heard(moment)
@@ -115,8 +116,7 @@ class Loop:
         self.record.log(moment.step, moment.epoch, "train/epoch_loss", self.losses.mean())
         if heard := self.fire.on_epoch_end:
             heard(moment)
-        moment.epoch += 1
-        moment.leave_epoch()
+        moment.epoch_over, moment.epoch_rng = True, None
         self.flush()
         trainer.save_if_asked()
 
@@ -137,15 +137,15 @@ class Loop:
         moment.batch = batch = self.engine.place(batch) if self.engine.moves else batch
         if self.counts_tuples or type(batch) is not tuple:
             moment.tokens_seen += trainer.count_tokens(batch)
-        if self.hooks.countdown > 0:  # until a schedule or a sample comes up
-            self.hooks.countdown -= 1
+        if self.tables.countdown > 0:  # until a schedule or a sample comes up
+            self.tables.countdown -= 1
         else:
             self.hooks.decide_who_is_due(moment)
         if heard := fire.on_train_batch_start:
             heard(moment)
         result = trainer.compute(batch)  # the model's forward hooks fire in here
         loss: torch.Tensor = result if self.bare_loss and type(result) is torch.Tensor else self.find_loss(result)
-        # The last batch's graph, already emptied by its backward, is let go of here: freeing it earlier costs 4 µs more.
+        # The last batch's graph, emptied by its backward, is let go of here: freeing it earlier costs 4 µs more.
         moment.live_loss = loss
         moment.detached_loss = detached = loss.detach()
         if heard := fire.on_before_backward:
@@ -308,7 +308,9 @@ class Loop:
 
     # ---- validation ------------------------------------------------------------------------------------------------
 
-    def validation_batches(self, loaders: Mapping[str, Iterable[Any]], limit: int | None) -> Iterator[tuple[str, int, Any]]:
+    def validation_batches(
+        self, loaders: Mapping[str, Iterable[Any]], limit: int | None
+    ) -> Iterator[tuple[str, int, Any]]:
         """Forward passes over the validation loaders; yields (loader, samples, result) for each batch."""
         moment, fire = self.moment, self.fire
         for index, (name, loader) in enumerate(loaders.items()):

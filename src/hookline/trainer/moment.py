@@ -25,6 +25,7 @@ class RunMoment:
         self.epoch = 0
         self.batches_before = 0  # micro-batches of earlier epochs
         self.batch_idx = -1
+        self.epoch_over = False  # the epoch's end has been told and the next one has not begun
         self.epoch_rng: dict[str, Any] | None = None  # the random streams where this epoch's batches began
         self.tokens_seen = 0
         self.batch: Any = None
@@ -117,10 +118,11 @@ class RunMoment:
         self._started = monotonic()
         self.exception = self.reason = None
 
-    def leave_epoch(self) -> None:
-        """The position is the start of an epoch again."""
+    def enter_epoch(self) -> None:
+        """The position is the start of an epoch: the next one, if one has ended."""
+        self.epoch += self.epoch_over
         self.batches_before += self.batch_idx + 1
-        self.batch_idx, self.epoch_rng = -1, None
+        self.batch_idx, self.epoch_over = -1, False
 
     # ---- losses --------------------------------------------------------------------------------------------------
 
@@ -173,10 +175,10 @@ class RunMoment:
 
     # ---- gradients -------------------------------------------------------------------------------------------------
 
-    def clipped(self, norm: torch.Tensor) -> None:
-        """A clip link has run; the norm before the first one is the step's."""
+    def clipped(self, norm: torch.Tensor, is_global: bool) -> None:
+        """A clip link has run; the global norm before the first one is the step's."""
         self._clipped = norm
-        if self._norm_of != self.step:
+        if is_global and self._norm_of != self.step:
             self._norm, self._norm_of = norm, self.step
 
     @property

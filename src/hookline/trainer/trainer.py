@@ -48,8 +48,8 @@ class Parts:
     optimizer_step: Callable[[torch.optim.Optimizer], Any] | None = None
     count_tokens: Callable[[Any], int] = count_tokens
     config: Any = None  # what hooks see as trainer.config
-    resolved: Mapping[str, Any] = field(default_factory=dict)  # what the record writes as the run's configuration
-    make_record: Callable[[], Record] = MemoryRecord
+    describe: Callable[[], Mapping[str, Any]] = dict  # the configuration, as the record writes it when a run begins
+    make_record: Callable[[Mapping[str, Any], Path | None], Record] = lambda config, run_dir: MemoryRecord(config)
 
 
 class Trainer:
@@ -63,8 +63,8 @@ class Trainer:
         self.val_loaders = named_loaders(parts.val_loaders, "val")
         self.optimizer_step = parts.optimizer_step
         self.count_tokens = parts.count_tokens
-        self.config, self.resolved = parts.config, parts.resolved
-        self.make_record = parts.make_record
+        self.config = parts.config
+        self.describe, self.make_record = parts.describe, parts.make_record
         self.record: Record = MemoryRecord()
         self.hook_data: dict[str, Any] = {}
         self.best_accuracy = -math.inf
@@ -75,16 +75,18 @@ class Trainer:
         self.save_asked = False
         self.wants_attention = False  # something was asked for that happens at a step boundary
         self.skipped_steps = self.non_finite_losses = 0
-        self.running = self.run_ended = False
+        self.running = self.run_ended = self.named_stateless = False
         self._state: dict[str, Any] = {}
         self._step_fn, self._loss_fn = parts.step_fn, parts.loss_fn
         params = dict(self.model.named_parameters())
         if not params:
-            raise TrainingError(f"the model ({type(self.model).__name__}) has no parameters, so there is nothing to train")
+            raise TrainingError(
+                f"the model ({type(self.model).__name__}) has no parameters, so there is nothing to train"
+            )
         self.moment = RunMoment(self, Gradients(params))
         self.chain = UpdateChain(self.hooks, lambda: params)
-        self.hooks.rank = self.engine.rank
-        self.hooks.debug = self.hooks.debug or self.options.debug
+        self.hooks.desk.rank = self.engine.rank
+        self.hooks.desk.debug = self.hooks.desk.debug or self.options.debug
         self._callable: Any = torch.compile(self.model) if self.options.compile else self.model
         self.compute = self._make_step()  # batch -> what step_fn, loss_fn or the model returns
         self.loop = Loop(self)
@@ -121,7 +123,9 @@ class Trainer:
         if self.running:
             raise TrainingError("this trainer is running already; a hook cannot start another run of it")
         if not self.train_loaders:
-            raise TrainingError("there is nothing to train on: give a dataloader to the trainer, or train_loaders to fit()")
+            raise TrainingError(
+                "there is nothing to train on: give a dataloader to the trainer, or train_loaders to fit()"
+            )
         with running(self, resume):
             yield from self.loop.run(self.train_loaders)
 
@@ -166,7 +170,8 @@ class Trainer:
         >>> with trainer.inference() as model:
         ...     model(batch)
         """
-        with set_aside(self, "inference"), rng_untouched(), evaluation(self.model), self.hooks.silenced():
+        apart = set_aside(self, "inference")
+        with apart, rng_untouched(), evaluation(self.model), self.hooks.silenced(), self.engine.autocast():
             yield self.model
 
     # ---- the step ----------------------------------------------------------------------------------------------------
@@ -192,7 +197,7 @@ class Trainer:
     def loss_fn(self, function: Callable[..., Any] | None) -> None:
         old, self._loss_fn = self._loss_fn, function
         self.compute = self._make_step()
-        self.note("loss_fn_changed", old=_name_of(old), new=_name_of(function))
+        self.note("loss_fn_changed", by=self.hooks.who_is_calling(), old=_name_of(old), new=_name_of(function))
 
     def weigh(self, batch: Any) -> int:
         """A micro-batch's weight in its window."""
@@ -259,6 +264,7 @@ class Trainer:
 
     @lr.setter
     def lr(self, value: float) -> None:
+        self.note("lr_changed", by=self.hooks.who_is_calling(), old=self.lr, new=value)
         ratio = value / self.lr if self.lr else None
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -278,6 +284,7 @@ class Trainer:
 
     def request_stop(self, reason: str, by: str | None = None) -> None:
         """End the run in order once this step is complete; the first reason is kept."""
+        by = by or self.hooks.who_is_calling()
         self.note("stop_requested", reason=reason, by=by)
         if self.stop_reason is None:
             self.stop_reason, self.stopped_by = reason, by
@@ -356,7 +363,7 @@ class Trainer:
     # ---- hooks -----------------------------------------------------------------------------------------------------
 
     def add_hook(self, hook: Any, name: str | None = None, **options: Any) -> Handle:
-        """Attach a hook: an object, a class, a registered name or a dotted path; options as in `HookRegistry.register`."""
+        """Attach a hook: an object, a class, a registered name or a dotted path; as `HookRegistry.register`."""
         return self.hooks.register(hook, name, **options)
 
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

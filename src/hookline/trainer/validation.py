@@ -100,7 +100,9 @@ class Averages:
         found: dict[str, float] = {}
         if len(self._samples) > 1:
             for loader, sums in self._sums.items():
-                found.update({f"val/{loader}/{key}": float(total) / self._samples[loader] for key, total in sums.items()})
+                found.update(
+                    {f"val/{loader}/{key}": float(total) / self._samples[loader] for key, total in sums.items()}
+                )
         for key in dict.fromkeys(key for sums in self._sums.values() for key in sums):
             having = [loader for loader, sums in self._sums.items() if key in sums]
             total = sum(float(self._sums[loader][key]) for loader in having)

@@ -1,0 +1,97 @@
+"""The tables that events are fired through: one slot per event, filled when the event first fires."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from hookline.events.catalog import CATALOG, Event
+from hookline.events.dispatch import Bound, Fire, Fired, compile_event
+from hookline.events.schedule import Clock, Schedule
+from hookline.registry.desk import Desk
+from hookline.registry.due import Agenda
+
+INNER = [event.name for event in CATALOG.values() if event.inner]
+OUTER = [event.name for event in CATALOG.values() if not event.inner]
+TABLES_KEPT = 64  # sets of due hooks whose callables are kept
+
+Compiler = Callable[[list[Bound], bool], Fired | None]
+
+
+class Tables:
+    """Callables for every event and every set of due hooks, made lazily and thrown away when the hooks change.
+
+    An event in flight holds its own callable, so it finishes on the set of hooks it started with.
+    """
+
+    def __init__(
+        self, listeners: Callable[[Event, frozenset[str]], list[Bound]], desk: Desk, lock: threading.RLock
+    ) -> None:
+        self.fire = Fire()
+        self.agenda = Agenda()
+        self.countdown = 0  # micro-batches until somebody may become due, or time is sampled
+        self.hearers = dict.fromkeys(CATALOG, 0)  # listeners of each event, whether due and enabled or not
+        self._listeners, self._desk, self._lock = listeners, desk, lock
+        self._tables: dict[tuple[frozenset[str], bool], dict[str, Fired | None]] = {}
+        self._compilers: dict[str, Compiler] = {}
+
+    def reset(self) -> None:
+        """The set of hooks is another: forget all callables; each event makes its own when it next fires."""
+        self._tables = {}
+        self.countdown = 0
+        self._install()
+        for name in OUTER:
+            setattr(self.fire, name, partial(self._first_fire, None, name) if self.hearers[name] else None)
+
+    def _install(self) -> None:
+        """Put the callables for the current set of due hooks into the slots of the inner events."""
+        key = (self.agenda.due, self.agenda.timed)
+        table = self._tables.get(key)
+        if table is None:
+            if len(self._tables) >= TABLES_KEPT:
+                self._tables.clear()
+            table = self._tables[key] = {}
+            for name in INNER:
+                table[name] = partial(self._first_fire, table, name) if self.hearers[name] else None
+        for name, fired in table.items():
+            setattr(self.fire, name, fired)
+
+    def _first_fire(self, table: dict[str, Fired | None] | None, name: str, *values: Any) -> Any:
+        """Stands in a slot until the event first fires, then makes way for the real callable."""
+        with self._lock:
+            fired = self._compile(CATALOG[name])
+            if table is not None:
+                table[name] = fired
+            if table is None or self._tables.get((self.agenda.due, self.agenda.timed)) is table:
+                setattr(self.fire, name, fired)
+        return fired(*values) if fired else None
+
+    def _compile(self, event: Event) -> Fired | None:
+        bound = self._listeners(event, self.agenda.due)
+        special = self._compilers.get(event.name)
+        if special is not None:
+            return special(bound, self.agenda.timed)
+        return self.compile(event, bound)
+
+    def compile(self, event: Event, bound: Sequence[Bound]) -> Fired | None:
+        """The callable of one event for these listeners."""
+        return compile_event(event, bound, self._desk, self.agenda.timed)
+
+    def compile_with(self, event: str, compiler: Compiler) -> None:
+        """Let another part make the callable of one event: the update chain and the forward tap do."""
+        self._compilers[event] = compiler
+        self.reset()
+
+    def has_own_compiler(self, event: str) -> bool:
+        """Whether another part makes this event's callable."""
+        return event in self._compilers
+
+    def decide_who_is_due(self, clock: Clock, scheduled: Sequence[tuple[str, Schedule]]) -> None:
+        """Ask the schedules, put the callables for those who are due in place, and count down to the next question."""
+        before = (self.agenda.due, self.agenda.timed)
+        sample = any(getattr(self.fire, name) is not None for name in INNER)
+        self.countdown = self.agenda.ask(clock, scheduled, sample)
+        if (self.agenda.due, self.agenda.timed) != before:
+            self._install()
