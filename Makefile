@@ -18,7 +18,7 @@ help:
 	@echo "make run     train the built-in example job (installs what running needs, nothing more)"
 	@echo "make test    run the tests; ARGS='-k name' picks some"
 	@echo "make lint    ruff: style and import order"
-	@echo "make types   mypy --strict over src"
+	@echo "make types   mypy --strict over src, and hooks as users write them"
 	@echo "make bench   microseconds per step against other trainers; ARGS='overhead --quick'"
 	@echo "make soak    the tests that take minutes"
 	@echo "make docs    regenerate the pages that are made from code and test outcomes"

@@ -12,14 +12,17 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from hookline.activations.manager import HookManager
-    from hookline.build import GenericTrainer, SimpleTrainer, get_trainer
-    from hookline.config.schemas import HooksConfig, TrainerConfig
+    from hookline.build import GenericTrainer, SimpleTrainer, get_trainer, trainer_from_config
+    from hookline.config.loading import load_config
+    from hookline.config.schemas import HooksConfig, RunConfig, TrainerConfig
     from hookline.errors import HooklineError, StopTraining
     from hookline.events.context import StepContext
+    from hookline.events.schedule import Schedule
     from hookline.gradients.transforms import ClipNorm, Identity
     from hookline.hooks.checkpointing import CheckpointHook
     from hookline.hooks.console import ConsoleLogHook
     from hookline.hooks.monitoring import ActivationStats, JSONLogHook
+    from hookline.record.reader import read_metrics
     from hookline.registry.base import ForwardHook, TrainerHooks, TrainingHook, UpdateHook, not_an_event
     from hookline.registry.names import (
         register_data,
@@ -50,7 +53,9 @@ _HOMES = {
     "HooksConfig": "config.schemas",
     "Identity": "gradients.transforms",
     "JSONLogHook": "hooks.monitoring",
+    "RunConfig": "config.schemas",
     "RunControl": "trainer.run_control",
+    "Schedule": "events.schedule",
     "SimpleTrainer": "build",
     "StepContext": "events.context",
     "StopTraining": "errors",
@@ -60,7 +65,9 @@ _HOMES = {
     "TrainingHook": "registry.base",
     "UpdateHook": "registry.base",
     "get_trainer": "build",
+    "load_config": "config.loading",
     "not_an_event": "registry.base",
+    "read_metrics": "record.reader",
     "register_data": "registry.names",
     "register_hook": "registry.names",
     "register_loss": "registry.names",
@@ -68,9 +75,10 @@ _HOMES = {
     "register_optimizer": "registry.names",
     "register_scheduler": "registry.names",
     "register_trainer": "registry.names",
+    "trainer_from_config": "build",
 }
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - sorted as Python sorts
     "ActivationStats",
     "BaseTrainer",
     "CheckpointHook",
@@ -85,7 +93,9 @@ __all__ = [
     "HooksConfig",
     "Identity",
     "JSONLogHook",
+    "RunConfig",
     "RunControl",
+    "Schedule",
     "SimpleTrainer",
     "StepContext",
     "StopTraining",
@@ -95,7 +105,9 @@ __all__ = [
     "TrainingHook",
     "UpdateHook",
     "get_trainer",
+    "load_config",
     "not_an_event",
+    "read_metrics",
     "register_data",
     "register_hook",
     "register_loss",
@@ -103,6 +115,7 @@ __all__ = [
     "register_optimizer",
     "register_scheduler",
     "register_trainer",
+    "trainer_from_config",
 ]
 
 

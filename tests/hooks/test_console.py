@@ -29,7 +29,7 @@ def make_trainer(batches: int = 4, **options: Any) -> Trainer:
 
 @pytest.mark.req("001-25")
 def test_progress_lines() -> None:
-    """Every so many batches a line with epoch, step of total, batch, loss, mean, speed and time left."""
+    """Every so many batches a line with epoch, step of total, loss, mean, speed and time left."""
     out = io.StringIO()
     trainer = make_trainer()
     trainer.add_hook(ConsoleLogHook(log_every_n_batches=2, stream=out, costs=False))
@@ -38,7 +38,7 @@ def test_progress_lines() -> None:
     trainer.train()
     lines = out.getvalue().splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith(f"epoch 0  step 2/4  batch 1  loss {losses[1]:.4f} (mean {sum(losses[:2]) / 2:.4f})")
+    assert lines[0].startswith(f"epoch 0  step 2/4  loss {losses[1]:.4f} (mean {sum(losses[:2]) / 2:.4f})")
     assert lines[0].endswith("left")
     assert lines[1].startswith("epoch 0  step 4/4  batch 3")
 

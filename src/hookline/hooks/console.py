@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Mapping
+from shutil import get_terminal_size
 from time import monotonic
 from typing import Any, TextIO
 
@@ -32,10 +33,10 @@ class ConsoleLogHook(TrainingHook):
     def on_train_start(self, step: int) -> None:
         self._began, self._first_step = monotonic(), step
 
-    def on_train_batch_end(self, trainer: Any, epoch: int, step: int, batch_idx: int, state: Mapping[str, Any]) -> None:
+    def on_train_batch_end(self, trainer: Any, epoch: int, step: int, state: Mapping[str, Any]) -> None:
         done, total = step - self._first_step, trainer.total_steps
         rate = done / max(monotonic() - self._began, 1e-9)
-        line = f"epoch {epoch}  step {step}{f'/{total}' if total else ''}  batch {batch_idx}"
+        line = f"epoch {epoch}  step {step}{f'/{total}' if total else ''}"
         line += f"  loss {state['latest_loss']:.4f} (mean {state['avg_loss']:.4f})  {_speed(rate)}"
         if total and rate:
             line += f"  {_duration((total - step) / rate)} left"
@@ -59,6 +60,8 @@ class ConsoleLogHook(TrainingHook):
 
     def _print(self, line: str, rewrite: bool = False) -> None:
         at_terminal = rewrite and self._out.isatty()
+        if at_terminal:  # a line that wraps could not be rewritten
+            line = line[: get_terminal_size().columns - 1]
         if not at_terminal:
             self._finish_line()
         print(f"\r\x1b[K{line}" if at_terminal else line, end="" if at_terminal else "\n", file=self._out, flush=True)

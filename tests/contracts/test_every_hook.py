@@ -1,0 +1,88 @@
+"""One contract for every hook a config may name: adding a built-in adds its tests."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import GenericTrainer, HookManager, HooksConfig
+from hookline.registry.loading import find_hook
+from hookline.registry.names import HOOKS
+
+NEEDED: dict[str, dict[str, Any]] = {"clip_norm": {"max_norm": 0.5}}  # parameters without a default
+
+
+def entry(name: str) -> dict[str, Any]:
+    return {"name": name, **NEEDED.get(name, {})}
+
+
+def kind_of(name: str) -> str:
+    manager = HookManager()
+    manager.register(name, **NEEDED.get(name, {}))
+    return manager.entry(manager.list_hooks()[0].name).kinds[0]
+
+
+def make_trainer(name: str, root: Path, **options: Any) -> GenericTrainer:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    config = HooksConfig(**{kind_of(name): [entry(name)]})
+    return GenericTrainer(
+        config, model, optimizer, device="cpu", loss_fn=nn.functional.mse_loss, output_dir=str(root), **options
+    )
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(4, 4, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(6)]
+
+
+@pytest.mark.parametrize("name", HOOKS.names())
+def test_it_is_documented_and_named(name: str) -> None:
+    """Its class says what it does, goes by the name that configs use, and is marked as built in."""
+    hook = find_hook(name)
+    assert hook.__doc__ and hook.name == name
+    assert vars(hook)["built_in"] is True
+
+
+@pytest.mark.parametrize("name", HOOKS.names())
+def test_it_runs_saves_and_goes_on(name: str, tmp_path: Path) -> None:
+    """Built from a config it trains without a failure, is saved with the run, and a new one takes its state over."""
+    trainer = make_trainer(name, tmp_path)
+    trainer.fit(batches(), batches()[:2], max_epochs=1)
+    trainer.save_checkpoint()
+    assert [hook.failures for hook in trainer.hooks.list_hooks()] == [0] * len(trainer.hooks)
+    saved = trainer.hooks.state_dict()
+    second = make_trainer(name, tmp_path)
+    second.fit(batches(), batches()[:2], max_epochs=2, resume=trainer.run_dir)
+    assert second.step == 12 and second.run_id == trainer.run_id
+    assert set(second.hooks.state_dict()) == set(saved)
+
+
+@pytest.mark.parametrize("name", HOOKS.names())
+def test_it_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+    """Removed, it leaves no torch hook on the model and is closed once."""
+    trainer = make_trainer(name, tmp_path)
+    trainer.fit(batches()[:1], max_epochs=1)
+    entry_of = trainer.hooks.entry(name)
+    trainer.remove_hook(name)
+    assert entry_of.closed
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in trainer.model.modules())
+
+
+@pytest.mark.parametrize("name", HOOKS.names())
+def test_an_observer_changes_nothing(name: str, tmp_path: Path) -> None:
+    """A hook that is not listed as an intervener leaves losses and parameters as they are, bit for bit."""
+    if find_hook(name).intervenes:
+        pytest.skip("it changes training on purpose, and is listed as doing so")
+    results = []
+    for enabled in (True, False):
+        trainer = make_trainer(name, tmp_path)
+        if not enabled:
+            trainer.disable_hook(name)
+        torch.manual_seed(7)
+        trainer.fit(batches(), batches()[:2], max_epochs=2)
+        results.append([*trainer.model.state_dict().values(), torch.get_rng_state()])
+    assert all(torch.equal(on, off) for on, off in zip(*results, strict=True))

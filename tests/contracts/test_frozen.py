@@ -1,0 +1,91 @@
+"""Public surfaces as frozen lists: growing or changing one is a deliberate diff, with a page in docs/decisions/."""
+
+from dataclasses import fields
+
+import pytest
+
+import hookline
+from hookline.config.schemas import HooksConfig, RunConfig
+from hookline.events.catalog import CATALOG
+from hookline.registry.loading import RESERVED
+from hookline.registry.names import HOOKS
+from hookline.trainer.options import TrainerOptions
+
+NAMES = """
+    ActivationStats BaseTrainer CheckpointHook ClipNorm ConsoleLogHook ForwardHook GenericTrainer HookManager HookRegistry
+    HookRunner HooklineError HooksConfig Identity JSONLogHook RunConfig RunControl Schedule SimpleTrainer StepContext
+    StopTraining Trainer TrainerConfig TrainerHooks TrainingHook UpdateHook get_trainer load_config not_an_event
+    read_metrics register_data register_hook register_loss register_model register_optimizer register_scheduler
+    register_trainer trainer_from_config
+"""
+
+RUN = "config device epoch model optimizer state step tokens_seen trainer"
+BATCH = f"{RUN} batch batch_idx dataloader_idx dataloader_name"
+EVENTS = {
+    "on_train_start on_train_begin": f"{RUN} resumed",
+    "on_epoch_start on_epoch_begin": RUN,
+    "on_train_batch_start on_batch_begin on_batch_start": BATCH,
+    "on_forward": "epoch inputs model module name output phase step trainer",
+    "on_before_backward": f"{BATCH} loss",
+    "on_after_backward": f"{BATCH} loss",
+    "on_gradients_ready": f"{BATCH} grads loss",
+    "on_update": "epoch grads model state step trainer",
+    "on_gradient_clip": f"{BATCH} grad_norm",
+    "on_before_optimizer_step on_pre_optimizer_step": f"{BATCH} grad_norm grads loss lr optimizer_idx",
+    "on_after_optimizer_step": f"{BATCH} grad_norm grads loss lr optimizer_idx",
+    "on_step_skipped": f"{BATCH} loss optimizer_idx reason",
+    "on_train_batch_end on_batch_end": f"{BATCH} loss metrics",
+    "on_step_end": f"{BATCH} ctx grad_norm loss lr",
+    "on_validation_start on_eval_begin on_eval_start": RUN,
+    "on_validation_batch_start": BATCH,
+    "on_validation_batch_end": f"{BATCH} loss metrics",
+    "on_validation_end on_eval_end": f"{RUN} metrics",
+    "on_epoch_end": RUN,
+    "on_checkpoint_save": f"{RUN} checkpoint_path path",
+    "on_checkpoint_load": f"{RUN} checkpoint_path path",
+    "on_exception": f"{RUN} exception",
+    "on_train_end on_training_end": f"{RUN} reason",
+}
+
+TRAINER_KEYS = """
+    accumulate compile console debug deterministic fast_dev_run init_from loss_weight max_epochs max_grad_norm max_steps
+    output_dir precision record sanity_batches scheduler_interval seed validate_every
+"""
+HOOKS_KEYS = """
+    early_stopping_config enable_early_stopping_hook enable_gradient_monitor enable_logging_hook enable_lr_monitor
+    enable_model_checkpoint_hook forward gradient_monitor_config hook_classes hook_configs lifecycle logging_config
+    lr_monitor_config model_checkpoint_config update
+"""
+BUILT_IN = "activation_stats checkpoint clip_norm console_log identity json_log sample_text"
+
+
+def test_public_names() -> None:
+    """What `hookline` exports, sorted; each can be loaded."""
+    assert list(hookline.__all__) == sorted(NAMES.split())
+    assert all(getattr(hookline, name) is not None for name in hookline.__all__)
+
+
+@pytest.mark.parametrize("spellings", EVENTS)
+def test_event_arguments(spellings: str) -> None:
+    """Each event's spellings and what hooks may name there."""
+    name, *aliases = spellings.split()
+    assert sorted(CATALOG[name].aliases) == aliases
+    assert sorted(CATALOG[name].attributes) == sorted(EVENTS[spellings].split())
+
+
+def test_events() -> None:
+    """No event is missing from the list, and their order is that of a run."""
+    assert [spellings.split()[0] for spellings in EVENTS] == list(CATALOG)
+
+
+def test_config_keys() -> None:
+    """The keys of a config file."""
+    assert sorted(RunConfig.model_fields) == ["data", "hooks", "loss", "model", "optimizer", "scheduler", "trainer"]
+    assert sorted(field.name for field in fields(TrainerOptions)) == TRAINER_KEYS.split()
+    assert sorted(HooksConfig.model_fields) == HOOKS_KEYS.split()
+    assert sorted(RESERVED) == sorted("name as enabled every at start stop before after on_error ranks".split())
+
+
+def test_built_in_hooks() -> None:
+    """The names of the built-in hooks."""
+    assert sorted(HOOKS.built_in) == BUILT_IN.split()
