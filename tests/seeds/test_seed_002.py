@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import GenericTrainer, HooksConfig, TrainerHooks
+from hookline import GenericTrainer, HooksConfig, StopTraining, TrainerHooks
 
 # ---- the blocks ------------------------------------------------------------------------------------------------------
 
@@ -705,3 +705,23 @@ def test_custom_hook():
 
     # Check if learning rate was reduced
     assert mock_trainer.optimizers[0].param_groups[0]["lr"] < 0.001
+
+
+@pytest.mark.req("002-03")
+@pytest.mark.parametrize("way", ["request_stop", "StopTraining"])
+def test_any_hook_can_stop_the_run_with_a_reason(way):
+    """A hook of one's own ends the run after the step is complete; the record names it and its reason."""
+
+    class Enough(TrainerHooks):
+        def on_train_batch_end(self, trainer, batch_idx):
+            if batch_idx == 3:
+                if way == "StopTraining":
+                    raise StopTraining("good enough")
+                trainer.request_stop("good enough")
+
+    trainer = make_trainer()
+    trainer.hook_manager.register_hook(Enough())
+    assert trainer.fit(batches(), max_epochs=5)["status"] == "completed"
+    assert trainer.step == 4
+    assert trainer.record.run["outcome"] == "stopped"
+    assert trainer.record.run["reason"] == "stopped by enough: good enough"
