@@ -37,6 +37,12 @@ class MetricMissing(HooklineError):
     always_raise = True
 
 
+class LiveWrite(HooklineError):
+    """An observer wrote into a tensor of the model's own. Training is no longer what it would have been: the run ends."""
+
+    always_raise = True
+
+
 class GradientError(HooklineError):
     """An update hook returned gradients that do not fit the parameters; they were left as they were."""
 

@@ -25,7 +25,7 @@ EVENTS = {
     "on_train_start on_train_begin": f"{RUN} resumed",
     "on_epoch_start on_epoch_begin": RUN,
     "on_train_batch_start on_batch_begin on_batch_start": BATCH,
-    "on_forward": "epoch inputs model module name output phase step trainer",
+    "on_forward": "epoch inputs kwargs live_output memory model module name output phase seconds step trainer",
     "on_before_backward": f"{BATCH} loss",
     "on_after_backward": f"{BATCH} loss",
     "on_gradients_ready": f"{BATCH} grads loss",

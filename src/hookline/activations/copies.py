@@ -31,7 +31,7 @@ class Copies:
         """
         if isinstance(value, torch.Tensor):
             made = copy_on_write(value)
-            self._made.append((made, _version(made)))
+            self._made.append((made, version_of(made)))
             return made
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return _remade(lambda items: type(value)(*items), tuple(self.of(item) for item in value))
@@ -54,7 +54,7 @@ class Copies:
 
     def written(self) -> bool:
         """Whether any copy has been written into since it was made."""
-        return any(_version(tensor) != version for tensor, version in self._made)
+        return any(version_of(tensor) != version for tensor, version in self._made)
 
 
 def _remade(make: Callable[[Any], Any], items: Any) -> Any:
@@ -64,5 +64,6 @@ def _remade(make: Callable[[Any], Any], items: Any) -> Any:
         return items
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor has been written to in place; inference tensors don't count."""
     return 0 if tensor.is_inference() else tensor._version

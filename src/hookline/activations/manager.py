@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,19 +20,18 @@ class HookManager(HookRegistry):
     """
 
     def __init__(self, config: Any = None, *, enable_intervention: bool = False, **loading: Any) -> None:
+        super().__init__()
         self.enable_intervention = enable_intervention
-        self.tap: Tap | None = None
-        super().__init__(config, **loading)
+        self.tap = Tap(self, enable_intervention)
+        if config is not None:
+            self.load(config, **loading)
 
     def watch(self, model: torch.nn.Module, run: Any = None) -> Tap:
-        """Attach forward hooks to this model from now on; `run` is the moment they read step and phase from."""
-        if self.tap is None or self.tap.model is not model:
-            if self.tap is not None:
-                self.tap.detach()
-            self.tap = Tap(self, model, self.enable_intervention)
+        """Resolve module patterns against this model from now on; `run` is what hooks read step and phase from."""
+        self.tap.watch(model)
         if run is not None:
             self.tap.run = run
         return self.tap
 
     def silenced(self) -> AbstractContextManager[None]:
-        return self.tap.silenced() if self.tap else nullcontext()
+        return self.tap.silenced()

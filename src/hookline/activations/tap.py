@@ -6,113 +6,89 @@ model nobody watches carries none. A hook that is off or not due costs its modul
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
-from hookline.activations.copies import Copies
+from hookline.activations.moment import ForwardMoment, Measured, NoRun
+from hookline.activations.sites import Site, Sites
+from hookline.errors import LiveWrite
 from hookline.events.catalog import CATALOG
 from hookline.events.dispatch import Bound, Fired, first_raised
 from hookline.events.moment import known_step
 from hookline.registry.entry import Entry
 from hookline.registry.registry import HookRegistry
-from hookline.registry.select import select
 
 ON_FORWARD = CATALOG["on_forward"]
-
-
-class ForwardMoment:
-    """What a forward hook can name; tensors become copy-on-write views when they are read."""
-
-    def __init__(self, run: Any, name: str, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        self._run = run
-        self.name = name
-        self.module = module
-        self.live_inputs = inputs
-        self.live_output = output
-        self.copies = Copies()
-
-    @property
-    def inputs(self) -> Any:
-        return self.copies.of(self.live_inputs)
-
-    @property
-    def output(self) -> Any:
-        return self.copies.of(self.live_output)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name)  # step, epoch, phase, trainer, model: the run's
-
-
-class NoRun:
-    """Stands for the run when there is none."""
-
-    step, epoch, phase, trainer, model = 0, 0, "inference", None, None
-
-    def request_stop(self, reason: str, by: str) -> None:
-        """There is nothing to stop."""
+MEASURED = ("seconds", "memory")  # arguments that need a look before the module runs
 
 
 class Tap:
-    """Keeps a model's torch hooks in step with the forward hooks of a registry."""
+    """Keeps the torch hooks on modules in step with the forward hooks of a registry."""
 
-    def __init__(self, registry: HookRegistry, model: torch.nn.Module, enable_intervention: bool = False) -> None:
+    def __init__(self, registry: HookRegistry, enable_intervention: bool = False) -> None:
         self.registry = registry
-        self.model = model
         self.enable_intervention = enable_intervention
+        self.sites = Sites()
         self.run: Any = NoRun()
-        self.muted = False
-        self._modules = {name: module for name, module in model.named_modules() if name}
-        self._attached: dict[str, RemovableHandle] = {}
-        self._selected: dict[str, tuple[Entry, set[str]]] = {}
-        stop_checking = registry.admit_with(self._check)  # before anything is attached
-        stop_syncing = registry.watch_changes(self.sync)
-        self._let_go = (stop_checking, stop_syncing)
+        self._aside = threading.local()  # forward hooks are set aside for the thread that asked
+        registry.admit_with(self._check)
+        registry.watch_changes(self.sync)
         registry.tables.compile_with("on_forward", self.compile)
+
+    # ---- attaching -------------------------------------------------------------------------------------------------
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Resolve patterns against this model from now on; a pattern that matches nothing in it is an error."""
+        for entry in self.registry.entries("forward"):
+            self.sites.check(entry, model)
+        self.sites.watch(model)
+        self.registry.tables.reset()
         self.sync()
 
     def _check(self, entry: Entry) -> None:
         """Refuse a pattern that matches nothing when the hook is registered, not when it should fire."""
         if "on_forward" in entry.listeners:
-            self.selected(entry)
-
-    def selected(self, entry: Entry) -> set[str]:
-        """The names of the modules that a forward hook selects; an error if there are none."""
-        known = self._selected.get(entry.name)
-        if known is None or known[0] is not entry:
-            known = entry, set(select(getattr(entry.hook, "modules", "*"), self._modules, "module"))
-            self._selected[entry.name] = known
-        return known[1]
+            self.sites.check(entry, self.sites.model)
 
     def sync(self) -> None:
         """Attach to the modules that are watched now, detach from the others."""
         entries = self.registry.entries("forward")
-        self._selected = {name: known for name, known in self._selected.items() if name in {e.name for e in entries}}
-        wanted = {name for entry in entries for name in self.selected(entry)}
-        for name in set(self._attached) - wanted:
-            self._attached.pop(name).remove()
-        for name in self._modules:
-            if name in wanted and name not in self._attached:
-                self._attached[name] = self._modules[name].register_forward_hook(self._torch_hook(name))
+        self.sites.forget_others(entries)
+        wanted: dict[int, bool] = {}
+        for entry in entries:
+            measured = any(name in entry.listeners["on_forward"].wanted for name in MEASURED)
+            for site in self.sites.of(entry):
+                wanted[id(site)] = wanted.get(id(site), False) or measured
+        for site in self.sites:
+            site.attach(self._before if wanted.get(id(site)) else None, self._after if id(site) in wanted else None)
 
     def detach(self) -> None:
-        """Leave the model as it was, for good."""
-        for stop in self._let_go:
-            stop()
-        for handle in self._attached.values():
-            handle.remove()
-        self._attached.clear()
+        """Leave every module as it was."""
+        for site in self.sites:
+            site.attach(None, None)
 
-    def _torch_hook(self, name: str) -> Callable[[torch.nn.Module, Any, Any], Any]:
+    # ---- firing ----------------------------------------------------------------------------------------------------
+
+    def _before(self, site: Site) -> Callable[..., None]:
+        def hookline_tap_before(module: torch.nn.Module, inputs: Any) -> None:
+            if self.registry.fire.on_forward is not None:
+                site.begin()
+
+        return hookline_tap_before
+
+    def _after(self, site: Site) -> Callable[..., Any]:
         fire = self.registry.fire
 
-        def hookline_tap(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+        def hookline_tap(module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any) -> Any:
+            site.calls += 1
+            measured = site.end() if site.measures else None
             heard = fire.on_forward
-            return None if heard is None else heard(name, module, inputs, output)
+            return None if heard is None else heard(site, module, inputs, kwargs, output, measured)
 
         return hookline_tap
 
@@ -120,20 +96,23 @@ class Tap:
         """The callable of `on_forward` for the hooks that are due now."""
         if not bound:
             return None
-        listening: dict[str, list[Bound]] = {}
+        listening: dict[Site, list[Bound]] = {}
         for item in bound:
-            for name in self.selected(self.registry.entry(item.hook)):
-                listening.setdefault(name, []).append(item)
+            for site in self.sites.of(self.registry.entry(item.hook)):
+                listening.setdefault(site, []).append(item)
 
-        def on_forward(name: str, module: torch.nn.Module, inputs: Any, output: Any) -> Any:
-            hearing = listening.get(name)
-            if hearing is None or self.muted:
+        def on_forward(
+            site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
+        ) -> Any:
+            hearing = listening.get(site)
+            if hearing is None or self._silent() or _recomputing():
                 return None
             raised: Exception | None = None
             for item in hearing:
                 began = perf_counter_ns() if timed else 0
                 try:
-                    output = self._call(item, ForwardMoment(self.run, name, module, inputs, output))
+                    moment = ForwardMoment(self.run, site.name, module, inputs, kwargs, output, measured)
+                    output = self._call(item, moment, site)
                 except Exception as error:  # the others still hear the event
                     raised = first_raised(raised, error)
                 if timed:
@@ -144,10 +123,10 @@ class Tap:
 
         return on_forward
 
-    def _call(self, item: Bound, moment: ForwardMoment) -> Any:
+    def _call(self, item: Bound, moment: ForwardMoment, site: Site) -> Any:
         """Call one hook; returns the output that goes on, which only an intervention may change."""
         live = bool(getattr(item.owner, "intervene", False)) and self.enable_intervention
-        values = self._values(item, moment, live)
+        values = moment.values(item.listener.wanted, live)
         raised: Exception | None = None
         returned = None
         try:
@@ -156,8 +135,11 @@ class Tap:
         except Exception as error:
             raised = self.registry.desk.failed(ON_FORWARD, item, error, moment)
         else:
+            site.fired[item.hook] = site.fired.get(item.hook, 0) + 1
             if item.recovering:
                 self.registry.desk.recovered(ON_FORWARD, item)
+        if moment.live_written():
+            raise LiveWrite(f"hook {item.hook!r} wrote into live_output of {moment.name!r}, which is there to be read")
         if moment.copies.written():
             message = f"wrote into its copy of the activations of {moment.name!r}; the model's own are unchanged"
             self.registry.desk.overruled(item.hook, "on_forward", known_step(moment), message)
@@ -165,18 +147,20 @@ class Tap:
             raise raised
         return returned if live and returned is not None else moment.live_output
 
-    def _values(self, item: Bound, moment: ForwardMoment, live: bool) -> dict[str, Any]:
-        """What the hook names. An intervention gets the live tensors: gradients flow through what it returns."""
-        wanted = item.listener.wanted
-        if not live:
-            return {name: getattr(moment, name) for name in wanted}
-        return {name: getattr(moment, f"live_{name}" if name in ("inputs", "output") else name) for name in wanted}
-
     @contextmanager
     def silenced(self) -> Iterator[None]:
-        """No forward hook hears anything inside the block."""
-        before, self.muted = self.muted, True
+        """No forward hook hears what this thread runs inside the block."""
+        self._aside.depth = self._silent() + 1
         try:
             yield
         finally:
-            self.muted = before
+            self._aside.depth -= 1
+
+    def _silent(self) -> int:
+        """How many such blocks this thread is in."""
+        return int(self._aside.__dict__.get("depth", 0))
+
+
+def _recomputing() -> bool:
+    """Whether this forward pass is a repetition inside backward (activation checkpointing): it was heard already."""
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -65,7 +65,11 @@ ARGUMENTS: dict[str, Argument] = _table(
     Argument("name", "the module's name in the model"),
     Argument("module", "the module that ran"),
     Argument("inputs", "the module's positional inputs, as copy-on-write views", "a view per tensor"),
+    Argument("kwargs", "the module's keyword inputs, as copy-on-write views", "a view per tensor"),
     Argument("output", "the module's output, as copy-on-write views", "a view per tensor"),
+    Argument("live_output", "the output itself, to be read and never written: a write is noticed and ends the run"),
+    Argument("seconds", "host time of the module's forward", "a clock before and after"),
+    Argument("memory", "bytes the call left allocated on CUDA; elsewhere the bytes of its output", "a look before and after"),
     Argument("phase", "'train', 'validation' or 'inference'"),
 )
 ARGUMENT_ALIASES = {"loader_idx": "dataloader_idx", "loader_name": "dataloader_name"}
@@ -184,7 +188,7 @@ class Events:
     on_batch_start = on_batch_begin = on_train_batch_start
 
     @event(
-        "name module inputs output step epoch phase model",
+        "name module inputs kwargs output live_output seconds memory step epoch phase model",
         kind="forward",
         order="name output",
         fires="every call of a selected module",

@@ -37,7 +37,8 @@ def _matcher(pattern: Any, what: str) -> Callable[[str, Any], bool]:
             raise HooklineError(f"{what} pattern {pattern!r} is no regular expression: {error}") from error
         return lambda name, thing: regex.fullmatch(name) is not None
     if isinstance(pattern, str):
-        return lambda name, thing: name == pattern or fnmatchcase(name, pattern)
+        # the root of a model has no name: only an empty pattern means it
+        return lambda name, thing: name == pattern or (name != "" and fnmatchcase(name, pattern))
     if isinstance(pattern, type):
         return lambda name, thing: isinstance(thing, pattern)
     if callable(pattern) and not hasattr(pattern, "named_parameters"):

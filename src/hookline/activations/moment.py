@@ -1,0 +1,99 @@
+"""What a forward hook can name while a module has just run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from hookline.activations.copies import Copies, version_of
+
+LIVE = ("inputs", "kwargs", "output")
+
+
+class Measured(NamedTuple):
+    """What a call cost: wall-clock seconds on the host, and bytes it left allocated on the device."""
+
+    seconds: float
+    memory: int
+
+
+class ForwardMoment:
+    """One call of one module; tensors become copy-on-write views when they are read."""
+
+    def __init__(
+        self, run: Any, name: str, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
+    ) -> None:
+        self._run = run
+        self._measured = measured
+        self.name = name
+        self.module = module
+        self.live_inputs, self.live_kwargs, self.live_output = inputs, kwargs, output
+        self.copies = Copies()
+        self._versions: list[tuple[torch.Tensor, int]] = []
+
+    @property
+    def inputs(self) -> Any:
+        return self.copies.of(self.live_inputs)
+
+    @property
+    def kwargs(self) -> Any:
+        return self.copies.of(self.live_kwargs)
+
+    @property
+    def output(self) -> Any:
+        return self.copies.of(self.live_output)
+
+    @property
+    def seconds(self) -> float:
+        return self._measured.seconds if self._measured else float("nan")
+
+    @property
+    def memory(self) -> int:
+        """On CUDA what the call left allocated; elsewhere the bytes of its output."""
+        if self._measured is not None and self._measured.memory >= 0:
+            return self._measured.memory
+        return sum(tensor.nbytes for tensor in tensors_in(self.live_output))
+
+    def values(self, wanted: Sequence[str], live: bool) -> dict[str, Any]:
+        """What a hook names. An intervention gets the live tensors: gradients flow through what it returns."""
+        if live:
+            return {name: getattr(self, f"live_{name}" if name in LIVE else name) for name in wanted}
+        if "live_output" in wanted:
+            self._versions = [(tensor, version_of(tensor)) for tensor in tensors_in(self.live_output)]
+        return {name: getattr(self, name) for name in wanted}
+
+    def live_written(self) -> bool:
+        """Whether an observer that got the live output has written into it."""
+        return any(version_of(tensor) != version for tensor, version in self._versions)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)  # step, epoch, phase, trainer, model: the run's
+
+
+class NoRun:
+    """Stands for the run when there is none; `step` is whoever drives the model's to set."""
+
+    epoch, phase, trainer, model = 0, "inference", None, None
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def request_stop(self, reason: str, by: str) -> None:
+        """There is nothing to stop."""
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Every tensor of a nested value, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        items = value
+    elif hasattr(value, "values") and callable(value.values):
+        items = list(value.values())
+    elif hasattr(value, "__dataclass_fields__"):
+        items = [getattr(value, name) for name in value.__dataclass_fields__]
+    else:
+        return []
+    return [tensor for item in items for tensor in tensors_in(item)]
