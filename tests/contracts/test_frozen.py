@@ -56,7 +56,7 @@ HOOKS_KEYS = """
     enable_model_checkpoint_hook forward gradient_monitor_config hook_classes hook_configs lifecycle logging_config
     lr_monitor_config model_checkpoint_config update
 """
-BUILT_IN = "activation_stats checkpoint clip_norm console_log identity json_log sample_text"
+BUILT_IN = "activation_stats capture checkpoint clip_norm console_log identity json_log sample_text"
 
 
 def test_public_names() -> None:

@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
+from hookline.activations.cache import Cache, StoppingCapture
+from hookline.activations.capture import Capture
+from hookline.activations.captured import CapturedState, CaptureStore
 from hookline.activations.tap import Tap
+from hookline.errors import HooklineError
+from hookline.registry.handle import Handle
 from hookline.registry.registry import HookRegistry
 
 
 class HookManager(HookRegistry):
-    """A hook registry bound to a model: its forward hooks fire whenever the model runs.
+    """A hook registry that watches modules: its forward hooks fire whenever they run.
 
-    >>> manager = HookManager()
-    >>> manager.watch(model)
-    >>> manager.register(MyForwardHook())
+    >>> manager = HookManager(max_captured_states=100, memory_limit_mb=512)
+    >>> manager.register_capture_hook(model.encoder.layers[4], "encoder_layer_4", layer_idx=4)
     """
 
-    def __init__(self, config: Any = None, *, enable_intervention: bool = False, **loading: Any) -> None:
+    def __init__(
+        self,
+        config: Any = None,
+        *,
+        max_captured_states: int | None = 100,
+        memory_limit_mb: float | None = None,
+        cleanup_interval: int = 1000,
+        max_age_seconds: float | None = None,
+        enable_intervention: bool = False,
+        **loading: Any,
+    ) -> None:
         super().__init__()
         self.enable_intervention = enable_intervention
-        self.tap = Tap(self, enable_intervention)
+        self.cleanup_interval = cleanup_interval
+        self.max_age_seconds = max_age_seconds
+        limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
+        self.captures = CaptureStore(max_captured_states, limit)
+        self.tap = Tap(self, enable_intervention, self._clean_up, cleanup_interval)
         if config is not None:
             self.load(config, **loading)
+
+    # ---- watching --------------------------------------------------------------------------------------------------
 
     def watch(self, model: torch.nn.Module, run: Any = None) -> Tap:
         """Resolve module patterns against this model from now on; `run` is what hooks read step and phase from."""
@@ -35,3 +56,64 @@ class HookManager(HookRegistry):
 
     def silenced(self) -> AbstractContextManager[None]:
         return self.tap.silenced()
+
+    # ---- capture ---------------------------------------------------------------------------------------------------
+
+    def register_capture_hook(
+        self,
+        module: Any,
+        hook_id: str | None = None,
+        layer_idx: int | None = None,
+        capture_input: bool = True,
+        capture_output: bool = True,
+        **options: Any,
+    ) -> Handle:
+        """Keep what a module (or a pattern in the watched model) gets and gives; returns the hook's id."""
+        what = [part for part, wanted in (("input", capture_input), ("output", capture_output)) if wanted]
+        if not what:
+            raise HooklineError(f"capture hook {hook_id!r}: capture_input and capture_output are both off")
+        every = {key: options.pop(key) for key in ("every", "at", "start", "stop") if key in options}
+        return self.register(Capture(module, what=what, layer_idx=layer_idx, **options), hook_id, **every)
+
+    def get_captured_states(self, hook_id: str) -> list[CapturedState]:
+        """What a capture hook holds, oldest first."""
+        return self.captures.of(self.entry(hook_id).name)
+
+    def clear_captured_states(self, hook_id: str | None = None) -> None:
+        """Forget what one capture hook holds, or all of them."""
+        self.captures.clear(None if hook_id is None else self.entry(hook_id).name)
+
+    @contextmanager
+    def capturing(
+        self, model: torch.nn.Module, modules: Any = "*", *, early_stop: bool = False, **options: Any
+    ) -> Iterator[Cache]:
+        """Capture for as long as the block lasts; afterwards no hook is left on the model.
+
+        >>> with manager.capturing(model, "blocks.*.mlp") as cache:
+        ...     model(batch)
+        >>> cache["blocks.3.mlp"]
+        """
+        with one_off(model, modules, early_stop, options) as cache:
+            yield cache
+
+    def _clean_up(self) -> None:
+        self.captures.sweep(self.max_age_seconds)
+
+
+@contextmanager
+def one_off(model: torch.nn.Module, modules: Any, early_stop: bool, options: Mapping[str, Any]) -> Iterator[Cache]:
+    """A manager of its own for one block: no name can be taken, and nothing outlives it but the cache."""
+    manager = HookManager(max_captured_states=None)
+    manager.watch(model)
+    hook = Capture(modules, **options)
+    if early_stop:
+        probe = manager.register(hook)
+        wanted = len(manager.tap.sites.of(manager.entry(probe)))
+        probe.remove()
+        hook = StoppingCapture(modules, wanted, **options)
+    with manager.register(hook, "cache"):
+        cache = Cache(hook, model)
+        try:
+            yield cache
+        finally:
+            cache.close()

@@ -23,7 +23,14 @@ class ForwardMoment:
     """One call of one module; tensors become copy-on-write views when they are read."""
 
     def __init__(
-        self, run: Any, name: str, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
+        self,
+        run: Any,
+        name: str,
+        module: torch.nn.Module,
+        inputs: Any,
+        kwargs: Any,
+        output: Any,
+        measured: Measured | None,
     ) -> None:
         self._run = run
         self._measured = measured

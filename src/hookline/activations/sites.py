@@ -46,6 +46,9 @@ class Site:
     def attach(self, before: Maker | None, after: Maker | None) -> None:
         """Have the torch hooks that are wanted, and no others."""
         module = self.module
+        if (before is None) != (self._before is None) and self._after is not None:
+            self._after.remove()  # the hook behind the module differs with the one before it
+            self._after = None
         self._before = self._switch(self._before, before, module and module.register_forward_pre_hook)
         self._after = self._switch(
             self._after, after, module and (lambda hook: module.register_forward_hook(hook, with_kwargs=True))
@@ -125,11 +128,13 @@ class Sites:
     def _modules(self, entry: Entry, model: torch.nn.Module | None) -> dict[str, torch.nn.Module]:
         """What `modules` selects; a module given as it is needs no model, a pattern waits for one."""
         pattern = getattr(entry.hook, "modules", "*")
-        patterns = list(pattern) if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
+        patterns = [
+            _alive(one) for one in (pattern if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern])
+        ]
         named = dict(model.named_modules()) if model is not None else {}
         known = {id(module): name for name, module in named.items()}
         given = [one for one in patterns if isinstance(one, torch.nn.Module)]
-        rest = [one for one in patterns if not isinstance(one, torch.nn.Module)]
+        rest = [one for one in patterns if one is not None and not isinstance(one, torch.nn.Module)]
         chosen = select(rest, named, "module") if rest and model is not None else {}
         for index, module in enumerate(given):
             own = entry.name if len(given) == 1 else f"{entry.name}.{index}"
@@ -143,3 +148,15 @@ def _allocated(module: torch.nn.Module | None) -> int:
     if parameter is None or parameter.device.type != "cuda":
         return -1
     return torch.cuda.memory_allocated(parameter.device)
+
+
+def weakly(modules: Any) -> Any:
+    """The same selection, not keeping alive a module that is given as it is."""
+    if isinstance(modules, (list, tuple)):
+        return [weakly(one) for one in modules]
+    return weakref.ref(modules) if isinstance(modules, torch.nn.Module) else modules
+
+
+def _alive(pattern: Any) -> Any:
+    """A weakly held module itself; None when it is gone."""
+    return pattern() if isinstance(pattern, weakref.ref) else pattern

@@ -30,8 +30,15 @@ MEASURED = ("seconds", "memory")  # arguments that need a look before the module
 class Tap:
     """Keeps the torch hooks on modules in step with the forward hooks of a registry."""
 
-    def __init__(self, registry: HookRegistry, enable_intervention: bool = False) -> None:
+    def __init__(
+        self,
+        registry: HookRegistry,
+        enable_intervention: bool = False,
+        clean_up: Callable[[], None] | None = None,
+        cleanup_interval: int = 1000,
+    ) -> None:
         self.registry = registry
+        self._clean_up, self._cleanup_interval, self._until_clean_up = clean_up, cleanup_interval, cleanup_interval
         self.enable_intervention = enable_intervention
         self.sites = Sites()
         self.run: Any = NoRun()
@@ -86,11 +93,16 @@ class Tap:
 
         def hookline_tap(module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any) -> Any:
             site.calls += 1
-            measured = site.end() if site.measures else None
+            heard = fire.on_forward
+            return None if heard is None else heard(site, module, inputs, kwargs, output, None)
+
+        def hookline_tap_measuring(module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any) -> Any:
+            site.calls += 1
+            measured = site.end()
             heard = fire.on_forward
             return None if heard is None else heard(site, module, inputs, kwargs, output, measured)
 
-        return hookline_tap
+        return hookline_tap_measuring if site.measures else hookline_tap
 
     def compile(self, bound: list[Bound], timed: bool) -> Fired | None:
         """The callable of `on_forward` for the hooks that are due now."""
@@ -117,6 +129,10 @@ class Tap:
                     raised = first_raised(raised, error)
                 if timed:
                     item.cost.add(perf_counter_ns() - began)
+            self._until_clean_up -= 1
+            if self._until_clean_up <= 0 and self._clean_up is not None:
+                self._until_clean_up = self._cleanup_interval
+                self._clean_up()
             if raised is not None:
                 raise raised
             return output

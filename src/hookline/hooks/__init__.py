@@ -5,6 +5,7 @@ To add one: its file, and a line here.
 
 BUILT_IN: dict[str, str] = {
     "activation_stats": "hookline.hooks.monitoring:ActivationStats",
+    "capture": "hookline.activations.capture:Capture",
     "checkpoint": "hookline.hooks.checkpointing:CheckpointHook",
     "clip_norm": "hookline.gradients.transforms:ClipNorm",
     "console_log": "hookline.hooks.console:ConsoleLogHook",

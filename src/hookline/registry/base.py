@@ -32,8 +32,8 @@ class Hook(Events):
         if name is not None:
             self.name = name
 
-    def setup(self) -> None:
-        """Called once, when the hook is attached."""
+    def setup(self, *args: Any, **kwargs: Any) -> None:
+        """Called once, when the hook is attached; may name `registry` and `name` (the hook's own in it)."""
 
     def close(self) -> None:
         """Called once, when the hook is removed or the run ends."""

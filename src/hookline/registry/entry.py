@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -175,3 +176,11 @@ def load_hook_state(hook: Any, state: Any) -> None:
     for name in getattr(hook, "saves", ()):
         if name in state:
             setattr(hook, name, state[name])
+
+
+def set_up(entry: Entry, registry: Any) -> None:
+    """Call a hook's `setup`, with the registry and the hook's name in it if it names them."""
+    setup = getattr(entry.hook, "setup", None)
+    if callable(setup):
+        offered = {"registry": registry, "name": entry.name}
+        setup(**{name: offered[name] for name in inspect.signature(setup).parameters if name in offered})

@@ -24,6 +24,7 @@ from hookline.registry.entry import (
     function_hook,
     hook_state,
     load_hook_state,
+    set_up,
 )
 from hookline.registry.handle import Handle
 from hookline.registry.loading import OPTIONS, HookSpec, hook_parameters, hook_tree, make_hook, read_hooks
@@ -121,9 +122,7 @@ class HookRegistry(Events):
             self._check_order(entry)
             for check in self._admission:
                 check(entry)
-            setup = getattr(entry.hook, "setup", None)
-            if callable(setup):
-                setup()
+            set_up(entry, self)
             if entry.name in self._entries:  # by setup() itself
                 self._close(entry)
                 self._check_name(entry)

@@ -1,0 +1,178 @@
+"""The capture hook: keeps what modules get and give, as it was at that moment."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hookline.activations.captured import CapturedState, CaptureStore
+from hookline.activations.sites import weakly
+from hookline.errors import ConfigError, nearest
+from hookline.registry.base import ForwardHook
+
+PARTS = ("input", "output")
+REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "batch_mean": lambda tensor: tensor.float().mean(0),
+    "first": lambda tensor: tensor[:1],
+    "last_token": lambda tensor: tensor[:, -1],
+}
+
+
+class Capture(ForwardHook):
+    """Keeps inputs and outputs of the selected modules, in their structure.
+
+    A state is a copy-on-write view: it costs nothing until somebody writes, and stays true when the model does. With
+    `dtype`, `device` or `reduce` it is made smaller or moved first; from a GPU to the CPU asynchronously.
+    """
+
+    built_in = True
+    name = "capture"
+
+    def __init__(
+        self,
+        modules: Any = "*",
+        what: str | Sequence[str] = "output",
+        layer_idx: int | None = None,
+        max_captured_states: int | None = None,
+        dtype: str | torch.dtype | None = None,
+        device: str | None = None,
+        clone: bool = False,
+        reduce: str | Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        self.modules = weakly(modules)
+        self.what = what
+        self.layer_idx = layer_idx
+        self.max_captured_states = max_captured_states
+        self.dtype, self.device, self.clone, self.reduce = dtype, device, clone, reduce
+        parts = _parts(what)
+        self._change = _changes(_dtype(dtype), device, clone, _reduction(reduce))
+        self._store = CaptureStore()
+        self._own_name = self.name
+        self._calls: dict[str, int] = {}
+        self._calls_lock = threading.Lock()
+        # The method names only what is asked for, so nothing else is made.
+        methods = {("input",): self._inputs, ("output",): self._outputs, ("input", "output"): self._both}
+        self.on_forward: Any = methods[parts]
+
+    def setup(self, registry: Any, name: str) -> None:
+        """Share the manager's budgets."""
+        self._store = getattr(registry, "captures", self._store)
+        self._own_name = name
+
+    def close(self) -> None:
+        """Nothing survives the hook."""
+        self._store.clear(self._own_name)
+
+    @property
+    def states(self) -> list[CapturedState]:
+        """What was captured, oldest first."""
+        return self._store.of(self._own_name)
+
+    def _inputs(self, name: str, module: Any, inputs: Any, kwargs: Any, step: int, phase: str) -> None:
+        self._keep(name, module, step, phase, inputs=inputs, kwargs=kwargs)
+
+    def _outputs(self, name: str, module: Any, output: Any, step: int, phase: str) -> None:
+        self._keep(name, module, step, phase, outputs=output)
+
+    def _both(self, name: str, module: Any, inputs: Any, kwargs: Any, output: Any, step: int, phase: str) -> None:
+        self._keep(name, module, step, phase, inputs=inputs, kwargs=kwargs, outputs=output)
+
+    def _keep(self, name: str, module: torch.nn.Module, step: int, phase: str, **taken: Any) -> None:
+        with self._calls_lock:
+            call = self._calls[name] = self._calls.get(name, 0) + 1
+        ready = None
+        if self._change is not None:
+            taken = {part: mapped(self._change, value) for part, value in taken.items()}
+            ready = _arrival(module) if self.device == "cpu" else None
+        state = CapturedState(
+            hook=self._own_name,
+            name=name,
+            layer_idx=self.layer_idx,
+            step=step,
+            call=call,
+            phase=phase,
+            thread=threading.current_thread().name,
+            **{f"taken_{part}": value for part, value in taken.items()},
+            ready=ready,
+            module=weakref.ref(module),
+        )
+        self._store.add(state, self.max_captured_states)
+
+
+def mapped(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """A nested value with every tensor changed; the copies that hooks get are plain containers, so they can be."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(change, item) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(mapped(change, item) for item in value)
+    if hasattr(value, "items"):
+        for key, item in list(value.items()):
+            value[key] = mapped(change, item)
+    return value
+
+
+def _changes(
+    dtype: torch.dtype | None, device: str | None, clone: bool, reduce: Callable[[torch.Tensor], torch.Tensor] | None
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    if dtype is None and device is None and not clone and reduce is None:
+        return None
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        made = tensor if reduce is None or not tensor.dim() else reduce(tensor)
+        if dtype is not None and made.is_floating_point():
+            made = made.to(dtype)
+        if device is not None:
+            made = _moved(made, device)
+        return made.clone() if clone and made is tensor else made
+
+    return change
+
+
+def _moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    if tensor.device.type == "cuda" and device == "cpu":
+        host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
+    return tensor.to(device)
+
+
+def _arrival(module: torch.nn.Module) -> torch.cuda.Event | None:
+    """An event behind the copies to the host; None when there is no GPU to wait for."""
+    parameter = next(module.parameters(), None)
+    if parameter is None or parameter.device.type != "cuda":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _parts(what: str | Sequence[str]) -> tuple[str, ...]:
+    given = PARTS if what == "both" else (what,) if isinstance(what, str) else tuple(what)
+    for part in given:
+        if part not in PARTS:
+            raise ConfigError("what", f"{part!r} cannot be captured; {nearest(str(part), [*PARTS, 'both'])}")
+    return tuple(part for part in PARTS if part in given)
+
+
+def _dtype(given: str | torch.dtype | None) -> torch.dtype | None:
+    if given is None or isinstance(given, torch.dtype):
+        return given
+    found = getattr(torch, given, None)
+    if not isinstance(found, torch.dtype):
+        raise ConfigError(
+            "dtype", f"{given!r} is no dtype; {nearest(given, ['float32', 'float16', 'bfloat16', 'float64'])}"
+        )
+    return found
+
+
+def _reduction(given: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    if given is None or callable(given):
+        return given  # type: ignore[no-any-return]
+    if given not in REDUCTIONS:
+        raise ConfigError("reduce", f"{given!r} is no reduction; {nearest(str(given), REDUCTIONS)}")
+    return REDUCTIONS[given]

@@ -1,0 +1,300 @@
+"""Seed 003's code block, as written there; only the import line is ours. And its list of methods and settings."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import ForwardHook, HooklineError, HookManager
+
+
+@pytest.mark.req("003-15", "003-16", "003-17", "003-18")
+def test_usage_example_runs_as_written(capsys):
+    """The example registers, captures what the layer gets and gives, and cleans up."""
+    import torch.nn as nn
+
+    from hookline import HookManager
+
+    # Initialize hook manager
+    hook_manager = HookManager()
+
+    # Example transformer layer (replace with actual model layer)
+    transformer_layer = nn.TransformerEncoderLayer(d_model=512, nhead=8)
+
+    # Register a capture hook
+    hook_id = hook_manager.register_capture_hook(
+        module=transformer_layer,
+        hook_id="encoder_layer_4",
+        layer_idx=4,
+        capture_input=True,
+        capture_output=True,
+    )
+    assert hook_id == "encoder_layer_4"
+
+    # During model execution, states will be captured
+    given = torch.randn(3, 2, 512)
+    output = transformer_layer(given)
+
+    # Retrieve captured states
+    captured = hook_manager.get_captured_states(hook_id)
+    print(f"Captured states: {len(captured)}")
+    assert torch.equal(captured[0].inputs[0], given) and torch.equal(captured[0].outputs, output)
+
+    # Cleanup when done
+    hook_manager.remove_hook(hook_id)
+    assert capsys.readouterr().out == "Captured states: 1\n"
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+INPUT = torch.arange(12.0).reshape(3, 4)
+
+
+@pytest.mark.req("003-08", "003-12", "003-21", "003-19")
+def test_capture_of_inputs_outputs_or_both():
+    """capture_input and capture_output choose what is kept; the sequence grows with every call."""
+    model, manager = make_model(), HookManager()
+    manager.register_capture_hook(model[0], "inputs", 0, capture_output=False)
+    manager.register_capture_hook(model[0], "outputs", 0, capture_input=False)
+    manager.register_capture_hook(model[0], "both", 0)
+    for count in (1, 2, 3):
+        model(INPUT)
+        assert [len(manager.get_captured_states(name)) for name in ("inputs", "outputs", "both")] == [count] * 3
+    inputs, outputs, both = (manager.get_captured_states(name)[-1] for name in ("inputs", "outputs", "both"))
+    assert torch.equal(inputs.inputs[0], INPUT) and inputs.outputs is None
+    assert torch.equal(outputs.outputs, model[0](INPUT)) and outputs.inputs is None
+    assert both.inputs is not None and both.outputs is not None and both.call == 3
+
+
+@pytest.mark.req("003-02", "003-22", "003-14")
+def test_any_module_by_itself_or_by_pattern():
+    """A hook takes a module as it is, without a model; or patterns in a watched one. One factory serves all."""
+    model, manager = make_model(), HookManager()
+    manager.register_capture_hook(model[1], "by_module")
+    manager.watch(model)
+    manager.register_capture_hook("[02]", "by_pattern", capture_input=False)
+    model(INPUT)
+    assert [state.name for state in manager.get_captured_states("by_module")] == ["1"]
+    assert [state.name for state in manager.get_captured_states("by_pattern")] == ["0", "2"]
+    torch_hooks = [hook for module in model for hook in module._forward_hooks.values()]
+    assert {hook.__qualname__.split(".")[0] for hook in torch_hooks} == {"Tap"}
+
+
+@pytest.mark.req("003-11", "003-20", "003-34")
+def test_remove_hook_leaves_nothing():
+    """After removal nothing is captured, no torch hook is left on the model, and its states are gone."""
+    model, manager = make_model(), HookManager()
+    manager.register_capture_hook(model[0], "gone")
+    model(INPUT)
+    manager.remove_hook("gone")
+    model(INPUT)
+    assert not model[0]._forward_hooks and not model[0]._forward_pre_hooks
+    assert len(manager.captures) == 0 and manager.captures.bytes == 0
+    with pytest.raises(HooklineError, match="no hook is named 'gone'"):
+        manager.get_captured_states("gone")
+    with manager.register_capture_hook(model[0], "short") as hook_id:
+        model(INPUT)
+        assert len(manager.get_captured_states(hook_id)) == 1
+    assert not model[0]._forward_hooks and "short" not in manager
+
+
+@pytest.mark.req("003-13", "003-04")
+def test_clear_one_or_all():
+    """clear_captured_states forgets one hook's states, or everybody's; hooks stay."""
+    model, manager = make_model(), HookManager()
+    for name in ("a", "b"):
+        manager.register_capture_hook(model[0], name)
+    model(INPUT)
+    manager.clear_captured_states("a")
+    assert [len(manager.get_captured_states(name)) for name in "ab"] == [0, 1]
+    manager.clear_captured_states()
+    assert len(manager.captures) == 0 and len(manager) == 2
+
+
+@pytest.mark.req("003-36", "003-07")
+def test_ids_are_unique_and_counted():
+    """A duplicate id is refused with a clear error; hooks and states can be listed and counted."""
+    model, manager = make_model(), HookManager()
+    manager.register_capture_hook(model[0], "layer", layer_idx=7)
+    with pytest.raises(HooklineError, match="'layer' is registered already"):
+        manager.register_capture_hook(model[1], "layer")
+    model(INPUT)
+    assert [hook.name for hook in manager.list_hooks()] == ["layer"] and len(manager) == 1
+    assert [state.layer_idx for state in manager.get_captured_states("layer")] == [7]
+
+
+@pytest.mark.req("003-30", "003-06")
+def test_max_captured_states_holds_at_every_capture():
+    """The oldest states go first; the number is per hook, and a hook may have its own."""
+    model, manager = make_model(), HookManager(max_captured_states=3)
+    manager.register_capture_hook(model[0], "default")
+    manager.register_capture_hook(model[0], "own", max_captured_states=1)
+    for _ in range(5):
+        model(INPUT)
+        assert len(manager.get_captured_states("default")) <= 3
+    assert [state.call for state in manager.get_captured_states("default")] == [3, 4, 5]
+    assert [state.call for state in manager.get_captured_states("own")] == [5]
+
+
+@pytest.mark.req("003-32", "003-35")
+def test_memory_limit_is_a_hard_budget_by_unique_storage():
+    """Bytes are measured, tensors shared by two states count once, and the oldest go when the limit is reached."""
+    layer = nn.Linear(256, 256)  # an output of 4 rows has 4 KB
+    manager = HookManager(memory_limit_mb=16 / 1024)
+    manager.register_capture_hook(layer, "first", capture_input=False)
+    manager.register_capture_hook(layer, "second", capture_input=False)
+    for count in range(1, 9):
+        layer(torch.randn(4, 256))
+        assert manager.captures.bytes <= 16 * 1024
+        assert manager.captures.bytes == min(count, 4) * 4096
+    assert manager.captures.dropped == 8
+    manager.clear_captured_states()
+    assert manager.captures.bytes == 0
+
+
+@pytest.mark.req("003-31")
+def test_cleanup_interval_sweeps_dead_modules():
+    """Every so many module calls the states of modules that no longer exist are swept; nobody keeps them alive."""
+    manager = HookManager(cleanup_interval=4)
+    passing, staying = nn.Linear(4, 4), nn.Linear(4, 4)
+    manager.register_capture_hook(passing, "passing")
+    manager.register_capture_hook(staying, "staying", max_captured_states=1)
+    passing(INPUT)
+    gone = weakref.ref(passing)
+    del passing
+    gc.collect()
+    assert gone() is None and len(manager.captures) == 1
+    for _ in range(4):
+        staying(INPUT)
+    assert manager.get_captured_states("passing") == [] and len(manager.captures) == 1
+
+
+@pytest.mark.req("003-23")
+def test_capture_can_be_configured():
+    """Cast, reduced, cloned, scheduled: what is kept is what was asked for."""
+    model, manager = make_model(), HookManager()
+    manager.register_capture_hook(model[0], "small", capture_input=False, dtype="bfloat16", reduce="batch_mean")
+    manager.register_capture_hook(model[0], "cloned", capture_input=False, clone=True)
+    output = model[0](INPUT)
+    (small,) = manager.get_captured_states("small")
+    assert small.outputs.dtype == torch.bfloat16 and small.outputs.shape == (8,)
+    assert torch.allclose(small.outputs.float(), output.mean(0), rtol=1e-2)
+    with pytest.raises(HooklineError, match="did you mean 'bfloat16'"):
+        manager.register_capture_hook(model[0], "typo", dtype="bfloat61")
+
+
+@pytest.mark.req("003-18", "003-35")
+def test_a_capture_stays_true_when_the_model_writes_in_place():
+    """A later in-place operation of the model does not change what was captured."""
+
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, inputs):
+            return self.layer(inputs).mul_(0.0)
+
+    model, manager = InPlace(), HookManager()
+    manager.register_capture_hook(model.layer, "layer")
+    with torch.no_grad():
+        assert not model(INPUT).any()
+    assert torch.equal(manager.get_captured_states("layer")[0].outputs, model.layer(INPUT))
+
+
+@pytest.mark.req("003-05")
+def test_threads_run_register_and_read_at_once():
+    """Two threads run the same model while a third registers and removes: no state under a wrong owner, none lost."""
+    model, manager = make_model(), HookManager(max_captured_states=None)
+    manager.register_capture_hook(model[0], "layer")
+    problems: list[str] = []
+
+    def run(value: float) -> None:
+        for _ in range(200):
+            model(torch.full((1, 4), value))
+
+    def meddle() -> None:
+        for index in range(50):
+            with manager.register_capture_hook(model[2], f"extra_{index}"):
+                manager.list_hooks()
+                manager.get_captured_states("layer")
+
+    threads = [threading.Thread(target=run, args=(value,), name=f"runs_{value}") for value in (1.0, 2.0)]
+    threads.append(threading.Thread(target=meddle))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    states = manager.get_captured_states("layer")
+    for state in states:
+        if state.thread != f"runs_{state.inputs[0][0, 0].item()}":
+            problems.append(state.thread)
+    assert not problems and len(states) == 400
+    assert sorted(state.call for state in states) == list(range(1, 401))
+    assert not model[2]._forward_hooks
+
+
+@pytest.mark.req("003-38", "003-37")
+def test_an_error_in_a_callback_is_named_and_does_not_break_the_forward_pass(caplog):
+    """The forward pass gives its output, the failing hook is named in the log, and each hook's cost is reported."""
+
+    class Broken(ForwardHook):
+        modules = "*"
+
+        def on_forward(self, name):
+            raise ValueError("broken")
+
+    model, manager = make_model(), HookManager()
+    manager.watch(model)
+    expected = model(INPUT)
+    manager.register(Broken())
+    manager.register_capture_hook(model[0], "layer")
+    assert torch.equal(model(INPUT), expected)
+    assert "hook 'broken'" in caplog.text and len(manager.get_captured_states("layer")) == 1
+    assert {row["hook"] for row in manager.costs()} == {"broken", "layer"}
+
+
+def test_capturing_for_one_block():
+    """A cache read by name or glob; an early stop after the last wanted layer; nothing stays on the model."""
+    model, manager = make_model(), HookManager()
+    with manager.capturing(model, "*") as cache:
+        output = model(INPUT)
+    assert torch.equal(cache["2"], output) and set(cache["[01]"]) == {"0", "1"}
+    with manager.capturing(model, ["0", "1"], early_stop=True) as cache:
+        assert cache.run(INPUT) is None
+    assert "1" in cache and "2" not in cache
+    with pytest.raises(HooklineError, match="nothing was captured of '7'"):
+        cache["7"]
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_captures_are_written_to_safetensors(tmp_path):
+    """Every captured tensor is in the file under its module, call and part."""
+    from safetensors.torch import load_file
+
+    model, manager = make_model(), HookManager()
+    with manager.capturing(model, "0", what="both") as cache:
+        model(INPUT)
+    loaded = load_file(cache.save(tmp_path / "states.safetensors"))
+    assert torch.equal(loaded["0/1/inputs/0"], INPUT) and torch.equal(loaded["0/1/outputs/0"], cache["0"])
+
+
+@pytest.mark.parametrize("kind", ["lstm", "attention"])
+def test_structures_are_kept(kind):
+    """Tuples of tuples come back as they were."""
+    module = nn.LSTM(4, 3) if kind == "lstm" else nn.MultiheadAttention(4, 2)
+    manager = HookManager()
+    manager.register_capture_hook(module, "module")
+    output = module(INPUT) if kind == "lstm" else module(INPUT, key=INPUT, value=INPUT)
+    (state,) = manager.get_captured_states("module")
+    assert type(state.outputs) is tuple and torch.equal(state.outputs[0], output[0])
+    if kind == "lstm":
+        assert torch.equal(state.outputs[1][1], output[1][1])
+    else:
+        assert set(state.kwargs) == {"key", "value"}
