@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from hookline import TrainingHook, register_data, register_model
+from hookline import ForwardHook, TrainingHook, register_data, register_model
 from hookline.build import trainer_from_config
 from hookline.config.loading import load_config
 from hookline.config.schemas import HooksConfig, RunConfig
@@ -40,6 +40,15 @@ class Noisy(TrainingHook):
 
     def __init__(self, url: str = "") -> None:
         self.url = url
+
+
+class Halve(ForwardHook):
+    """A hook that changes activations."""
+
+    intervene = True
+
+    def on_forward(self, output: torch.Tensor) -> torch.Tensor:
+        return output / 2
 
 
 def settings(**more: Any) -> dict[str, Any]:
@@ -148,6 +157,17 @@ def test_max_grad_norm_becomes_a_link() -> None:
     """`trainer.max_grad_norm` of a config appends the clip link."""
     trainer = trainer_from_config(settings(trainer={"max_grad_norm": 0.5}))
     assert trainer.hooks.get("clip_norm").max_norm == 0.5
+
+
+def test_interventions_are_switched_on_by_the_config() -> None:
+    """`trainer.enable_intervention` reaches the hooks; without it, one that intervenes is refused."""
+    hooks = {"forward": [{"name": f"{__name__}.Halve"}]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hookline.registry.loading.import_module", lambda name: __import__("sys").modules[__name__])
+        with pytest.raises(HooklineError, match="interventions are off"):
+            trainer_from_config(settings(hooks=hooks))
+        allowed = {"enable_intervention": True, "console": False, "record": False}
+        assert trainer_from_config(settings(hooks=hooks, trainer=allowed)).hooks.is_enabled("halve")
 
 
 def test_secrets_stay_out_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,9 +32,9 @@ def test_a_config_error_leads_with_its_path() -> None:
 
 
 def test_a_strict_monitors_error_insists() -> None:
-    """Only MetricMissing carries the mark that overrides a hook's policy."""
+    """These carry the mark that overrides a hook's policy, and no others."""
     marked = [value for value in vars(errors).values() if getattr(value, "always_raise", False)]
-    assert marked == [MetricMissing]
+    assert marked == [MetricMissing, errors.LiveWrite]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from hookline.cli.hooks import first_sentence, kind_of, parameter_list
 from hookline.events.catalog import ARGUMENT_ALIASES, ARGUMENTS, CATALOG, Event
@@ -44,7 +45,11 @@ def events_page() -> str:
 
 def options_table() -> str:
     """The trainer's options, as docs/training.md shows them."""
-    rows = [(f"`{one.name}`", f"`{_written(one.default)}`", one.metadata["about"]) for one in fields(TrainerOptions)]
+    kinds = get_type_hints(TrainerOptions)
+    rows = [
+        (f"`{one.name}`", f"`{_written(one.default)}`", one.metadata["about"] + _choices(kinds[one.name]))
+        for one in fields(TrainerOptions)
+    ]
     return "\n".join(_table(("option", "default", "what it does"), rows))
 
 
@@ -133,6 +138,11 @@ def _as_code(words: Iterable[str]) -> str:
 def _visible(text: str) -> str:
     """A sentence in which ``<name>`` is not taken for a tag."""
     return text.replace("<", "&lt;")
+
+
+def _choices(kind: object) -> str:
+    """The words that an option may be, where it is a choice of some."""
+    return f": {' or '.join(f'`{word}`' for word in get_args(kind))}" if get_origin(kind) is Literal else ""
 
 
 def _written(default: object) -> str:

@@ -41,14 +41,14 @@ class SimpleTrainer(Trainer):
         device: Any = None,
         *,
         val_dataloader: Loaders = None,
+        val_loaders: Loaders = None,
         hooks: Any = None,
         allow: Iterable[str] = (),
         **more: Any,
     ) -> None:
-        manager = make_manager(hooks, allow)
-        parts = make_parts(
-            model, optimizer, device, manager, train_loaders=dataloader, val_loaders=val_dataloader, **more
-        )
+        manager = make_manager(hooks, allow, intervene=more.get("enable_intervention", False))
+        loaders = val_dataloader if val_loaders is None else val_loaders
+        parts = make_parts(model, optimizer, device, manager, train_loaders=dataloader, val_loaders=loaders, **more)
         super().__init__(parts)
         attach(self, manager)
 
@@ -74,8 +74,9 @@ class GenericTrainer(Trainer):
         from hookline.config.schemas import as_trainer_config
 
         settings = as_trainer_config(config)
-        manager = make_manager(settings.hooks, allow)
-        options = {**asdict(settings.options()), **{k: v for k, v in more.items() if k in asdict(settings.options())}}
+        known = asdict(settings.options())
+        options = {**known, **{key: value for key, value in more.items() if key in known}}
+        manager = make_manager(settings.hooks, allow, intervene=options["enable_intervention"])
         rest = {key: value for key, value in more.items() if key not in options}
         parts = make_parts(model, optimizers, device, manager, scheduler=schedulers, config=settings, **rest, **options)
         super().__init__(parts)
@@ -191,16 +192,23 @@ def planned_steps(options: TrainerOptions, train: Loaders) -> int | None:
 def make_manager_of_config(settings: RunConfig, gate: Gate) -> HookManager:
     """The hooks of a configuration; what a hook's constructor cannot digest is a fault of the configuration."""
     try:
-        return make_manager(settings.hooks, gate.allow, gate.from_file)
+        return make_manager(settings.hooks, gate.allow, gate.from_file, settings.trainer.enable_intervention)
     except (TypeError, ValueError) as error:
         raise ConfigError("hooks", f"a hook cannot be made with its parameters: {error}") from error
 
 
-def make_manager(hooks: Any, allow: Iterable[str] = (), from_file: bool = False) -> HookManager:
-    """The hooks of a config, or of none: then only the default update hook."""
+def make_manager(
+    hooks: Any, allow: Iterable[str] = (), from_file: bool = False, intervene: bool = False
+) -> HookManager:
+    """The hooks of a config, or a list of hooks made in code; the default update hook where there is none."""
     if isinstance(hooks, HookManager):
         return hooks
-    return HookManager({} if hooks is None else hooks, allow=allow, from_file=from_file)
+    listed = hooks if isinstance(hooks, (list, tuple)) else []
+    manager = HookManager(enable_intervention=intervene)
+    for hook in listed:
+        manager.register(hook)
+    manager.load({} if hooks is None or listed else hooks, allow=allow, from_file=from_file)
+    return manager
 
 
 def make_parts(
@@ -231,15 +239,19 @@ def make_parts(
         hooks=manager,
         engine=engine,
         options=settings,
-        schedulers=as_list(scheduler),
+        schedulers=checked_schedulers(scheduler),
         train_loaders=train_loaders,
         val_loaders=val_loaders,
-        step_fn=step_fn,
-        loss_fn=loss_fn,
-        optimizer_step=optimizer_step,
+        step_fn=checked_function(step_fn, "step_fn"),
+        loss_fn=checked_function(loss_fn, "loss_fn"),
+        optimizer_step=checked_function(optimizer_step, "optimizer_step"),
         count_tokens=count_tokens,
         config=settings if config is None else config,
-        describe=lambda: resolved if resolved is not None else describe(model, optimizers, settings, manager),
+        describe=lambda: (
+            describe(model, optimizers, settings, manager)
+            if resolved is None
+            else {**resolved, "trainer": {**resolved.get("trainer", {}), **asdict(settings)}}
+        ),
         make_record=lambda described, run_dir: make_record(settings, described, run_dir),
     )
 
@@ -251,8 +263,10 @@ def attach(trainer: Trainer, manager: HookManager) -> None:
 
 
 def add_clipping(manager: HookManager, options: TrainerOptions) -> None:
-    """`max_grad_norm` is a clip link at the end of the chain, unless there is one already."""
-    if options.max_grad_norm is not None and "clip_norm" not in manager:
+    """`max_grad_norm` is a clip link at the end of the chain."""
+    if options.max_grad_norm is not None:
+        if "clip_norm" in manager:
+            raise ConfigError("trainer.max_grad_norm", "there is a clip_norm hook already; keep one of the two")
         manager.register("clip_norm", origin="max_grad_norm", last=True, max_norm=options.max_grad_norm)
 
 
@@ -269,8 +283,29 @@ def checked_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
     """One optimizer, a list or a dict of them, as a list."""
     found = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else as_list(optimizers)
     if not found or not all(callable(getattr(one, "step", None)) for one in found):
-        raise TrainingError(f"optimizers: expected an optimizer or a list of them, got {type(optimizers).__name__}")
+        odd = next((one for one in found if not callable(getattr(one, "step", None))), optimizers)
+        raise TrainingError(f"optimizers: expected an optimizer or a list of them, got {odd!r} ({type(odd).__name__})")
     return found
+
+
+def checked_schedulers(schedulers: Any) -> list[Any]:
+    """One scheduler or several, as a list."""
+    found = as_list(schedulers) if isinstance(schedulers, (list, tuple, dict)) or schedulers is None else [schedulers]
+    for one in found:
+        if not callable(getattr(one, "step", None)):
+            raise TrainingError(
+                f"scheduler: expected a scheduler or a list of them, got {one!r} ({type(one).__name__})"
+            )
+    return found
+
+
+def checked_function(function: Any, name: str) -> Any:
+    """A function or a module, but not the class of one: that would be called with the batch."""
+    if isinstance(function, type) and issubclass(function, torch.nn.Module):
+        raise TrainingError(f"{name}: got the class {function.__name__}; give an instance, {function.__name__}()")
+    if function is not None and not callable(function):
+        raise TrainingError(f"{name}: expected a function, got {function!r} ({type(function).__name__})")
+    return function
 
 
 def describe(model: torch.nn.Module, optimizers: Any, options: TrainerOptions, manager: HookManager) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from hookline.activations.manager import HookManager
-from hookline.activations.tap import NoRun
 from hookline.errors import HooklineError
 from hookline.events.policy import Incident
 from hookline.hooks.monitoring import ActivationStats
@@ -86,7 +85,7 @@ def test_observers_change_nothing_by_returning_or_writing() -> None:
     for mine, other in zip(model.parameters(), bare.parameters(), strict=True):
         assert mine.grad is not None and other.grad is not None and torch.equal(mine.grad, other.grad)
     assert [(one.kind, one.hook, one.event) for one in told] == [("overruled", "vandal", "on_forward")]
-    assert manager.entry("vandal").overruled["on_forward"] == 3
+    assert manager.entry("vandal").overruled["on_forward"] == 6  # a write and a return at each of three modules
 
 
 @pytest.mark.req("000-40", "000-41")
@@ -206,11 +205,11 @@ class Double(ForwardHook):
 
 
 def test_an_intervention_needs_both_switches() -> None:
-    """intervene=True without interventions enabled is an observer; with them its return goes on."""
+    """intervene=True is refused without interventions enabled; with them its return goes on."""
     bare = make_model()
-    _, observed = watched(Double())
+    with pytest.raises(HooklineError, match="enable_intervention=True"):
+        watched(Double())
     _, changed = watched(Double(), enable_intervention=True)
-    assert torch.equal(observed(INPUT), bare(INPUT))
     expected = bare[2](bare[1](bare[0](INPUT) * 2))
     assert torch.equal(changed(INPUT), expected)
 
@@ -282,7 +281,6 @@ def test_without_a_run_the_moment_has_quiet_defaults() -> None:
     _, model = watched(Names())
     model(INPUT)
     assert heard == [(0, 0, "inference", None)]
-    NoRun().request_stop("why", "me")
 
 
 def test_a_captured_copy_outlives_in_place_operations_of_the_model() -> None:

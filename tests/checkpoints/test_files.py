@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -58,6 +59,17 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert torch.equal(found["model"]["part"], sections(3)["model"]["a"][1:])
     found["model"]["a"].add_(1)
     assert verify_checkpoint(path) == []
+
+
+def test_files_follow_the_umask(tmp_path: Path) -> None:
+    """Tensors are as readable as the rest: what the umask says, for every file."""
+    before = os.umask(0o027)
+    try:
+        path = save(tmp_path, 1)
+    finally:
+        os.umask(before)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()}
+    assert modes == {"manifest.json": 0o640, "model.safetensors": 0o640, "state.json": 0o640}
 
 
 def test_views_of_one_memory_are_stored_apart(tmp_path: Path) -> None:
@@ -242,6 +254,19 @@ def test_newest_first(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("")
     (tmp_path / "latest").symlink_to(paths[0])
     assert [path.name for path in list_checkpoints(tmp_path)] == ["a", "c", "b", "z"]
+
+
+def test_other_directories_are_no_damaged_checkpoints(tmp_path: Path) -> None:
+    """A directory that holds runs, or anything else, holds no checkpoints; one file of a checkpoint makes it one."""
+    save(tmp_path / "20260101-000000-abcdefgh" / "checkpoints", 1)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "note.txt").write_text("")
+    assert newest_good(tmp_path) == (None, [])
+    for name in ("manifest.json", "state.json", "model.safetensors"):
+        (tmp_path / name.partition(".")[0]).mkdir()
+        (tmp_path / name.partition(".")[0] / name).write_text("")
+    assert {path.name for path in list_checkpoints(tmp_path)} == {"manifest", "state", "model"}
+    assert len(newest_good(tmp_path)[1]) == 3
 
 
 def test_the_newest_good_one_is_found_loudly(tmp_path: Path) -> None:

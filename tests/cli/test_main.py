@@ -101,7 +101,16 @@ def test_fast_dev_run_writes_nothing(capsys: Captured) -> None:
         ("model.name=chargpt", "model.name: there is no model named 'chargpt'; did you mean 'char_gpt'?"),
         ("model.width=[1]", "model: char_gpt cannot be made"),
         ("data.path=nowhere", "data: no file matches"),
+        ("optimizer.lr=fast", "optimizer: sgd cannot be made with lr='fast': '<' not supported between"),
+        ("trainer.max_steps", "trainer.max_steps: an override needs a value: trainer.max_steps=value"),
+        ("trainer.max_steps=", "trainer.max_steps: nothing stands behind '='; write trainer.max_steps=null"),
         ("hooks.console_log.log_evry=1", "has no parameter 'log_evry'"),
+        ("hooks.console_log.every=banana", "hooks.lifecycle.0.every: 'banana' is no schedule"),
+        ("hooks.console_log.on_error=ignore", "hooks.lifecycle.0.on_error: 'ignore' is no failure policy"),
+        (
+            "hooks.console_log.log_every_n_batches=often",
+            "hooks.lifecycle.0: ConsoleLogHook.log_every_n_batches: expected int, got 'often' (str)",
+        ),
         ("hooks.lifecycle=[consol_log]", "hooks.lifecycle.0.name: there is no hook named 'consol_log'"),
         ("hooks.lifecycle=[os.system]", "hooks.lifecycle.0.name: 'os.system' is not allowed"),
         ("hooks.lifecycle=3", "hooks.lifecycle: expected a valid list, got 3 (int)"),
@@ -123,7 +132,7 @@ def test_debug_shows_the_traceback(capsys: Captured) -> None:
 def test_a_failed_run_says_where_its_record_is(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch, failure: BaseException, status: int
 ) -> None:
-    """Training that fails is status 1, Ctrl-C is 130; one line says what, the last line says where."""
+    """Training that fails is status 1, Ctrl-C is 130 and no error; the last line says where the record is."""
 
     def fail(*args: object, **batch: object) -> None:
         raise failure
@@ -131,11 +140,55 @@ def test_a_failed_run_says_where_its_record_is(
     monkeypatch.setattr("hookline.jobs.char_gpt.CharGPT.forward", fail)
     assert main(["train", "small.yaml"]) == status
     out, error = capsys.readouterr()
-    assert error.splitlines()[-1].startswith(
-        "hookline: error: RuntimeError: boom" if status == 1 else "hookline: error: interrupted"
-    )
+    record = out.splitlines()[-1]
+    told = "error: RuntimeError: boom (" if status == 1 else f"interrupted; the record is in {record}"
+    assert error.splitlines()[-1].startswith(f"hookline: {told}")
     assert "Traceback" not in error
-    assert (Path(out.splitlines()[-1]) / "run.json").exists()
+    assert (Path(record) / "run.json").exists()
+
+
+def test_ctrl_c_without_a_record(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial run that is interrupted has no record to point to; so has a command that trains nothing."""
+
+    def interrupt(*args: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hookline.jobs.char_gpt.CharGPT.forward", interrupt)
+    assert main(["train", "small.yaml", "--fast-dev-run", "1"]) == 130
+    assert capsys.readouterr().err == "hookline: interrupted; no record was written\n"
+    monkeypatch.setattr("hookline.cli.hooks.run", interrupt)
+    assert main(["hooks"]) == 130
+    assert capsys.readouterr().err == "hookline: interrupted\n"
+
+
+def test_an_output_that_cannot_be_written_is_refused(capsys: Captured) -> None:
+    """A record that cannot be made before the first step is a matter of the config: one line, status 2."""
+    Path("taken").write_text("", encoding="utf-8")
+    assert "cannot make the run's directory in taken" in error_of(capsys, "train", "small.yaml", "--output", "taken")
+
+
+def test_all_missing_keys_are_named_at_once(capsys: Captured) -> None:
+    """A config with hooks only hears of everything it lacks."""
+    Path("few.yaml").write_text("hooks: {}\n", encoding="utf-8")
+    assert error_of(capsys, "train", "few.yaml") == "hookline: error: model, data and optimizer are missing\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--max_steps", "3"], "--max_steps; a value of the config is changed by trainer.max_steps=3"),
+        (["--max-steps=3"], "trainer.max_steps=3"),
+        (["--epochs", "2"], "trainer.max_epochs=2"),
+        (["--seed"], "trainer.seed=value"),
+        (["--lr", "3"], "a.b=value, for instance trainer.max_steps=100 or optimizer.lr=1e-3"),
+    ],
+)
+def test_an_option_that_belongs_to_the_config(capsys: Captured, words: list[str], hint: str) -> None:
+    """An unknown option leads to the override that was meant."""
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "small.yaml", *words])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.rstrip().endswith(hint)
 
 
 def test_unknown_options_are_refused(capsys: Captured) -> None:

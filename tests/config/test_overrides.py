@@ -69,6 +69,8 @@ def test_hooks_are_addressed_by_instance() -> None:
         ("data.name.x=1", "data.name", "'stdlib_text' (str)"),
         ("max_steps", "", "write a.b=value"),
         ("a..b=1", "", "write a.b=value"),
+        ("data.x=", "data.x", "write data.x=null to mean nothing"),
+        ("data.x= ", "data.x", "write data.x=null to mean nothing"),
         ("data.x=[1", "data.x", "is no valid YAML"),
         ("data.x=[!!python/name:os.system ]", "data.x", "refused"),
     ],

@@ -94,7 +94,16 @@ def test_a_wrong_run_config_names_the_path(values: dict[Any, Any], path: str, wo
 
 def test_several_problems_are_counted() -> None:
     """The first problem is shown, and how many more there are."""
-    assert "(and 2 more problems)" in str(refusal(as_run_config, {"scheduler": 4, "model": "m"}))
+    assert str(refusal(as_run_config, {"scheduler": 4, "model": 3, "data": "d"})).endswith("(and 2 more problems)")
+
+
+def test_missing_keys_are_named_together() -> None:
+    """Keys that are missing from one mapping are one problem, and the others are counted beside it."""
+    error = refusal(as_run_config, {"trainer": {"max_steps": 3}})
+    assert (error.path, str(error)) == ("", "model, data and optimizer are missing")
+    error = refusal(as_run_config, {"scheduler": 4, "model": "m"})
+    assert str(error) == "data and optimizer are missing (and 1 more problem)"
+    assert str(refusal(as_run_config, {"model": "m", "data": "d"})) == "optimizer: is missing"
 
 
 def test_no_mapping_is_refused() -> None:

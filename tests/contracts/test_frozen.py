@@ -48,8 +48,8 @@ EVENTS = {
 }
 
 TRAINER_KEYS = """
-    accumulate compile console debug deterministic fast_dev_run init_from loss_weight max_epochs max_grad_norm max_steps
-    output_dir precision record sanity_batches scheduler_interval seed validate_every
+    accumulate compile console debug deterministic enable_intervention fast_dev_run init_from loss_weight max_epochs
+    max_grad_norm max_steps output_dir precision record sanity_batches scheduler_interval seed validate_every
 """
 HOOKS_KEYS = """
     early_stopping_config enable_early_stopping_hook enable_gradient_monitor enable_logging_hook enable_lr_monitor

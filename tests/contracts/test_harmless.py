@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from hookline import ForwardHook, HookManager, Trainer, TrainingHook, get_trainer
+from hookline import ForwardHook, HooklineError, Trainer, TrainingHook, get_trainer
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -283,7 +283,7 @@ def test_clipping_equals_torch() -> None:
 
 @pytest.mark.req("004-35")
 def test_an_intervention_must_be_enabled(reference: Result) -> None:
-    """A hook that says intervene=True changes nothing until interventions are enabled, and then does."""
+    """A hook that says intervene=True is refused until interventions are enabled, and then changes training."""
 
     class Zero(ForwardHook):
         modules = "0"
@@ -292,7 +292,7 @@ def test_an_intervention_must_be_enabled(reference: Result) -> None:
         def on_forward(self, output: torch.Tensor) -> torch.Tensor:
             return output * 0
 
-    assert trained(lambda trainer: trainer.add_hook(Zero())).differs_from(reference) == []
-    allowed = HookManager({}, enable_intervention=True)
-    changed = trained(lambda trainer: trainer.add_hook(Zero()), hooks=allowed)
+    with pytest.raises(HooklineError, match="interventions are off"):
+        trained(lambda trainer: trainer.add_hook(Zero()))
+    changed = trained(lambda trainer: trainer.add_hook(Zero()), enable_intervention=True)
     assert "parameters" in changed.differs_from(reference)

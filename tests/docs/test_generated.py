@@ -58,6 +58,12 @@ def test_tables_hold_every_row() -> None:
     assert [name for name in HOOKS.built_in if f"| `{name}` |" not in hooks] == []
 
 
+def test_options_that_are_a_choice_list_their_words() -> None:
+    """Whoever reads the table of options need not guess what may be written."""
+    row = next(line for line in MAKER["options_table"]().splitlines() if line.startswith("| `precision`"))
+    assert row.endswith(": `fp32` or `bf16` or `fp16` |")
+
+
 def test_a_page_without_markers_is_refused() -> None:
     """A page that has lost its markers is named, not silently left as it is."""
     with pytest.raises(SystemExit, match="trainer options"):

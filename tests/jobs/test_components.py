@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hookline import jobs
+from hookline.config.references import Resolved
 from hookline.errors import ConfigError, HooklineError
 from hookline.jobs.components import Component, check_name, find_factory
 from hookline.registry.loading import Gate
@@ -42,7 +43,7 @@ def test_offers_fill_what_is_left_out() -> None:
     [
         ({"width": 1, "dpeth": 2}, "model.dpeth", "did you mean 'depth'"),
         ({}, "model.width", "missing"),
-        ({"width": "x"}, "model", "thing cannot be made"),
+        ({"width": "x"}, "model", "thing cannot be made with width='x': "),
         ({"width": 1, "depth": -1}, "model", "depth is negative"),
         ({"width": 1, "first": 2}, "model.first", "no such parameter"),
     ],
@@ -53,6 +54,18 @@ def test_wrong_parameters(parameters: dict[str, Any], path: str, words: str) -> 
         make(parameters)
     assert caught.value.path == path
     assert words in caught.value.problem
+
+
+def test_torch_s_complaint_is_told_without_secrets() -> None:
+    """What torch raises comes with the parameters, of which a resolved reference is shown as the reference."""
+
+    def fail(**given: Any) -> Any:
+        raise RuntimeError("negative dimension")
+
+    with pytest.raises(ConfigError, match=r"model: m cannot be made with a=-1, b='\$\{env:B\}': negative dimension"):
+        Component("model", "m", fail, {"a": -1, "b": Resolved("hunter2", "${env:B}")}).make()
+    with pytest.raises(ConfigError, match="model: m cannot be made with its defaults: negative"):
+        Component("model", "m", fail, {}).make()
 
 
 def test_a_factory_that_takes_anything() -> None:
@@ -67,7 +80,7 @@ def test_dotted_paths_are_for_code() -> None:
     assert find_factory("torch.nn.Linear", MODELS, "model") is torch.nn.Linear
     with pytest.raises(ConfigError, match="not allowed"):
         check_name("torch.nn.Linear", MODELS, Gate(("tor",), True), "model.name")
-    with pytest.raises(ConfigError, match="did you mean 'char_gpt'"):
+    with pytest.raises(ConfigError, match=r"did you mean 'char_gpt'.*--import MODULE"):
         check_name("chr_gpt", MODELS, Gate((), True), "model.name")
     with pytest.raises(ConfigError, match=r"model.name: .*no 'Linea'"):
         find_factory("torch.nn.Linea", MODELS, "model")

@@ -64,6 +64,14 @@ def test_without_a_vocabulary_it_says_so() -> None:
     assert "no vocabulary" in out.getvalue()
 
 
+def test_a_trial_run_prints_no_sample() -> None:
+    """A fast_dev_run has learnt nothing to show, and has no vocabulary to complain of."""
+    out, trainer = io.StringIO(), make_trainer(fast_dev_run=1)
+    trainer.add_hook(SampleText(stream=out))
+    trainer.train()
+    assert out.getvalue() == ""
+
+
 def test_after_a_failure_it_says_so() -> None:
     """A run that failed gets no sample."""
     out, trainer = io.StringIO(), make_trainer(debug=True)

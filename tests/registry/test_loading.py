@@ -28,6 +28,8 @@ class Watch(ForwardHook):
     def __init__(
         self, threshold: float = 0.5, event: str = "", origin: str = "", last: int = 0, hook: str = ""
     ) -> None:
+        if last is None:
+            raise ValueError("no last")
         self.threshold, self.event, self.origin, self.last, self.hook = threshold, event, origin, last, hook
 
     def on_forward(self, name: str) -> None: ...
@@ -142,8 +144,17 @@ def test_registries_without_a_config_start_empty() -> None:
         ({"forward": [{"as": "x"}]}, r"hooks\.forward\.0: expected a hook's name"),
         ({"forward": ["wacth"]}, r"hooks\.forward\.0\.name: there is no hook named 'wacth'; did you mean 'watch'"),
         ({"forward": [{"name": "watch", "enabled": "no"}]}, r"hooks\.forward\.0\.enabled: expected true or false"),
-        ({"forward": [{"name": "watch", "every": "2 epoks"}]}, "'epoks' is no unit"),
-        ({"forward": [{"name": "watch", "on_error": "rise"}]}, "'rise' is no failure policy"),
+        ({"forward": [{"name": "watch", "every": "2 epoks"}]}, r"hooks\.forward\.0\.every: 'epoks' is no unit"),
+        ({"forward": ["watch", {"name": "report", "at": "x"}]}, r"hooks\.forward\.1\.at: 'x' is no schedule"),
+        ({"forward": [{"name": "watch", "on_error": "rise"}]}, r"hooks\.forward\.0\.on_error: 'rise' is no fail"),
+        (
+            {"enable_logging_hook": True, "logging_config": {"every": "x"}},
+            r"hooks\.logging_config\.every: 'x' is no schedule",
+        ),
+        (
+            {"hook_classes": ["pkg.Mine"], "hook_configs": {"Mine": {"on_error": "x"}}},
+            r"hooks\.hook_configs\.Mine\.on_error: 'x' is no failure policy",
+        ),
         ({"hook_classes": [3]}, r"hooks\.hook_classes\.0: expected a class path"),
         ({"hook_classes": ["no path.x"]}, "is no dotted path"),
         ({"hook_configs": {"Missing": {}}}, r"hooks\.hook_configs\.Missing: no such class in hook_classes"),
@@ -164,6 +175,12 @@ def test_wrong_configs_are_one_clear_error(config: Any, message: str) -> None:
             {"name": "watch", "treshold": 1},
             r"hooks\.forward\.0: Watch has no parameter 'treshold'; did you mean 'threshold'",
         ),
+        (
+            {"name": "watch", "threshold": "high"},
+            r"hooks\.forward\.0: Watch\.threshold: expected float, got 'high' \(str\)",
+        ),
+        ({"name": "watch", "last": None}, r"hooks\.forward\.0: watch cannot be made with last=None: no last"),
+        ("nothing_there.Hook", r"hooks\.forward\.0: 'nothing_there\.Hook': cannot import 'nothing_there' \(No module"),
         ("report", r"hooks\.forward\.0: 'report' is a lifecycle hook; list it under `lifecycle:`"),
         ("clip_norm", r"hooks\.forward\.0: ClipNorm needs the parameter 'max_norm'"),
     ],
@@ -219,8 +236,11 @@ def test_what_a_module_merely_imported_is_not_its_hook(package: str) -> None:
             import_dotted(f"{package}.{attribute}")
     with pytest.raises(HooklineError, match="has no 'Mien'; did you mean 'Mine'"):
         import_dotted(f"{package}.Mien")
-    with pytest.raises(HooklineError, match="cannot import 'no_such_package'"):
+    with pytest.raises(HooklineError, match=r"cannot import 'no_such_package'.*looks in the current directory \("):
         import_dotted("no_such_package.Hook")
+    Path("pretend_pkg/needy.py").write_text("import no_such_package\n")
+    with pytest.raises(HooklineError, match=r"'pretend_pkg\.needy' \(No module named 'no_such_package'\)$"):
+        import_dotted("pretend_pkg.needy.Hook")
 
 
 @pytest.mark.parametrize("dotted", ["a..b", "a.b()", "a.b; import os", ".a", "a.", "../x.y"])
@@ -252,7 +272,7 @@ def test_objects_stay_and_classes_names_and_paths_are_made() -> None:
     assert make_hook(ClipNorm, {"max_norm": 2}).max_norm == 2.0
     assert make_hook("watch", {"threshold": 1}).threshold == 1
     assert find_hook("watch") is Watch
-    with pytest.raises(RegistrationError, match="unknown options for a hook that is made already"):
+    with pytest.raises(RegistrationError, match="'evry' is no option of a hook; did you mean 'every'"):
         make_hook(hook, {"evry": 10})
 
 
@@ -260,3 +280,21 @@ def test_parameters_are_recorded_as_the_instance_holds_them() -> None:
     """Defaults included, the name not."""
     assert hook_parameters(Watch(0.25), {}) == {"threshold": 0.25, "event": "", "origin": "", "last": 0, "hook": ""}
     assert hook_parameters(Report(), {"x": 1}) == {"x": 1}
+
+
+def test_errors_of_a_named_hook_are_told_with_its_parameters() -> None:
+    """A class handed over in code raises what its constructor raises; a name gets the parameters beside it."""
+    with pytest.raises(ValueError, match=r"^no last$"):
+        make_hook(Watch, {"last": None})
+    with pytest.raises(RegistrationError, match="watch cannot be made with event='e', last=None: no last"):
+        make_hook("watch", {"event": "e", "last": None})
+
+
+def test_a_resolved_reference_is_shown_as_written() -> None:
+    """The value of a secret never gets into an error message."""
+
+    class Resolved(str):
+        reference = "${env:LIMIT}"
+
+    with pytest.raises(RegistrationError, match=r"expected float, got '\$\{env:LIMIT\}'"):
+        make_hook("watch", {"threshold": Resolved("hunter2")})

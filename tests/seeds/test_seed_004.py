@@ -99,7 +99,7 @@ def test_empty_runner_returns_at_once():
     hook_runner.on_train_end("anything", "at", "all")
 
 
-@pytest.mark.req("004-11", "004-13")
+@pytest.mark.req("004-11", "004-12", "004-13")
 def test_step_context_is_the_documented_dataclass():
     """Seven fields in the documented order; model and optimizer are live references."""
     assert [field.name for field in dataclasses.fields(StepContext)] == [
@@ -118,7 +118,7 @@ def test_step_context_is_the_documented_dataclass():
     assert kept[0][1].abs().sum() > 0
 
 
-@pytest.mark.req("004-12", "004-17", "004-18", "004-07")
+@pytest.mark.req("004-05", "004-17", "004-18", "004-07")
 def test_interface_block_runs_in_training(tmp_path):
     """Every method of the block fires with what it names: each step, each eval round, the end with final counters."""
     hook = MyHook()
@@ -166,7 +166,7 @@ def test_checkpoint_save_comes_after_step_end(tmp_path):
     assert saves == [(3, str(trainer.checkpoint_dir)), (6, str(trainer.checkpoint_dir))]
 
 
-@pytest.mark.req("004-16", "004-20", "004-05")
+@pytest.mark.req("004-16", "004-20")
 def test_train_begin_gets_the_config_and_train_end_always_comes():
     """on_train_begin gets the full configuration once; on_train_end comes after a failure, too."""
     hook = MyHook()

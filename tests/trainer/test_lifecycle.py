@@ -189,7 +189,7 @@ def test_a_completed_run() -> None:
     }  # fmt: skip
     assert seen == ["training"] * 3 + ["completed"]
     assert state["status"] == "completed"
-    assert {row["hook"] for row in run["costs"]} >= {"during", "after", "identity"}
+    assert {row["hook"] for row in run["costs"]} >= {"during", "after"}
 
 
 @pytest.mark.req("001-42", "002-69")
@@ -355,7 +355,7 @@ def test_the_opening_line(options: dict[str, Any], said: str, capsys: pytest.Cap
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith(f"run {trainer.run_id}: ")
     assert said in first
-    assert str(trainer.run_dir) in first
+    assert first.endswith(f"runs/{trainer.run_id}")
 
 
 def test_the_closing_line_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:

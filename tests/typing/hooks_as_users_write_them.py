@@ -1,4 +1,4 @@
-"""Hooks as users write them: mypy --strict and pyright must accept every one of these signatures."""
+"""Hooks as users write them: `make types` checks that mypy --strict accepts every one of these signatures."""
 
 from __future__ import annotations
 

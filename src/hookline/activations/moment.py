@@ -87,9 +87,6 @@ class NoRun:
     def __init__(self) -> None:
         self.step = 0
 
-    def request_stop(self, reason: str, by: str) -> None:
-        """There is nothing to stop."""
-
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Every tensor of a nested value, in order."""

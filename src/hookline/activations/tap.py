@@ -16,7 +16,7 @@ import torch
 
 from hookline.activations.moment import ForwardMoment, Measured, NoRun
 from hookline.activations.sites import Site, Sites
-from hookline.errors import LiveWrite
+from hookline.errors import LiveWrite, RegistrationError
 from hookline.events.catalog import CATALOG
 from hookline.events.dispatch import Bound, Fired, first_raised
 from hookline.events.moment import known_step
@@ -59,8 +59,13 @@ class Tap:
 
     def _check(self, entry: Entry) -> None:
         """Refuse a pattern that matches nothing when the hook is registered, not when it should fire."""
-        if "on_forward" in entry.listeners:
-            self.sites.check(entry, self.sites.model)
+        if "on_forward" not in entry.listeners:
+            return
+        if getattr(entry.hook, "intervene", False) and not self.enable_intervention:
+            raise RegistrationError(
+                f"{entry.name!r} intervenes, and interventions are off: give enable_intervention=True to the trainer or manager"
+            )
+        self.sites.check(entry, self.sites.model)
 
     def sync(self) -> None:
         """Attach to the modules that are watched now, detach from the others."""
@@ -161,6 +166,9 @@ class Tap:
             self.registry.desk.overruled(item.hook, "on_forward", known_step(moment), message)
         if raised is not None:
             raise raised
+        if returned is not None and not live:
+            message = "returned something, which is ignored: it only observes (intervene=True changes the output)"
+            self.registry.desk.overruled(item.hook, "on_forward", known_step(moment), message)
         return returned if live and returned is not None else moment.live_output
 
     @contextmanager

@@ -28,6 +28,7 @@ from hookline.checkpoints.manifest import (
 from hookline.errors import CheckpointError
 
 _NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
+_TENSORS = ".safetensors"
 _TEMPORARY = re.compile(r"\.tmp-.+-(\d+)-[0-9a-z]+")
 
 
@@ -64,7 +65,7 @@ def read_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> tup
     state = _load_state(path)
     sections = {}
     for name, skeleton in state["sections"].items():
-        sections[name] = decode(skeleton, _load_tensors(path / f"{name}.safetensors", map_location))
+        sections[name] = decode(skeleton, _load_tensors(path / f"{name}{_TENSORS}", map_location))
     return sections, decode(state["meta"], {})
 
 
@@ -86,11 +87,17 @@ def verify_checkpoint(path: Path) -> list[str]:
 def list_checkpoints(directory: Path) -> list[Path]:
     """The checkpoints of a directory, newest first: by step, then by time. Damaged ones are listed, too."""
     try:
-        entries = [entry for entry in Path(directory).iterdir() if _NAME.fullmatch(entry.name)]
-        found = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
+        found = [entry for entry in Path(directory).iterdir() if _is_checkpoint(entry)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(found, key=_age_key, reverse=True)
+
+
+def _is_checkpoint(entry: Path) -> bool:
+    """Whether a checkpoint was written there, be it damaged since: at least one of its files is left."""
+    if not _NAME.fullmatch(entry.name) or entry.is_symlink() or not entry.is_dir():
+        return False
+    return any(file.name in (MANIFEST, STATE) or file.suffix == _TENSORS for file in entry.iterdir())
 
 
 def newest_good(directory: Path) -> tuple[Path | None, list[str]]:
@@ -147,8 +154,11 @@ def _write_section(temporary: Path, name: str, tree: Any) -> Any:
     except CheckpointError as error:
         raise CheckpointError(f"section {name!r}: {error}") from error
     if tensors:
-        path = temporary / f"{name}.safetensors"
+        path = temporary / f"{name}{_TENSORS}"
+        path.touch()
+        mode = path.stat().st_mode  # what the umask gives; safetensors makes its files private
         save_file(_on_host(tensors), path)
+        path.chmod(mode)
         _sync_file(path)
     return skeleton
 

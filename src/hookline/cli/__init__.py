@@ -26,12 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return int(import_module(options.module).run(options))
+        from hookline.cli.own_code import own_code
+
+        with own_code(options):
+            return int(import_module(options.module).run(options))
     except BrokenPipeError:  # the reader has seen enough (`hookline events | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        return tell_error(KeyboardInterrupt("interrupted"), options.debug, INTERRUPTED)
+        return tell_interrupted()
     except Exception as error:
         return tell_error(error, options.debug, USAGE)
 
@@ -41,17 +44,32 @@ def read_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     options, rest = parser.parse_known_args(arguments)
     unknown = [word for word in rest if word.startswith("-") or not hasattr(options, "words")]
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(unknown[0], options, arguments)}")
     if rest:
         options.words += rest
     return options
+
+
+def _hint(unknown: str, options: argparse.Namespace, arguments: Sequence[str]) -> str:
+    """What an option that does not exist was probably meant to change: a value of the config."""
+    if not unknown.startswith("-") or not hasattr(options, "words"):
+        return ""
+    from hookline.cli.settings import meant_override
+
+    return f"; a value of the config is changed by {meant_override(unknown, arguments)}"
+
+
+def tell_interrupted(where: str = "") -> int:
+    """Ctrl-C is no error. Returns the exit status."""
+    print(f"hookline: interrupted{where}", file=sys.stderr, flush=True)
+    return INTERRUPTED
 
 
 def tell_error(error: BaseException, debug: bool, status: int) -> int:
     """One line for what went wrong; the whole traceback only on request. Returns the exit status."""
     if debug:
         traceback.print_exception(error)
-    ours = isinstance(error, HooklineError | KeyboardInterrupt)
+    ours = isinstance(error, HooklineError)
     text = " ".join(str(error).split()) if ours else f"{type(error).__name__}: {error}".rstrip(": ")
     hint = "" if ours or debug else " (--debug shows the traceback)"
     print(f"hookline: error: {text}{hint}", file=sys.stderr, flush=True)
@@ -94,6 +112,18 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
         metavar="PREFIX",
         help="let the config import from this package of yours (may be repeated)",
     )
+    _add_import(parser)
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--import",
+        action="append",
+        default=[],
+        dest="imports",
+        metavar="MODULE",
+        help="import this module of yours first, for what it registers (may be repeated)",
+    )
 
 
 def _add_train(commands: Commands[argparse.ArgumentParser]) -> None:
@@ -115,4 +145,5 @@ def _add_events(commands: Commands[argparse.ArgumentParser]) -> None:
 
 
 def _add_hooks(commands: Commands[argparse.ArgumentParser]) -> None:
-    _add(commands, "hooks", "hooks", "the hooks that a config may name, with their parameters")
+    parser = _add(commands, "hooks", "hooks", "the hooks that a config may name, with their parameters")
+    _add_import(parser)

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from hookline.cli import FAILED, INTERRUPTED, tell_error
+from hookline.cli import FAILED, tell_error, tell_interrupted
 from hookline.cli.settings import read_settings
 
 if TYPE_CHECKING:
@@ -22,10 +22,7 @@ def run(options: argparse.Namespace) -> int:
     trainer = trainer_from_config(config, allow=options.allow, from_file=from_file)
     status = _train(trainer, options.debug)
     sys.stderr.flush()
-    print(
-        trainer.run_dir if trainer.run_dir is not None else "no record was written",
-        flush=True,
-    )
+    print(trainer.run_dir if trainer.run_dir is not None else "no record was written", flush=True)
     return status
 
 
@@ -39,7 +36,10 @@ def _train(trainer: Trainer, debug: bool) -> int:
     try:
         trainer.train()
     except KeyboardInterrupt:
-        return tell_error(KeyboardInterrupt("interrupted"), False, INTERRUPTED)
+        where = f"the record is in {trainer.run_dir}" if trainer.run_dir is not None else "no record was written"
+        return tell_interrupted(f"; {where}")
     except Exception as error:
+        if not trainer.run_ended:  # it never began: an output that cannot be written to, nothing to train on
+            raise
         return tell_error(error, debug, FAILED)
     return 0

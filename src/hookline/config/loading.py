@@ -85,6 +85,7 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     ".toml": _read_toml,
     ".json": _read_json,
 }
+FORMATS = tuple(_READERS)
 
 
 def _plain_copy(tree: Mapping[str, Any], where: str) -> dict[str, Any]:

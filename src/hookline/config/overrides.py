@@ -21,11 +21,13 @@ _NOT_YAML = tuple("*&!@%`#|>")  # one value has no anchors, tags or blocks: `dat
 
 def apply_override(tree: dict[str, Any], override: str) -> None:
     """Change one value in place; a path that leads nowhere is refused with the nearest that does."""
-    path, equals, text = override.partition("=")
-    parts = path.strip().split(".")
+    path, equals, text = (part.strip() for part in override.partition("="))
+    parts = path.split(".")
     if not equals or not all(parts):
         raise ConfigError("", f"{override!r} is no override; write a.b=value, for instance trainer.max_steps=100")
-    value = _read_value(text.strip(), path.strip())
+    if not text:
+        raise ConfigError(path, f"nothing stands behind '='; write {path}=null to mean nothing, or a value")
+    value = _read_value(text, path)
     _check_start(tree, parts)
     if parts[0] == "hooks" and len(parts) > 1 and parts[1] not in HooksConfig.model_fields:
         parts = _find_instance(tree, parts)

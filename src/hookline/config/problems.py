@@ -44,15 +44,31 @@ def raises_config_error(root: Callable[[tuple[str, ...]], str], keys: FindKeys) 
 def config_error(
     error: ValidationError, given: Any, root: Callable[[tuple[str, ...]], str], keys: FindKeys
 ) -> ConfigError:
-    """The first thing that is wrong, and how many more there are. `root` says what a path is prefixed with."""
+    """The first thing that is wrong, and how many more there are. `root` says what a path is prefixed with.
+
+    Keys that are missing from one mapping are one problem.
+    """
     found: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         found.setdefault(_path(detail, given), []).append(detail)
     path, details = next(iter(found.items()))
-    problem = _problem(path, details, keys)
-    if len(found) > 1:
-        problem += f" (and {len(found) - 1} more {'problem' if len(found) == 2 else 'problems'})"
-    return ConfigError(root(path) + ".".join(path), problem)
+    where, problem, told = path, _problem(path, details, keys), 1
+    missing = [other for other in found if _is_missing(found[other]) and other[:-1] == path[:-1]]
+    if path in missing and len(missing) > 1:
+        where, problem, told = path[:-1], _missing_together(missing), len(missing)
+    if more := len(found) - told:
+        problem += f" (and {more} more {'problem' if more == 1 else 'problems'})"
+    return ConfigError((root(path) + ".".join(where)).rstrip("."), problem)
+
+
+def _is_missing(details: list[ErrorDetails]) -> bool:
+    return details[0]["type"] in _MISSING
+
+
+def _missing_together(paths: list[tuple[str, ...]]) -> str:
+    """'model, data and optimizer are missing'."""
+    *most, last = [path[-1] for path in paths]
+    return f"{', '.join(most)} and {last} are missing"
 
 
 def shown(value: Any) -> str:
@@ -84,7 +100,7 @@ def _problem(path: tuple[str, ...], details: list[ErrorDetails], keys: FindKeys)
     first = details[0]
     if first["type"] in _UNKNOWN:
         return f"unknown key; {nearest(path[-1], keys(path[:-1]), 40)}"
-    if first["type"] in _MISSING:
+    if _is_missing(details):
         return "is missing"
     expected = " or ".join(dict.fromkeys(_expectation(detail) for detail in details))
     return f"expected {expected}, got {shown(first['input'])}"

@@ -50,7 +50,7 @@ ARGUMENTS: dict[str, Argument] = _table(
     Argument("dataloader_idx", "which loader the batch came from"),
     Argument("dataloader_name", "its name"),
     Argument("tokens_seen", "tokens of all batches so far"),
-    Argument("lr", "learning rate the step used: first group of the first optimizer"),
+    Argument("lr", "learning rate the step uses or used: first group of the event's optimizer, else of the first"),
     Argument("loss", "this micro-batch's loss as a float; in on_before_backward the live tensor", HOST_READ),
     Argument("metrics", "a dict with 'loss' and what step_fn returned; keys that hooks add are recorded", HOST_READ),
     Argument("state", "the run as one plain dict: latest_loss, avg_loss, status, …", HOST_READ),
@@ -69,7 +69,9 @@ ARGUMENTS: dict[str, Argument] = _table(
     Argument("output", "the module's output, as copy-on-write views", "a view per tensor"),
     Argument("live_output", "the output itself, to be read and never written: a write is noticed and ends the run"),
     Argument("seconds", "host time of the module's forward", "a clock before and after"),
-    Argument("memory", "bytes the call left allocated on CUDA; elsewhere the bytes of its output", "a look before and after"),
+    Argument(
+        "memory", "bytes the call left allocated on CUDA; elsewhere the bytes of its output", "a look before and after"
+    ),
     Argument("phase", "'train', 'validation' or 'inference'"),
 )
 ARGUMENT_ALIASES = {"loader_idx": "dataloader_idx", "loader_name": "dataloader_name"}
@@ -244,7 +246,7 @@ class Events:
         """A clip link of the update chain has run."""
 
     @event(
-        BATCH + " grads grad_norm loss optimizer_idx lr",
+        BATCH + " grads grad_norm loss optimizer_idx lr=optimizer_lr",
         order="trainer optimizer_idx",
         fires="every optimizer step, once per optimizer",
         gradients=FINAL,
@@ -256,7 +258,7 @@ class Events:
     on_pre_optimizer_step = on_before_optimizer_step
 
     @event(
-        BATCH + " grads grad_norm loss optimizer_idx lr",
+        BATCH + " grads grad_norm loss optimizer_idx lr=optimizer_lr",
         order="trainer optimizer_idx",
         fires="every optimizer step, once per optimizer",
         gradients="still there, as the optimizer used them",

@@ -115,6 +115,7 @@ def _looped(event: Event, bound: tuple[Bound, ...], desk: Desk, timed: bool) -> 
     def fire(moment: Any) -> None:
         values = read(moment)
         raised: Exception | None = None
+        interrupted: BaseException | None = None
         seen = {name: dict(values[name]) for name in METRICS if name in values}
         for item in bound:
             began = perf_counter_ns()
@@ -122,6 +123,10 @@ def _looped(event: Event, bound: tuple[Bound, ...], desk: Desk, timed: bool) -> 
                 item.listener.with_values(values)
             except Exception as error:
                 raised = first_raised(raised, desk.failed(event, item, error, moment))
+            except BaseException as error:
+                if not event.closing:
+                    raise
+                interrupted = error  # every hook hears that the run ends, whatever the others do
             else:
                 if item.recovering:
                     desk.recovered(event, item)
@@ -130,8 +135,8 @@ def _looped(event: Event, bound: tuple[Bound, ...], desk: Desk, timed: bool) -> 
             for name, before in seen.items():
                 if _differ(values[name], before):
                     seen[name] = desk.settle(event, item, moment, name, before)
-        if raised is not None:
-            raise raised
+        if interrupted is not None or raised is not None:
+            raise interrupted or raised  # type: ignore[misc]
 
     return fire
 

@@ -117,6 +117,10 @@ class Schedule:
             self.at or self.start or self.stop
         )
 
+    @property
+    def by_tokens_or_time(self) -> bool:
+        return any(mark.unit in ("tokens", "seconds") for mark in (*self.at, *([self.every] if self.every else [])))
+
     def __str__(self) -> str:
         parts = [f"every {self.every}"] if self.every else [] if self.at else ["always"]
         parts += [f"at {', '.join(map(str, self.at))}"] if self.at else []

@@ -31,6 +31,7 @@ class Link:
         # What writes in place and may fail without ending the run needs copies to fall back to.
         self.backup = self.in_place and may_fail
         self.only_grads = bound.listener.positional == ("grads",) and not bound.listener.keywords
+        self.clips = bool(getattr(bound.owner, "clips", False))
         self.spans_all = getattr(bound.owner, "params", None) is None
         self.named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))
 
@@ -72,8 +73,8 @@ class UpdateChain:
 
     def compile(self, bound: list[Bound], timed: bool) -> Fired | None:
         """The chain for the hooks that are due now; None when there is none."""
-        if all(getattr(item.listener.call, "__hookline_passes_through__", False) for item in bound):
-            return None  # the default link alone has nothing to do, so it costs nothing
+        if not timed and all(_passes_through(item) for item in bound):
+            return None  # the default link alone has nothing to do: it is called where its cost is measured
         links = [self._link(item) for item in bound]
         desk, fire = self.registry.desk, self.registry.fire
 
@@ -91,28 +92,35 @@ class UpdateChain:
                     desk.recovered(ON_UPDATE, link.bound)
                 if timed:
                     link.bound.cost.add(perf_counter_ns() - began)
-                norm = getattr(link.bound.owner, "clipped_norm", None)
-                if norm is not None:
-                    moment.clipped(norm, link.spans_all and getattr(link.bound.owner, "norm_type", 2.0) == 2.0)
+                if link.clips:
+                    moment.clipped(link.bound.owner.clipped_norm, link.spans_all and link.bound.owner.norm_type == 2.0)
                     if heard := fire.on_gradient_clip:
                         heard(moment)
 
         return on_update
 
     def _check(self, entry: Entry) -> None:
-        """Refuse a pattern that matches nothing when the hook is registered."""
+        """Choose its parameters and make its state when a hook is registered: what fails, fails there."""
         if "on_update" in entry.listeners:
-            self._chosen(entry.hook)
+            self._state_of(entry.name, entry.hook, self._chosen(entry.hook))
 
     def _chosen(self, hook: Any) -> Mapping[str, torch.nn.Parameter]:
         pattern = getattr(hook, "params", None)
         return self._params() if pattern is None else select(pattern, self._params(), "parameter")
 
+    def _state_of(self, name: str, hook: Any, chosen: Mapping[str, torch.nn.Parameter]) -> None:
+        """Made once per hook; another hook of the same name gets its own."""
+        if name not in self.states or self._owners.get(name, hook) is not hook:
+            init = getattr(hook, "init", None)
+            self.states[name] = init(chosen) if callable(init) else {}
+        self._owners[name] = hook
+
     def _link(self, bound: Bound) -> Link:
         chosen = self._chosen(bound.owner)
-        if bound.hook not in self.states or self._owners.get(bound.hook, bound.owner) is not bound.owner:
-            init = getattr(bound.owner, "init", None)
-            self.states[bound.hook] = init(chosen) if callable(init) else {}
-        self._owners[bound.hook] = bound.owner
+        self._state_of(bound.hook, bound.owner, chosen)
         may_fail = self.registry.entry(bound.hook).policy != "raise"
         return Link(bound, Gradients(chosen), self.states, may_fail)
+
+
+def _passes_through(item: Bound) -> bool:
+    return bool(getattr(item.listener.call, "__hookline_passes_through__", False))

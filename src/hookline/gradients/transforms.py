@@ -32,6 +32,7 @@ class ClipNorm(UpdateHook):
     built_in = True
     name = "clip_norm"
     inplace = True
+    clips = True
     on_error = "raise"
 
     def __init__(self, max_norm: float, norm_type: float = 2.0) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from shutil import get_terminal_size
 from time import monotonic
 from typing import Any, TextIO
@@ -21,6 +22,7 @@ class ConsoleLogHook(TrainingHook):
 
     built_in = True
     name = "console_log"
+    runs_last = True  # its table at the end counts what the others cost, at the end too
 
     def __init__(self, log_every_n_batches: int = 10, costs: bool = True, stream: TextIO | None = None) -> None:
         self.log_every_n_batches = log_every_n_batches
@@ -37,7 +39,7 @@ class ConsoleLogHook(TrainingHook):
         done, total = step - self._first_step, trainer.total_steps
         rate = done / max(monotonic() - self._began, 1e-9)
         line = f"epoch {epoch}  step {step}{f'/{total}' if total else ''}"
-        line += f"  loss {state['latest_loss']:.4f} (mean {state['avg_loss']:.4f})  {_speed(rate)}"
+        line += f"  loss {state['latest_loss']:.4f} (epoch's mean {state['avg_loss']:.4f})  {_speed(rate)}"
         if total and rate:
             line += f"  {_duration((total - step) / rate)} left"
         self._print(line, rewrite=True)
@@ -47,7 +49,7 @@ class ConsoleLogHook(TrainingHook):
         self._print(f"step {step}  validation  {shown}")
 
     def on_checkpoint_save(self, checkpoint_path: str) -> None:
-        self._print(f"saved {checkpoint_path}")
+        self._print(f"saved {_shown(checkpoint_path)}")
 
     def on_train_end(self, trainer: Any) -> None:
         self._finish_line()
@@ -95,6 +97,11 @@ def _print_table(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> Non
         share = row["seconds"] / seconds if seconds > 0 else 0.0
         table.add_row(row["hook"], row["kind"], str(row["calls"]), f"{row['seconds']:.3f}", f"{share:.1%}")
     Console(file=out, highlight=False, markup=False).print(table)
+
+
+def _shown(path: str) -> str:
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def _speed(rate: float) -> str:

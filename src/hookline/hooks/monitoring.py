@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from time import time
 from typing import Any
 
 import torch
 
-from hookline.errors import HooklineError
+from hookline.events.policy import logger
 from hookline.events.schedule import Schedule
 from hookline.record.writers import JsonLines
 from hookline.registry.base import ForwardHook, TrainingHook
@@ -26,6 +27,7 @@ class JSONLogHook(TrainingHook):
         self.path = path
         self.schedule = Schedule.parse(every=f"{log_every_n_batches} batches")
         self._lines: JsonLines | None = None
+        self._told = False
 
     def on_train_start(self, trainer: Any, state: Mapping[str, Any]) -> None:
         self._write(trainer, "train_start", state, run_id=trainer.run_id)
@@ -48,19 +50,22 @@ class JSONLogHook(TrainingHook):
             self._lines = None
 
     def _write(self, trainer: Any, event: str, state: Mapping[str, Any], **more: Any) -> None:
-        if self.path is None and trainer.run_dir is None and getattr(trainer.options, "fast_dev_run", False):
-            return  # a trial run, which writes nothing
-        if self._lines is None:
-            self._lines = JsonLines(self._where(trainer))
-        told = {key: value for key, value in state.items() if key not in ("model", "optimizer")}
-        self._lines.write({"event": event, **told, **more})
+        if self._lines is None and (where := self._where(trainer)) is not None:
+            self._lines = JsonLines(where)
+        if self._lines is not None:
+            told = {key: value for key, value in state.items() if key not in ("model", "optimizer")}
+            self._lines.write({"event": event, "time": time(), **told, **more})
 
-    def _where(self, trainer: Any) -> Path:
+    def _where(self, trainer: Any) -> Path | None:
+        """The file to write to; None, said once, when the run keeps no record on disk and nobody gave a path."""
         if self.path is not None:
             return Path(self.path)
-        if trainer.run_dir is None:
-            raise HooklineError("json_log: this run keeps no record on disk; give json_log a path")
-        return Path(trainer.run_dir) / "log.jsonl"
+        if trainer.run_dir is not None:
+            return Path(trainer.run_dir) / "log.jsonl"
+        if not self._told:
+            self._told = True
+            logger.warning("json_log writes nothing: this run keeps no record on disk; give json_log a path")
+        return None
 
 
 class ActivationStats(ForwardHook):

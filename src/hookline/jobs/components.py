@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hookline.errors import ConfigError, HooklineError, nearest
-from hookline.registry.loading import Gate, import_dotted
+from hookline.registry.loading import OWN_PARTS, Gate, import_dotted
 from hookline.registry.names import Names
 
 
@@ -46,8 +46,8 @@ class Component:
             return self.factory(*first, **parameters)
         except HooklineError as error:
             raise ConfigError(self.path, str(error)) from error
-        except (TypeError, ValueError) as error:
-            raise ConfigError(self.path, f"{self.name} cannot be made with these parameters: {error}") from error
+        except (RuntimeError, TypeError, ValueError) as error:  # what torch and Python say of a value they cannot use
+            raise ConfigError(self.path, f"{self.name} cannot be made with {_listed(parameters)}: {error}") from error
 
 
 def check_name(name: str, names: Names, gate: Gate, path: str) -> None:
@@ -55,7 +55,8 @@ def check_name(name: str, names: Names, gate: Gate, path: str) -> None:
     if name in names:
         return
     if "." not in name:
-        raise ConfigError(path, f"there is no {names.noun} named {name!r}; {nearest(name, names.names(), 40)}")
+        close = nearest(name, names.names(), 40)
+        raise ConfigError(path, f"there is no {names.noun} named {name!r}; {close}; {OWN_PARTS}")
     gate.check(name, path)
 
 
@@ -74,6 +75,12 @@ def _keyword_parameters(factory: Callable[..., Any], taken: int) -> dict[str, in
         return dict(list(inspect.signature(factory).parameters.items())[taken:])
     except (TypeError, ValueError):
         return None
+
+
+def _listed(parameters: Mapping[str, Any]) -> str:
+    """Parameters for an error message; of a resolved reference, the reference."""
+    shown = {key: repr(getattr(value, "reference", value)) for key, value in parameters.items()}
+    return ", ".join(f"{key}={text[:60]}" for key, text in shown.items()) or "its defaults"
 
 
 def _takes_one(parameter: inspect.Parameter) -> bool:

@@ -24,6 +24,8 @@ class SampleText(TrainingHook):
         self._stream = stream
 
     def on_train_end(self, trainer: Any, state: Mapping[str, Any]) -> None:
+        if getattr(getattr(trainer, "options", None), "fast_dev_run", 0):
+            return  # a trial run has learnt nothing to show
         vocab = trainer.hook_data.get("vocab")
         if state["status"] == "error":
             self._print("sample_text: no sample, because the run did not complete")

@@ -41,6 +41,10 @@ def read_metrics(run_dir: Path | str) -> list[dict[str, Any]]:
     steps: dict[Any, dict[str, Any]] = {}
     for record in read_jsonl(Path(run_dir) / "metrics.jsonl")[0]:
         if "step" in record:
+            if (
+                "resumed" in record
+            ):  # the run went back to here: what an earlier attempt wrote of later steps is no more
+                steps = {step: earlier for step, earlier in steps.items() if step <= record["step"]}
             steps.setdefault(record["step"], {}).update(record)
     return list(steps.values())
 

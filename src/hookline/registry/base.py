@@ -67,6 +67,8 @@ class UpdateHook(Hook):
     params: Any = None
     inplace: bool = False
     """Whether `on_update` writes into the gradients it gets; it is then given a backup to fall back to."""
+    clips: bool = False
+    """Whether it clips: it then has `norm_type` and, after each call, `clipped_norm`; on_gradient_clip follows it."""
     intervenes = True
 
     def init(self, params: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:

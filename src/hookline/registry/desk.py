@@ -12,6 +12,8 @@ from hookline.events.moment import HandMoment, known, known_step
 from hookline.events.policy import STRIKES, Incident, annotate, must_raise, report
 from hookline.registry.entry import Entry
 
+RESERVED = ("step", "epoch", "time")  # fields of every record
+
 
 class Desk:
     """Treats incidents by the hooks' policies, counts them, and tells whoever keeps the record."""
@@ -91,6 +93,10 @@ class Desk:
     def settle(self, event: Event, bound: Bound, moment: Any, name: str, before: dict[str, Any]) -> dict[str, Any]:
         """A hook changed the event's metrics: keep what it added, undo what it did to others' keys, and say so."""
         metrics = getattr(moment, name)
+        for key in [key for key in metrics if key not in before and key in RESERVED]:
+            del metrics[key]
+            message = f"added {key!r} to metrics, which every record has already; choose another name"
+            self.overruled(bound.hook, event.name, known_step(moment), message)
         lost = [key for key, value in before.items() if key not in metrics or metrics[key] is not value]
         for key in lost:
             metrics[key] = before[key]

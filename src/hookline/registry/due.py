@@ -9,8 +9,8 @@ from typing import Any
 
 from hookline.events.schedule import FAR, Clock, Reading, Schedule
 
-SAMPLE_EVERY = 16  # inner events are timed on one micro-batch in so many,
-SAMPLE_AT = 8  # but not on the first, which pays for warming up
+SAMPLE_EVERY = 17  # inner events are timed on one micro-batch in so many: a prime, or it would always meet the same
+SAMPLE_AT = 8  # place of an accumulation window; and not on the first, which pays for warming up
 
 
 class Agenda:
@@ -19,27 +19,39 @@ class Agenda:
     def __init__(self) -> None:
         self.due: frozenset[str] = frozenset()
         self.timed = False
-        self.batches = 0  # micro-batches so far
-        self.sampled = 0  # of these, timed
+        self.wait = 0  # for how many micro-batches the last decision held
+        self._asked_at: int | None = None
+        self._batches = 0  # micro-batches up to the last question
+        self._sampled = 0  # of these, timed
+        self._held: dict[str, int] = {}  # hooks due by tokens or time, and the step whose micro-batches they hear
         self._due_batches: Counter[str] = Counter()  # per scheduled hook
         self._due_sampled: Counter[str] = Counter()
         self._before: Reading | None = Reading()  # where the last micro-batch was; None when nobody looked
 
     def resume(self, clock: Clock) -> None:
-        """Count tokens and seconds from here: the counters were restored."""
-        self._before = Reading.of(clock)
+        """Count from here: the counters were restored."""
+        self._before, self._asked_at = Reading.of(clock), None
 
     def ask(self, now: Clock, scheduled: Sequence[tuple[str, Schedule]], sample: bool) -> int:
         """Decide who is due now; returns for how many further micro-batches the decision holds."""
         before, last = self.due, self._last_batch(now)
-        self.due = frozenset(name for name, schedule in scheduled if schedule.due(now, last))
+        self.due = frozenset(name for name, schedule in scheduled if self._is_due(name, schedule, now, last))
         # A hook that has just become due is timed, too: one that is rarely due might else never be.
-        self.timed = sample and (now.batches % SAMPLE_EVERY == SAMPLE_AT or self.due > before)
-        self._count()
+        self.timed = (sample and now.batches % SAMPLE_EVERY == SAMPLE_AT) or not self.due <= before
+        self._count(now)
         waits = [0] if self.due or self.timed else [schedule.wait(now) for _, schedule in scheduled]
         wait = min(*waits, (SAMPLE_AT - now.batches - 1) % SAMPLE_EVERY if sample else FAR, FAR)
         self._before = None if wait else Reading.of(now)
+        self.wait = wait
         return wait
+
+    def _is_due(self, name: str, schedule: Schedule, now: Clock, last: Clock) -> bool:
+        """Whoever is due by tokens or time in the middle of a window hears the rest of it, its step included."""
+        if schedule.due(now, last):
+            if schedule.by_tokens_or_time:
+                self._held[name] = now.steps
+            return True
+        return self._held.get(name) == now.steps
 
     def _last_batch(self, now: Clock) -> Clock:
         """Where the micro-batch before this one was; what was passed while nobody looked is past."""
@@ -47,17 +59,19 @@ class Agenda:
             return now
         return self._before
 
-    def _count(self) -> None:
-        self.sampled += self.timed
+    def _count(self, now: Clock) -> None:
+        self._batches += 1 if self._asked_at is None else max(now.batches - self._asked_at, 1)
+        self._asked_at = now.batches
+        self._sampled += self.timed
         self._due_batches.update(self.due)
         if self.timed:
             self._due_sampled.update(self.due)
 
-    def scale(self, name: str) -> float:
-        """How many micro-batches each timed one of a hook stands for."""
+    def scale(self, name: str, since: int) -> float:
+        """How many micro-batches each timed one of a hook stands for, `since` the last question."""
         if name in self._due_batches:
             return self._due_batches[name] / max(self._due_sampled[name], 1)
-        return self.batches / self.sampled if self.sampled else 1.0
+        return (self._batches + since) / self._sampled if self._sampled else 1.0
 
 
 class HandClock:

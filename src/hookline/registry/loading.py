@@ -11,9 +11,12 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from hookline.errors import ConfigError, HooklineError, RegistrationError, nearest
+from hookline.events.policy import check_policy
+from hookline.events.schedule import Schedule
 from hookline.registry.names import HOOKS
 
 KINDS = ("lifecycle", "forward", "update")
@@ -26,6 +29,7 @@ FLAGS = {  # seed 002's switches: flag -> built-in hook and the key of its param
     "enable_early_stopping_hook": ("early_stopping", "early_stopping_config"),
     "enable_lr_monitor": ("lr_monitor", "lr_monitor_config"),
 }
+OWN_PARTS = "one of your own must be registered first: import its module (on the command line: --import MODULE)"
 KEYS = (*KINDS, *FLAGS, *(key for _, key in FLAGS.values()), "hook_classes", "hook_configs")
 
 
@@ -100,7 +104,7 @@ def _one(entry: Any, kind: str, path: str, gate: Gate) -> HookSpec:
     type_name = given["name"]
     if not isinstance(given.get("enabled", True), bool):
         raise ConfigError(f"{path}.enabled", f"expected true or false, got {_shown(given['enabled'])}")
-    options, parameters = _sorted_out(given, RESERVED)
+    options, parameters = _sorted_out(given, RESERVED, path)
     return HookSpec(
         path=path,
         type_name=type_name,
@@ -112,10 +116,20 @@ def _one(entry: Any, kind: str, path: str, gate: Gate) -> HookSpec:
     )
 
 
-def _sorted_out(given: Mapping[str, Any], reserved: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _sorted_out(
+    given: Mapping[str, Any], reserved: tuple[str, ...], path: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """What belongs to the registry, and what goes to the hook's constructor."""
     options = {key: given[key] for key in OPTIONS if key in given}
+    _check_options(options, path)
     return options, {str(key): value for key, value in given.items() if key not in reserved}
+
+
+def _check_options(options: Mapping[str, Any], path: str) -> None:
+    """Refuse a schedule or a policy that means nothing here, where its path is known."""
+    Schedule.parse(**{key: options.get(key) for key in ("every", "at", "start", "stop")}, path=path)
+    if options.get("on_error") is not None:
+        check_policy(options["on_error"], f"{path}.on_error")
 
 
 def _by_class(tree: Mapping[str, Any], gate: Gate) -> Iterator[HookSpec]:
@@ -124,9 +138,10 @@ def _by_class(tree: Mapping[str, Any], gate: Gate) -> Iterator[HookSpec]:
         if not isinstance(dotted, str):
             raise ConfigError(f"hooks.hook_classes.{index}", f"expected a class path, got {_shown(dotted)}")
         bare = dotted.rpartition(".")[2]
-        given = configs.pop(dotted, None) or configs.pop(bare, None) or {}
+        key = dotted if dotted in configs else bare
+        given = configs.pop(key, None) or {}
         target = _target(dotted, f"hooks.hook_classes.{index}", gate)
-        options, parameters = _sorted_out(given, OPTIONS)
+        options, parameters = _sorted_out(given, OPTIONS, f"hooks.hook_configs.{key}")
         yield HookSpec(f"hooks.hook_classes.{index}", dotted, target, options=options, parameters=parameters)
     for key in configs:
         raise ConfigError(f"hooks.hook_configs.{key}", f"no such class in hook_classes; {nearest(str(key), paths)}")
@@ -138,7 +153,7 @@ def _by_flag(tree: Mapping[str, Any]) -> Iterator[HookSpec]:
             continue
         if name not in HOOKS:
             raise ConfigError(f"hooks.{flag}", f"there is no hook {name!r} yet; {nearest(name, HOOKS.names())}")
-        options, parameters = _sorted_out(tree.get(key) or {}, OPTIONS)
+        options, parameters = _sorted_out(tree.get(key) or {}, OPTIONS, f"hooks.{key}")
         yield HookSpec(f"hooks.{flag}", name, name, origin="built-in", options=options, parameters=parameters)
 
 
@@ -147,18 +162,32 @@ def _target(name: str, path: str, gate: Gate) -> str:
         return name
     if "." in name:
         return gate.check(name, path)
-    raise ConfigError(path, f"there is no hook named {name!r}; {nearest(name, HOOKS.names(), 40)}")
+    raise ConfigError(path, f"there is no hook named {name!r}; {nearest(name, HOOKS.names(), 40)}; {OWN_PARTS}")
 
 
 def make_hook(given: Any, parameters: Mapping[str, Any]) -> Any:
     """An object stays as it is; a class, a name or a dotted path is made with its parameters."""
-    factory = find_hook(given) if isinstance(given, str) else given
-    if not isinstance(factory, type) and not isinstance(given, str):
-        if parameters:
-            raise RegistrationError(f"{sorted(parameters)}: unknown options for a hook that is made already")
-        return factory
+    if isinstance(given, str):
+        return _make_by_name(given, parameters)
+    if isinstance(given, type):
+        _check_parameters(given, parameters)
+        return given(**parameters)
+    for key in parameters:
+        raise RegistrationError(f"{key!r} is no option of a hook; {nearest(key, OPTIONS)}")
+    return given
+
+
+def _make_by_name(name: str, parameters: Mapping[str, Any]) -> Any:
+    """A hook that is named rather than handed over: what its constructor cannot digest is told with the parameters."""
+    factory = find_hook(name)
     _check_parameters(factory, parameters)
-    return factory(**parameters)
+    try:
+        return factory(**parameters)
+    except RegistrationError:
+        raise
+    except (HooklineError, TypeError, ValueError) as error:
+        given = ", ".join(f"{key}={_repr(value)}" for key, value in parameters.items()) or "its defaults"
+        raise RegistrationError(f"{name} cannot be made with {given}: {error}") from error
 
 
 def find_hook(name: str) -> Any:
@@ -172,15 +201,23 @@ def import_dotted(dotted: str) -> Any:
     try:
         module = import_module(module_name)
     except ImportError as error:
-        raise HooklineError(f"{dotted!r}: cannot import {module_name!r} ({error})") from error
+        hint = where_to_look(error, module_name)
+        raise RegistrationError(f"{dotted!r}: cannot import {module_name!r} ({error}){hint}") from error
     found = getattr(module, attribute, None)
     if found is None:
-        raise HooklineError(f"{dotted!r}: {module_name} has no {attribute!r}; {nearest(attribute, vars(module))}")
+        raise RegistrationError(f"{dotted!r}: {module_name} has no {attribute!r}; {nearest(attribute, vars(module))}")
     home = getattr(found, "__module__", "")
     if not callable(found) or home.split(".")[0] != dotted.split(".")[0]:
         kind = type(found).__name__
-        raise HooklineError(f"{dotted!r} is not a hook class of that package (it is {kind} from {home!r})")
+        raise RegistrationError(f"{dotted!r} is not a hook class of that package (it is {kind} from {home!r})")
     return found
+
+
+def where_to_look(error: Exception, module: str) -> str:
+    """For a module that was not found, where it may lie; nothing for one that failed while it was imported."""
+    if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
+        return ""
+    return f"; a `hookline` command looks in the current directory ({Path.cwd()}), then among installed packages"
 
 
 def _check_parameters(factory: Any, parameters: Mapping[str, Any]) -> None:
@@ -195,11 +232,19 @@ def _check_parameters(factory: Any, parameters: Mapping[str, Any]) -> None:
     for key in parameters:
         if key not in known:
             raise RegistrationError(f"{name} has no parameter {key!r}; {nearest(key, [*known, *OPTIONS], 40)}")
+        _refuse_text(name, key, parameters[key], known[key].annotation)
     for key, parameter in known.items():
         spread = parameter.kind is inspect.Parameter.VAR_POSITIONAL
         required = parameter.default is inspect.Parameter.empty and not spread
         if required and key not in parameters:
             raise RegistrationError(f"{name} needs the parameter {key!r}")
+
+
+def _refuse_text(name: str, key: str, value: Any, annotation: Any) -> None:
+    """A word where the constructor's annotation has numbers only would fail much later, in the middle of a run."""
+    written = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    if isinstance(value, str) and {word.strip() for word in written.split("|")} <= {"int", "float", "None"}:
+        raise RegistrationError(f"{name}.{key}: expected {written}, got {_shown(value)}")
 
 
 def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,5 +259,10 @@ def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return f"{text if len(text) <= 60 else text[:57] + '…'} ({type(value).__name__})"
+    return f"{_repr(value)} ({type(value).__name__})"
+
+
+def _repr(value: Any) -> str:
+    """A value for an error message, cut short; of a resolved reference, the reference."""
+    text = repr(getattr(value, "reference", value))
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -103,7 +103,7 @@ class HookRegistry(Events):
             policy=check_policy(on_error or str(getattr(made, "on_error", "warn"))),
             schedule=schedule,
             enabled=enabled,
-            last=last,
+            last=last or bool(vars(type(made)).get("runs_last", False)),
             before=_names(before),
             after=_names(after),
             ranks=_ranks(ranks),
@@ -122,8 +122,9 @@ class HookRegistry(Events):
             self._check_order(entry)
             for check in self._admission:
                 check(entry)
-            set_up(entry, self)
-            if entry.name in self._entries:  # by setup() itself
+        set_up(entry, self)  # the user's code, so not under the lock
+        with self._lock:
+            if entry.name in self._entries:  # by setup() itself, or by another thread
                 self._close(entry)
                 self._check_name(entry)
             self._entries[entry.name] = entry
@@ -284,8 +285,15 @@ class HookRegistry(Events):
             self._changed()
         self._close(entry)
 
+    def reopen(self) -> None:
+        """Another run begins: hooks that the last one closed are set up again."""
+        for entry in self.entries():
+            if entry.closed:
+                entry.closed = False
+                set_up(entry, self)
+
     def close(self) -> None:
-        """Close every hook; each is closed once in its life."""
+        """Close every hook, once for each time it was set up."""
         for entry in list(self._entries.values()):
             self._close(entry)
 
@@ -408,12 +416,14 @@ class HookRegistry(Events):
 
     def costs(self) -> list[dict[str, Any]]:
         """Host time by hook and by lazy argument, most expensive first; inner events scaled up from their samples."""
-        rows = [_cost_row(entry, self.tables.agenda.scale(entry.name)) for entry in self.entries()]
+        scale = self.tables.scale
+        rows = [_cost_row(entry, scale(entry.name)) for entry in self.entries()]
         for name, cost in list(self.desk.arguments.items()):
             if cost.ns > 100_000:  # reading a free argument is no news
                 seconds = cost.ns / 1e9
                 rows.append({"hook": f"reading {name}", "kind": "argument", "calls": cost.calls, "seconds": seconds})
-        return sorted(rows, key=lambda row: -float(str(row["seconds"])))
+        told = [row for row in rows if row["calls"] or row["kind"] != "update"]  # a default link that never had to run
+        return sorted(told, key=lambda row: -float(str(row["seconds"])))
 
 
 for _spelling in SPELLINGS:

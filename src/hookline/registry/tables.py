@@ -95,3 +95,7 @@ class Tables:
         self.countdown = self.agenda.ask(clock, scheduled, sample)
         if (self.agenda.due, self.agenda.timed) != before:
             self._install()
+
+    def scale(self, hook: str) -> float:
+        """How many micro-batches each timed one of a hook stands for."""
+        return self.agenda.scale(hook, max(self.agenda.wait - self.countdown, 0))

@@ -15,7 +15,7 @@ from hookline.trainer.rng import restore_rng, rng_state
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
-PROGRESS = ("step", "epoch", "epoch_over", "batch_idx", "batches_before", "tokens_seen")
+PROGRESS = ("step", "steps_done", "epoch", "epoch_over", "batch_idx", "batches_before", "tokens_seen")
 
 
 def save_checkpoint(trainer: Trainer, name: str | None = None) -> Path:
@@ -23,7 +23,8 @@ def save_checkpoint(trainer: Trainer, name: str | None = None) -> Path:
     moment = trainer.moment
     directory = trainer.checkpoint_dir
     if directory is None:
-        raise CheckpointError("this run keeps no record on disk (record=False), so it has nowhere to write checkpoints")
+        why = "this run keeps no record on disk (record=False)" if trainer.running else "there is no run yet"
+        raise CheckpointError(f"{why}, so there is no directory to write a checkpoint to")
     name_stateless_hooks(trainer)
     meta = {"run_id": trainer.run_id, "step": moment.step, "epoch": moment.epoch}
     return write_checkpoint(directory, name or f"step-{moment.step:08d}", collect(trainer), meta)
@@ -96,7 +97,8 @@ def restore(trainer: Trainer, sections: dict[str, Any]) -> None:
         setattr(trainer.moment, name, sections["progress"][name])
     trainer.moment.elapsed_before = sections["progress"]["seconds"]
     trainer.moment.epoch_rng = sections["epoch_rng"]
-    trainer.chain.states.update(sections["update_state"])
+    trainer.moment.forget_step()
+    trainer.chain.states.update(_on(trainer.device, sections["update_state"]))
     for kind, names in trainer.hooks.load_state_dict(sections["hooks"]).items():
         for name in names:
             trainer.record.event("hook_state", trainer.moment.step, hook=name, problem=kind)
@@ -108,6 +110,15 @@ def load_weights(model: torch.nn.Module, path: str | Path) -> None:
     """The weights of a checkpoint and nothing else."""
     sections, _ = read_checkpoint(find_checkpoint(Path(path)))
     model.load_state_dict(sections["model"])
+
+
+def _on(device: torch.device, tree: Any) -> Any:
+    """A nested value with its tensors on a device: update hooks meet gradients there."""
+    if isinstance(tree, torch.Tensor):
+        return tree.to(device)
+    if isinstance(tree, dict):
+        return {key: _on(device, value) for key, value in tree.items()}
+    return type(tree)(_on(device, value) for value in tree) if isinstance(tree, (list, tuple)) else tree
 
 
 def _check_count(what: str, have: list[Any], saved: list[Any]) -> None:

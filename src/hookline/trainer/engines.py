@@ -58,7 +58,8 @@ class Engine:
         """Give the gradients their true values, before anybody looks at them."""
         if self.scaler is not None:
             for optimizer in optimizers:
-                self.scaler.unscale_(optimizer)
+                if _has_gradients(optimizer):
+                    self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, own_step: Callable[..., Any] | None) -> bool:
         """Step an optimizer; returns whether it stepped (a scaler skips non-finite gradients)."""
@@ -67,6 +68,8 @@ class Engine:
             return True
         if own_step is not None:
             raise TrainingError("optimizer_step cannot be combined with precision='fp16': the GradScaler owns the step")
+        if not _has_gradients(optimizer):  # which a scaler cannot judge
+            return False
         stepped: list[bool] = []
         handle = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
         try:
@@ -79,6 +82,10 @@ class Engine:
         """Adapt the scale once per step."""
         if self.scaler is not None:
             self.scaler.update()
+
+
+def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    return any(param.grad is not None for group in optimizer.param_groups for param in group["params"])
 
 
 def _all_on(model: torch.nn.Module, device: torch.device) -> bool:

@@ -35,10 +35,18 @@ def make_step(model: Any, step_fn: StepFunction | None, loss_fn: Callable[..., A
 
     def model_only(batch: Any) -> Any:
         if isinstance(batch, (tuple, list)):
-            return model(*batch)
+            return _all_into(model, batch)
         return model(**batch) if isinstance(batch, Mapping) else model(batch)
 
     return users if step_fn is not None else with_loss_fn if loss_fn is not None else model_only
+
+
+def _all_into(model: Any, batch: Any) -> Any:
+    try:
+        return model(*batch)
+    except TypeError as error:
+        error.add_note(f"every item of the batch went into the model, because there is no loss_fn; {FOUR_WAYS}")
+        raise
 
 
 def loss_and_metrics(result: Any) -> tuple[torch.Tensor, dict[str, Any]]:

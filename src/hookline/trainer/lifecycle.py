@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline.errors import TrainingError
 from hookline.events.policy import Incident
 from hookline.trainer.checkpointing import load_weights, run_directory
 from hookline.trainer.loaders import epoch_length
@@ -32,6 +33,7 @@ def running(trainer: Trainer, resume: str | Path | None) -> Iterator[None]:
             if heard := trainer.hooks.fire.on_train_start:
                 heard(trainer.moment)
             yield
+            trainer.save_if_asked()
         trainer.status = "completed"
         if trainer.stop_reason is not None:
             outcome, reason = "stopped", stop_sentence(trainer)
@@ -50,13 +52,18 @@ def running(trainer: Trainer, resume: str | Path | None) -> Iterator[None]:
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Ask torch for deterministic algorithms, for as long as the run lasts."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(wanted or before)
+    """Ask torch for deterministic algorithms, for as long as the run lasts; touch nothing unless asked to."""
+    before, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    if wanted:
+        torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        if wanted:
+            torch.use_deterministic_algorithms(before, warn_only=warn_only)
 
 
 def begin(trainer: Trainer, resume: str | Path | None) -> Callable[[], None]:
@@ -70,6 +77,7 @@ def begin(trainer: Trainer, resume: str | Path | None) -> Callable[[], None]:
     trainer.running, trainer.run_ended, trainer.status = True, False, "training"
     trainer.stop_reason = trainer.stopped_by = None
     trainer.moment.begin_run()
+    trainer.hooks.reopen()
     return trainer.hooks.desk.watch(lambda incident: record_incident(trainer, incident))
 
 
@@ -77,6 +85,9 @@ def prepare(trainer: Trainer, resume: str | Path | None) -> None:
     """What else comes before on_train_start: no old gradients, the right weights, a tried validation, one line."""
     options = trainer.options
     trainer.model.zero_grad(set_to_none=True)
+    if not trainer.model.training:  # as a model from a hub comes; single modules left in eval mode stay so
+        trainer.model.train()
+    refuse_blind_plateau(trainer)
     if options.init_from:
         load_weights(trainer.model, options.init_from)
     if resume is not None:
@@ -85,6 +96,13 @@ def prepare(trainer: Trainer, resume: str | Path | None) -> None:
         sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
     if options.console:
         print(opening_line(trainer), flush=True)
+
+
+def refuse_blind_plateau(trainer: Trainer) -> None:
+    """A scheduler that waits for the validation loss would wait for ever."""
+    plateau = any(isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau) for one in trainer.schedulers)
+    if plateau and not (trainer.val_loaders and trainer.options.validate_every is not None):
+        raise TrainingError("ReduceLROnPlateau waits for val/loss: give a validation loader and validate_every")
 
 
 def fail(trainer: Trainer, error: BaseException) -> None:
@@ -100,13 +118,10 @@ def end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     """on_train_end, hooks closed, record closed, one line on the console that hides nothing."""
     moment = trainer.moment
     moment.reason, moment.live_loss = reason or outcome, None
-    trainer.hooks.tables.agenda.batches = moment.batches
     trainer.note_non_finite(_read(trainer.loop.losses.take_non_finite))
     try:
         if heard := trainer.hooks.fire.on_train_end:
             heard(moment)
-        if outcome in ("completed", "stopped"):
-            trainer.save_if_asked()
     finally:
         trainer.hooks.close()
         trainer.record.extend(trainer.loop.unrecorded)
@@ -133,7 +148,7 @@ def counters(trainer: Trainer) -> dict[str, Any]:
     """What the run came to."""
     moment = trainer.moment
     return {
-        "step": moment.step,
+        "step": moment.steps_done,
         "epoch": moment.epoch,
         "batches": moment.batches,
         "tokens_seen": moment.tokens_seen,
@@ -164,11 +179,11 @@ def stop_sentence(trainer: Trainer) -> str:
 
 def opening_line(trainer: Trainer) -> str:
     options, length = trainer.options, epoch_length(trainer.train_loaders)
-    steps = f"{options.max_steps} steps" if options.max_steps is not None else ""
-    epochs = f"{options.epochs} epoch{'s' if options.epochs != 1 else ''}" if options.epochs is not None else ""
-    of = f" of {length} batches" if length is not None and epochs else ""
+    steps = _counted(options.max_steps, "step") if options.max_steps is not None else ""
+    epochs = _counted(options.epochs, "epoch") if options.epochs is not None else ""
+    of = f" of {_counted(length, 'batch')}" if length is not None and epochs else ""
     assumed = " (give max_epochs or max_steps for more)" if options.max_epochs is None and not steps else ""
-    where = f" → {trainer.record.path}" if trainer.record.path is not None else ""
+    where = f" → {shown_path(trainer.record.path)}" if trainer.record.path is not None else ""
     length_of_run = " or ".join(filter(None, [steps, epochs + of]))
     return f"run {trainer.record.run_id}: {length_of_run} on {trainer.device}{assumed}{where}"
 
@@ -192,5 +207,11 @@ def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
 
 
 def _counted(count: int, noun: str) -> str:
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    plural = {"batch": "batches", "non-finite loss": "non-finite losses"}.get(noun, f"{noun}s")
     return f"{count} {noun if count == 1 else plural}"
+
+
+def shown_path(path: Path) -> str:
+    """A path as one would type it here."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

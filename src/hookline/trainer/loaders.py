@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
+
 from hookline.errors import TrainingError
 
 Loaders = Any  # one iterable, a list of them or a dict of them
@@ -81,15 +83,17 @@ class EpochBatches:
 
     def _counting(self) -> Iterator[tuple[int, str, Any]]:
         left = -1 if self.length is None else self.length
-        for index, (name, loader) in enumerate(self._loaders.items()):
-            for batch in loader:
+        # All begin here, so that what shuffling draws from the random streams does not depend on the batches before.
+        begun = [(name, iter(loader)) for name, loader in self._loaders.items()]
+        for index, (name, batches) in enumerate(begun):
+            for batch in batches:
                 left -= 1
                 self.last = left == 0
                 yield index, name, batch
                 if left == 0:
                     return
         if left == (-1 if self.length is None else self.length):
-            raise TrainingError("the training loader gave no batches: check the dataset and the sampler")
+            raise TrainingError(f"the training loader gave no batches{_why_empty(self._loaders)}")
         self.exhausted = True
 
     def _looking_ahead(self) -> Iterator[tuple[int, str, Any]]:
@@ -100,3 +104,26 @@ class EpochBatches:
             self.last = following is None
             yield held
             held = following
+
+
+def generators_of(loaders: Mapping[str, Iterable[Any]]) -> list[torch.Generator]:
+    """The random generators that loaders and their samplers own, each once."""
+    found: dict[int, torch.Generator] = {}
+    for loader in loaders.values():
+        for owner in (loader, getattr(loader, "sampler", None)):
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator):
+                found[id(generator)] = generator
+    return list(found.values())
+
+
+def restore_generators(loaders: Mapping[str, Iterable[Any]], states: list[torch.Tensor]) -> None:
+    """Put the loaders' own generators back to where they were."""
+    for generator, state in zip(generators_of(loaders), states, strict=False):
+        generator.set_state(state)
+
+
+def _why_empty(loaders: Mapping[str, Iterable[Any]]) -> str:
+    if any(isinstance(loader, Iterator) for loader in loaders.values()):
+        return ": it is an iterator, which can be read only once; give a list or a DataLoader"
+    return ": check the dataset and the sampler"

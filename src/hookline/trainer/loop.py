@@ -15,8 +15,11 @@ import torch
 
 from hookline.errors import TrainingError
 from hookline.trainer.forward import check_trainable, count_samples, count_tokens, loss_and_metrics
-from hookline.trainer.loaders import EpochBatches
+from hookline.events.dispatch import Fire
+from hookline.trainer.loaders import EpochBatches, generators_of, restore_generators
 from hookline.trainer.losses import LossBook
+from hookline.trainer.moment import numbers_of
+from hookline.trainer.parameters import unowned_parameters
 from hookline.trainer.rng import restore_rng, rng_state, rng_untouched
 
 if TYPE_CHECKING:
@@ -48,12 +51,11 @@ class Loop:
         period = options.validation_period if trainer.val_loaders else None
         self.validate_steps = int(period.amount) if period and period.unit == "steps" else 0
         self.validate_epochs = int(period.amount) if period and period.unit == "epochs" else 0
-        owned = {id(param) for one in trainer.optimizers for group in one.param_groups for param in group["params"]}
-        self.unowned = [param for param in trainer.model.parameters() if id(param) not in owned]
+        self.unowned = unowned_parameters(trainer.model, trainer.params)
         self.in_window = 0
         self.last_of_epoch = False
         self.bare_loss = False  # the step returns the loss itself, as a 0-dim tensor; known after the first batch
-        self.unrecorded: list[tuple[int, int, str, torch.Tensor, float]] = []
+        self.unrecorded: list[tuple[int, int, str, Any, float]] = []
         self.flushed, self.flushed_step, self.flush_at = time(), self.moment.step, self.moment.step + FLUSH_STEPS
         self.over = False  # a stop was asked for, or the last step is done
         self.next_boundary = 0  # the next step after which something is due; see boundary()
@@ -83,27 +85,22 @@ class Loop:
         if moment.epoch_rng is not None:
             with rng_untouched():
                 restore_rng(moment.epoch_rng)  # so that a shuffling loader shuffles as it did
+                restore_generators(loaders, moment.epoch_rng.get("generators", []))
                 batches.skip(moment.batch_idx + 1)
         else:
             moment.enter_epoch()
             self.losses = LossBook()
             if heard := self.fire.on_epoch_start:
                 heard(moment)
-            moment.epoch_rng = rng_state()
+            moment.epoch_rng = {**rng_state(), "generators": [one.get_state() for one in generators_of(loaders)]}
         self.hooks.replan()
         return batches
 
     def close_window(self) -> None:
         """The loader gave fewer batches than it promised: step with what there is, for windows end with epochs."""
-        moment = self.moment
         self.last_of_epoch = True
         self.optimizer_step()
-        self.in_window = 0
-        self.unrecorded.append((moment.step, moment.epoch, "train/loss", moment.window_tensor(), time()))
-        if heard := self.fire.on_step_end:
-            heard(moment)
-            moment.release_gradients()
-        self.boundary()
+        self.finish_step()
 
     def end_epoch(self) -> None:
         """Validation if due, on_epoch_end, then the epoch's checkpoint, whose position is the next epoch's start."""
@@ -111,7 +108,7 @@ class Loop:
         if self.options.scheduler_interval == "epoch":
             trainer.step_schedulers()
         if self.validate_epochs and (moment.epoch + 1) % self.validate_epochs == 0:
-            trainer.validate()
+            trainer.step_plateau(trainer.validate())
         trainer.note_non_finite(self.losses.take_non_finite())
         self.record.log(moment.step, moment.epoch, "train/epoch_loss", self.losses.mean())
         if heard := self.fire.on_epoch_end:
@@ -119,6 +116,12 @@ class Loop:
         moment.epoch_over, moment.epoch_rng = True, None
         self.flush()
         trainer.save_if_asked()
+
+    def all_done(self) -> bool:
+        """Whether a new run would have nothing to do."""
+        epochs, steps, moment = self.options.epochs, self.options.max_steps, self.moment
+        by_epochs = epochs is not None and moment.epoch + moment.epoch_over >= epochs
+        return moment.step > 0 and (by_epochs or (steps is not None and moment.steps_done >= steps))
 
     def finished(self) -> bool:
         """Whether a stop was asked for or the last step is done."""
@@ -166,16 +169,7 @@ class Loop:
             if moment.metrics_read:
                 self.log_all(moment.added_metrics())
         if complete:
-            self.in_window = 0
-            loss_of_step = detached if self.plain else moment.window_tensor()
-            self.unrecorded.append((moment.step, moment.epoch, "train/loss", loss_of_step, time()))
-            if moment.step_metrics:
-                self.log_all({f"train/{key}": value for key, value in moment.step_metrics.items()})
-            if heard := fire.on_step_end:
-                heard(moment)
-                moment.release_gradients()
-            if moment.step >= self.next_boundary or trainer.wants_attention:
-                self.boundary()
+            self.finish_step()
         return detached
 
     def find_loss(self, result: Any) -> torch.Tensor:
@@ -212,10 +206,12 @@ class Loop:
             heard(moment)
         if heard := fire.on_update:
             heard(moment)
+            if (norm := moment.norm_before_clipping()) is not None:
+                self.unrecorded.append((moment.step, moment.epoch, "train/grad_norm", norm, time()))
         if fire.on_step_end:
             moment.keep_gradients()
         moment.used_lr = None
-        any_stepped = False
+        left_out: list[torch.optim.Optimizer] = []
         for index, optimizer in enumerate(optimizers):
             moment.optimizer_idx = index
             if heard := fire.on_before_optimizer_step:
@@ -226,17 +222,20 @@ class Loop:
             else:
                 stepped = moment.skip_asked_at != moment.step and self.engine.step(optimizer, own_step)
             if not stepped:
+                left_out.append(optimizer)
                 self.skipped()
             elif heard := fire.on_after_optimizer_step:
                 heard(moment)
-            any_stepped = any_stepped or stepped
         moment.optimizer_idx = 0
         if not self.plain:
             self.engine.end_step()
         if self.schedules or fire.on_step_end:
             moment.used_lr = optimizers[0].param_groups[0]["lr"]  # a scheduler or a hook may move it before on_step_end
-        if self.schedules and any_stepped:
-            trainer.step_schedulers()
+        if self.schedules:
+            self.unrecorded.append((moment.step, moment.epoch, "train/lr", moment.used_lr, time()))
+            trainer.step_schedulers([one for one in optimizers if one not in left_out])
+        if left_out:
+            trainer.skipped_steps += 1
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         for param in self.unowned:  # no optimizer clears these, and they would pile up in the norm
@@ -270,10 +269,24 @@ class Loop:
         asked = moment.skip_asked_at == moment.step
         moment.reason = moment.skip_reason if asked else "non-finite gradients under GradScaler"
         self.record.event("step_skipped", moment.step, reason=moment.reason, optimizer_idx=moment.optimizer_idx)
-        self.trainer.skipped_steps += 1
         if heard := self.fire.on_step_skipped:
             heard(moment)
         moment.reason = None
+
+    def finish_step(self) -> None:
+        """The step's metrics are recorded, then on_step_end, then what happens at step boundaries."""
+        moment = self.moment
+        self.in_window = 0
+        moment.steps_done = step = moment.step
+        loss = moment.detached_loss if self.plain else moment.window_tensor()
+        self.unrecorded.append((step, moment.epoch, "train/loss", loss, time()))
+        if moment.step_metrics:
+            self.log_all({f"train/{key}": value for key, value in moment.step_metrics.items()})
+        if heard := self.fire.on_step_end:
+            heard(moment)
+            moment.release_gradients()
+        if step >= self.next_boundary or self.trainer.wants_attention:
+            self.boundary()
 
     def boundary(self) -> None:
         """What happens after a step now and then: the record written, validation, a checkpoint, the end."""
@@ -282,7 +295,7 @@ class Loop:
         if step >= self.flush_at:
             self.flush()
         if self.validate_steps and step % self.validate_steps == 0:
-            trainer.validate()
+            trainer.step_plateau(trainer.validate())
         if trainer.save_asked and not self.last_of_epoch:  # else the epoch's end saves, as the next one's start
             trainer.save_if_asked()
         self.over = self.finished()
@@ -309,10 +322,10 @@ class Loop:
     # ---- validation ------------------------------------------------------------------------------------------------
 
     def validation_batches(
-        self, loaders: Mapping[str, Iterable[Any]], limit: int | None
+        self, loaders: Mapping[str, Iterable[Any]], limit: int | None, fire: Fire
     ) -> Iterator[tuple[str, int, Any]]:
         """Forward passes over the validation loaders; yields (loader, samples, result) for each batch."""
-        moment, fire = self.moment, self.fire
+        moment = self.moment
         for index, (name, loader) in enumerate(loaders.items()):
             for moment.batch_idx, batch in enumerate(loader):
                 if limit is not None and moment.batch_idx >= limit:
@@ -325,4 +338,5 @@ class Loop:
                 moment.detached_loss = loss.detach()
                 if heard := fire.on_validation_batch_end:
                     heard(moment)
-                yield name, count_samples(batch), {"loss": moment.detached_loss, **moment.step_metrics}
+                added = numbers_of(moment.added_metrics()) if moment.metrics_read else {}
+                yield name, count_samples(batch), {"loss": moment.detached_loss, **moment.step_metrics, **added}

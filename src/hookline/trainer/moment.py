@@ -22,6 +22,7 @@ class RunMoment:
         self.trainer = trainer
         self.grads = grads
         self.step = 0
+        self.steps_done = 0  # of these, how many are complete
         self.epoch = 0
         self.batches_before = 0  # micro-batches of earlier epochs
         self.batch_idx = -1
@@ -46,6 +47,7 @@ class RunMoment:
         self.step_metrics: dict[str, Any] = {}  # what step_fn returned beside the loss
         self.skip_reason: str | None = None
         self.skip_asked_at = -1  # the step that a guard asked to leave out
+        self.set_aside: dict[str, Any] | None = None  # the training batch, while other batches run
         self.elapsed_before = 0.0
         self._started = monotonic()
         # What was computed is kept with what it was computed for, so that a new batch has nothing to reset.
@@ -95,6 +97,11 @@ class RunMoment:
         return self.trainer.lr if self.used_lr is None else self.used_lr
 
     @property
+    def optimizer_lr(self) -> float:
+        """Of the optimizer that the event is about."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
     def device(self) -> torch.device:
         return self.trainer.device
 
@@ -114,9 +121,17 @@ class RunMoment:
         self.trainer.request_stop(reason, by)
 
     def begin_run(self) -> None:
-        """Another run: its clock starts, and what ended the last one is forgotten."""
+        """Another run: its clock starts; what ended the last one, and a step it did not complete, are forgotten."""
         self._started = monotonic()
         self.exception = self.reason = None
+        self.step = self.steps_done
+        self.forget_step()
+
+    def forget_step(self) -> None:
+        """The counters were put back: what was kept under a step's number is not that step's any more."""
+        self.skip_asked_at, self._norm_of, self._kept_of = -1, 0, 0
+        self.release_gradients()
+        self.window.clear()
 
     def enter_epoch(self) -> None:
         """The position is the start of an epoch: the next one, if one has ended."""
@@ -134,6 +149,19 @@ class RunMoment:
             if not math.isfinite(self._loss):
                 self.trainer.saw_non_finite_loss(self._loss)
         return self._loss
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """What is known of the training batch, also while validation runs."""
+        return self.set_aside if self.set_aside is not None else vars(self)
+
+    @property
+    def training_loss(self) -> float:
+        """The last training batch's loss."""
+        if self.set_aside is None:
+            return self.loss
+        tensor = self.set_aside["detached_loss"]
+        return math.nan if tensor is None else float(tensor)
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -165,9 +193,8 @@ class RunMoment:
         if len(self.window) <= 1:
             assert self.detached_loss is not None
             return self.detached_loss
-        losses = torch.stack([loss for loss, _ in self.window])
-        weights = torch.tensor([weight for _, weight in self.window], device=losses.device, dtype=losses.dtype)
-        return (losses * weights).sum() / weights.sum()
+        total = sum(weight for _, weight in self.window)
+        return torch.stack([loss * (weight / total) for loss, weight in self.window]).sum()
 
     @property
     def window_loss(self) -> float:
@@ -180,6 +207,10 @@ class RunMoment:
         self._clipped = norm
         if is_global and self._norm_of != self.step:
             self._norm, self._norm_of = norm, self.step
+
+    def norm_before_clipping(self) -> torch.Tensor | None:
+        """This step's global norm as the first clip link found it, on the device; None when nothing clipped."""
+        return self._norm if self._norm_of == self.step and isinstance(self._norm, torch.Tensor) else None
 
     @property
     def clipped_norm(self) -> float:
@@ -249,8 +280,12 @@ def numbers_of(metrics: dict[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in metrics.items()
-        if isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        if isinstance(value, (int, float)) or getattr(value, "size", None) == 1 or _one_element(value)
     }
+
+
+def _one_element(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
 def respelled(metrics: dict[str, Any], old: str, new: str) -> dict[str, Any]:

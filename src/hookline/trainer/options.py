@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from hookline.errors import ConfigError, nearest
 from hookline.events.schedule import Quantity
@@ -37,9 +37,11 @@ class TrainerOptions:
     output_dir: str = option("runs", "where the run's directory is made")
     record: bool = option(True, "write the run's record; false keeps it in memory")
     console: bool = option(True, "say in a line where a run begins and how it ended")
+    enable_intervention: bool = option(False, "let forward hooks declared intervene=True change activations")
     debug: bool = option(False, "let every hook's failure end the run")
 
     def __post_init__(self) -> None:
+        _check_kinds(self)
         _at_least(self, "accumulate", 1)
         for name in ("max_epochs", "max_steps", "sanity_batches", "fast_dev_run"):
             _at_least(self, name, 0)
@@ -78,3 +80,13 @@ def _at_least(options: TrainerOptions, name: str, smallest: int) -> None:
     value = getattr(options, name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < smallest):
         raise ConfigError(f"trainer.{name}", f"expected a whole number, at least {smallest}, got {value!r}")
+
+
+def _check_kinds(options: TrainerOptions) -> None:
+    """Refuse a word that is no choice, and anything but true and false where that is asked."""
+    for name, kind in get_type_hints(TrainerOptions).items():
+        value = getattr(options, name)
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            raise ConfigError(f"trainer.{name}", f"{value!r} is no choice; {nearest(str(value), get_args(kind))}")
+        if kind is bool and not isinstance(value, bool):
+            raise ConfigError(f"trainer.{name}", f"expected true or false, got {value!r}")

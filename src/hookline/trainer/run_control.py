@@ -19,6 +19,7 @@ class RunControl(Protocol):
     device: torch.device
     config: Any
     hook_data: dict[str, Any]
+    loss_fn: Any
 
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:

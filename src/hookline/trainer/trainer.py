@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from hookline.errors import HooklineError, TrainingError
-from hookline.events.schedule import Quantity
+from hookline.errors import CheckpointError, HooklineError, TrainingError
+from hookline.events.policy import logger
 from hookline.gradients.chain import UpdateChain
 from hookline.gradients.view import Gradients
 from hookline.record.memory_record import MemoryRecord
@@ -27,6 +27,7 @@ from hookline.trainer.loaders import Loaders, epoch_length, named_loaders
 from hookline.trainer.loop import Loop
 from hookline.trainer.moment import RunMoment
 from hookline.trainer.options import TrainerOptions
+from hookline.trainer.parameters import trained_parameters
 from hookline.trainer.rng import rng_untouched
 from hookline.trainer.validation import evaluation, set_aside, validate
 
@@ -68,23 +69,20 @@ class Trainer:
         self.record: Record = MemoryRecord()
         self.hook_data: dict[str, Any] = {}
         self.best_accuracy = -math.inf
-        self.logged: dict[str, Any] = {}  # the latest value of everything that was logged
         self.status = "training"
         self.stop_reason: str | None = None
         self.stopped_by: str | None = None
         self.save_asked = False
         self.wants_attention = False  # something was asked for that happens at a step boundary
         self.skipped_steps = self.non_finite_losses = 0
-        self.running = self.run_ended = self.named_stateless = False
+        self.running = self.run_ended = self.named_stateless = self.told_non_finite = False
         self._state: dict[str, Any] = {}
         self._step_fn, self._loss_fn = parts.step_fn, parts.loss_fn
-        params = dict(self.model.named_parameters())
-        if not params:
-            raise TrainingError(
-                f"the model ({type(self.model).__name__}) has no parameters, so there is nothing to train"
-            )
-        self.moment = RunMoment(self, Gradients(params))
-        self.chain = UpdateChain(self.hooks, lambda: params)
+        if next(self.model.parameters(), None) is None:
+            raise TrainingError(f"the model ({type(self.model).__name__}) has no parameters: there is nothing to train")
+        self.params = trained_parameters(self.model, self.optimizers)
+        self.moment = RunMoment(self, Gradients(self.params))
+        self.chain = UpdateChain(self.hooks, lambda: self.params)
         self.hooks.desk.rank = self.engine.rank
         self.hooks.desk.debug = self.hooks.desk.debug or self.options.debug
         self._callable: Any = torch.compile(self.model) if self.options.compile else self.model
@@ -114,6 +112,10 @@ class Trainer:
             self.options.max_epochs = max_epochs
         if max_steps is not None:
             self.options.max_steps = max_steps
+        if resume is None and self.loop.all_done():
+            logger.warning("nothing is left to train: %d epochs and %d steps are done; raise max_epochs or max_steps to "
+                           "go on", self.moment.epoch + self.moment.epoch_over, self.moment.step)  # fmt: skip
+            return self.refresh_state()
         for _ in self.stepper(resume):
             pass
         return self.refresh_state()
@@ -148,9 +150,7 @@ class Trainer:
         chosen = named_loaders(loaders, "val") or self.val_loaders
         if not chosen:
             raise TrainingError("there is nothing to validate on: give val_loaders")
-        metrics = validate(self, chosen, self.options.fast_dev_run or None)
-        self._step_plateau(metrics)
-        return metrics
+        return validate(self, chosen, self.options.fast_dev_run or None)
 
     def predict(self, loaders: Loaders) -> list[Any]:
         """The model's outputs for every batch, in eval mode; of a tuple batch the first item goes in."""
@@ -196,27 +196,35 @@ class Trainer:
     @loss_fn.setter
     def loss_fn(self, function: Callable[..., Any] | None) -> None:
         old, self._loss_fn = self._loss_fn, function
-        self.compute = self._make_step()
+        self.compute, self.loop.bare_loss = self._make_step(), False
         self.note("loss_fn_changed", by=self.hooks.who_is_calling(), old=_name_of(old), new=_name_of(function))
+
+    @property
+    def step_fn(self) -> StepFunction | None:
+        """The user's forward pass; assigning another one in mid-run takes effect at the next batch and is recorded."""
+        return self._step_fn
+
+    @step_fn.setter
+    def step_fn(self, function: StepFunction | None) -> None:
+        old, self._step_fn = self._step_fn, function
+        self.compute, self.loop.bare_loss = self._make_step(), False
+        self.note("step_fn_changed", by=self.hooks.who_is_calling(), old=_name_of(old), new=_name_of(function))
 
     def weigh(self, batch: Any) -> int:
         """A micro-batch's weight in its window."""
         return self.count_tokens(batch) if self.options.loss_weight == "tokens" else count_samples(batch)
 
-    def step_schedulers(self) -> None:
-        """Move every scheduler that does not wait for a metric."""
+    def step_schedulers(self, stepped: Sequence[torch.optim.Optimizer] | None = None) -> None:
+        """Move the schedulers of the optimizers that stepped (all by default); those that wait for a metric wait."""
         for scheduler in self.schedulers:
-            if not _wants_metric(scheduler):
+            if not _wants_metric(scheduler) and (stepped is None or _optimizer_of(scheduler) in (None, *stepped)):
                 scheduler.step()
 
-    def _step_plateau(self, metrics: Mapping[str, float]) -> None:
+    def step_plateau(self, metrics: Mapping[str, float]) -> None:
+        """Tell the schedulers that wait for the validation loss."""
         for scheduler in self.schedulers:
-            if _wants_metric(scheduler) and "val/loss" in metrics:
+            if _wants_metric(scheduler):
                 scheduler.step(metrics["val/loss"])
-
-    @property
-    def validation_period(self) -> Quantity | None:
-        return self.options.validation_period
 
     # ---- what hooks use --------------------------------------------------------------------------------------------
 
@@ -274,7 +282,6 @@ class Trainer:
         """Record a number or a one-element tensor at this step; never waits for the device."""
         if isinstance(value, torch.Tensor) and value.numel() != 1:
             raise HooklineError(f"log({name!r}): expected one number, got a tensor of shape {tuple(value.shape)}")
-        self.logged[name] = value
         self.record.log(self.moment.step, self.moment.epoch, name, value)
 
     def note(self, kind: str, **fields: Any) -> None:
@@ -295,8 +302,11 @@ class Trainer:
         self.moment.skip_reason, self.moment.skip_asked_at = reason, self.moment.step
 
     def save(self) -> None:
-        """Write a checkpoint at the next step boundary."""
-        self.save_asked = self.wants_attention = True
+        """Write a checkpoint at the next step boundary; when the run is closing, at once."""
+        if self.status != "training" and self.running:
+            self.save_checkpoint()
+        else:
+            self.save_asked = self.wants_attention = True
 
     def save_if_asked(self) -> None:
         """Write the checkpoint that somebody asked for."""
@@ -306,7 +316,11 @@ class Trainer:
                 self.save_checkpoint()
 
     def save_checkpoint(self, name: str | None = None) -> Path:
-        """Write a checkpoint now and tell the hooks once it is durable."""
+        """Write a checkpoint now and tell the hooks once it is durable; only between two optimizer steps."""
+        if self.loop.in_window:
+            raise CheckpointError(
+                "a step is under way, and half a step cannot be saved; trainer.save() waits for its end"
+            )
         self.loop.flush()
         path = checkpointing.save_checkpoint(self, name)
         self.moment.checkpoint_path = str(path)
@@ -320,6 +334,9 @@ class Trainer:
         found = checkpointing.load_checkpoint(self, path)
         self.moment.checkpoint_path, self.moment.resumed = str(found), True
         self.note("checkpoint_loaded", path=str(found))
+        if self.running:
+            self.record.log(self.moment.step, self.moment.epoch, "resumed", True)
+            self.record.flush()
         if heard := self.hooks.fire.on_checkpoint_load:
             heard(self.moment)
         return found
@@ -332,8 +349,8 @@ class Trainer:
             optimizer=self.optimizers[0],
             device=self.device,
             current_epoch=moment.epoch,
-            current_batch_idx=max(moment.batch_idx, 0),
-            latest_loss=self._safely(lambda: moment.loss),
+            current_batch_idx=max(moment.training["batch_idx"], 0),
+            latest_loss=self._safely(lambda: moment.training_loss),
             avg_loss=self._safely(self.loop.losses.mean),
             model_params=sum(parameter.numel() for parameter in self.model.parameters()),
             status=self.status,
@@ -351,11 +368,15 @@ class Trainer:
 
     def saw_non_finite_loss(self, value: float) -> None:
         """A loss that somebody read was NaN or infinite: never hidden."""
-        if self.moment.phase == "train":
+        if (
+            self.moment.phase == "train" and not self.told_non_finite
+        ):  # the first of an epoch; they are counted at its end
+            self.told_non_finite = True
             self.record.event("non_finite_loss", self.moment.step, batch_idx=self.moment.batch_idx, value=value)
 
     def note_non_finite(self, count: int) -> None:
         """So many losses of an epoch were NaN or infinite."""
+        self.told_non_finite = False
         if count:
             self.non_finite_losses += count
             self.record.event("non_finite_losses", self.moment.step, epoch=self.moment.epoch, count=count)
@@ -414,6 +435,10 @@ def as_list(value: Any) -> list[Any]:
 
 def _name_of(function: Any) -> str | None:
     return None if function is None else getattr(function, "__qualname__", type(function).__name__)
+
+
+def _optimizer_of(scheduler: Any) -> Any:
+    return getattr(scheduler, "optimizer", None)
 
 
 def _wants_metric(scheduler: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline.errors import TrainingError
+from hookline.events.dispatch import Fire
 from hookline.trainer.moment import numbers_of, respelled
 from hookline.trainer.rng import rng_untouched
 
@@ -40,10 +41,12 @@ def set_aside(trainer: Trainer, phase: str) -> Iterator[None]:
     """Keep what the moment knows of the training batch while other batches run."""
     moment = trainer.moment
     kept = {name: getattr(moment, name) for name in _KEPT}
+    outer, moment.set_aside = moment.set_aside, moment.set_aside or kept
     moment.phase = phase
     try:
         yield
     finally:
+        moment.set_aside = outer
         for name, value in kept.items():
             setattr(moment, name, value)
 
@@ -55,9 +58,11 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
         if heard := fire.on_validation_start:
             heard(moment)
         averages = Averages()
-        for name, samples, results in trainer.loop.validation_batches(loaders, limit):
+        tokens = 0
+        for name, samples, results in trainer.loop.validation_batches(loaders, limit, fire):
             averages.add(name, samples, results)
-        moment.val_metrics = averages.metrics(language_model=trainer.moment.tokens_seen > 0)
+            tokens += trainer.count_tokens(moment.batch)
+        moment.val_metrics = averages.metrics(language_model=tokens > 0)
         moment.eval_metrics = respelled(moment.val_metrics, "val/", "eval/")
         if heard := fire.on_validation_end:
             heard(moment)
@@ -69,14 +74,10 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
 
 def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches: int) -> None:
     """Try a few validation batches before the first step, silently: better to fail now than after an epoch."""
-    fire, trainer.hooks.fire = trainer.hooks.fire, type(trainer.hooks.fire)()
-    trainer.loop.fire = trainer.hooks.fire
-    try:
-        with set_aside(trainer, "validation"), rng_untouched(), evaluation(trainer.model), trainer.hooks.silenced():
-            for _ in trainer.loop.validation_batches(loaders, batches):
-                pass
-    finally:
-        trainer.hooks.fire = trainer.loop.fire = fire
+    nobody = Fire()
+    with set_aside(trainer, "validation"), rng_untouched(), evaluation(trainer.model), trainer.hooks.silenced():
+        for _ in trainer.loop.validation_batches(loaders, batches, nobody):
+            pass
 
 
 class Averages:

@@ -1,0 +1,36 @@
+"""The parameters that are trained: those the optimizers own, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hookline.errors import TrainingError
+
+
+def trained_parameters(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, torch.nn.Parameter]:
+    """Every parameter of every optimizer once, in the model's order; one outside the model is named by its place.
+
+    The update chain, the norm and the rescaling of windows span exactly these.
+    """
+    owned = {
+        id(param): (param, f"optimizers.{index}.{group_index}.{place}")
+        for index, optimizer in enumerate(optimizers)
+        for group_index, group in enumerate(optimizer.param_groups)
+        for place, param in enumerate(group["params"])
+    }
+    inside = {name: param for name, param in model.named_parameters() if id(param) in owned}
+    if not inside:
+        kind = type(model).__name__
+        raise TrainingError(f"no optimizer owns a parameter of the model ({kind}): were they made from another model?")
+    known = {id(param) for param in inside.values()}
+    return inside | {name: param for key, (param, name) in owned.items() if key not in known}
+
+
+def unowned_parameters(model: torch.nn.Module, trained: dict[str, torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """Parameters of the model that no optimizer clears after a step."""
+    owned = {id(param) for param in trained.values()}
+    return [param for param in model.parameters() if id(param) not in owned]

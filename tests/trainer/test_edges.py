@@ -1,0 +1,371 @@
+"""What users do at the edges: odd models, odd moments, second runs, hooks that meddle."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import HooklineError, SimpleTrainer, StopTraining, TrainingHook, UpdateHook
+from hookline.activations.manager import HookManager
+from hookline.errors import CheckpointError, TrainingError
+
+
+def batches(count: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(4, 3, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(count)]
+
+
+def make_trainer(data: Any = None, model: nn.Module | None = None, **options: Any) -> SimpleTrainer:
+    torch.manual_seed(0)
+    model = model or nn.Linear(3, 1)
+    optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, **options}
+    return SimpleTrainer(model, data if data is not None else batches(), optimizer, "cpu", **options)
+
+
+def test_a_model_in_eval_mode_is_trained_in_train_mode() -> None:
+    """As models from a hub come; a module left in eval mode on purpose stays so when the model itself trains."""
+    model = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.5))
+    make_trainer(model=model.eval()).train()
+    assert model.training and model[1].training
+    model[1].eval()
+    make_trainer(model=model).train()
+    assert not model[1].training
+
+
+@pytest.mark.parametrize(
+    ("option", "nearest"),
+    [({"scheduler_interval": "epochs"}, "'epoch'"), ({"loss_weight": "token"}, "'tokens'"), ({"precision": "bfloat16"}, "bf16"),
+     ({"record": "no"}, "true or false")],
+)  # fmt: skip
+def test_words_that_are_no_choice_are_refused_in_code_too(option: dict[str, Any], nearest: str) -> None:
+    """A typo must not change how a run is run."""
+    with pytest.raises(HooklineError, match=nearest):
+        make_trainer(**option)
+
+
+def test_forgetting_the_loss_function_is_explained() -> None:
+    """The model's own TypeError carries a note that says what is missing."""
+    with pytest.raises(TypeError) as caught:
+        make_trainer(loss_fn=None).train()
+    assert any("there is no loss_fn" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"loss_fn": nn.MSELoss}, "give an instance"), ({"loss_fn": "mse"}, "expected a function"),
+     ({"scheduler": "cosine"}, "expected a scheduler"), ({"optimizer": [1]}, "got 1")],
+)  # fmt: skip
+def test_wrong_things_are_refused_by_the_constructor(wrong: dict[str, Any], said: str) -> None:
+    """Not after the first step."""
+    with pytest.raises(TrainingError, match=said):
+        make_trainer(**wrong)
+
+
+def test_a_skip_is_not_repeated_after_going_back(tmp_path: Path) -> None:
+    """What a guard asked at a step is forgotten when the counters are put back."""
+    trainer = make_trainer(record=True, output_dir=str(tmp_path))
+    trainer.add_checkpointing()
+    guard = trainer.on("gradients_ready", name="guard")
+    guard(lambda trainer, step: trainer.skip_step("once") if step == 3 else None)
+    trainer.train()
+    assert trainer.skipped_steps == 1
+    trainer.remove_hook("guard")
+    trainer.moment.step = trainer.moment.steps_done = 0
+    trainer.moment.epoch_over, trainer.moment.batch_idx, trainer.moment.epoch_rng = False, -1, None
+    trainer.moment.forget_step()
+    trainer.fit()
+    assert trainer.skipped_steps == 1
+
+
+def test_a_plateau_scheduler_moves_with_the_runs_own_validation_only() -> None:
+    """A probe of a hook or a manual validate() is no epoch; without validation it is refused."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    trainer = make_trainer(model=model, optimizer=optimizer, scheduler=plateau, val_dataloader=batches(1))
+    for _ in range(4):
+        trainer.validate()
+    assert trainer.lr == 1.0
+    with pytest.raises(TrainingError, match="ReduceLROnPlateau waits"):
+        make_trainer(model=model, optimizer=optimizer, scheduler=plateau).train()
+
+
+def test_keys_added_at_validation_batches_are_averaged() -> None:
+    """metrics["acc"] of each batch becomes val/acc, weighted by samples, numpy numbers included."""
+    numpy = pytest.importorskip("numpy")
+
+    class Accuracy(TrainingHook):
+        def on_validation_batch_end(self, metrics: dict[str, Any], batch_idx: int) -> None:
+            metrics["acc"] = numpy.float32(batch_idx)
+
+    trainer = make_trainer(val_dataloader=batches(3))
+    trainer.add_hook(Accuracy())
+    assert trainer.validate()["val/acc"] == pytest.approx(1.0)
+
+
+def test_a_token_schedule_hears_its_whole_step() -> None:
+    """Due in the middle of a window, a hook hears the step's end too."""
+    data = [{"input_ids": torch.randint(0, 5, (5, 5))} for _ in range(32)]
+
+    class LM(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(5, 1)
+
+        def forward(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": self.embed(input_ids).pow(2).mean()}
+
+    trainer = make_trainer(data, LM(), loss_fn=None, accumulate=4)
+    heard: list[int] = []
+    trainer.on("step_end", name="tokens", every="100 tokens")(lambda step: heard.append(step))
+    trainer.train()
+    assert heard == list(range(1, 9))
+
+
+def test_reserved_names_in_metrics_are_the_hooks_fault() -> None:
+    """'step' is a field of every record: the key is taken out and the hook is named."""
+
+    class Rude(TrainingHook):
+        def on_train_batch_end(self, metrics: dict[str, Any]) -> None:
+            metrics["step"] = 1
+
+    trainer = make_trainer()
+    trainer.add_hook(Rude())
+    trainer.train()
+    (event,) = [event for event in trainer.record.events if event["kind"] == "hook_overruled"]  # type: ignore[attr-defined]
+    assert event["hook"] == "rude" and "'step'" in event["message"]
+
+
+def test_a_hook_that_cannot_make_its_state_is_refused_at_registration() -> None:
+    """Not at the first step."""
+
+    class Broken(UpdateHook):
+        def init(self, params: Any) -> dict[str, Any]:
+            raise ValueError("no state")
+
+        def on_update(self, grads: Any) -> Any:
+            return grads
+
+    with pytest.raises(ValueError, match="no state"):
+        make_trainer().add_hook(Broken())
+
+
+def test_a_save_asked_for_at_the_very_end_is_written(tmp_path: Path) -> None:
+    """trainer.save() in on_train_end writes at once, and on_checkpoint_save comes before the end has been told."""
+    heard: list[str] = []
+
+    class Final(TrainingHook):
+        def on_train_end(self, trainer: Any) -> None:
+            trainer.save()
+            heard.append("end")
+
+        def on_checkpoint_save(self) -> None:
+            heard.append("saved")
+
+    trainer = make_trainer(record=True, output_dir=str(tmp_path))
+    trainer.add_hook(Final())
+    trainer.train()
+    assert heard == ["saved", "end"]
+
+
+def test_half_a_step_cannot_be_saved(tmp_path: Path) -> None:
+    """save_checkpoint() inside a window is refused and says what waits for its end."""
+    caught: list[Exception] = []
+
+    class Eager(TrainingHook):
+        def on_after_backward(self, trainer: Any, batch_idx: int) -> None:
+            if batch_idx == 1:
+                try:
+                    trainer.save_checkpoint()
+                except CheckpointError as error:
+                    caught.append(error)
+
+    trainer = make_trainer(record=True, output_dir=str(tmp_path), accumulate=4)
+    trainer.add_hook(Eager())
+    trainer.train()
+    assert "trainer.save() waits for its end" in str(caught[0])
+
+
+def test_saving_before_there_is_a_run_says_so() -> None:
+    """There is no directory yet."""
+    with pytest.raises(CheckpointError, match="there is no run yet"):
+        make_trainer(record=True).save_checkpoint()
+
+
+def test_a_failed_step_is_not_counted() -> None:
+    """The outcome counts the steps that were completed, and the next run goes on from there."""
+
+    class Fails(TrainingHook):
+        on_error = "raise"
+
+        def on_after_backward(self, batch_idx: int) -> None:
+            if batch_idx == 2:
+                raise RuntimeError("broken")
+
+    trainer = make_trainer()
+    handle = trainer.add_hook(Fails())
+    with pytest.raises(RuntimeError):
+        trainer.train()
+    assert trainer.record.run["counters"]["step"] == 2  # type: ignore[attr-defined]
+    handle.remove()
+    trainer.fit(max_epochs=1)
+    assert trainer.moment.steps_done == 3  # the failed batch was consumed; the last one remained
+
+
+def test_determinism_mode_is_left_alone() -> None:
+    """A run that did not ask for it does not touch torch's setting, warn_only included."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        make_trainer().train()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_an_interrupt_in_one_hooks_end_does_not_silence_the_others() -> None:
+    """Every hook hears the end; then the interrupt goes on."""
+    heard: list[str] = []
+
+    class Interrupts(TrainingHook):
+        def on_train_end(self) -> None:
+            raise KeyboardInterrupt
+
+    class Hears(TrainingHook):
+        def on_train_end(self) -> None:
+            heard.append("end")
+
+    trainer = make_trainer()
+    trainer.add_hook(Interrupts())
+    trainer.add_hook(Hears())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert heard == ["end"]
+
+
+def test_a_new_loss_function_is_looked_at_as_closely_as_the_first() -> None:
+    """A loss of one element in a row is taken; one without a graph is refused with our words."""
+    trainer = make_trainer(batches(6))
+
+    class Switch(TrainingHook):
+        def on_step_end(self, trainer: Any, step: int) -> None:
+            if step == 2:
+                trainer.loss_fn = lambda out, target: (out - target).pow(2).mean().reshape(1)
+            if step == 4:
+                trainer.loss_fn = lambda out, target: (out - target).pow(2).mean().detach()
+
+    trainer.add_hook(Switch())
+    with pytest.raises(TrainingError, match="does not require grad"):
+        trainer.train()
+    assert trainer.moment.steps_done == 4
+
+
+def test_stop_training_without_a_trainer_reaches_the_caller() -> None:
+    """Nobody but the owner of the loop can stop it."""
+    from hookline import ForwardHook
+
+    class Stop(ForwardHook):
+        modules = "0"
+
+        def on_forward(self) -> None:
+            raise StopTraining("enough")
+
+    model, manager = nn.Sequential(nn.Linear(2, 2)), HookManager()
+    manager.watch(model)
+    manager.register(Stop())
+    with pytest.raises(StopTraining):
+        model(torch.ones(1, 2))
+
+
+def test_a_second_run_sets_closed_hooks_up_again() -> None:
+    """setup and close come in pairs, once for each run."""
+    calls: list[str] = []
+
+    class Paired(TrainingHook):
+        def setup(self) -> None:
+            calls.append("setup")
+
+        def close(self) -> None:
+            calls.append("close")
+
+    trainer = make_trainer()
+    trainer.add_hook(Paired())
+    trainer.train()
+    trainer.fit(max_epochs=2)
+    assert calls == ["setup", "close", "setup", "close"]
+
+
+def test_a_run_with_nothing_left_to_do_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """A second train() trains nothing, makes no record and says how to go on."""
+    trainer = make_trainer()
+    trainer.train()
+    record = trainer.record
+    trainer.train()
+    assert "nothing is left to train" in caplog.text and trainer.record is record
+
+
+def test_state_during_validation_is_trainings_own() -> None:
+    """latest_loss and current_batch_idx do not become those of a validation batch."""
+    seen: list[tuple[float, int]] = []
+    losses: list[float] = []
+
+    class Look(TrainingHook):
+        def on_train_batch_end(self, loss: float) -> None:
+            losses.append(loss)
+
+        def on_validation_end(self, state: dict[str, Any]) -> None:
+            seen.append((state["latest_loss"], state["current_batch_idx"]))
+
+    trainer = make_trainer(val_dataloader=batches(2))
+    trainer.add_hook(Look())
+    trainer.train()
+    assert seen == [(losses[-1], 3)]
+
+
+def test_a_list_of_hooks_can_be_given_to_the_constructor() -> None:
+    """hooks=[…] registers them; the default update hook is there as well."""
+
+    class Mine(TrainingHook):
+        pass
+
+    trainer = make_trainer(hooks=[Mine()])
+    assert [hook.name for hook in trainer.hooks.list_hooks()] == ["mine", "identity"]
+
+
+def test_clipping_twice_is_refused() -> None:
+    """max_grad_norm beside a clip_norm hook would be a surprise either way."""
+    with pytest.raises(HooklineError, match="clip_norm hook already"):
+        make_trainer(hooks={"update": [{"name": "clip_norm", "max_norm": 1.0}]}, max_grad_norm=0.5)
+
+
+def test_what_moves_the_step_is_in_the_record() -> None:
+    """train/lr where a scheduler moves it, train/grad_norm where something clips."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    trainer = make_trainer(model=model, optimizer=optimizer, scheduler=scheduler, max_grad_norm=1.0)
+    trainer.train()
+    records = trainer.record.metrics  # type: ignore[attr-defined]
+    assert [record["train/lr"] for record in records] == [1.0, 0.5, 0.25, 0.125]
+    assert all(record["train/grad_norm"] > 0 for record in records)
+
+
+def test_an_iterator_that_is_used_up_is_explained() -> None:
+    """A generator has one epoch in it."""
+    with pytest.raises(TrainingError, match="can be read only once"):
+        make_trainer((batch for batch in batches()), max_epochs=2).train()
+
+
+@pytest.mark.req("000-19", "000-20", "000-21")
+def test_the_default_identity_link_receives_the_gradients_and_passes_them_on() -> None:
+    """It is there without being asked for, is called while training runs, and changes nothing."""
+    trainer, bare = make_trainer(batches(20)), make_trainer(batches(20))
+    bare.disable_hook("identity")
+    trainer.train()
+    bare.train()
+    assert torch.equal(trainer.model.weight, bare.model.weight)
+    (row,) = [row for row in trainer.hooks.costs() if row["hook"] == "identity"]
+    assert row["calls"] == 20
+    assert not [row for row in bare.hooks.costs() if row["hook"] == "identity"]
