@@ -78,7 +78,7 @@ _HOMES = {
     "trainer_from_config": "build",
 }
 
-__all__ = [  # noqa: RUF022 - sorted as Python sorts
+__all__ = [
     "ActivationStats",
     "BaseTrainer",
     "CheckpointHook",

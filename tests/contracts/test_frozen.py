@@ -56,7 +56,9 @@ HOOKS_KEYS = """
     enable_model_checkpoint_hook forward gradient_monitor_config hook_classes hook_configs lifecycle logging_config
     lr_monitor_config model_checkpoint_config update
 """
-BUILT_IN = "activation_stats capture checkpoint clip_norm console_log identity json_log sample_text"
+BUILT_IN = """
+    activation_stats capture checkpoint clip_norm console_log debug gradient_flow identity json_log monitor sample_text
+"""
 
 
 def test_public_names() -> None:
@@ -83,7 +85,7 @@ def test_config_keys() -> None:
     assert sorted(RunConfig.model_fields) == ["data", "hooks", "loss", "model", "optimizer", "scheduler", "trainer"]
     assert sorted(field.name for field in fields(TrainerOptions)) == TRAINER_KEYS.split()
     assert sorted(HooksConfig.model_fields) == HOOKS_KEYS.split()
-    assert sorted(RESERVED) == sorted("name as enabled every at start stop before after on_error ranks".split())
+    assert sorted(RESERVED) == sorted(["name", "as", "enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks"])
 
 
 def test_built_in_hooks() -> None:

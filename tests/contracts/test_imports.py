@@ -119,8 +119,13 @@ def source_files() -> list[Path]:
 
 
 def hot_path_files() -> list[Path]:
-    """Every Python file of the hot-path packages that exist."""
-    return [path for path in source_files() if part_of(path) in HOT_PATH]
+    """Every Python file of the hot-path packages, less what is loaded for CUDA tensors only."""
+    return [path for path in source_files() if part_of(path) in HOT_PATH and not needs_triton(path)]
+
+
+def needs_triton(path: Path) -> bool:
+    """Whether a file is one of the kernels or of the paths that call them."""
+    return path.stem.startswith("cuda_") or "import triton" in path.read_text()
 
 
 def dotted_name(path: Path) -> str:

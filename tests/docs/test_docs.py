@@ -1,7 +1,8 @@
 """Documents run: every block of the README and the pages, and every example.
 
 Python blocks of a page share a namespace and run in order. What a line promises with a comment ``# -> text`` must be
-printed, in that order. YAML blocks with hooks load, and `hookline` commands in console blocks parse.
+printed, in that order. YAML blocks with hooks load, and `hookline` commands in console blocks parse. A block that
+begins with a file's name in a comment is that file, and the page's commands that need no other files are run with it.
 """
 
 import contextlib
@@ -41,6 +42,7 @@ for example in sys.argv[1:]:
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PROMISE = re.compile(r"# -> (.+)$", re.MULTILINE)
+_FILE_NAME = re.compile(r"# ([\w-]+\.(?:py|yaml))\n")
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
@@ -64,7 +66,35 @@ def blocks_of(page: Path) -> list[Block]:
     return [Block(page, text.count("\n", 0, found.start(2)) + 1, found[1], found[2]) for found in _FENCE.finditer(text)]
 
 
+def files_of(page: Path) -> dict[str, str]:
+    """The files that a page shows whole, by name."""
+    return {found[1]: block.text for block in blocks_of(page) if (found := _FILE_NAME.match(block.text))}
+
+
+def write_files(page: Path) -> dict[str, str]:
+    """Put the page's files into the current directory; a module of theirs is imported anew."""
+    files = files_of(page)
+    for name, text in files.items():
+        Path(name).write_text(text, encoding="utf-8")
+        sys.modules.pop(name.removesuffix(".py"), None)
+    return files
+
+
+def commands_with(names_of_files: set[str], page: Path) -> list[list[str]]:
+    """The words of the page's `train` and `explain` commands that need these files and no others."""
+    commands = [shlex.split(command)[1:] for where, command in COMMANDS if where.startswith(f"{page.name}:")]
+    return [words for words in commands if words[0] in ("train", "explain") and needed_by(words) <= names_of_files]
+
+
+def needed_by(words: list[str]) -> set[str]:
+    """The files that a command names: its config, and a module for each --import."""
+    options = read_arguments(make_parser(), words)
+    configs = {word for word in options.words if "=" not in word}
+    return configs | {f"{module}.py" for module in options.imports} or {"the default job"}
+
+
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+PAGES_WITH_FILES = [page for page in PAGES if files_of(page)]
 PYTHON_PAGES = sorted({block.page for block in BLOCKS if block.language == "python"})
 HOOK_BLOCKS = [block for block in BLOCKS if block.language == "yaml" and "\nhooks:" in f"\n{block.text}"]
 COMMANDS = [
@@ -131,25 +161,41 @@ def test_a_broken_promise_is_noticed() -> None:
 def test_yaml_blocks_with_hooks_load(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every YAML block with hooks loads through the registry, and one that is a whole run fits the schema."""
     monkeypatch.setenv("HOME", str(Path.cwd()))
+    for module in (other for other in blocks_of(block.page) if other.text.startswith("# myparts.py\n")):
+        run_block(module, {"__name__": "myparts"})
     config = resolve_references(read_yaml(block.text, block.where))
     listed = [entry for entries in config["hooks"].values() for entry in entries]
     assert set(load_hooks(block, config)) >= {
         entry if isinstance(entry, str) else entry.get("as", entry["name"]) for entry in listed
     }
     if "model" in config:
-        assert as_run_config(config).trainer.max_steps is not None
+        options = as_run_config(config).trainer
+        assert (options.max_steps or options.max_epochs) is not None
 
 
 @pytest.mark.parametrize(("where", "command"), COMMANDS, ids=[f"{where}-{command}" for where, command in COMMANDS])
 def test_commands_parse(where: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Every `hookline` line of a console block is one that the parser takes; those that train nothing are run."""
     words = shlex.split(command)[1:]
+    write_files(next(page for page in PAGES if page.name == where.partition(":")[0]))
     options = read_arguments(make_parser(), words)
     assert options.command == words[0]
     assert [word for word in getattr(options, "words", []) if word.startswith("-")] == []
     if command.startswith(RUNNABLE):
         assert main(words) == 0
         assert len(capsys.readouterr().out) > 100
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_FILES, ids=lambda page: page.name)
+def test_files_on_a_page_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command of a page whose files the page shows does what it says; training is tried with one batch."""
+    files = write_files(page)
+    commands = commands_with(set(files), page)
+    assert {word for words in commands for word in words} >= {name for name in files if name.endswith(".yaml")}
+    for words in commands:
+        less = ["data.max_bytes=60000"] if "my.yaml" in words else []
+        trial = ["--fast-dev-run", "1"] if words[0] == "train" else []
+        assert main([*words, *less, *trial]) == 0, f"{page.name}: {' '.join(words)}\n{capsys.readouterr().err}"
 
 
 def test_overrides_on_the_pages_lead_somewhere() -> None:

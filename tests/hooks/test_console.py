@@ -1,8 +1,8 @@
 """The console hook: progress, validation, checkpoints, and what each hook cost."""
 
 import io
-from pathlib import Path
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest

@@ -298,3 +298,62 @@ def test_structures_are_kept(kind):
         assert torch.equal(state.outputs[1][1], output[1][1])
     else:
         assert set(state.kwargs) == {"key", "value"}
+
+
+@pytest.mark.req("003-09", "003-24", "003-25", "003-26")
+def test_monitoring_hook_measures_what_it_is_asked_for():
+    """Statistics equal torch's, time and memory are there when asked for, and per-step values are kept."""
+    model, manager = make_model(), HookManager()
+    hook_id = manager.register_monitoring_hook(model[0], "head", metrics=["mean", "std", "absmax", "time", "memory"])
+    manager.tap.run.step = 1
+    output = model[0](INPUT)
+    latest = manager.get(hook_id).latest()["head"]
+    assert latest["mean"] == pytest.approx(output.mean().item(), rel=1e-5)
+    assert latest["std"] == pytest.approx(output.std().item(), rel=1e-5)
+    assert latest["absmax"] == pytest.approx(output.abs().max().item(), rel=1e-6)
+    assert latest["time"] > 0 and latest["memory"] == output.nbytes
+    manager.tap.run.step = 2
+    model[0](INPUT * 2)
+    steps = [step for step, values in manager.get(hook_id).history("head") if "mean" in values]
+    assert steps == [1, 2]
+    with pytest.raises(HooklineError, match="did you mean 'absmax'"):
+        manager.register_monitoring_hook(model[0], "typo", metrics=["absmx"])
+
+
+@pytest.mark.req("003-10", "003-03", "003-01")
+def test_the_three_kinds_are_hooks_of_one_manager():
+    """Capture, monitoring and debug hooks live in one manager, are listed together and removed alike."""
+    model, manager = make_model(), HookManager()
+    manager.register_capture_hook(model[0], "capture")
+    manager.register_monitoring_hook(model[0], "monitor", metrics=["mean"])
+    manager.register_debug_hook(model[0], "guard", conditions={"nan": True, "absmax": "> 1e4"})
+    model(INPUT)
+    model(INPUT * 1e6)
+    assert [finding.condition for finding in manager.get("guard").findings] != []
+    assert sorted(hook.name for hook in manager.list_hooks()) == ["capture", "guard", "monitor"]
+    assert not manager.fire_report().silent
+    for name in list(manager):
+        manager.remove_hook(name)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_monitoring_in_training_is_logged_under_its_true_step():
+    """With a trainer the values are in the record at the steps they belong to, and training is unchanged."""
+    from hookline import SimpleTrainer
+
+    results = []
+    for monitored in (True, False):
+        model = make_model()
+        data = [(torch.full((2, 4), float(index)), torch.zeros(2, 2)) for index in range(4)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        trainer = SimpleTrainer(
+            model, data, optimizer, "cpu", loss_fn=nn.functional.mse_loss, record=False, console=False
+        )
+        expected = [model[0](batch[0]).mean().item() for batch in data]
+        if monitored:
+            trainer.add_hook("monitor", modules="0", metrics=["mean", "time"])
+        trainer.train()
+        results.append(trainer.record.metrics)
+    logged = {record["step"]: record["activations/0/mean"] for record in results[0]}
+    assert logged == {step: pytest.approx(value, rel=1e-5) for step, value in enumerate(expected, 1)}
+    assert [record["train/loss"] for record in results[0]] == [record["train/loss"] for record in results[1]]

@@ -37,9 +37,13 @@ def test_a_model_in_eval_mode_is_trained_in_train_mode() -> None:
 
 @pytest.mark.parametrize(
     ("option", "nearest"),
-    [({"scheduler_interval": "epochs"}, "'epoch'"), ({"loss_weight": "token"}, "'tokens'"), ({"precision": "bfloat16"}, "bf16"),
-     ({"record": "no"}, "true or false")],
-)  # fmt: skip
+    [
+        ({"scheduler_interval": "epochs"}, "'epoch'"),
+        ({"loss_weight": "token"}, "'tokens'"),
+        ({"precision": "bfloat16"}, "bf16"),
+        ({"record": "no"}, "true or false"),
+    ],
+)
 def test_words_that_are_no_choice_are_refused_in_code_too(option: dict[str, Any], nearest: str) -> None:
     """A typo must not change how a run is run."""
     with pytest.raises(HooklineError, match=nearest):

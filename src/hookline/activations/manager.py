@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
+from hookline.activations.accounting import FireReport, fire_report
 from hookline.activations.cache import Cache, StoppingCapture
 from hookline.activations.capture import Capture
 from hookline.activations.captured import CapturedState, CaptureStore
+from hookline.activations.debug import Debug
+from hookline.activations.monitor import Monitor
 from hookline.activations.tap import Tap
 from hookline.errors import HooklineError
 from hookline.registry.handle import Handle
@@ -74,6 +77,22 @@ class HookManager(HookRegistry):
             raise HooklineError(f"capture hook {hook_id!r}: capture_input and capture_output are both off")
         every = {key: options.pop(key) for key in ("every", "at", "start", "stop") if key in options}
         return self.register(Capture(module, what=what, layer_idx=layer_idx, **options), hook_id, **every)
+
+    def register_monitoring_hook(
+        self, module: Any, hook_id: str | None = None, metrics: Sequence[str] | None = None, **options: Any
+    ) -> Handle:
+        """Statistics, time and memory of a module's calls, chosen by `metrics`; returns the hook's id."""
+        return self.register(Monitor(module, metrics), hook_id, **options)
+
+    def register_debug_hook(
+        self, module: Any, hook_id: str | None = None, conditions: Any = None, **options: Any
+    ) -> Handle:
+        """Look at every call of a module; where a condition holds, break at a terminal or record a finding."""
+        return self.register(Debug(module, conditions, **options), hook_id)
+
+    def fire_report(self) -> FireReport:
+        """How often each forward hook fired at each of its modules, and why one never did."""
+        return fire_report(self)
 
     def get_captured_states(self, hook_id: str) -> list[CapturedState]:
         """What a capture hook holds, oldest first."""

@@ -9,7 +9,10 @@ BUILT_IN: dict[str, str] = {
     "checkpoint": "hookline.hooks.checkpointing:CheckpointHook",
     "clip_norm": "hookline.gradients.transforms:ClipNorm",
     "console_log": "hookline.hooks.console:ConsoleLogHook",
+    "debug": "hookline.activations.debug:Debug",
+    "gradient_flow": "hookline.activations.flow:GradientFlowHook",
     "identity": "hookline.gradients.transforms:Identity",
     "json_log": "hookline.hooks.monitoring:JSONLogHook",
+    "monitor": "hookline.activations.monitor:Monitor",
     "sample_text": "hookline.jobs.sample_text:SampleText",
 }

@@ -48,6 +48,11 @@ class Entry:
         return [kind for kind in ("lifecycle", "forward", "update") if kind in kinds] or ["lifecycle"]
 
     @property
+    def hears_inner(self) -> bool:
+        """Whether it hears any of the events that repeat inside a run."""
+        return any(CATALOG[event].inner for event in self.listeners)
+
+    @property
     def intervenes(self) -> bool:
         """Whether it is declared to change training."""
         return bool(getattr(self.hook, "intervenes", False) or getattr(self.hook, "intervene", False))

@@ -45,6 +45,8 @@ class HookRegistry(Events):
         self.hooks: tuple[Any, ...] = ()
         self._entries: dict[str, Entry] = {}
         self._order: dict[str, list[Place]] = {}  # by kind; made when first asked for, forgotten at every change
+        # The schedules to ask, and whether a hook that is always due has an inner event to be timed at.
+        self._plan: tuple[list[tuple[str, Schedule]], bool] | None = None
         self._counter = 0
         self._constrained = 0  # hooks with before/after
         self.has_schedules = 0  # hooks that are not always due
@@ -334,7 +336,7 @@ class HookRegistry(Events):
         """The set of hooks is another: every event makes its callable anew when it next fires."""
         with self._lock:
             self.hooks = tuple(entry.hook for entry in self._entries.values())
-            self._order = {}
+            self._order, self._plan = {}, None
             self._hand.forget()
             self.tables.reset()
             for tell in list(self._change_listeners):
@@ -394,8 +396,11 @@ class HookRegistry(Events):
     def decide_who_is_due(self, clock: Clock) -> None:
         """Decide for this micro-batch which scheduled hooks hear its events."""
         with self._lock:  # or a change in another thread would lose its own question
-            scheduled = [(e.name, e.schedule) for e in self._entries.values() if e.enabled and not e.schedule.always]
-            self.tables.decide_who_is_due(clock, scheduled)
+            if self._plan is None:
+                enabled = [entry for entry in self._entries.values() if entry.enabled]
+                scheduled = [(entry.name, entry.schedule) for entry in enabled if not entry.schedule.always]
+                self._plan = scheduled, any(entry.schedule.always and entry.hears_inner for entry in enabled)
+            self.tables.decide_who_is_due(clock, *self._plan)
 
     def replan(self, restored: Clock | None = None) -> None:
         """Ask every schedule again at the next micro-batch: an epoch began, or counters were `restored` to a clock."""

@@ -88,10 +88,9 @@ class Tables:
         """Whether another part makes this event's callable."""
         return event in self._compilers
 
-    def decide_who_is_due(self, clock: Clock, scheduled: Sequence[tuple[str, Schedule]]) -> None:
+    def decide_who_is_due(self, clock: Clock, scheduled: Sequence[tuple[str, Schedule]], sample: bool) -> None:
         """Ask the schedules, put the callables for those who are due in place, and count down to the next question."""
         before = (self.agenda.due, self.agenda.timed)
-        sample = any(getattr(self.fire, name) is not None for name in INNER)
         self.countdown = self.agenda.ask(clock, scheduled, sample)
         if (self.agenda.due, self.agenda.timed) != before:
             self._install()

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline.errors import TrainingError
-from hookline.trainer.forward import check_trainable, count_samples, count_tokens, loss_and_metrics
 from hookline.events.dispatch import Fire
+from hookline.trainer.forward import check_trainable, count_samples, count_tokens, loss_and_metrics
 from hookline.trainer.loaders import EpochBatches, generators_of, restore_generators
 from hookline.trainer.losses import LossBook
 from hookline.trainer.moment import numbers_of

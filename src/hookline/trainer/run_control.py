@@ -53,8 +53,8 @@ class RunControl(Protocol):
     def lr(self) -> float:
         """Learning rate of the first group of the first optimizer; assigning scales every group alike."""
 
-    def log(self, name: str, value: Any) -> None:
-        """Record a number or a device tensor at this step, without waiting for the device."""
+    def log(self, name: str, value: Any, step: int | None = None) -> None:
+        """Record a number or a device tensor, at this step unless told another, without waiting for the device."""
 
     def request_stop(self, reason: str, by: str | None = None) -> None:
         """End the run in order, once this step is complete."""

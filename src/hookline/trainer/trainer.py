@@ -278,11 +278,11 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = value if ratio is None else group["lr"] * ratio
 
-    def log(self, name: str, value: Any) -> None:
-        """Record a number or a one-element tensor at this step; never waits for the device."""
+    def log(self, name: str, value: Any, step: int | None = None) -> None:
+        """Record a number or a one-element tensor, at this step unless told another; never waits for the device."""
         if isinstance(value, torch.Tensor) and value.numel() != 1:
             raise HooklineError(f"log({name!r}): expected one number, got a tensor of shape {tuple(value.shape)}")
-        self.record.log(self.moment.step, self.moment.epoch, name, value)
+        self.record.log(self.moment.step if step is None else step, self.moment.epoch, name, value)
 
     def note(self, kind: str, **fields: Any) -> None:
         """Write a decision into the record, if a run is on."""

@@ -1,0 +1,358 @@
+"""The debug hook: conditions on activations, what it writes down when one holds, and the break at a terminal."""
+
+import bdb
+import gc
+import json
+import logging
+import math
+import sys
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import HookManager, get_trainer
+from hookline.activations import debug
+from hookline.activations.debug import Condition, Debug, Finding, parse_conditions, statistics_of
+from hookline.errors import ConfigError
+
+LOGGER = "hookline"
+
+
+class Net(nn.Module):
+    """A small CNN with a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.relu = nn.ReLU()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        pooled = self.relu(self.conv(images)).mean(dim=(2, 3))
+        return self.head(pooled)  # type: ignore[no-any-return]
+
+
+def watched(model: nn.Module, hook: Debug, **options: Any) -> HookManager:
+    """A manager that watches a model with one debug hook."""
+    manager = HookManager()
+    manager.watch(model)
+    manager.register(hook, **options)
+    return manager
+
+
+IMAGES = torch.ones(2, 1, 5, 5)
+
+
+@pytest.mark.req("003-27")
+def test_nan_and_inf_are_found_where_they_begin() -> None:
+    """By default NaN and Inf are looked for; the first finding names the module in which they arose."""
+    model, hook = Net(), Debug()
+    watched(model, hook)
+    model(IMAGES)
+    assert hook.findings == [] and hook.found == 0
+    with torch.no_grad():
+        model.head.bias[0] = math.inf
+        model.head.bias[1] = math.nan
+    model(IMAGES)
+    assert [(one.module, one.condition, one.value) for one in hook.findings] == [
+        ("head", "nan > 0", 2.0),
+        ("head", "inf > 0", 2.0),
+    ]
+
+
+@pytest.mark.req("003-27")
+@pytest.mark.parametrize(
+    ("conditions", "holds"),
+    [
+        ({"absmax": "> 3.9"}, True),
+        ({"absmax": "> 4"}, False),
+        ({"absmax": ">= 4"}, True),
+        ({"mean": "< -0.3"}, True),
+        ({"mean": "<-1e0"}, False),
+        ({"std": "> 1"}, True),
+        ({"std": "> 10"}, False),
+        ({"zeros": "> 0.3"}, True),
+        ({"zeros": "> 0.5"}, False),
+        ({"min": "== -4"}, True),
+        ({"max": "!= 3"}, False),
+        ({"l2": "<= 5"}, True),
+        ({"l2": "< 5"}, False),
+        ({"nan": "> 0"}, False),
+        ({"inf": False, "max": "> 2"}, True),
+    ],
+)
+def test_named_conditions(conditions: dict[str, Any], holds: bool) -> None:
+    """Each statistic is compared as written; `zeros` is a fraction."""
+    model, hook = nn.Identity(), Debug(nn.Identity, conditions)
+    watched(nn.Sequential(model), hook)
+    model(torch.tensor([0.0, 3.0, -4.0]))
+    assert bool(hook.findings) == holds
+
+
+@pytest.mark.req("003-27")
+def test_a_function_or_a_list_may_be_the_condition() -> None:
+    """A function gets name and output and may return a tensor; in a list every condition counts by itself."""
+
+    def negative(name: str, output: torch.Tensor) -> torch.Tensor:
+        assert name == "0"
+        return (output < 0).any()
+
+    model, hook = nn.Sequential(nn.Identity()), Debug("0", [negative, {"absmax": "> 1"}, {"max": "> 100"}])
+    watched(model, hook)
+    model(torch.tensor([-2.0, 1.0]))
+    model(torch.tensor([0.5]))
+    assert [(one.condition, one.value, one.call) for one in hook.findings] == [
+        ("negative", None, 1),
+        ("absmax > 1", 2, 1),
+    ]
+    assert hook.findings[0].statistics["min"] == -2
+
+
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        ({"absmx": "> 1"}, "conditions.absmx: 'absmx' is no statistic; did you mean 'absmax'?"),
+        ({"absmax": True}, "conditions.absmax: True is no comparison; write '> 1e4'"),
+        ({"nan": "often"}, "conditions.nan: 'often' is no comparison; write True or '> 3'"),
+        ({"mean": "> high"}, "conditions.mean: '> high' is no comparison"),
+        ({"mean": "> nan"}, "conditions.mean: '> nan' is no comparison"),
+        ({"mean": 3}, "conditions.mean: 3 is no comparison"),
+        ("nan", "conditions: 'nan' is no condition"),
+        ([{"nan": True}, 7], "conditions: 7 is no condition"),
+        ({"nan": False}, "looks for nothing; name a condition, or set inspect"),
+        ({}, "looks for nothing"),
+    ],
+)
+def test_a_wrong_condition_is_refused_at_construction(conditions: Any, message: str) -> None:
+    """The message has the path, the bad value and what to write."""
+    with pytest.raises(ConfigError) as caught:
+        Debug(conditions=conditions)
+    assert message in str(caught.value)
+
+
+def test_a_bound_must_keep_something() -> None:
+    """keep=0 is refused."""
+    with pytest.raises(ConfigError, match="keep: 0 keeps nothing"):
+        Debug(keep=0)
+
+
+def test_conditions_print_as_they_are_written() -> None:
+    """The label of a finding is the condition itself."""
+    assert [str(one) for one in parse_conditions({"absmax": ">1e4", "nan": True})] == ["absmax > 10000", "nan > 0"]
+    assert not Condition("mean", "!=", 0.0).holds({"mean": math.nan})
+
+
+@pytest.mark.req("003-27", "003-28")
+def test_a_finding_tells_where_when_and_what() -> None:
+    """Module, step, phase, call, statistics, inputs and outputs, and the user's part of the stack."""
+    encoder = nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16, batch_first=True)
+    hook = Debug("self_attn", {"absmax": "> 0"})
+    manager = watched(encoder, hook)
+    manager.tap.run.step = 7
+    encoder(torch.randn(2, 3, 8))  # the line that the stack must show
+    finding = hook.findings[0]
+    assert (finding.module, finding.step, finding.phase, finding.call) == ("self_attn", 7, "inference", 1)
+    assert set(finding.inputs) == {"float32 (2, 3, 8) on cpu"} and len(finding.inputs) == 3
+    assert finding.outputs == ("float32 (2, 3, 8) on cpu",)
+    assert finding.statistics["absmax"] == finding.value and finding.statistics["nan"] == 0
+    assert finding.stack[-1].startswith(f"{__file__}:") and "the line that the stack must show" in finding.stack[-1]
+    assert len(finding.stack) <= debug.STACK_KEPT
+    assert not any("/hookline/activations/" in frame or "/torch/" in frame for frame in finding.stack)
+
+
+def test_every_tensor_of_an_output_is_looked_at() -> None:
+    """The cell state of an LSTM counts as its output does; integers are no trouble."""
+    lstm = nn.LSTM(3, 4)
+    hook = Debug("", {"max": "> 50"})
+    watched(lstm, hook)
+    lstm(torch.ones(2, 1, 3), (torch.zeros(1, 1, 4), torch.full((1, 1, 4), 1000.0)))
+    assert len(hook.findings) == 1 and hook.findings[0].value is not None and hook.findings[0].value > 50
+    assert len(hook.findings[0].outputs) == 3
+
+
+def test_statistics_of_unusual_tensors() -> None:
+    """Complex numbers count as pairs; integer, empty, sparse and meta tensors have none."""
+    odd = [torch.arange(3), torch.zeros(0), torch.eye(2).to_sparse(), torch.zeros(2, device="meta")]
+    assert statistics_of(odd) == [{}, {}, {}, {}]
+    both = statistics_of([torch.arange(2), torch.tensor([3 - 4j]), torch.tensor([2.0], dtype=torch.bfloat16)])
+    assert both[0] == {} and both[1]["l2"] == 5 and both[2]["mean"] == 2 and both[2]["std"] == 0
+
+
+def test_findings_are_bounded_and_the_first_are_kept() -> None:
+    """Where trouble began is kept; the rest is counted."""
+    model, hook = nn.Sequential(nn.Identity()), Debug("0", {"mean": "> 0"}, keep=2)
+    watched(model, hook)
+    for value in (1.0, 2.0, 3.0):
+        model(torch.tensor([value, value]))
+    assert [finding.value for finding in hook.findings] == [1.0, 2.0] and hook.found == 3
+    assert "and 1 more, not kept" in hook.table()
+
+
+def test_one_warning_per_module_and_condition(caplog: pytest.LogCaptureFixture) -> None:
+    """A run full of NaN does not fill the console."""
+    caplog.set_level(logging.WARNING, LOGGER)
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    watched(model, Debug(), name="guard")
+    for _ in range(3):
+        model(torch.tensor([math.nan, 1.0]))
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2 and lines[0].startswith("hook 'guard': 0: nan > 0 (1) at step 0, inference, call 1; output")
+
+
+def test_the_table_is_readable() -> None:
+    """One line per finding under a header; nothing found is said."""
+    model, hook = nn.Sequential(nn.Identity()), Debug("0", [{"max": "> 1"}, lambda name, output: True])
+    watched(model, hook)
+    assert hook.table() == "no findings"
+    model(torch.tensor([1.0, 3.0]))
+    header, first, second = hook.table().splitlines()
+    assert header.split() == [
+        "module",
+        "condition",
+        "value",
+        "step",
+        "phase",
+        "call",
+        "mean",
+        "std",
+        "absmax",
+        "output",
+    ]
+    assert first.split()[:5] == ["0", "max", ">", "1", "3"] and second.split()[:3] == ["0", "<lambda>", "-"]
+    assert first.index("float32 (2,) on cpu") == header.index("output")
+
+
+def test_a_function_may_hold_where_there_are_no_numbers() -> None:
+    """An output without floating tensors gives a finding without statistics."""
+    model, hook = nn.Sequential(nn.Identity()), Debug("0", lambda name, output: output.numel() > 1)
+    watched(model, hook)
+    model(torch.arange(3))
+    assert hook.findings[0].statistics == {} and hook.findings[0].outputs == ("int64 (3,) on cpu",)
+    assert " - " in hook.table()
+
+
+@pytest.mark.req("003-28")
+def test_inspection_keeps_every_call() -> None:
+    """Shape, dtype, device, mean, std and absmax of each output tensor, the latest `keep` of them."""
+    model, hook = Net().to(torch.float64), Debug(["conv", "head"], {}, inspect=True, keep=3)
+    watched(model, hook)
+    model(IMAGES.double())
+    images = torch.randn(2, 1, 5, 5, dtype=torch.float64)
+    model(images)
+    assert [(one.module, one.call) for one in hook.inspected] == [("head", 1), ("conv", 2), ("head", 2)]
+    conv, expected = hook.inspected[1], model.conv(images)
+    assert (conv.shape, conv.dtype, conv.device) == ((2, 4, 3, 3), "float64", "cpu")
+    assert conv.mean == pytest.approx(expected.mean().item()) and conv.std == pytest.approx(expected.std().item())
+    assert conv.absmax == pytest.approx(expected.abs().max().item()) and hook.findings == []
+
+
+def test_inspection_of_integers_has_no_numbers() -> None:
+    """Shape, dtype and device are there all the same."""
+    model, hook = nn.Sequential(nn.Identity()), Debug("0", inspect=True)
+    watched(model, hook)
+    model(torch.arange(3))
+    assert hook.inspected[0].dtype == "int64" and math.isnan(hook.inspected[0].mean)
+
+
+class Terminal:
+    """Somebody at a terminal: keeps what the debugger's frame holds, and quits if asked to."""
+
+    def __init__(self, quits: bool = False) -> None:
+        self.frames: list[dict[str, Any]] = []
+        self.quits = quits
+
+    def __call__(self) -> None:
+        self.frames.append(dict(sys._getframe(1).f_locals))
+        if self.quits:
+            raise bdb.BdbQuit
+
+
+def sit_down(monkeypatch: pytest.MonkeyPatch, quits: bool = False) -> Terminal:
+    """Make it look as if both ends were a terminal."""
+    terminal = Terminal(quits)
+    monkeypatch.setattr(debug, "at_terminal", lambda: True)
+    monkeypatch.setattr(sys, "breakpointhook", terminal)
+    return terminal
+
+
+@pytest.mark.req("003-27")
+def test_at_a_terminal_it_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The debugger opens whenever the condition holds, with name, output and finding in its frame."""
+    terminal = sit_down(monkeypatch)
+    model, hook = nn.Sequential(nn.Identity()), Debug("0", {"max": "> 1"}, keep=1)
+    watched(model, hook)
+    for value in (0.0, 2.0, 3.0):
+        model(torch.tensor([value, value]))
+    assert [frame["output"][0].item() for frame in terminal.frames] == [2.0, 3.0]
+    assert terminal.frames[0]["name"] == "0" and isinstance(terminal.frames[0]["finding"], Finding)
+    assert len(hook.findings) == 1 and hook.found == 2
+
+
+def test_it_breaks_only_when_asked_and_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """break_at_terminal=False never breaks, and neither does a run whose input or output is no terminal."""
+    terminal = sit_down(monkeypatch)
+    model, hook = nn.Sequential(nn.Identity()), Debug("0", {"max": "> 1"}, break_at_terminal=False)
+    watched(model, hook)
+    model(torch.tensor([2.0]))
+    assert terminal.frames == [] and hook.found == 1
+    monkeypatch.undo()
+    assert not debug.at_terminal()
+    monkeypatch.setattr(sys, "stdin", None)
+    assert not debug.at_terminal()
+
+
+def test_quitting_the_debugger_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no failure of the hook, which would only be counted."""
+    sit_down(monkeypatch, quits=True)
+    model = nn.Sequential(nn.Identity())
+    manager = watched(model, Debug("0", {"max": "> 1"}))
+    with pytest.raises(KeyboardInterrupt, match="quit in the debugger at 0"):
+        model(torch.tensor([2.0]))
+    assert manager.entry("debug").failures.total == 0
+
+
+@pytest.mark.req("003-38")
+def test_a_condition_that_raises_does_not_break_the_forward_pass(caplog: pytest.LogCaptureFixture) -> None:
+    """The hook is named and reported, and the model's output is what it would have been."""
+    caplog.set_level(logging.WARNING, LOGGER)
+
+    def broken(name: str, output: torch.Tensor) -> bool:
+        raise KeyError("no such thing")
+
+    model = Net()
+    manager = watched(model, Debug("head", broken), name="guard")
+    assert torch.equal(model(IMAGES), Net()(IMAGES))
+    assert "hook 'guard', on_forward, step 0: failed: KeyError" in caplog.text
+    assert manager.entry("guard").failures.total == 1 and manager.is_enabled("guard")
+
+
+def test_in_a_run_findings_are_in_the_record() -> None:
+    """Step and phase are the run's, and events.jsonl has each finding with the hook's name."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    data = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(3)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    options: dict[str, Any] = {"console": False, "loss_fn": nn.functional.mse_loss}
+    trainer = get_trainer("simple", model, data, optimizer, "cpu", **options)
+    trainer.add_hook(Debug("1", {"absmax": "> -1", "nan": True}), "guard")
+    trainer.train()
+    hook = trainer.hooks.get("guard")
+    assert [(one.step, one.phase, one.call) for one in hook.findings] == [(n, "train", n) for n in (1, 2, 3)]
+    assert trainer.run_dir is not None
+    events = [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]
+    noted = [event for event in events if event["kind"] == "debug_finding"]
+    assert [event["step"] for event in noted] == [1, 2, 3]
+    assert noted[0]["by"] == "guard" and noted[0]["module"] == "1" and noted[0]["statistics"]["nan"] == 0
+
+
+def test_it_does_not_keep_a_module_alive() -> None:
+    """A module given as it is can go."""
+    module = nn.Linear(2, 2)
+    hook = Debug(module)
+    gone = weakref.ref(module)
+    del module
+    gc.collect()
+    assert gone() is None and hook.findings == []
