@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from bench.table import save
 
 ROUNDS, QUICK_ROUNDS = 1200, 200
-BENCHMARKS = [name for name in ("overhead", "dispatch", "importtime") if find_spec(f"bench.{name}")]
+BENCHMARKS = [name for name in ("overhead", "dispatch", "importtime", "statistics") if find_spec(f"bench.{name}")]
 
 
 def parse() -> argparse.Namespace:

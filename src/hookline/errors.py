@@ -38,7 +38,7 @@ class MetricMissing(HooklineError):
 
 
 class LiveWrite(HooklineError):
-    """An observer wrote into a tensor of the model's own. Training is no longer what it would have been: the run ends."""
+    """An observer wrote into a tensor of the model's own: training is no longer what it was, and the run ends."""
 
     always_raise = True
 

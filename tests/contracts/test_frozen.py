@@ -12,8 +12,8 @@ from hookline.registry.names import HOOKS
 from hookline.trainer.options import TrainerOptions
 
 NAMES = """
-    ActivationStats BaseTrainer CheckpointHook ClipNorm ConsoleLogHook ForwardHook GenericTrainer HookManager HookRegistry
-    HookRunner HooklineError HooksConfig Identity JSONLogHook RunConfig RunControl Schedule SimpleTrainer StepContext
+    ActivationStats BaseTrainer CheckpointHook ClipNorm ConsoleLogHook ForwardHook GenericTrainer HookManager
+    HookRegistry HookRunner HooklineError HooksConfig Identity JSONLogHook RunConfig RunControl Schedule SimpleTrainer StepContext
     StopTraining Trainer TrainerConfig TrainerHooks TrainingHook UpdateHook get_trainer load_config not_an_event
     read_metrics register_data register_hook register_loss register_model register_optimizer register_scheduler
     register_trainer trainer_from_config
@@ -47,6 +47,7 @@ EVENTS = {
     "on_train_end on_training_end": f"{RUN} reason",
 }
 
+RESERVED_KEYS = "name as enabled every at start stop before after on_error ranks"
 TRAINER_KEYS = """
     accumulate compile console debug deterministic enable_intervention fast_dev_run init_from loss_weight max_epochs
     max_grad_norm max_steps output_dir precision record sanity_batches scheduler_interval seed validate_every
@@ -85,7 +86,7 @@ def test_config_keys() -> None:
     assert sorted(RunConfig.model_fields) == ["data", "hooks", "loss", "model", "optimizer", "scheduler", "trainer"]
     assert sorted(field.name for field in fields(TrainerOptions)) == TRAINER_KEYS.split()
     assert sorted(HooksConfig.model_fields) == HOOKS_KEYS.split()
-    assert sorted(RESERVED) == sorted(["name", "as", "enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks"])
+    assert sorted(RESERVED) == sorted(RESERVED_KEYS.split())
 
 
 def test_built_in_hooks() -> None:

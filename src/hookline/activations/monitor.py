@@ -25,8 +25,8 @@ KEPT = 1000  # values per module
 class Monitor(ForwardHook):
     """Statistics (mean, std, min, max, absmax, l2, zeros, nans, infs, count), time and memory of the selected modules.
 
-    Tensors are gathered while the model runs and read together in one pass; values stay on the device and arrive a flush
-    later, under their true step. With a trainer they are logged as ``activations/<module>/<metric>``.
+    Tensors are gathered while the model runs and read together in one pass; values stay on the device and arrive a
+    flush later, under their true step. With a trainer they are logged as ``activations/<module>/<metric>``.
     """
 
     built_in = True

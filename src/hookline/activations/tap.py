@@ -63,7 +63,8 @@ class Tap:
             return
         if getattr(entry.hook, "intervene", False) and not self.enable_intervention:
             raise RegistrationError(
-                f"{entry.name!r} intervenes, and interventions are off: give enable_intervention=True to the trainer or manager"
+                f"{entry.name!r} intervenes, and interventions are off: "
+                "give enable_intervention=True to the trainer or to HookManager"
             )
         self.sites.check(entry, self.sites.model)
 

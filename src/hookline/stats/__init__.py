@@ -1,1 +1,6 @@
-"""Statistics of tensors, on their device."""
+"""Statistics of many tensors at once, on their device: the one path for activations and gradients.
+
+`statistics.summarize` gives one row per tensor; `collector` gathers tensors while a model runs, to read them together;
+`flush` brings rows to the host without waiting; `histograms` counts values and reads percentiles from the counts;
+`merging` makes the row of a whole from those of its parts.
+"""

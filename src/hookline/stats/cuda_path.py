@@ -1,3 +1,4 @@
+# mypy: disable-error-code="import-not-found, import-untyped"
 """The CUDA path: all tensors read in one launch per dtype, merged in another; nothing waits for the device."""
 
 from __future__ import annotations
@@ -48,7 +49,13 @@ def launch(tensors: Sequence[Tensor], device: torch.device, stream: int) -> Tens
     for group in layout.groups:
         _read(group, layout, pointers, partials)
     kernels.merge_chunks[(len(tensors),)](
-        layout.first_chunks, layout.chunk_counts, partials, rows, layout.chunks, COLUMNS=len(STATISTICS), TILE=MERGE_TILE
+        layout.first_chunks,
+        layout.chunk_counts,
+        partials,
+        rows,
+        layout.chunks,
+        COLUMNS=len(STATISTICS),
+        TILE=MERGE_TILE,
     )
     return rows
 

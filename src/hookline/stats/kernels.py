@@ -1,11 +1,12 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped"
 """The Triton kernels of the CUDA path: read every chunk once, then merge the chunks of each tensor.
 
 A chunk is a run of elements that one program reads. Its sums are taken around a pivot, the mean of its first tile, so
 that a mean far from zero costs no digits: where the pivot is off, the spread that makes it so is in the chunk itself.
 
-Per element the loop does what it cannot avoid: convert, subtract, two sums, minimum, maximum and a test for zero. At two
-bytes an element, counting NaNs and infinities there too would make the arithmetic, not the memory, set the pace. They
-show in the sum of squares, so only a chunk whose sum is not finite is read again, in float64, to count them.
+Per element the loop does what it cannot avoid: convert, subtract, two sums, minimum, maximum and a test for zero. At
+two bytes an element, counting NaNs and infinities there too would make the arithmetic, not the memory, set the pace.
+They show in the sum of squares, so only a chunk whose sum is not finite, or vanishes, is read again in float64.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+FAINT: tl.constexpr = tl.constexpr(1e-24)  # a sum of squares below has lost digits to float32's smallest numbers
 PARTIAL_COLUMNS = 8  # count, mean, sum of squared deviations, min, max, zeros, nans, infs of one chunk
 
 
@@ -22,8 +24,24 @@ def _finite_or_zero(value):
 
 
 @triton.jit
-def _inside(lanes, begin, end):
+def inside_of(lanes, begin, end):
+    """Which elements of a chunk belong to its tensor."""
     return (lanes >= begin) & (lanes < end)
+
+
+@triton.jit
+def place_of_chunk(address, size, number, ELEMENT: tl.constexpr, ITEM_BYTES: tl.constexpr, ELEMENTS: tl.constexpr):
+    """Where a tensor's chunk of this number begins, and from where to where its elements belong to the tensor.
+
+    Chunks are counted from the 16-byte boundary at or before the tensor, so that a whole one can be read in vectors.
+    """
+    address, size = tl.load(address), tl.load(size)
+    start = number.to(tl.int64) * ELEMENTS
+    lead = (address % 16) // ITEM_BYTES
+    aligned = tl.multiple_of((address - address % 16).to(tl.pointer_type(ELEMENT), bitcast=True), 16)
+    begin = tl.maximum(lead - start, 0).to(tl.int32)
+    end = tl.maximum(tl.minimum(lead + size - start, ELEMENTS), 0).to(tl.int32)
+    return tl.multiple_of(aligned + start, 16), begin, end
 
 
 @triton.jit
@@ -55,31 +73,34 @@ def _read_inner_chunk(base, WIDE: tl.constexpr, TILE: tl.constexpr, TILES: tl.co
 def _read_edge_chunk(base, begin, end, WIDE: tl.constexpr, TILE: tl.constexpr):
     """The same for a chunk of which only the elements from begin to end belong to the tensor."""
     lanes = tl.arange(0, TILE)
-    inside = _inside(lanes, begin, end)
+    inside = inside_of(lanes, begin, end)
     first = tl.sum(tl.load(base + lanes, mask=inside, other=0).to(WIDE))
     pivot = _finite_or_zero(first / tl.maximum(tl.sum(inside.to(tl.int32)), 1))
     total, squares = tl.zeros([TILE], WIDE), tl.zeros([TILE], WIDE)
     low, high = tl.full([TILE], float("inf"), WIDE), tl.full([TILE], float("-inf"), WIDE)
     zeros = tl.zeros([TILE], tl.int32)
     for start in range(0, end, TILE):
-        inside = _inside(start + lanes, begin, end)
+        inside = inside_of(start + lanes, begin, end)
         value = tl.load(base + start + lanes, mask=inside, other=0).to(WIDE)
         deviation = tl.where(inside, value - pivot, 0.0)
         total += deviation
         squares += deviation * deviation
-        low, high = tl.minimum(low, tl.where(inside, value, float("inf"))), tl.maximum(high, tl.where(inside, value, float("-inf")))
+        low, high = (
+            tl.minimum(low, tl.where(inside, value, float("inf"))),
+            tl.maximum(high, tl.where(inside, value, float("-inf"))),
+        )
         zeros += (inside & (value == 0)).to(tl.int32)
     return pivot, tl.sum(total), tl.sum(squares), tl.min(low), tl.max(high), tl.sum(zeros)
 
 
 @triton.jit
 def _read_again(base, begin, end, TILE: tl.constexpr):
-    """Sums around zero in float64, and how many values are not finite: for a chunk that overflowed or holds such."""
+    """Sums around zero in float64, and how many values are not finite: for a chunk where float32 was not enough."""
     lanes = tl.arange(0, TILE)
     total, squares = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
     nans, infs = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
     for start in range(0, end, TILE):
-        inside = _inside(start + lanes, begin, end)
+        inside = inside_of(start + lanes, begin, end)
         value = tl.load(base + start + lanes, mask=inside, other=0).to(tl.float64)
         total += value
         squares += value * value
@@ -104,16 +125,11 @@ def read_chunks(
     TILES: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Write the partial results of one chunk; chunks are counted from 16-byte boundaries, so that loads are aligned."""
+    """Write the partial results of one chunk."""
     chunk = tl.program_id(0) + skipped
     owner = tl.load(owners + chunk)
-    address, size = tl.load(pointers + owner), tl.load(sizes + owner)
-    start = (chunk - tl.load(first_chunks + owner)).to(tl.int64) * (TILE * TILES)
-    lead = (address % 16) // ITEM_BYTES
-    aligned = tl.multiple_of((address - address % 16).to(tl.pointer_type(ELEMENT), bitcast=True), 16)
-    base = tl.multiple_of(aligned + start, 16)
-    begin = tl.maximum(lead - start, 0).to(tl.int32)
-    end = tl.maximum(tl.minimum(lead + size - start, TILE * TILES), 0).to(tl.int32)
+    number = chunk - tl.load(first_chunks + owner)
+    base, begin, end = place_of_chunk(pointers + owner, sizes + owner, number, ELEMENT, ITEM_BYTES, TILE * TILES)
     if (begin == 0) & (end == TILE * TILES):
         pivot, total, squares, low, high, zeros = _read_inner_chunk(base, WIDE, TILE, TILES, UNROLL)
     else:
@@ -121,7 +137,7 @@ def read_chunks(
     count = tl.maximum(end - begin, 0).to(tl.float64)
     total, squares, pivot = total.to(tl.float64), squares.to(tl.float64), pivot.to(tl.float64)
     nans, infs = count * 0, count * 0
-    if squares - squares != 0:
+    if (squares - squares != 0) | ((squares < FAINT) & (low < high)):
         total, squares, nans, infs = _read_again(base, begin, end, TILE)
         pivot = pivot * 0
     shift = total / tl.maximum(count, 1)
@@ -158,28 +174,31 @@ def merge_chunks(first_chunks, chunk_counts, partials, rows, chunks, COLUMNS: tl
         zeros += tl.load(place + 5 * chunks, mask=inside, other=0.0)
         nans += tl.load(place + 6 * chunks, mask=inside, other=0.0)
         infs += tl.load(place + 7 * chunks, mask=inside, other=0.0)
-    _write_row(
-        rows + tensor * COLUMNS,
-        tl.sum(count), pivot, tl.sum(shift), tl.sum(squares), tl.min(low), tl.max(high), tl.sum(zeros), tl.sum(nans), tl.sum(infs),
-    )
+    row, total_count, total_nans, total_infs = rows + tensor * COLUMNS, tl.sum(count), tl.sum(nans), tl.sum(infs)
+    _write_moments(row, total_count, pivot, tl.sum(shift), tl.sum(squares), total_nans, total_infs)
+    _write_extremes(row, total_count, tl.min(low), tl.max(high), total_nans)
+    tl.store(row + 7, tl.sum(zeros))
+    tl.store(row + 8, total_nans)
+    tl.store(row + 9, total_infs)
 
 
 @triton.jit
-def _write_row(row, count, pivot, shift, squares, low, high, zeros, nans, infs):
-    """The ten statistics in their order; what has no value (of nothing, or with a NaN inside) is NaN, as in torch."""
-    nan = float("nan")
-    mean = pivot + shift / count  # 0 / 0 of an empty tensor is the NaN that is wanted
+def _write_moments(row, count, pivot, shift, squares, nans, infs):
+    """Count, mean, std and L2 norm; 0 / 0 gives an empty tensor the NaN it should have."""
+    mean = pivot + shift / count
     deviations = squares - shift * shift / count
     deviations = tl.where(deviations < 0, 0.0, deviations)
     about_zero = tl.where(count > 0, deviations + count * mean * mean, 0.0)
-    no_extremes = (nans > 0) | (count == 0)
     tl.store(row, count)
     tl.store(row + 1, mean)
     tl.store(row + 2, tl.sqrt(deviations / tl.maximum(count - 1, 1.0)))
-    tl.store(row + 3, tl.where(no_extremes, nan, low))
-    tl.store(row + 4, tl.where(no_extremes, nan, high))
-    tl.store(row + 5, tl.where(no_extremes, nan, tl.maximum(-low, high)))
     tl.store(row + 6, tl.where((infs > 0) & (nans == 0), float("inf"), tl.sqrt(about_zero)))
-    tl.store(row + 7, zeros)
-    tl.store(row + 8, nans)
-    tl.store(row + 9, infs)
+
+
+@triton.jit
+def _write_extremes(row, count, low, high, nans):
+    """Minimum, maximum and the larger of their magnitudes; NaN if there is a NaN, or nothing at all."""
+    none = (nans > 0) | (count == 0)
+    tl.store(row + 3, tl.where(none, float("nan"), low))
+    tl.store(row + 4, tl.where(none, float("nan"), high))
+    tl.store(row + 5, tl.where(none, float("nan"), tl.maximum(-low, high)))

@@ -37,7 +37,11 @@ class Layout:
 
 @lru_cache(maxsize=64)
 def layout_of(
-    device: torch.device, stream: int, sizes: tuple[int, ...], dtypes: tuple[torch.dtype, ...], chunk_bytes: int = CHUNK_BYTES
+    device: torch.device,
+    stream: int,
+    sizes: tuple[int, ...],
+    dtypes: tuple[torch.dtype, ...],
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> Layout:
     """The layout for tensors of these sizes and dtypes.
 
@@ -49,7 +53,9 @@ def layout_of(
     first_chunks = [0] * len(sizes)
     for position, index in enumerate(order):
         first_chunks[index] = starts[position]
-    owners = torch.repeat_interleave(torch.tensor(order, dtype=torch.int32), torch.tensor([counts[index] for index in order]))
+    owners = torch.repeat_interleave(
+        torch.tensor(order, dtype=torch.int32), torch.tensor([counts[index] for index in order])
+    )
     return Layout(
         groups=_groups(order, counts, dtypes),
         chunks=starts[-1],
@@ -70,7 +76,9 @@ def _groups(order: Sequence[int], counts: Sequence[int], dtypes: Sequence[torch.
     for index in order:
         totals[dtypes[index]] = totals.get(dtypes[index], 0) + counts[index]
     starts = accumulate(totals.values(), initial=0)
-    return tuple(Group(dtype, start, total) for (dtype, total), start in zip(totals.items(), starts, strict=False) if total)
+    return tuple(
+        Group(dtype, start, total) for (dtype, total), start in zip(totals.items(), starts, strict=False) if total
+    )
 
 
 def upload(numbers: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -1,15 +1,14 @@
-"""Mean and standard deviation, without leaving the device."""
+"""Mean and standard deviation of one tensor, without leaving its device."""
 
 from __future__ import annotations
 
 import torch
 
+from hookline.stats.columns import MEAN, STD
+from hookline.stats.statistics import summarize
+
 
 def mean_and_std(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `torch.mean` and `torch.std` have them, in at least float32; two passes, so a large mean costs no digits."""
-    wide = tensor.detach()
-    if not wide.is_floating_point() or wide.element_size() < 4:
-        wide = wide.float()
-    mean = wide.mean()
-    deviation = torch.linalg.vector_norm(wide - mean)
-    return mean, deviation / max(wide.numel() - 1, 1) ** 0.5
+    """As `torch.mean` and `torch.std` have them, in at least float32; of a single element, std is 0."""
+    row = summarize([tensor])[0].to(torch.float64 if tensor.dtype is torch.float64 else torch.float32)
+    return row[MEAN], row[STD]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -54,54 +54,65 @@ def _length(loader: Iterable[Any]) -> int | None:
 
 
 class EpochBatches:
-    """The batches of one epoch, loader after loader; `last` tells that the batch just given was the epoch's last.
+    """The batches of one epoch, loader after loader. A single loader is iterated over as it is: it costs no frame.
 
-    Without a known length it looks one batch ahead, but only if somebody needs to know (`look_ahead`): reading ahead
-    moves the random streams of a dataset that draws.
+    `enter` is told index and name of a loader when its first batch comes. Without a known length it looks one batch
+    ahead, but only if somebody needs to know the `last` one (`look_ahead`): reading ahead moves the random streams of a
+    dataset that draws.
     """
 
-    def __init__(self, loaders: Mapping[str, Iterable[Any]], limit: int | None, look_ahead: bool) -> None:
+    def __init__(
+        self,
+        loaders: Mapping[str, Iterable[Any]],
+        limit: int | None,
+        look_ahead: bool,
+        enter: Callable[[int, str], None],
+    ) -> None:
         self.length = epoch_length(loaders)
         if limit is not None:
             self.length = limit if self.length is None else min(limit, self.length)
-        self._loaders = loaders
+        self.last = False  # known by looking ahead
+        self.given = 0  # batches passed over by skip()
+        self._loaders, self._enter = loaders, enter
         self._look_ahead = look_ahead and self.length is None
-        self._under_way: Iterator[tuple[int, str, Any]] | None = None
-        self.last = False
-        self.exhausted = False  # the loaders ended by themselves
+        self._under_way: Iterator[Any] | None = None
 
-    def __iter__(self) -> Iterator[tuple[int, str, Any]]:
-        if self._under_way is not None:
-            return self._under_way
-        return self._looking_ahead() if self._look_ahead else self._counting()
+    def __iter__(self) -> Iterator[Any]:
+        if self._under_way is None:
+            self._under_way = self._looking_ahead(self._begin()) if self._look_ahead else self._begin()
+        return self._under_way
 
     def skip(self, count: int) -> None:
         """Pass over the batches that an earlier attempt has trained on; the loaders read them all the same."""
-        self._under_way = iter(self)
+        batches = iter(self)
         for _ in range(count):
-            next(self._under_way, None)
+            next(batches, None)
+        self.given = count
 
-    def _counting(self) -> Iterator[tuple[int, str, Any]]:
-        left = -1 if self.length is None else self.length
+    def refuse_empty(self) -> None:
+        """No batch came."""
+        raise TrainingError(f"the training loader gave no batches{_why_empty(self._loaders)}")
+
+    def _begin(self) -> Iterator[Any]:
         # All begin here, so that what shuffling draws from the random streams does not depend on the batches before.
         begun = [(name, iter(loader)) for name, loader in self._loaders.items()]
+        if len(begun) == 1:
+            self._enter(0, begun[0][0])
+            return begun[0][1]
+        return self._one_after_another(begun)
+
+    def _one_after_another(self, begun: list[tuple[str, Iterator[Any]]]) -> Iterator[Any]:
         for index, (name, batches) in enumerate(begun):
             for batch in batches:
-                left -= 1
-                self.last = left == 0
-                yield index, name, batch
-                if left == 0:
-                    return
-        if left == (-1 if self.length is None else self.length):
-            raise TrainingError(f"the training loader gave no batches{_why_empty(self._loaders)}")
-        self.exhausted = True
+                self._enter(index, name)
+                yield batch
 
-    def _looking_ahead(self) -> Iterator[tuple[int, str, Any]]:
-        source = self._counting()
-        held = next(source, None)
-        while held is not None:
-            following = next(source, None)
-            self.last = following is None
+    def _looking_ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
+        nothing = object()
+        held = next(batches, nothing)
+        while held is not nothing:
+            following = next(batches, nothing)
+            self.last = following is nothing
             yield held
             held = following
 

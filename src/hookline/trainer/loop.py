@@ -52,7 +52,8 @@ class Loop:
         self.validate_steps = int(period.amount) if period and period.unit == "steps" else 0
         self.validate_epochs = int(period.amount) if period and period.unit == "epochs" else 0
         self.unowned = unowned_parameters(trainer.model, trainer.params)
-        self.in_window = 0
+        self.moves = self.engine.moves
+        self.in_window = 0  # micro-batches of the step under way; a plain step is one, and is not counted
         self.last_of_epoch = False
         self.bare_loss = False  # the step returns the loss itself, as a 0-dim tensor; known after the first batch
         self.unrecorded: list[tuple[int, int, str, Any, float]] = []
@@ -67,21 +68,28 @@ class Loop:
         moment, epochs = self.moment, self.options.epochs
         while not self.finished() and (epochs is None or moment.epoch + moment.epoch_over < epochs):
             batches = self.begin_epoch(loaders)
-            for index, name, batch in batches:
-                self.last_of_epoch = batches.last
-                self.micro_batch(index, name, batch)
+            left = -1 if batches.length is None else batches.length - batches.given
+            before = left
+            for batch in batches:
+                left -= 1
+                self.last_of_epoch = left == 0 or batches.last
+                self.micro_batch(batch)
                 yield
-                if self.over and self.in_window == 0:
+                if left == 0 or (self.over and self.in_window == 0):
                     break
+            else:
+                if left == before and not batches.given:
+                    batches.refuse_empty()
+                left = 0  # the loaders ended by themselves
             if self.in_window:
                 self.close_window()
-            if batches.last or batches.exhausted:
+            if left == 0 or batches.last:
                 self.end_epoch()
 
     def begin_epoch(self, loaders: Mapping[str, Iterable[Any]]) -> EpochBatches:
         """The epoch's batches, and its event unless the epoch is entered half-way."""
         moment = self.moment
-        batches = EpochBatches(loaders, self.options.fast_dev_run or None, look_ahead=self.accumulate > 1)
+        batches = EpochBatches(loaders, self.options.fast_dev_run or None, self.accumulate > 1, self.enter_loader)
         if moment.epoch_rng is not None:
             with rng_untouched():
                 restore_rng(moment.epoch_rng)  # so that a shuffling loader shuffles as it did
@@ -95,6 +103,10 @@ class Loop:
             moment.epoch_rng = {**rng_state(), "generators": [one.get_state() for one in generators_of(loaders)]}
         self.hooks.replan()
         return batches
+
+    def enter_loader(self, index: int, name: str) -> None:
+        """The next batch comes from this loader."""
+        self.moment.dataloader_idx, self.moment.dataloader_name = index, name
 
     def close_window(self) -> None:
         """The loader gave fewer batches than it promised: step with what there is, for windows end with epochs."""
@@ -130,14 +142,15 @@ class Loop:
 
     # ---- one micro-batch -------------------------------------------------------------------------------------------
 
-    def micro_batch(self, index: int, name: str, batch: Any) -> torch.Tensor:
+    def micro_batch(self, batch: Any) -> torch.Tensor:
         """Forward, backward and, at the end of its window, the optimizer step; returns the detached loss."""
         moment, fire, trainer = self.moment, self.fire, self.trainer
         if self.in_window == 0:
             moment.step += 1
         moment.batch_idx += 1
-        moment.dataloader_idx, moment.dataloader_name = index, name
-        moment.batch = batch = self.engine.place(batch) if self.engine.moves else batch
+        if self.moves:
+            batch = self.engine.place(batch)
+        moment.batch = batch
         if self.counts_tuples or type(batch) is not tuple:
             moment.tokens_seen += trainer.count_tokens(batch)
         if self.tables.countdown > 0:  # until a schedule or a sample comes up
@@ -157,11 +170,11 @@ class Loop:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             self.backward_share(loss)
+            self.in_window += 1
         if heard := fire.on_after_backward:
             heard(moment)
         self.losses.recent.append(detached)
-        self.in_window += 1
-        complete = self.in_window >= self.accumulate or self.last_of_epoch
+        complete = self.plain or self.window_is_complete()
         if complete:
             self.optimizer_step()
         if heard := fire.on_train_batch_end:
@@ -171,6 +184,10 @@ class Loop:
         if complete:
             self.finish_step()
         return detached
+
+    def window_is_complete(self) -> bool:
+        """Whether the optimizer steps now: at the end of a window, and at the end of an epoch."""
+        return self.in_window >= self.accumulate or self.last_of_epoch
 
     def find_loss(self, result: Any) -> torch.Tensor:
         """The loss in what the step returned; the first one is looked at closely."""

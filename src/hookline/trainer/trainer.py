@@ -113,8 +113,8 @@ class Trainer:
         if max_steps is not None:
             self.options.max_steps = max_steps
         if resume is None and self.loop.all_done():
-            logger.warning("nothing is left to train: %d epochs and %d steps are done; raise max_epochs or max_steps to "
-                           "go on", self.moment.epoch + self.moment.epoch_over, self.moment.step)  # fmt: skip
+            done = f"{self.moment.epoch + self.moment.epoch_over} epochs, {self.moment.steps_done} steps"
+            logger.warning("nothing is left to train (%s are done); raise max_epochs or max_steps to go on", done)
             return self.refresh_state()
         for _ in self.stepper(resume):
             pass
@@ -141,7 +141,7 @@ class Trainer:
         self.running = True  # its own events must not call it either
         self.loop.last_of_epoch = False
         try:
-            return self.loop.micro_batch(0, "train", batch)
+            return self.loop.micro_batch(batch)
         finally:
             self.running = False
 
@@ -317,7 +317,7 @@ class Trainer:
 
     def save_checkpoint(self, name: str | None = None) -> Path:
         """Write a checkpoint now and tell the hooks once it is durable; only between two optimizer steps."""
-        if self.loop.in_window:
+        if self.moment.step != self.moment.steps_done:
             raise CheckpointError(
                 "a step is under way, and half a step cannot be saved; trainer.save() waits for its end"
             )

@@ -1,0 +1,158 @@
+"""The CPU path: large tensors are read from memory once, in blocks that stay in the cache while they are measured.
+
+Only operations that run at the speed of the memory are used: sum, dot product, minimum, maximum and sign. `var_mean`,
+`isnan` and comparisons each take 7 to 30 times as long as one sum, `count_nonzero` and `aminmax` two to six times.
+What the blocks give is put together in Python's own floats, which are float64 and cost less than one-element tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf, isfinite, nan, sqrt
+from threading import local
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookline.stats import torch_path
+from hookline.stats.columns import STATISTICS, wide_dtype
+
+BLOCK = 131072  # elements for each torch thread; 512 KB as float32
+_MOST_THREADS = 16  # so that the scratch memory stays small
+_SMALL = (
+    16384  # elements; up to here tensors alike are measured together: calling an operation costs as much as running it
+)
+_TOGETHER = 262144  # elements that are measured together at most
+_FAINT = 1e-24  # a sum of squares below has lost digits to float32's smallest numbers
+_FEW = 4  # so many tensors alike are not worth stacking
+_FAR = 100.0  # (mean / std)²; beyond it the squares are taken around the mean, at the price of more passes
+
+
+class _Scratch(local):
+    """Memory for two blocks, kept per thread: new pages would cost as much as the work on them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[torch.dtype, Tensor] = {}
+
+    def blocks(self, dtype: torch.dtype, size: int) -> Tensor:
+        """Two rows of so many elements, with anything in them."""
+        kept = self._kept.get(dtype)
+        if kept is None or kept.shape[1] < size:
+            with torch.inference_mode(False):  # made in there, it could not be written to later outside
+                kept = self._kept[dtype] = torch.empty((2, size), dtype=dtype)
+        return kept
+
+
+_scratch = _Scratch()
+
+
+class _Sums(NamedTuple):
+    """What one block gives."""
+
+    size: int
+    total: float
+    squares: float
+    deviations: float
+    low: float
+    high: float
+    zeros: float
+    nans: float = 0
+    infs: float = 0
+
+
+def summarize(tensors: Sequence[Tensor]) -> Tensor:
+    """One row of statistics per tensor, for tensors that are all on the CPU."""
+    rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64)
+    for (shape, _), indices in torch_path.alike(tensors).items():
+        many = max(_TOGETHER // max(shape.numel(), 1), 1)
+        if 0 < shape.numel() <= _SMALL and len(indices) >= _FEW:
+            for start in range(0, len(indices), many):
+                some = indices[start : start + many]
+                rows[some] = _rows([tensors[index] for index in some])
+        else:
+            rows[indices] = torch.tensor([_row(tensors[index]) for index in indices], dtype=torch.float64)
+    return rows
+
+
+def _rows(alike: list[Tensor]) -> Tensor:
+    """The rows of small tensors of one shape and dtype, taken together; with care if any of them needs it."""
+    wide = torch_path.stacked(alike)
+    size = wide.shape[1]
+    scratch = _scratch.blocks(wide.dtype, wide.numel())[0, : wide.numel()].view_as(wide)
+    means, squares = wide.mean(dim=1).double(), torch.square(wide, out=scratch).sum(dim=1).double()
+    low, high = wide.amin(dim=1), wide.amax(dim=1)
+    deviations = squares - means.square() * size
+    near = means.square() * size <= _FAR * deviations  # false for a NaN too
+    if not bool((near & squares.isfinite() & ((squares > _FAINT) | (low == high))).all()):
+        return torch_path.statistics_of_rows(wide.double())
+    zeros, none = size - torch.sign(wide, out=scratch).abs_().sum(dim=1), torch.zeros_like(means)
+    stds = (deviations / max(size - 1, 1)).sqrt()
+    columns = [none + size, means, stds, low, high, torch.maximum(-low, high), squares.sqrt(), zeros, none, none]
+    return torch.stack([column.double() for column in columns], dim=1)
+
+
+def _row(tensor: Tensor) -> list[float]:
+    """The row of one tensor."""
+    flat = tensor.reshape(-1)
+    block = BLOCK * min(torch.get_num_threads(), _MOST_THREADS)
+    if len(flat) <= block:
+        return _together([_measure(flat.to(wide_dtype(flat.dtype)), None)])
+    return _together([_measure(part, signs) for part, signs in _in_blocks(flat, block)])
+
+
+def _in_blocks(flat: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The tensor's blocks in the precision to compute in, each with scratch memory of its length."""
+    wide = wide_dtype(flat.dtype)
+    signs, values = _scratch.blocks(wide, size)
+    for part in torch.split(flat, size):
+        many = len(part)
+        yield (part if part.dtype is wide else values[:many].copy_(part)), signs[:many]
+
+
+def _measure(block: Tensor, scratch: Tensor | None) -> _Sums:
+    size = len(block)
+    squares = torch.dot(block, block).item()
+    if not (size and _FAINT < squares < inf):
+        return _measure_with_care(block)
+    total = block.sum().item()
+    deviations = squares - total * total / size
+    if total * total > _FAR * size * deviations:
+        deviations = _about(block, total / size)
+    signs = torch.sign(block, out=scratch)
+    zeros = size - torch.dot(signs, signs).item()
+    return _Sums(size, total, squares, deviations, block.amin().item(), block.amax().item(), zeros)
+
+
+def _about(block: Tensor, mean: float) -> float:
+    """The sum of squared deviations; the second term takes back what rounding the mean to the block's dtype added."""
+    deviations = block - mean
+    left_over = deviations.sum().item()
+    return torch.dot(deviations, deviations).item() - left_over * left_over / len(block)
+
+
+def _measure_with_care(block: Tensor) -> _Sums:
+    """The same for a block that is empty or all zeros, whose squares over- or underflow, or that is not all finite."""
+    size = len(block)
+    if not size:
+        return _Sums(0, 0.0, 0.0, 0.0, inf, -inf, 0.0)
+    if block.amin().item() == block.amax().item() == 0:
+        return _Sums(size, 0.0, 0.0, 0.0, 0.0, 0.0, size)
+    row = torch_path.statistics_of_rows(block.double().unsqueeze(0))[0].tolist()
+    count, mean, std, low, high, _, l2, zeros, nans, infs = row
+    return _Sums(size, mean * count, l2 * l2, std * std * (count - 1), low, high, zeros, nans, infs)
+
+
+def _together(parts: list[_Sums]) -> list[float]:
+    """The row of a tensor from its blocks: the deviations within them, and those of their means from the mean."""
+    columns = list(zip(*parts, strict=True))
+    count, total, squares, deviations = (sum(column) for column in columns[:4])
+    zeros, nans, infs = (sum(column) for column in columns[6:])
+    if not count:
+        return [0, nan, nan, nan, nan, nan, 0, 0, 0, 0]
+    mean = total / count
+    apart = [part.total / part.size - mean for part in parts]
+    between = sum(distance * distance * part.size for distance, part in zip(apart, parts, strict=True))
+    std = sqrt(max(deviations + between, 0.0) / max(count - 1, 1)) if isfinite(mean) else nan
+    low, high = (nan, nan) if nans else (min(columns[4]), max(columns[5]))
+    return [count, mean, std, low, high, max(-low, high), sqrt(squares), zeros, nans, infs]

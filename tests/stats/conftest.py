@@ -1,0 +1,86 @@
+"""What the statistics must be, computed in float64 the slow way, and how near they must come."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from hookline.stats.columns import COUNT, STATISTICS, ZEROS
+
+
+def _reference(tensor: Tensor) -> list[float]:
+    """The row of one tensor, by torch's own functions on float64."""
+    wide = tensor.detach().cpu().double().reshape(-1)
+    count = wide.numel()
+    if not count:
+        return [0, math.nan, math.nan, math.nan, math.nan, math.nan, 0, 0, 0, 0]
+    counts = [(wide == 0).sum().item(), wide.isnan().sum().item(), wide.isinf().sum().item()]
+    std = wide.std().item() if count > 1 else 0.0 * wide.item()
+    extremes = [wide.min().item(), wide.max().item(), wide.abs().max().item()]
+    return [count, wide.mean().item(), std, *extremes, torch.linalg.vector_norm(wide).item(), *counts]
+
+
+def _assert_rows(rows: Tensor, tensors: list[Tensor], std_error: float = 1e-5) -> None:
+    """Every row is its tensor's: counts and extremes exactly, mean, std and norm up to rounding in float32."""
+    assert rows.shape == (len(tensors), len(STATISTICS))
+    for row, tensor in zip(rows.cpu().tolist(), tensors, strict=True):
+        _assert_row(row, _reference(tensor), std_error)
+
+
+def _assert_row(row: list[float], wanted: list[float], std_error: float) -> None:
+    """One row against its reference; the scale of a tensor is its largest value."""
+    scale = wanted[5] if math.isfinite(wanted[5]) else 0.0
+    tolerance = {"mean": (1e-6, 1e-6 * scale), "std": (std_error, 2e-7 * scale), "l2": (1e-5, 0.0)}
+    for name, value, right in zip(STATISTICS, row, wanted, strict=True):
+        relative, absolute = tolerance.get(name, (0.0, 0.0))
+        close = math.isclose(value, right, rel_tol=relative, abs_tol=absolute)
+        assert close or (math.isnan(value) and math.isnan(right)), f"{name} is {value}, should be {right}"
+    assert row[COUNT] >= row[ZEROS]
+
+
+def _awkward_tensors() -> list[Tensor]:
+    """Tensors of every kind that has a trap in it."""
+    generator = torch.Generator().manual_seed(0)
+    randn = torch.randn(300_007, generator=generator)
+    return [
+        randn,
+        randn.bfloat16()[3:],  # does not start at a 16-byte boundary
+        randn.half(),
+        randn.double() * 1e100,
+        randn[:35].view(5, 7).t(),
+        randn[:3000].view(30, 100)[:, ::2],
+        randn[:400].expand(50, 400),
+        torch.tensor(3.0),
+        torch.tensor(2.5, requires_grad=True),
+        torch.empty(0),
+        torch.empty(3, 0, 2, dtype=torch.bfloat16),
+        torch.tensor([1.0, math.nan, 0.0]),
+        torch.tensor([1.0, math.inf, 0.0]),
+        torch.tensor([-math.inf, math.inf, 0.0]),
+        torch.cat([randn[:150_000], torch.tensor([math.nan, math.inf, -math.inf])]),
+        torch.arange(70_001) % 9,
+        torch.arange(-500, 700, dtype=torch.int32),
+        torch.arange(-100, 100, dtype=torch.int8),
+        torch.arange(200, dtype=torch.uint8),
+        randn > 0.3,
+        randn.relu(),
+        torch.full((100_000,), 1e30),
+        torch.full((5,), 0.1),
+        randn * 1e-25,
+        torch.zeros(200_000),
+        randn[:20].to(torch.float8_e4m3fn),
+    ]
+
+
+@pytest.fixture(scope="session")
+def assert_rows() -> Callable[..., None]:
+    """The function that compares rows with the reference's: `assert_rows(rows, tensors, std_error=1e-5)`."""
+    return _assert_rows
+
+
+@pytest.fixture(scope="session")
+def awkward_tensors() -> Callable[[], list[Tensor]]:
+    """The function that makes the awkward tensors."""
+    return _awkward_tensors

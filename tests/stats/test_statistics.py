@@ -1,0 +1,151 @@
+"""Statistics of many tensors are right to the last digit that matters, whatever the tensors are."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hookline.errors import HooklineError
+from hookline.stats.columns import MEAN, NANS, STD
+from hookline.stats.statistics import STATISTICS, summarize
+
+AssertRows = Callable[..., None]
+Tensors = Callable[[], list[Tensor]]
+SPECIAL = st.sampled_from([0.0, 1.0, -1.0, math.nan, math.inf, -math.inf, 1e4, 6e4, 1e-25])
+VALUES = st.one_of(SPECIAL, st.floats(-100, 100).map(lambda value: round(value, 6)))
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def test_every_awkward_tensor_in_one_call(awkward_tensors: Tensors, assert_rows: AssertRows) -> None:
+    """All dtypes, shapes and strides together, NaN and infinities included, give the reference's rows."""
+    tensors = awkward_tensors()
+    assert_rows(summarize(tensors), tensors)
+
+
+def test_every_awkward_tensor_alone(awkward_tensors: Tensors, assert_rows: AssertRows) -> None:
+    """A tensor's row does not depend on its company."""
+    for tensor in awkward_tensors():
+        assert_rows(summarize([tensor]), [tensor])
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_values_in_any_float_dtype(data: Any, assert_rows: AssertRows) -> None:
+    """Random values with NaN and infinities among them, in random company, match float64."""
+    tensors = []
+    for _ in range(data.draw(st.integers(1, 6))):
+        values = data.draw(st.lists(VALUES, max_size=40))
+        tensors.append(torch.tensor(values, dtype=data.draw(st.sampled_from(DTYPES))))
+    assert_rows(summarize(tensors), tensors)
+
+
+@settings(max_examples=25, deadline=None)
+@given(size=st.integers(1, 300_000), mean=st.floats(-1e4, 1e4), dtype=st.sampled_from(DTYPES[:2]))
+def test_any_size_and_mean(size: int, mean: float, dtype: torch.dtype, assert_rows: AssertRows) -> None:
+    """Whatever the size and however far the mean is from zero, mean and std are right."""
+    tensor = torch.randn(size, dtype=dtype, generator=torch.Generator().manual_seed(size)) + mean
+    assert_rows(summarize([tensor]), [tensor], std_error=1e-4)
+
+
+@pytest.mark.parametrize("copies", [1, 8])
+@pytest.mark.parametrize("size", [1000, 200_000])
+def test_a_mean_ten_thousand_stds_away_costs_no_digits(size: int, copies: int, assert_rows: AssertRows) -> None:
+    """The spread around 1e4 is right to 1e-4, also in tensors that are measured together."""
+    spread = torch.randn(size, generator=torch.Generator().manual_seed(1))
+    tensors = [spread * (1 + index) + 1e4 * (1 + index) for index in range(copies)]
+    assert_rows(summarize(tensors), tensors, std_error=1e-4)
+
+
+def test_a_mean_that_drifts_through_the_tensor(assert_rows: AssertRows) -> None:
+    """Blocks with different means are put together rightly."""
+    tensor = torch.linspace(-1000, 3000, 500_000) + torch.randn(500_000, generator=torch.Generator().manual_seed(2))
+    assert_rows(summarize([tensor]), [tensor])
+
+
+def test_the_same_bits_every_time(awkward_tensors: Tensors) -> None:
+    """Two calls give identical rows."""
+    tensors = awkward_tensors()
+    assert torch.equal(summarize(tensors).nan_to_num(), summarize(tensors).nan_to_num())
+
+
+def test_fp16_sums_do_not_overflow() -> None:
+    """A sum beyond fp16's largest number is no infinity."""
+    row = summarize([torch.full((100_000,), 60_000.0, dtype=torch.float16)])[0]
+    assert row[MEAN].item() == pytest.approx(60_000, rel=1e-6) and row[STD] == 0
+
+
+def test_counts_are_exact_beyond_float32() -> None:
+    """More zeros than float32 can count one by one are counted to the last."""
+    assert summarize([torch.zeros(2**24 + 1, dtype=torch.int8)])[0, STATISTICS.index("zeros")] == 2**24 + 1
+
+
+def test_no_tensors_give_no_rows() -> None:
+    """An empty list is no error."""
+    assert summarize([]).shape == (0, len(STATISTICS))
+
+
+def test_no_graph_is_kept() -> None:
+    """Measuring what requires grad builds nothing."""
+    assert not summarize([torch.ones(3, requires_grad=True) * 2]).requires_grad
+
+
+def test_measuring_changes_nothing() -> None:
+    """The tensor and its version stay as they were."""
+    tensor = torch.randn(200_000)
+    before, version = tensor.clone(), tensor._version
+    summarize([tensor])
+    assert torch.equal(tensor, before) and tensor._version == version
+
+
+def test_it_works_inside_and_after_inference_mode(assert_rows: AssertRows) -> None:
+    """Memory that is kept between calls does not remember where it was made."""
+    for size in (300_000, 400_000):
+        with torch.inference_mode():
+            inside = torch.randn(size).bfloat16()
+            assert_rows(summarize([inside]), [inside])
+        outside = torch.randn(size).bfloat16()
+        assert_rows(summarize([outside]), [outside])
+
+
+def test_several_threads_do_not_disturb_each_other(assert_rows: AssertRows) -> None:
+    """Torch's own threads share a block, and the result is right."""
+    torch.set_num_threads(2)
+    try:
+        tensor = torch.randn(700_000)
+        assert_rows(summarize([tensor]), [tensor])
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("bad", "remedy"),
+    [
+        (torch.eye(3).to_sparse(), "to_dense"),
+        (torch.ones(2, dtype=torch.complex64), "view_as_real"),
+        (torch.ones(2, device="meta"), "is on meta, but fine is on cpu"),
+    ],
+)
+def test_what_has_no_statistics_is_refused_by_name(bad: Tensor, remedy: str) -> None:
+    """The message names the tensor, says what is wrong and what would be right."""
+    with pytest.raises(HooklineError, match="layer_3") as caught:
+        summarize([torch.ones(2), bad], names=["fine", "layer_3"])
+    assert remedy in str(caught.value)
+
+
+def test_without_names_the_place_is_named() -> None:
+    """A tensor that nobody named is called by its number."""
+    with pytest.raises(HooklineError, match="tensor 1"):
+        summarize([torch.ones(2), torch.ones(2, dtype=torch.complex64)])
+
+
+def test_a_nan_shows_in_the_values_and_is_counted() -> None:
+    """Every value is NaN, the counts are not."""
+    row = dict(zip(STATISTICS, summarize([torch.tensor([math.nan, 0.0, 2.0])])[0].tolist(), strict=True))
+    assert all(math.isnan(row[name]) for name in ("mean", "std", "min", "max", "absmax", "l2"))
+    assert (row["count"], row["zeros"], row["nans"], row["infs"]) == (3, 1, 1, 0)
+    assert STATISTICS.index("nans") == NANS
