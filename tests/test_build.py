@@ -10,7 +10,15 @@ import pytest
 import torch
 import yaml
 
-from hookline import ForwardHook, TrainingHook, register_data, register_model
+from hookline import (
+    ForwardHook,
+    GenericTrainer,
+    HookRegistry,
+    SimpleTrainer,
+    TrainingHook,
+    register_data,
+    register_model,
+)
 from hookline.build import trainer_from_config
 from hookline.config.loading import load_config
 from hookline.config.schemas import HooksConfig, RunConfig
@@ -206,3 +214,22 @@ def test_the_default_job_is_sound() -> None:
     assert [hook.name for hook in trainer.hooks.list_hooks()].count("clip_norm") == 1
     assert trainer.options.max_steps == 1300
     assert trainer.config.hooks == HooksConfig(**config["hooks"])
+
+
+def test_a_config_read_from_a_file_says_so_wherever_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dotted path in a file is refused by every door, unless its package is allowed; nothing is imported before."""
+    (tmp_path / "evilpkg.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "hooks.yaml"
+    path.write_text("hooks:\n  lifecycle:\n    - name: evilpkg.Hook\n")
+    config, from_file = load_config(path)
+    assert from_file
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for doorway in (
+        lambda: GenericTrainer(config, model, optimizer, allow=["other"]),
+        lambda: SimpleTrainer(model, [], optimizer, "cpu", hooks=config["hooks"]),
+        lambda: HookRegistry(config["hooks"]),
+    ):
+        with pytest.raises(HooklineError, match="not allowed"):
+            doorway()

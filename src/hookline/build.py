@@ -14,7 +14,7 @@ from hookline.errors import ConfigError, HooklineError, TrainingError
 from hookline.jobs.components import Component, check_name, find_factory
 from hookline.record.memory_record import MemoryRecord
 from hookline.record.run_record import Record, RunRecord
-from hookline.registry.loading import Gate, read_hooks
+from hookline.registry.loading import Gate, is_from_file, read_hooks
 from hookline.registry.names import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS
 from hookline.registry.names import TRAINERS as TRAINER_NAMES
 from hookline.trainer.engines import Engine, find_device
@@ -76,7 +76,7 @@ class GenericTrainer(Trainer):
         settings = as_trainer_config(config)
         known = asdict(settings.options())
         options = {**known, **{key: value for key, value in more.items() if key in known}}
-        manager = make_manager(settings.hooks, allow, intervene=options["enable_intervention"])
+        manager = make_manager(settings.hooks, allow, is_from_file(config), options["enable_intervention"])
         rest = {key: value for key, value in more.items() if key not in options}
         parts = make_parts(model, optimizers, device, manager, scheduler=schedulers, config=settings, **rest, **options)
         super().__init__(parts)

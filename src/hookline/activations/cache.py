@@ -80,7 +80,7 @@ class Cache:
 
 def save_states(states: list[CapturedState], path: str | Path) -> Path:
     """Write captured tensors to a safetensors file; names, steps and phases go into its metadata."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     tensors: dict[str, torch.Tensor] = {}
     about: dict[str, str] = {}
@@ -90,7 +90,7 @@ def save_states(states: list[CapturedState], path: str | Path) -> Path:
                 key = f"{state.name}/{state.call}/{part}/{index}"
                 tensors[key] = tensor.detach().cpu().clone().contiguous()
                 about[key] = f"step={state.step} phase={state.phase} layer_idx={state.layer_idx}"
-    save_file(tensors, str(path), metadata=about)
+    Path(path).write_bytes(save(tensors, metadata=about))
     return Path(path)
 
 

@@ -17,6 +17,12 @@ from hookline.errors import ConfigError
 MAX_BYTES = 1_000_000
 
 
+class FileConfig(dict[str, Any]):
+    """A mapping that was read from a file, and says so wherever it goes: a dotted path in it must be allowed."""
+
+    from_file = True
+
+
 def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> tuple[dict[str, Any], bool]:
     """The configuration with its overrides (``"a.b=value"``) applied, and whether it came from a file.
 
@@ -31,7 +37,14 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
     copied = _plain_copy(tree, str(source) if from_file else "config")
     for override in overrides:
         apply_override(copied, override)
-    return copied, from_file
+    return (_marked(copied) if from_file else copied), from_file
+
+
+def _marked(tree: Any) -> Any:
+    """The same configuration, every mapping of it marked as coming from a file."""
+    if isinstance(tree, dict):
+        return FileConfig({key: _marked(value) for key, value in tree.items()})
+    return [_marked(value) for value in tree] if isinstance(tree, list) else tree
 
 
 def _read_file(path: Path) -> Any:

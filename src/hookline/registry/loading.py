@@ -50,10 +50,15 @@ class HookSpec:
 def read_hooks(config: Any, *, allow: tuple[str, ...] = (), from_file: bool = False) -> list[HookSpec]:
     """Every hook that a configuration names, in order. Wrong keys, types and names are one clear error each."""
     tree = hook_tree(config)
-    gate = Gate(allow, from_file)
+    gate = Gate(allow, from_file or is_from_file(config) or is_from_file(tree))
     specs = [spec for kind in KINDS for spec in _listed(tree.get(kind), kind, gate)]
     specs += [*_by_class(tree, gate), *_by_flag(tree)]
     return specs
+
+
+def is_from_file(config: Any) -> bool:
+    """Whether a configuration says that it was read from a file."""
+    return getattr(config, "from_file", False) is True
 
 
 def hook_tree(config: Any) -> Mapping[str, Any]:

@@ -1,4 +1,5 @@
-"""The training loop: the only one in the project, and the only place where a trainer's events are fired.
+"""The training loop: the only one in the project. Events of batches, steps and epochs are fired here; those of the
+run's ends, of a validation and of a checkpoint where these are made.
 
     run → epoch → micro-batch → step → boundary (validation, checkpoint, stop)
 

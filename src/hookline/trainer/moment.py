@@ -56,7 +56,7 @@ class RunMoment:
         self._metrics: dict[str, Any] = {}
         self._metrics_of: torch.Tensor | None = None
         self._norm: torch.Tensor | float = math.nan
-        self._norm_of = self._kept_of = 0
+        self._norm_of = self._kept_of = self._clipped_at = 0
         self._kept: list[torch.Tensor] = []
 
     # ---- the clock ---------------------------------------------------------------------------------------------
@@ -204,13 +204,13 @@ class RunMoment:
 
     def clipped(self, norm: torch.Tensor, is_global: bool) -> None:
         """A clip link has run; the global norm before the first one is the step's."""
-        self._clipped = norm
+        self._clipped, self._clipped_at = norm, self.step
         if is_global and self._norm_of != self.step:
             self._norm, self._norm_of = norm, self.step
 
-    def norm_before_clipping(self) -> torch.Tensor | None:
-        """This step's global norm as the first clip link found it, on the device; None when nothing clipped."""
-        return self._norm if self._norm_of == self.step and isinstance(self._norm, torch.Tensor) else None
+    def norm_before_clipping(self) -> torch.Tensor | float | None:
+        """This step's global norm where something clipped, on the device if nobody has read it; else None."""
+        return self._norm if self._clipped_at == self._norm_of == self.step else None
 
     @property
     def clipped_norm(self) -> float:
