@@ -14,7 +14,7 @@ import torch
 from hookline.activations.moment import tensors_in
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class CapturedState:
     """What went into a module and came out of it in one call."""
 
@@ -66,22 +66,31 @@ class CaptureStore:
     def __init__(self, max_states: int | None = 100, limit_bytes: int | None = None) -> None:
         self.max_states = max_states
         self.limit_bytes = limit_bytes
-        self.bytes = 0
+        self._bytes = 0
         self.dropped = 0  # states that had to go to keep the limits
         self._states: dict[str, list[CapturedState]] = {}
         self._shared: dict[int, tuple[int, int]] = {}  # storage -> how many tensors use it, its bytes
         self._lock = threading.RLock()
+
+    @property
+    def bytes(self) -> int:
+        """What is held now."""
+        with self._lock:
+            if self.limit_bytes is None:  # nothing to keep to: counted only when somebody asks
+                return sum(dict(_storage(tensor) for state in self._all() for tensor in state.tensors()).values())
+            return self._bytes
 
     def add(self, state: CapturedState, max_states: int | None = None) -> None:
         """Keep a state; older ones make way for it."""
         with self._lock:
             states = self._states.setdefault(state.hook, [])
             states.append(state)
-            self._count(state, 1)
+            if self.limit_bytes is not None:
+                self._count(state, 1)
             most = max_states if max_states is not None else self.max_states
             while most is not None and len(states) > most:
                 self._drop(states[0])
-            while self.limit_bytes is not None and self.bytes > self.limit_bytes:
+            while self.limit_bytes is not None and self._bytes > self.limit_bytes:
                 self._drop(self._oldest())
 
     def of(self, hook: str) -> list[CapturedState]:
@@ -123,16 +132,17 @@ class CaptureStore:
         states.remove(state)
         if not states:
             del self._states[state.hook]
-        self._count(state, -1)
+        if self.limit_bytes is not None:
+            self._count(state, -1)
 
     def _count(self, state: CapturedState, by: int) -> None:
         for tensor in state.tensors():
             where, size = _storage(tensor)
             users, _ = self._shared.get(where, (0, size))
             if users == 0:
-                self.bytes += size
+                self._bytes += size
             if users + by == 0:
-                self.bytes -= size
+                self._bytes -= size
                 del self._shared[where]
             else:
                 self._shared[where] = (users + by, size)

@@ -22,7 +22,7 @@ class Copies:
     """Makes copies of nested outputs and remembers them, to see afterwards whether somebody wrote into one."""
 
     def __init__(self) -> None:
-        self._made: list[tuple[torch.Tensor, int]] = []
+        self._made: list[torch.Tensor] = []
 
     def of(self, value: Any) -> Any:
         """The same structure with every tensor replaced by its copy-on-write view.
@@ -31,7 +31,7 @@ class Copies:
         """
         if isinstance(value, torch.Tensor):
             made = copy_on_write(value)
-            self._made.append((made, version_of(made)))
+            self._made.append(made)
             return made
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return _remade(lambda items: type(value)(*items), tuple(self.of(item) for item in value))
@@ -54,7 +54,7 @@ class Copies:
 
     def written(self) -> bool:
         """Whether any copy has been written into since it was made."""
-        return any(version_of(tensor) != version for tensor, version in self._made)
+        return any(version_of(tensor) for tensor in self._made)  # a new tensor's version is 0
 
 
 def _remade(make: Callable[[Any], Any], items: Any) -> Any:

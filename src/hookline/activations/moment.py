@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -37,8 +38,13 @@ class ForwardMoment:
         self.name = name
         self.module = module
         self.live_inputs, self.live_kwargs, self.live_output = inputs, kwargs, output
-        self.copies = Copies()
+        self.made_copies = False
         self._versions: list[tuple[torch.Tensor, int]] = []
+
+    @cached_property
+    def copies(self) -> Copies:
+        self.made_copies = True
+        return Copies()
 
     @property
     def inputs(self) -> Any:
@@ -63,13 +69,13 @@ class ForwardMoment:
             return self._measured.memory
         return sum(tensor.nbytes for tensor in tensors_in(self.live_output))
 
-    def values(self, wanted: Sequence[str], live: bool) -> dict[str, Any]:
-        """What a hook names. An intervention gets the live tensors: gradients flow through what it returns."""
-        if live:
-            return {name: getattr(self, f"live_{name}" if name in LIVE else name) for name in wanted}
-        if "live_output" in wanted:
-            self._versions = [(tensor, version_of(tensor)) for tensor in tensors_in(self.live_output)]
-        return {name: getattr(self, name) for name in wanted}
+    def live_values(self, wanted: Sequence[str]) -> dict[str, Any]:
+        """What an intervention gets: the tensors themselves."""
+        return {name: getattr(self, f"live_{name}" if name in LIVE else name) for name in wanted}
+
+    def remember_versions(self) -> None:
+        """An observer gets the live output: note how often it has been written to."""
+        self._versions = [(tensor, version_of(tensor)) for tensor in tensors_in(self.live_output)]
 
     def live_written(self) -> bool:
         """Whether an observer that got the live output has written into it."""
