@@ -14,8 +14,9 @@ from hookline.trainer.options import TrainerOptions
 NAMES = """
     ActivationStats BaseTrainer CheckpointHook ClipNorm ConsoleLogHook ForwardHook GenericTrainer HookManager
     HookRegistry HookRunner HooklineError HooksConfig Identity JSONLogHook RunConfig RunControl Schedule SimpleTrainer
-    StepContext StopTraining Trainer TrainerConfig TrainerHooks TrainingHook UpdateHook get_trainer load_config not_an_event
-    read_metrics register_data register_hook register_loss register_model register_optimizer register_scheduler
+    StepContext StopTraining Trainer TrainerConfig TrainerHooks TrainingHook UpdateHook get_trainer load_config
+    not_an_event read_metrics register_data register_hook register_loss register_model register_optimizer
+    register_scheduler
     register_trainer trainer_from_config
 """
 
