@@ -9,13 +9,14 @@ An event nobody hears is a None in `fire`: it costs its line one branch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from time import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookline.errors import TrainingError
-from hookline.events.dispatch import Fire
+from hookline.events.dispatch import Fire, Fired
 from hookline.trainer.forward import check_trainable, count_samples, count_tokens, loss_and_metrics
 from hookline.trainer.loaders import EpochBatches, generators_of, restore_generators
 from hookline.trainer.losses import LossBook
@@ -29,11 +30,36 @@ if TYPE_CHECKING:
 FLUSH_STEPS, FLUSH_SECONDS = 50, 2.0
 
 
+def steps_of_run(trainer: Trainer, run: AbstractContextManager[None]) -> Iterator[None]:
+    """A whole run, bracketed by its beginning and end; yields after each micro-batch, to be stepped from outside."""
+    with run:
+        loop, moment, epochs = trainer.loop, trainer.moment, trainer.options.epochs
+        while not loop.finished() and (epochs is None or moment.epoch + moment.epoch_over < epochs):
+            batches = loop.begin_epoch(trainer.train_loaders)
+            left = -1 if batches.length is None else batches.length - batches.given
+            before = left
+            for batch in batches:
+                left -= 1
+                loop.last_of_epoch = left == 0 or batches.last
+                loop.micro_batch(batch)
+                yield
+                if left == 0 or (loop.over and loop.in_window == 0):
+                    break
+            else:
+                if left == before and not batches.given:
+                    batches.refuse_empty()
+                left = 0  # the loaders ended by themselves
+            if loop.in_window:
+                loop.close_window()
+            if left == 0 or batches.last:
+                loop.end_epoch()
+
+
 class Loop:
     """One run of a trainer.
 
     Python that runs once between two torch calls runs with cold caches: a call costs 1 to 2 µs there, not 0.1. So what
-    every step does stands in two functions, `micro_batch` and `optimizer_step`; what happens now and then has its own.
+    every step does stands in two functions, `micro_batch` and `complete_step`; what happens now and then has its own.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -64,29 +90,6 @@ class Loop:
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
-    def run(self, loaders: Mapping[str, Iterable[Any]]) -> Iterator[None]:
-        """Every epoch until the run is over; yields after each micro-batch, so that it can be stepped from outside."""
-        moment, epochs = self.moment, self.options.epochs
-        while not self.finished() and (epochs is None or moment.epoch + moment.epoch_over < epochs):
-            batches = self.begin_epoch(loaders)
-            left = -1 if batches.length is None else batches.length - batches.given
-            before = left
-            for batch in batches:
-                left -= 1
-                self.last_of_epoch = left == 0 or batches.last
-                self.micro_batch(batch)
-                yield
-                if left == 0 or (self.over and self.in_window == 0):
-                    break
-            else:
-                if left == before and not batches.given:
-                    batches.refuse_empty()
-                left = 0  # the loaders ended by themselves
-            if self.in_window:
-                self.close_window()
-            if left == 0 or batches.last:
-                self.end_epoch()
-
     def begin_epoch(self, loaders: Mapping[str, Iterable[Any]]) -> EpochBatches:
         """The epoch's batches, and its event unless the epoch is entered half-way."""
         moment = self.moment
@@ -112,8 +115,7 @@ class Loop:
     def close_window(self) -> None:
         """The loader gave fewer batches than it promised: step with what there is, for windows end with epochs."""
         self.last_of_epoch = True
-        self.optimizer_step()
-        self.finish_step()
+        self.complete_step(in_batch=False)
 
     def end_epoch(self) -> None:
         """Validation if due, on_epoch_end, then the epoch's checkpoint, whose position is the next epoch's start."""
@@ -177,14 +179,16 @@ class Loop:
         self.losses.recent.append(detached)
         complete = self.plain or self.window_is_complete()
         if complete:
-            self.optimizer_step()
-        if heard := fire.on_train_batch_end:
-            heard(moment)
-            if moment.metrics_read:
-                self.log_all(moment.added_metrics())
-        if complete:
-            self.finish_step()
+            self.complete_step()
+        elif heard := fire.on_train_batch_end:
+            self.end_batch(heard)
         return detached
+
+    def end_batch(self, heard: Fired) -> None:
+        """Somebody hears the end of the micro-batch, and may add to its metrics."""
+        heard(self.moment)
+        if self.moment.metrics_read:
+            self.log_all(self.moment.added_metrics())
 
     def window_is_complete(self) -> bool:
         """Whether the optimizer steps now: at the end of a window, and at the end of an epoch."""
@@ -214,8 +218,8 @@ class Loop:
 
     # ---- one optimizer step ----------------------------------------------------------------------------------------
 
-    def optimizer_step(self) -> None:
-        """Gradients complete → update chain → optimizers → schedulers → gradients gone."""
+    def complete_step(self, in_batch: bool = True) -> None:
+        """Gradients complete → update chain → optimizers → schedulers → gradients gone → metrics → boundary."""
         moment, fire, trainer = self.moment, self.fire, self.trainer
         optimizers, own_step = trainer.optimizers, trainer.optimizer_step
         if not self.plain:
@@ -256,8 +260,21 @@ class Loop:
             trainer.skipped_steps += 1
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        for param in self.unowned:  # no optimizer clears these, and they would pile up in the norm
+        for param in self.unowned:  # no optimizer clears these
             param.grad = None
+        if in_batch and (heard := fire.on_train_batch_end):
+            self.end_batch(heard)
+        self.in_window = 0
+        moment.steps_done = step = moment.step
+        loss = moment.detached_loss if self.plain else moment.window_tensor()
+        self.unrecorded.append((step, moment.epoch, "train/loss", loss, time()))
+        if moment.step_metrics:
+            self.log_all({f"train/{key}": value for key, value in moment.step_metrics.items()})
+        if heard := fire.on_step_end:
+            heard(moment)
+            moment.release_gradients()
+        if step >= self.next_boundary or trainer.wants_attention:
+            self.boundary()
 
     def complete_gradients(self) -> None:
         """True values, and for a weighted or short window the mean over what was actually in it."""
@@ -290,21 +307,6 @@ class Loop:
         if heard := self.fire.on_step_skipped:
             heard(moment)
         moment.reason = None
-
-    def finish_step(self) -> None:
-        """The step's metrics are recorded, then on_step_end, then what happens at step boundaries."""
-        moment = self.moment
-        self.in_window = 0
-        moment.steps_done = step = moment.step
-        loss = moment.detached_loss if self.plain else moment.window_tensor()
-        self.unrecorded.append((step, moment.epoch, "train/loss", loss, time()))
-        if moment.step_metrics:
-            self.log_all({f"train/{key}": value for key, value in moment.step_metrics.items()})
-        if heard := self.fire.on_step_end:
-            heard(moment)
-            moment.release_gradients()
-        if step >= self.next_boundary or self.trainer.wants_attention:
-            self.boundary()
 
     def boundary(self) -> None:
         """What happens after a step now and then: the record written, validation, a checkpoint, the end."""

@@ -24,7 +24,7 @@ from hookline.trainer.engines import Engine
 from hookline.trainer.forward import StepFunction, count_samples, count_tokens, make_step
 from hookline.trainer.lifecycle import running
 from hookline.trainer.loaders import Loaders, epoch_length, named_loaders
-from hookline.trainer.loop import Loop
+from hookline.trainer.loop import Loop, steps_of_run
 from hookline.trainer.moment import RunMoment
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parameters import trained_parameters
@@ -128,8 +128,7 @@ class Trainer:
             raise TrainingError(
                 "there is nothing to train on: give a dataloader to the trainer, or train_loaders to fit()"
             )
-        with running(self, resume):
-            yield from self.loop.run(self.train_loaders)
+        return steps_of_run(self, running(self, resume))
 
     def training_step(self, batch: Any) -> torch.Tensor:
         """One micro-batch, with the optimizer step if its window is complete; returns the detached loss."""
