@@ -8,7 +8,7 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import PurePath
 from typing import Any
@@ -21,7 +21,18 @@ _FLAT_VALUES = frozenset({int, float, str, bool, type(None)})
 _ASTRAL_OR_LONE = "\\ud"  # how the encoder begins a surrogate: a rare character, or half of one
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
-_encode_strictly = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+def _strict_encoder() -> Callable[[Any], str]:
+    """json's own C encoder, made once: `JSONEncoder.encode` makes another one for every line."""
+    plain = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return plain.encode
+    encode = make(None, plain.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, False)
+    return lambda value: "".join(encode(value, 0))
+
+
+_encode_strictly = _strict_encoder()
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 200
