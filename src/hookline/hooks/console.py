@@ -15,7 +15,7 @@ from hookline.registry.base import TrainingHook
 
 
 class ConsoleLogHook(TrainingHook):
-    """A progress line with loss, speed and time left; validation results; at the end, what each hook cost.
+    """A progress line with the loss, its mean over the epoch so far, speed and time left; validation results; at the end, what each hook cost.
 
     At a terminal the progress line is rewritten in place; elsewhere every line stands by itself.
     """
@@ -39,7 +39,7 @@ class ConsoleLogHook(TrainingHook):
         done, total = step - self._first_step, trainer.total_steps
         rate = done / max(monotonic() - self._began, 1e-9)
         line = f"epoch {epoch}  step {step}{f'/{total}' if total else ''}"
-        line += f"  loss {state['latest_loss']:.4f} (epoch's mean {state['avg_loss']:.4f})  {_speed(rate)}"
+        line += f"  loss {state['latest_loss']:.4f} (so far {state['avg_loss']:.4f})  {_speed(rate)}"
         if total and rate:
             line += f"  {_duration((total - step) / rate)} left"
         self._print(line, rewrite=True)
