@@ -15,7 +15,7 @@ from hookline.registry.base import TrainingHook
 
 
 class ConsoleLogHook(TrainingHook):
-    """A progress line with the loss, its mean over the epoch so far, speed and time left; validation; at the end, the costs.
+    """A progress line with the loss, its mean so far, speed and time left; validation results; at the end, the costs.
 
     At a terminal the progress line is rewritten in place; elsewhere every line stands by itself.
     """
