@@ -10,6 +10,7 @@ import torch
 from hookline.checkpoints.files import newest_good, read_checkpoint, write_checkpoint
 from hookline.errors import CheckpointError
 from hookline.events.policy import logger
+from hookline.trainer.loaders import generators_of, restore_generators
 from hookline.trainer.rng import restore_rng, rng_state
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def collect(trainer: Trainer) -> dict[str, Any]:
         "progress": {**{name: getattr(moment, name) for name in PROGRESS}, "seconds": moment.seconds},
         "rng": rng_state(),
         "epoch_rng": moment.epoch_rng,
+        "generators": [generator.get_state() for generator in generators_of(trainer.train_loaders)],
         "hooks": trainer.hooks.state_dict(),
         "update_state": trainer.chain.states,
     }
@@ -103,6 +105,7 @@ def restore(trainer: Trainer, sections: dict[str, Any]) -> None:
         for name in names:
             trainer.record.event("hook_state", trainer.moment.step, hook=name, problem=kind)
     trainer.hooks.replan(restored=trainer.moment)
+    restore_generators(trainer.train_loaders, sections["generators"])
     restore_rng(sections["rng"])
 
 
