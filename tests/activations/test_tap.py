@@ -293,3 +293,13 @@ def test_a_captured_copy_outlives_in_place_operations_of_the_model() -> None:
     model(INPUT - 3)
     expected = torch.nn.functional.linear(INPUT - 3, model[0].weight, model[0].bias)
     assert torch.equal(hook.seen[0][1], expected) and (expected < 0).any()
+
+
+def test_a_forward_pass_repeated_for_checkpointing_is_heard_once() -> None:
+    """Activation checkpointing runs a module again inside backward; that is no second call."""
+    from torch.utils.checkpoint import checkpoint
+
+    hook = Watch(modules="0")
+    _, model = watched(hook)
+    checkpoint(model, INPUT, use_reentrant=False).sum().backward()
+    assert [name for name, _ in hook.seen] == ["0"]

@@ -373,3 +373,22 @@ def test_the_default_identity_link_receives_the_gradients_and_passes_them_on() -
     (row,) = [row for row in trainer.hooks.costs() if row["hook"] == "identity"]
     assert row["calls"] == 20
     assert not [row for row in bare.hooks.costs() if row["hook"] == "identity"]
+
+
+def test_the_scheduler_of_an_optimizer_that_did_not_step_does_not_move() -> None:
+    """With several optimizers each scheduler follows its own; one skipped step is counted once."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    used, unused = torch.optim.SGD(model[0].parameters(), lr=1e-3), torch.optim.SGD(model[1].parameters(), lr=1.0)
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in (used, unused)]
+
+    def step(model: nn.Sequential, batch: Any) -> torch.Tensor:
+        return model[0](batch[0]).pow(2).mean()  # the second module gets no gradients
+
+    trainer = make_trainer(model=model, optimizer=[used, unused], scheduler=schedulers, step_fn=step, precision="fp16")
+    stepped: list[int] = []
+    trainer.on("after_optimizer_step", name="stepped")(lambda optimizer_idx: stepped.append(optimizer_idx))
+    trainer.train()
+    assert set(stepped) == {0}  # not always: the scaler may have to find its scale first
+    assert used.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5 ** len(stepped))
+    assert unused.param_groups[0]["lr"] == 1.0
+    assert trainer.skipped_steps == 4
