@@ -49,12 +49,6 @@ def test_watching_the_same_model_again_keeps_the_tap() -> None:
     assert hook.steps == [5]
 
 
-def test_silenced_without_a_model_is_an_empty_block() -> None:
-    """There is nothing to set aside."""
-    with HookManager().silenced():
-        pass
-
-
 def test_lifecycle_hooks_are_not_asked_for_modules() -> None:
     """Only hooks that hear on_forward select modules."""
     manager = HookManager()

@@ -107,3 +107,8 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     else:
         return []
     return [tensor for item in items for tensor in tensors_in(item)]
+
+
+def first_floating(value: Any) -> torch.Tensor | None:
+    """The first floating-point tensor of a nested value: of an output, what statistics are about."""
+    return next((tensor for tensor in tensors_in(value) if tensor.is_floating_point()), None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hookline.activations.moment import tensors_in
+from hookline.activations.moment import first_floating
 from hookline.activations.sites import weakly
 from hookline.errors import ConfigError, nearest
 from hookline.registry.base import ForwardHook
@@ -54,7 +54,7 @@ class Monitor(ForwardHook):
     # ---- while the model runs ------------------------------------------------------------------------------------
 
     def _statistics(self, name: str, live_output: Any, step: int) -> None:
-        tensor = next((one for one in tensors_in(live_output) if one.is_floating_point()), None)
+        tensor = first_floating(live_output)
         if tensor is None:
             return
         with self._lock:

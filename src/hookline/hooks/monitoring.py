@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hookline.activations.moment import first_floating
 from hookline.events.policy import logger
 from hookline.events.schedule import Schedule
 from hookline.record.writers import JsonLines
@@ -82,17 +83,10 @@ class ActivationStats(ForwardHook):
         self.latest: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def on_forward(self, name: str, output: Any, phase: str, trainer: Any) -> None:
-        tensor = _first_floating(output)
+        tensor = first_floating(output)
         if tensor is None or phase == "validation":
             return
         mean, std = self.latest[name] = mean_and_std(tensor)
         if trainer is not None:
             trainer.log(f"activations/{name}/mean", mean)
             trainer.log(f"activations/{name}/std", std)
-
-
-def _first_floating(output: Any) -> torch.Tensor | None:
-    if isinstance(output, torch.Tensor):
-        return output if output.is_floating_point() else None
-    items = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
-    return next((found for item in items if (found := _first_floating(item)) is not None), None)
