@@ -8,59 +8,142 @@ An event nobody hears is a None in `fire`: it costs its line one branch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice
 from time import time
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from hookline.errors import TrainingError
 from hookline.events.dispatch import Fire, Fired
+from hookline.trainer.cost_watch import CostWatch
 from hookline.trainer.forward import check_trainable, count_samples, count_tokens, loss_and_metrics
-from hookline.trainer.loaders import EpochBatches, generators_of, restore_generators
+from hookline.trainer.loaders import EpochBatches
 from hookline.trainer.losses import LossBook
 from hookline.trainer.moment import numbers_of
 from hookline.trainer.parameters import unowned_parameters
-from hookline.trainer.rng import restore_rng, rng_state, rng_untouched
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 FLUSH_STEPS, FLUSH_SECONDS = 50, 2.0
+NONE_LEFT_OUT: tuple[torch.optim.Optimizer, ...] = ()
 
 
-def steps_of_run(trainer: Trainer, run: AbstractContextManager[None]) -> Iterator[None]:
+def steps_of_run(trainer: Trainer, run: AbstractContextManager[None]) -> Iterator[Tensor]:
     """A whole run, bracketed by its beginning and end; yields after each micro-batch, to be stepped from outside."""
     with run:
         loop, moment, epochs = trainer.loop, trainer.moment, trainer.options.epochs
         while not loop.finished() and (epochs is None or moment.epoch + moment.epoch_over < epochs):
-            batches = loop.begin_epoch(trainer.train_loaders)
-            left = -1 if batches.length is None else batches.length - batches.given
-            before = left
-            for batch in batches:
-                left -= 1
-                loop.last_of_epoch = left == 0 or batches.last
-                loop.micro_batch(batch)
-                yield
-                if left == 0 or (loop.over and loop.in_window == 0):
-                    break
-            else:
-                if left == before and not batches.given:
-                    batches.refuse_empty()
-                left = 0  # the loaders ended by themselves
-            if loop.in_window:
-                loop.close_window()
-            if left == 0 or batches.last:
+            all_read = yield from micro_batches(loop, loop.begin_epoch(trainer.train_loaders))
+            if all_read or loop.last_of_epoch:
                 loop.end_epoch()
 
 
-class Loop:
-    """One run of a trainer.
+def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None, bool]:
+    """Forward, backward and, when a window is complete, the optimizer step; yields each micro-batch's detached loss.
 
-    Python that runs once between two torch calls runs with cold caches: a call costs 1 to 2 µs there, not 0.1. So what
-    every step does stands in two functions, `micro_batch` and `complete_step`; what happens now and then has its own.
+    Returns whether all batches were read. Python that runs once between two torch calls runs with cold caches: a call
+    costs 1 to 2 µs there, not 0.1, and an attribute more than a local. So what every step does stands here, in the
+    order it happens; what happens now and then is a method of the loop.
     """
+    trainer, moment, fire, tables, plain = loop.trainer, loop.moment, loop.fire, loop.tables, loop.plain
+    optimizers, steps_itself, more_to_do, unowned = trainer.optimizers, loop.steps_itself, loop.more_to_do, loop.unowned
+    recent, unrecorded = loop.losses.recent, loop.unrecorded
+
+    for batch in batches:
+        # ---- where the run is, and who is due
+        if plain or loop.in_window == 0:
+            moment.step += 1
+        moment.batch_idx += 1
+        moment.used_lr = None
+        if loop.moves:
+            batch = loop.engine.place(batch)
+        moment.batch = batch
+        if loop.counts_tuples or type(batch) is not tuple:
+            moment.tokens_seen += trainer.count_tokens(batch)
+        if tables.countdown > 0:  # until a schedule or a sample comes up
+            tables.countdown -= 1
+        else:
+            loop.hooks.decide_who_is_due(moment)
+        if heard := fire.on_train_batch_start:
+            heard(moment)
+
+        # ---- forward and backward
+        result = trainer.compute(batch)  # the model's forward hooks fire in here
+        loss = result if loop.bare_loss and type(result) is Tensor else loop.find_loss(result)
+        del result  # the rest of it (logits, say) need not wait for the next one
+        # The last batch's graph, emptied by its backward, is let go of here: freeing it earlier costs 4 µs more.
+        moment.live_loss = loss
+        if heard := fire.on_before_backward:
+            heard(moment)
+        if plain:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            loop.backward_share(loss)
+        if heard := fire.on_after_backward:
+            heard(moment)
+        if not plain and not loop.window_is_complete():
+            recent.append(detached := loss.detach())
+            if heard := fire.on_train_batch_end:
+                loop.end_batch(heard)
+            yield detached
+            continue
+
+        # ---- gradients complete: update chain, optimizers, schedulers; then they are gone
+        step, left_out = moment.step, NONE_LEFT_OUT
+        if not plain:
+            loop.complete_gradients()
+        if heard := fire.on_gradients_ready:
+            heard(moment)
+        if heard := fire.on_update:
+            loop.update(heard)
+        if fire.on_step_end:
+            moment.keep_gradients()
+        for moment.optimizer_idx, optimizer in enumerate(optimizers):
+            if heard := fire.on_before_optimizer_step:
+                heard(moment)
+            if steps_itself and moment.skip_asked_at != step:
+                optimizer.step()
+            elif not loop.step_or_skip(optimizer):
+                left_out = (*left_out, optimizer)
+                continue
+            if heard := fire.on_after_optimizer_step:
+                heard(moment)
+        if more_to_do or left_out or fire.on_step_end:
+            loop.after_optimizers(left_out)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        for param in unowned:  # no optimizer clears these
+            param.grad = None
+        recent.append(detached := loss.detach())
+        if heard := fire.on_train_batch_end:
+            loop.end_batch(heard)
+
+        # ---- the step is over: its metrics, and now and then a boundary
+        loop.in_window = 0
+        moment.steps_done = step
+        unrecorded.append((step, moment.epoch, "train/loss", detached if plain else moment.window_tensor(), time()))
+        if moment.step_metrics:
+            loop.log_all({f"train/{key}": value for key, value in moment.step_metrics.items()})
+        if heard := fire.on_step_end:
+            heard(moment)
+            moment.release_gradients()
+        if step >= loop.next_boundary:
+            loop.boundary()
+        yield detached
+        if loop.over:
+            return False
+
+    loop.check_all_came()
+    return True
+
+
+class Loop:
+    """One run of a trainer: what it was told, where it stands, and what happens now and then."""
 
     def __init__(self, trainer: Trainer) -> None:
         options = trainer.options
@@ -78,44 +161,58 @@ class Loop:
         period = options.validation_period if trainer.val_loaders else None
         self.validate_steps = int(period.amount) if period and period.unit == "steps" else 0
         self.validate_epochs = int(period.amount) if period and period.unit == "epochs" else 0
+        self.more_to_do = not self.plain or self.schedules or len(trainer.optimizers) > 1
+        self.steps_itself = self.plain and trainer.optimizer_step is None
         self.unowned = unowned_parameters(trainer.model, trainer.params)
         self.moves = self.engine.moves
         self.in_window = 0  # micro-batches of the step under way; a plain step is one, and is not counted
-        self.last_of_epoch = False
+        self.batches: EpochBatches | None = None  # those under way; None for steps made by hand
         self.bare_loss = False  # the step returns the loss itself, as a 0-dim tensor; known after the first batch
         self.unrecorded: list[tuple[int, int, str, Any, float]] = []
         self.flushed, self.flushed_step, self.flush_at = time(), self.moment.step, self.moment.step + FLUSH_STEPS
+        self.cost_watch = CostWatch(trainer)
         self.over = False  # a stop was asked for, or the last step is done
         self.next_boundary = 0  # the next step after which something is due; see boundary()
 
     # ---- the run ---------------------------------------------------------------------------------------------------
 
-    def begin_epoch(self, loaders: Mapping[str, Iterable[Any]]) -> EpochBatches:
+    def begin_epoch(self, loaders: Mapping[str, Iterable[Any]]) -> Iterable[Any]:
         """The epoch's batches, and its event unless the epoch is entered half-way."""
         moment = self.moment
         batches = EpochBatches(loaders, self.options.fast_dev_run or None, self.accumulate > 1, self.enter_loader)
-        if moment.epoch_rng is not None:
-            with rng_untouched():
-                restore_rng(moment.epoch_rng)  # so that a shuffling loader shuffles as it did
-                restore_generators(loaders, moment.epoch_rng.get("generators", []))
-                batches.skip(moment.batch_idx + 1)
+        self.batches = batches
+        if moment.position is not None:
+            batches.go_on(moment.position, moment.batch_idx + 1)
         else:
             moment.enter_epoch()
             self.losses = LossBook()
             if heard := self.fire.on_epoch_start:
                 heard(moment)
-            moment.epoch_rng = {**rng_state(), "generators": [one.get_state() for one in generators_of(loaders)]}
+            batches.begin()
+            moment.position = batches.position
         self.hooks.replan()
-        return batches
+        # Cut off where they are known to end: asking for one more would move the random streams of some loaders.
+        return batches if batches.length is None else islice(batches, batches.length - batches.given)
+
+    @property
+    def last_of_epoch(self) -> bool:
+        """Whether this micro-batch is known to be the epoch's last."""
+        batches = self.batches
+        return batches is not None and (batches.last or self.moment.batch_idx + 1 == batches.length)
+
+    def check_all_came(self) -> None:
+        """The loaders have ended: an epoch has batches, and no window is left open."""
+        if self.batches is not None and self.moment.batch_idx < 0:
+            self.batches.refuse_empty()
+        if self.in_window and self.batches is not None:
+            raise TrainingError(
+                f"the training loader promised {self.batches.length} batches and gave {self.moment.batch_idx + 1}, "
+                f"which leaves {self.in_window} micro-batches of a window of {self.accumulate} without their step"
+            )
 
     def enter_loader(self, index: int, name: str) -> None:
         """The next batch comes from this loader."""
         self.moment.dataloader_idx, self.moment.dataloader_name = index, name
-
-    def close_window(self) -> None:
-        """The loader gave fewer batches than it promised: step with what there is, for windows end with epochs."""
-        self.last_of_epoch = True
-        self.complete_step(in_batch=False)
 
     def end_epoch(self) -> None:
         """Validation if due, on_epoch_end, then the epoch's checkpoint, whose position is the next epoch's start."""
@@ -128,7 +225,7 @@ class Loop:
         self.record.log(moment.step, moment.epoch, "train/epoch_loss", self.losses.mean())
         if heard := self.fire.on_epoch_end:
             heard(moment)
-        moment.epoch_over, moment.epoch_rng = True, None
+        moment.epoch_over, moment.position = True, None
         self.flush()
         trainer.save_if_asked()
 
@@ -145,44 +242,10 @@ class Loop:
 
     # ---- one micro-batch -------------------------------------------------------------------------------------------
 
-    def micro_batch(self, batch: Any) -> torch.Tensor:
-        """Forward, backward and, at the end of its window, the optimizer step; returns the detached loss."""
-        moment, fire, trainer = self.moment, self.fire, self.trainer
-        if self.in_window == 0:
-            moment.step += 1
-        moment.batch_idx += 1
-        if self.moves:
-            batch = self.engine.place(batch)
-        moment.batch = batch
-        if self.counts_tuples or type(batch) is not tuple:
-            moment.tokens_seen += trainer.count_tokens(batch)
-        if self.tables.countdown > 0:  # until a schedule or a sample comes up
-            self.tables.countdown -= 1
-        else:
-            self.hooks.decide_who_is_due(moment)
-        if heard := fire.on_train_batch_start:
-            heard(moment)
-        result = trainer.compute(batch)  # the model's forward hooks fire in here
-        loss: torch.Tensor = result if self.bare_loss and type(result) is torch.Tensor else self.find_loss(result)
-        # The last batch's graph, emptied by its backward, is let go of here: freeing it earlier costs 4 µs more.
-        moment.live_loss = loss
-        moment.detached_loss = detached = loss.detach()
-        if heard := fire.on_before_backward:
-            heard(moment)
-        if self.plain:
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            self.backward_share(loss)
-            self.in_window += 1
-        if heard := fire.on_after_backward:
-            heard(moment)
-        self.losses.recent.append(detached)
-        complete = self.plain or self.window_is_complete()
-        if complete:
-            self.complete_step()
-        elif heard := fire.on_train_batch_end:
-            self.end_batch(heard)
-        return detached
+    def by_hand(self, batch: Any) -> Tensor:
+        """One micro-batch that no epoch gave; returns its detached loss."""
+        self.batches = None
+        return next(micro_batches(self, [batch]))
 
     def end_batch(self, heard: Fired) -> None:
         """Somebody hears the end of the micro-batch, and may add to its metrics."""
@@ -194,7 +257,7 @@ class Loop:
         """Whether the optimizer steps now: at the end of a window, and at the end of an epoch."""
         return self.in_window >= self.accumulate or self.last_of_epoch
 
-    def find_loss(self, result: Any) -> torch.Tensor:
+    def find_loss(self, result: Any) -> Tensor:
         """The loss in what the step returned; the first one is looked at closely."""
         loss, self.moment.step_metrics = loss_and_metrics(result)
         if not self.bare_loss:
@@ -202,7 +265,7 @@ class Loop:
         self.bare_loss = loss is result
         return loss
 
-    def backward_share(self, loss: torch.Tensor) -> None:
+    def backward_share(self, loss: Tensor) -> None:
         """Backward with the micro-batch's share of its window."""
         window, weight = self.moment.window, 1.0
         if self.in_window == 0:
@@ -213,68 +276,11 @@ class Loop:
         elif self.accumulate > 1:
             loss = loss / self.accumulate
         self.engine.backward(loss)
-        assert self.moment.detached_loss is not None
-        window.append((self.moment.detached_loss, weight))
+        assert self.moment.live_loss is not None
+        window.append((self.moment.live_loss.detach(), weight))
+        self.in_window += 1
 
     # ---- one optimizer step ----------------------------------------------------------------------------------------
-
-    def complete_step(self, in_batch: bool = True) -> None:
-        """Gradients complete → update chain → optimizers → schedulers → gradients gone → metrics → boundary."""
-        moment, fire, trainer = self.moment, self.fire, self.trainer
-        optimizers, own_step = trainer.optimizers, trainer.optimizer_step
-        if not self.plain:
-            self.complete_gradients()
-        if heard := fire.on_gradients_ready:
-            heard(moment)
-        if heard := fire.on_update:
-            heard(moment)
-            if (norm := moment.norm_before_clipping()) is not None:
-                self.unrecorded.append((moment.step, moment.epoch, "train/grad_norm", norm, time()))
-        if fire.on_step_end:
-            moment.keep_gradients()
-        moment.used_lr = None
-        left_out: list[torch.optim.Optimizer] = []
-        for index, optimizer in enumerate(optimizers):
-            moment.optimizer_idx = index
-            if heard := fire.on_before_optimizer_step:
-                heard(moment)
-            if self.plain and own_step is None and moment.skip_asked_at != moment.step:
-                optimizer.step()
-                stepped = True
-            else:
-                stepped = moment.skip_asked_at != moment.step and self.engine.step(optimizer, own_step)
-            if not stepped:
-                left_out.append(optimizer)
-                self.skipped()
-            elif heard := fire.on_after_optimizer_step:
-                heard(moment)
-        moment.optimizer_idx = 0
-        if not self.plain:
-            self.engine.end_step()
-        if self.schedules or fire.on_step_end:
-            moment.used_lr = optimizers[0].param_groups[0]["lr"]  # a scheduler or a hook may move it before on_step_end
-        if self.schedules:
-            self.unrecorded.append((moment.step, moment.epoch, "train/lr", moment.used_lr, time()))
-            trainer.step_schedulers([one for one in optimizers if one not in left_out])
-        if left_out:
-            trainer.skipped_steps += 1
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        for param in self.unowned:  # no optimizer clears these
-            param.grad = None
-        if in_batch and (heard := fire.on_train_batch_end):
-            self.end_batch(heard)
-        self.in_window = 0
-        moment.steps_done = step = moment.step
-        loss = moment.detached_loss if self.plain else moment.window_tensor()
-        self.unrecorded.append((step, moment.epoch, "train/loss", loss, time()))
-        if moment.step_metrics:
-            self.log_all({f"train/{key}": value for key, value in moment.step_metrics.items()})
-        if heard := fire.on_step_end:
-            heard(moment)
-            moment.release_gradients()
-        if step >= self.next_boundary or trainer.wants_attention:
-            self.boundary()
 
     def complete_gradients(self) -> None:
         """True values, and for a weighted or short window the mean over what was actually in it."""
@@ -298,20 +304,40 @@ class Loop:
             "nothing; tokens are elements of 'input_ids' or of an integer tensor batch, else give count_tokens="
         )
 
-    def skipped(self) -> None:
-        """The optimizer did not step: say so, and why."""
+    def update(self, heard: Fired) -> None:
+        """The update chain; where it clips, the norm before that is the step's."""
         moment = self.moment
+        heard(moment)
+        if (norm := moment.norm_before_clipping()) is not None:
+            self.unrecorded.append((moment.step, moment.epoch, "train/grad_norm", norm, time()))
+
+    def step_or_skip(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Step as scaling, the user's own function or a guard in the chain will have it; whether it stepped."""
+        moment, trainer = self.moment, self.trainer
         asked = moment.skip_asked_at == moment.step
+        if not asked and self.engine.step(optimizer, trainer.optimizer_step):
+            return True
         moment.reason = moment.skip_reason if asked else "non-finite gradients under GradScaler"
         self.record.event("step_skipped", moment.step, reason=moment.reason, optimizer_idx=moment.optimizer_idx)
         if heard := self.fire.on_step_skipped:
             heard(moment)
         moment.reason = None
+        return False
+
+    def after_optimizers(self, left_out: Sequence[torch.optim.Optimizer]) -> None:
+        """Scaling moves on, and so do the schedulers of the optimizers that stepped."""
+        moment, trainer = self.moment, self.trainer
+        moment.optimizer_idx = 0
+        trainer.skipped_steps += bool(left_out)
+        self.engine.end_step()
+        moment.used_lr = trainer.lr  # a scheduler or a hook may move it before on_step_end
+        if self.schedules:
+            self.unrecorded.append((moment.step, moment.epoch, "train/lr", moment.used_lr, time()))
+            trainer.step_schedulers([one for one in trainer.optimizers if one not in left_out])
 
     def boundary(self) -> None:
         """What happens after a step now and then: the record written, validation, a checkpoint, the end."""
         trainer, step = self.trainer, self.moment.step
-        trainer.wants_attention = False
         if step >= self.flush_at:
             self.flush()
         if self.validate_steps and step % self.validate_steps == 0:
@@ -330,6 +356,7 @@ class Loop:
         self.unrecorded.clear()
         self.record.flush()
         self.losses.fold()
+        self.cost_watch.look()
         now, step = time(), self.moment.step
         rate = (step - self.flushed_step) / max(now - self.flushed, 1e-6)
         self.flushed, self.flushed_step = now, step
@@ -355,8 +382,8 @@ class Loop:
                 if heard := fire.on_validation_batch_start:
                     heard(moment)
                 loss, moment.step_metrics = loss_and_metrics(self.trainer.compute(batch))
-                moment.detached_loss = loss.detach()
+                moment.live_loss = loss
                 if heard := fire.on_validation_batch_end:
                     heard(moment)
                 added = numbers_of(moment.added_metrics()) if moment.metrics_read else {}
-                yield name, count_samples(batch), {"loss": moment.detached_loss, **moment.step_metrics, **added}
+                yield name, count_samples(batch), {"loss": loss.detach(), **moment.step_metrics, **added}

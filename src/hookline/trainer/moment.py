@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline.events.context import StepContext
+from hookline.gradients.norms import total_norm
 
 if TYPE_CHECKING:
     from hookline.gradients.view import Gradients
@@ -27,7 +28,7 @@ class RunMoment:
         self.batches_before = 0  # micro-batches of earlier epochs
         self.batch_idx = -1
         self.epoch_over = False  # the epoch's end has been told and the next one has not begun
-        self.epoch_rng: dict[str, Any] | None = None  # the random streams where this epoch's batches began
+        self.position: dict[str, Any] | None = None  # where the loaders were, inside an epoch that was begun
         self.tokens_seen = 0
         self.batch: Any = None
         self.dataloader_idx = 0
@@ -42,7 +43,6 @@ class RunMoment:
         self.val_metrics: dict[str, Any] = {}
         self.eval_metrics: dict[str, Any] = {}
         self.live_loss: torch.Tensor | None = None
-        self.detached_loss: torch.Tensor | None = None
         self.window: list[tuple[torch.Tensor, float]] = []  # losses and weights of this step's micro-batches
         self.step_metrics: dict[str, Any] = {}  # what step_fn returned beside the loss
         self.skip_reason: str | None = None
@@ -144,11 +144,18 @@ class RunMoment:
     @property
     def loss(self) -> float:
         """This micro-batch's loss: waits for the device, once."""
-        if self._loss_of is not self.detached_loss and self.detached_loss is not None:
-            self._loss, self._loss_of = self.detached_loss.item(), self.detached_loss
+        if self._loss_of is not self.live_loss and self.live_loss is not None:
+            self._loss, self._loss_of = self.live_loss.item(), self.live_loss
             if not math.isfinite(self._loss):
                 self.trainer.saw_non_finite_loss(self._loss)
         return self._loss
+
+    def release_graph(self) -> None:
+        """The last loss stays readable; its graph need not outlive the run."""
+        live, detached = self.live_loss, None if self.live_loss is None else self.live_loss.detach()
+        self.live_loss = detached
+        self._loss_of = detached if self._loss_of is live else None
+        self._metrics_of = detached if self._metrics_of is live else None
 
     @property
     def training(self) -> dict[str, Any]:
@@ -160,7 +167,7 @@ class RunMoment:
         """The last training batch's loss."""
         if self.set_aside is None:
             return self.loss
-        tensor = self.set_aside["detached_loss"]
+        tensor = self.set_aside["live_loss"]
         return math.nan if tensor is None else float(tensor)
 
     @property
@@ -168,13 +175,13 @@ class RunMoment:
         """One dict per event, shared by its hooks."""
         if not self.metrics_read:
             numbers = {key: _number(value) for key, value in self.step_metrics.items()}
-            self._metrics, self._metrics_of = {"loss": self.loss, **numbers}, self.detached_loss
+            self._metrics, self._metrics_of = {"loss": self.loss, **numbers}, self.live_loss
         return self._metrics
 
     @property
     def metrics_read(self) -> bool:
         """Whether somebody named `metrics` at this batch."""
-        return self._metrics_of is self.detached_loss
+        return self._metrics_of is self.live_loss
 
     def added_metrics(self) -> dict[str, Any]:
         """What hooks added to this event's metrics and a record can hold: single numbers."""
@@ -191,8 +198,8 @@ class RunMoment:
     def window_tensor(self) -> torch.Tensor:
         """The step's loss on its device: the weighted mean over the window's micro-batches."""
         if len(self.window) <= 1:
-            assert self.detached_loss is not None
-            return self.detached_loss
+            assert self.live_loss is not None
+            return self.live_loss
         total = sum(weight for _, weight in self.window)
         return torch.stack([loss * (weight / total) for loss, weight in self.window]).sum()
 
@@ -230,7 +237,7 @@ class RunMoment:
         """Global norm of this step's gradients, before clipping; nan once on_step_end is over."""
         if self._norm_of != self.step:
             tensors = self._kept if self._kept_of == self.step else self.grads.tensors()
-            self._norm = torch.nn.utils.get_total_norm(tensors) if tensors else math.nan
+            self._norm = total_norm(tensors) if tensors else math.nan
             self._norm_of = self.step
         if not isinstance(self._norm, float):
             self._norm = float(self._norm)

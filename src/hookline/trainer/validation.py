@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 _KEPT = (
-    "batch", "batch_idx", "dataloader_idx", "dataloader_name", "phase", "live_loss", "detached_loss", "step_metrics",
+    "batch", "batch_idx", "dataloader_idx", "dataloader_name", "phase", "live_loss", "step_metrics",
     "_loss", "_loss_of", "_metrics", "_metrics_of",
 )  # fmt: skip
 
