@@ -61,6 +61,7 @@ class Bound:
     listener: Listener
     cost: Cost
     recovering: bool = False  # it failed the last time: a success must be told
+    built_in: bool = False
 
 
 class Desk(Protocol):

@@ -15,6 +15,7 @@ from hookline.events.catalog import CATALOG, SPELLINGS, Event, Events
 from hookline.events.dispatch import Bound, Cost
 from hookline.events.policy import Failures, Policy
 from hookline.events.schedule import Schedule
+from hookline.events.streams import isolates
 
 
 @dataclass
@@ -55,13 +56,14 @@ class Entry:
     @property
     def intervenes(self) -> bool:
         """Whether it is declared to change training."""
-        return bool(getattr(self.hook, "intervenes", False) or getattr(self.hook, "intervene", False))
+        declared = getattr(self.hook, "intervenes", False) or getattr(self.hook, "intervene", False)
+        return bool(declared) or not isolates(self.hook)
 
     def bind(self, event: Event) -> Bound:
         """Its listener at an event, as dispatch takes it."""
         cost = self.inner_cost if event.inner else self.outer_cost
         recovering = event.name in self.failures.in_a_row
-        return Bound(self.name, self.hook, self.listeners[event.name], cost, recovering)
+        return Bound(self.name, self.hook, self.listeners[event.name], cost, recovering, self.built_in)
 
     def record(self) -> HookRecord:
         return HookRecord(

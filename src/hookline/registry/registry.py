@@ -26,6 +26,7 @@ from hookline.registry.entry import (
     load_hook_state,
     set_up,
 )
+from hookline.registry.guard import Guard
 from hookline.registry.handle import Handle
 from hookline.registry.loading import OPTIONS, HookSpec, hook_parameters, hook_tree, make_hook, read_hooks
 from hookline.registry.order import Place, in_order
@@ -55,7 +56,8 @@ class HookRegistry(Events):
         self._change_listeners: list[Callable[[], Any]] = []
         self._lock = threading.RLock()
         self.desk = Desk(self._entries, self._changed, self.disable)
-        self.tables = Tables(self.listeners, self.desk, self._lock)
+        self.guard = Guard(self.desk.report, self._changed)
+        self.tables = Tables(self.listeners, self.desk, self.guard, self._lock)
         self.fire = self.tables.fire
         self._hand = HandFiring(self)
         if config is not None:
@@ -418,6 +420,11 @@ class HookRegistry(Events):
         self._hand.fire(event, self._orders.get(spelling, event.order), args, values)
 
     # ---- accounts --------------------------------------------------------------------------------------------------
+
+    def inner_seconds(self) -> dict[str, float]:
+        """Host time of every hook inside steps, scaled up from its samples."""
+        scale = self.tables.scale
+        return {entry.name: entry.inner_cost.ns / 1e9 * scale(entry.name) for entry in self.entries()}
 
     def costs(self) -> list[dict[str, Any]]:
         """Host time by hook and by lazy argument, most expensive first; inner events scaled up from their samples."""

@@ -12,12 +12,14 @@ from hookline.events.dispatch import Bound, Fire, Fired, compile_event
 from hookline.events.schedule import Clock, Schedule
 from hookline.registry.desk import Desk
 from hookline.registry.due import Agenda
+from hookline.registry.guard import Guard
 
 INNER = [event.name for event in CATALOG.values() if event.inner]
 OUTER = [event.name for event in CATALOG.values() if not event.inner]
 TABLES_KEPT = 64  # sets of due hooks whose callables are kept
 
 Compiler = Callable[[list[Bound], bool], Fired | None]
+Dresser = Callable[[Event, Sequence[Bound], bool], list[Bound]]
 
 
 class Tables:
@@ -27,20 +29,25 @@ class Tables:
     """
 
     def __init__(
-        self, listeners: Callable[[Event, frozenset[str]], list[Bound]], desk: Desk, lock: threading.RLock
+        self,
+        listeners: Callable[[Event, frozenset[str]], list[Bound]],
+        desk: Desk,
+        guard: Guard,
+        lock: threading.RLock,
     ) -> None:
         self.fire = Fire()
         self.agenda = Agenda()
         self.countdown = 0  # micro-batches until somebody may become due, or time is sampled
         self.hearers = dict.fromkeys(CATALOG, 0)  # listeners of each event, whether due and enabled or not
-        self._listeners, self._desk, self._lock = listeners, desk, lock
+        self._listeners, self._desk, self._guard, self._lock = listeners, desk, guard, lock
         self._tables: dict[tuple[frozenset[str], bool], dict[str, Fired | None]] = {}
         self._compilers: dict[str, Compiler] = {}
+        self._dressers: list[Dresser] = []
 
     def reset(self) -> None:
         """The set of hooks is another: forget all callables; each event makes its own when it next fires."""
         self._tables = {}
-        self.countdown = 0
+        self.agenda.wait, self.countdown = max(self.agenda.wait - self.countdown, 0), 0  # what has passed, and no more
         self._install()
         for name in OUTER:
             setattr(self.fire, name, partial(self._first_fire, None, name) if self.hearers[name] else None)
@@ -69,11 +76,12 @@ class Tables:
         return fired(*values) if fired else None
 
     def _compile(self, event: Event) -> Fired | None:
-        bound = self._listeners(event, self.agenda.due)
+        bound = self._guard.dress(event, self._listeners(event, self.agenda.due))
+        for dress in self._dressers:
+            bound = dress(event, bound, self.agenda.timed)
         special = self._compilers.get(event.name)
-        if special is not None:
-            return special(bound, self.agenda.timed)
-        return self.compile(event, bound)
+        fired = self.compile(event, bound) if special is None else special(bound, self.agenda.timed)
+        return self._guard.around(event, bound, fired)
 
     def compile(self, event: Event, bound: Sequence[Bound]) -> Fired | None:
         """The callable of one event for these listeners."""
@@ -82,6 +90,11 @@ class Tables:
     def compile_with(self, event: str, compiler: Compiler) -> None:
         """Let another part make the callable of one event: the update chain and the forward tap do."""
         self._compilers[event] = compiler
+        self.reset()
+
+    def dress_with(self, dresser: Dresser) -> None:
+        """Let another part wrap the listeners of an event before they are compiled."""
+        self._dressers.append(dresser)
         self.reset()
 
     def has_own_compiler(self, event: str) -> bool:
