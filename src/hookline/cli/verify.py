@@ -1,0 +1,57 @@
+"""`hookline verify`: which hooks of a config change training, at which step, and through what."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import redirect_stdout
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from hookline.cli import FAILED
+from hookline.cli.page import entry, open_page
+from hookline.cli.settings import read_settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hookline.trainer.trainer import Trainer
+    from hookline.verification import Verdict
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train a few steps without hooks and with each one alone; 1 if one changes training that does not say so."""
+    overrides = ["trainer.record=false", "trainer.console=false", "trainer.deterministic=true"]
+    config, from_file = read_settings(options.words, overrides)
+    from hookline.build import trainer_from_config
+    from hookline.verification import verify
+
+    config.setdefault("trainer", {}).setdefault("seed", 0)
+
+    def make_trainer() -> Trainer:
+        return trainer_from_config(config, allow=options.allow, from_file=from_file)
+
+    console = open_page()
+    entry(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
+    with redirect_stdout(StringIO()):  # the hooks have nothing new to say
+        verdicts = verify(make_trainer, options.steps)
+    print_verdicts(console, verdicts)
+    return 0 if all(verdict.fine for verdict in verdicts) else FAILED
+
+
+def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
+    """A table, then one line that sums it up."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for title in ("hook", "step", "verdict"):
+        table.add_column(title, justify="right" if title == "step" else "left", no_wrap=title == "hook")
+    for verdict in verdicts:
+        notes = "".join(f"; {note}" for note in verdict.notes)
+        step = "-" if verdict.step is None else str(verdict.step)
+        table.add_row(verdict.hook, step, f"{verdict}{notes}", style="" if verdict.fine else "red")
+    console.print(table)
+    harmful = [verdict.hook for verdict in verdicts if not verdict.fine]
+    if harmful:
+        entry(console, f"Undeclared changes by {', '.join(harmful)}.", indent=0)
+    else:
+        entry(console, "No hook changes training that does not say so.", indent=0)

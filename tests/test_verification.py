@@ -1,0 +1,196 @@
+"""Verification says which hook changes training, from which step on, and through what."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from hookline import ForwardHook, TrainingHook, UpdateHook
+from hookline.testing import assert_harmless, small_trainer
+from hookline.trainer.trainer import Trainer
+from hookline.verification import NotRepeatable, digest, first_difference, verify
+
+
+class AtStep3(TrainingHook):
+    """Does something at the third step."""
+
+    def on_train_batch_start(self, step: int, trainer: Any, batch: Any) -> None:
+        if step == 3:
+            self.meddle(trainer, batch)
+
+    def meddle(self, trainer: Any, batch: Any) -> None: ...
+
+
+class WritesParameters(AtStep3):
+    def meddle(self, trainer: Any, batch: Any) -> None:
+        with torch.no_grad():
+            next(trainer.model.parameters()).add_(1e-7)
+
+
+class WritesLearningRate(AtStep3):
+    def meddle(self, trainer: Any, batch: Any) -> None:
+        trainer.optimizers[0].param_groups[0]["lr"] *= 1.0000001
+
+
+class WritesBatch(AtStep3):
+    def meddle(self, trainer: Any, batch: Any) -> None:
+        batch[0].mul_(1.000001)
+
+
+class Draws(AtStep3):
+    def meddle(self, trainer: Any, batch: Any) -> None:
+        torch.rand(1)
+
+
+class Seeds(AtStep3):
+    isolate_rng = False
+
+    def meddle(self, trainer: Any, batch: Any) -> None:
+        torch.manual_seed(1)
+
+
+class PatchesForward(AtStep3):
+    def meddle(self, trainer: Any, batch: Any) -> None:
+        trainer.model[0].register_forward_hook(lambda module, inputs, output: output * 1.001)
+
+
+class Stops(AtStep3):
+    def meddle(self, trainer: Any, batch: Any) -> None:
+        trainer.request_stop("enough")
+
+
+class Doubles(UpdateHook):
+    def on_update(self, grads: Any) -> Any:
+        return {name: grad * 2 for name, grad in grads.items()}
+
+
+class WritesActivations(ForwardHook):
+    modules = "0"
+
+    def on_forward(self, output: Any) -> None:
+        output.zero_()
+
+
+class Watches(TrainingHook):
+    def on_train_batch_end(self, loss: float, metrics: Any, state: Any) -> None: ...
+
+
+def verdict_on(hook: Any) -> Any:
+    """What verification says of one hook."""
+
+    def make() -> Trainer:
+        trainer = small_trainer()
+        trainer.add_hook(hook, name="hook")
+        return trainer
+
+    return verify(make, steps=6, only=["hook"])[0]
+
+
+@pytest.mark.parametrize(
+    ("hook", "through"),
+    [
+        (WritesParameters(), "parameters"),
+        (WritesLearningRate(), "learning rate"),
+        (WritesBatch(), "batch"),
+        (PatchesForward(), "activations"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, TrainingHook) else value,
+)
+def test_what_a_hook_changes_is_named_with_its_step(hook: Any, through: str) -> None:
+    """The smallest change counts."""
+    verdict = verdict_on(hook)
+    assert (verdict.step, verdict.through, verdict.fine) == (3, through, False)
+    assert f"step 3 on, through the {through}" in str(verdict)
+
+
+def test_declared_changes_are_fine() -> None:
+    """A link of the update chain, and a hook that says that it seeds, are there to change training."""
+    doubled, seeded = verdict_on(Doubles()), verdict_on(Seeds())
+    assert (doubled.step, doubled.through, doubled.event) == (1, "gradients", "on_before_optimizer_step")
+    assert (seeded.step, seeded.through) == (3, "random streams")
+    assert doubled.fine and seeded.fine and not doubled.harmless
+
+
+def test_what_was_undone_changes_nothing_and_is_told() -> None:
+    """Random numbers drawn and copies of activations written to."""
+    drew, wrote = verdict_on(Draws()), verdict_on(WritesActivations())
+    assert drew.harmless and "drew" in drew.notes[0]
+    assert wrote.harmless and "wrote into its copy" in wrote.notes[0]
+
+
+def test_ending_a_run_early_is_a_change() -> None:
+    """It makes fewer steps."""
+    verdict = verdict_on(Stops())
+    assert (verdict.step, verdict.through) == (3, "number of steps")
+
+
+def test_all_hooks_are_judged_one_by_one() -> None:
+    """Each alone, in the order in which they are registered."""
+
+    def make() -> Trainer:
+        trainer = small_trainer()
+        trainer.add_hook(Watches())
+        trainer.add_hook(WritesBatch())
+        return trainer
+
+    assert [(one.hook, one.fine) for one in verify(make, 4)] == [
+        ("identity", True),
+        ("watches", True),
+        ("writes_batch", False),
+    ]
+
+
+def test_training_that_differs_from_itself_is_told_apart() -> None:
+    """Then nothing can be said about hooks."""
+    count = iter(range(10))
+
+    def make() -> Trainer:
+        trainer = small_trainer()
+        trainer.lr = 0.1 + next(count)
+        return trainer
+
+    with pytest.raises(NotRepeatable, match=r"step 1 on, in the learning rate.*trainer\.seed"):
+        verify(make, 2)
+
+
+def test_the_test_kit_passes_a_harmless_hook_and_names_a_harmful_one() -> None:
+    """`assert_harmless` for users' own tests."""
+    assert_harmless(Watches())
+    with pytest.raises(AssertionError, match=r"'writes_batch' changes training from step 3 on, through the batch"):
+        assert_harmless(WritesBatch())
+
+
+def test_in_the_test_kit_a_failing_hook_fails() -> None:
+    """Its policy does not protect it there."""
+
+    class Fails(TrainingHook):
+        def on_train_batch_end(self) -> None:
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        assert_harmless(Fails())
+
+
+def test_the_test_kit_leaves_the_random_streams_of_the_tests_alone() -> None:
+    """Making its model does not seed anything outside."""
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    small_trainer()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_digest_changes_with_any_bit() -> None:
+    """Values, types, shapes and nesting."""
+    one = torch.tensor([1.0, 2.0])
+    assert digest(one) == digest(one.clone())
+    others = [one.double(), one.view(2, 1), torch.nextafter(one, one + 1), [one], {"a": one}, None]
+    assert len({digest(value) for value in [one, *others[:3], *others[4:]]}) == 6
+    assert digest(torch.tensor([float("nan")])) == digest(torch.tensor([float("nan")]))
+
+
+def test_the_first_difference_is_the_first() -> None:
+    """Also where one run is shorter."""
+    one = [(1, "e", "a", "x"), (1, "e", "b", "y")]
+    assert first_difference(one, one) is None
+    assert first_difference(one, [(1, "e", "a", "x"), (1, "e", "b", "z")]) == (1, "e", "b")
+    assert first_difference(one, one[:1]) == (1, "on_train_end", "number of steps")
