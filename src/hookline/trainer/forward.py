@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -79,7 +79,7 @@ def check_trainable(loss: torch.Tensor) -> None:
 
 def count_samples(batch: Any) -> int:
     """The batch's first dimension, of the first tensor found."""
-    tensor = first_tensor(batch)
+    tensor = next(tensors_of(batch), None)
     return int(tensor.shape[0]) if tensor is not None and tensor.dim() else 1
 
 
@@ -93,12 +93,13 @@ def count_tokens(batch: Any) -> int:
     return tokens.numel()
 
 
-def first_tensor(batch: Any) -> torch.Tensor | None:
-    """The first tensor in a nested batch."""
+def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a nested batch, in order."""
     if isinstance(batch, torch.Tensor):
-        return batch
+        yield batch
     items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
-    return next((found for item in items if (found := first_tensor(item)) is not None), None)
+    for item in items:
+        yield from tensors_of(item)
 
 
 def _is_metric(key: Any, value: Any) -> bool:
