@@ -57,3 +57,18 @@ def test_a_miss_names_the_nearest_and_a_broken_regex_says_why() -> None:
 def test_a_name_with_glob_characters_matches_itself() -> None:
     """An exact name wins over its reading as a glob."""
     assert select("w[0]", {"w[0]": 1, "w0": 2}, "parameter") == {"w[0]": 1, "w0": 2}
+
+
+def test_a_class_may_be_given_by_name() -> None:
+    """Also that of a base class, as in isinstance."""
+    things = {"one": 1, "yes": True, "text": "x"}
+    assert list(select("class:int", things, "thing")) == ["one", "yes"]
+    assert list(select("class:bool", things, "thing")) == ["yes"]
+
+
+def test_everything_of_a_single_module_is_its_root() -> None:
+    """A model without children can be watched with "*", too; the nameless root is no suggestion."""
+    assert select("*", {"": 1}, "module") == {"": 1}
+    assert select("*", {"": 1, "a": 2}, "module") == {"a": 2}
+    with pytest.raises(HooklineError, match=r"'b' matches nothing; Valid: a$"):
+        select("b", {"": 1, "a": 2}, "module")

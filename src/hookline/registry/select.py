@@ -1,7 +1,8 @@
 """Selecting modules and parameters by name.
 
-A pattern is an exact name, a glob (``*`` matches dots too), ``"re:…"`` (matches the whole name), a class, a predicate
-``(name, thing) -> bool``, the thing itself, or a list of these. A pattern that matches nothing is an error.
+A pattern is an exact name, a glob (``*`` matches dots too), ``"re:…"`` (matches the whole name), a class or
+``"class:…"`` (its name), a predicate ``(name, thing) -> bool``, the thing itself, or a list of these. A pattern that
+matches nothing is an error.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ def select(pattern: Any, things: Mapping[str, Thing], what: str) -> dict[str, Th
     for one in patterns:
         matches = _matcher(one, what)
         found = {name for name, thing in things.items() if matches(name, thing)}
+        if not found and one == "*":
+            found = set(things)  # a model that is a single module has nothing but its root
         if not found:
-            raise HooklineError(f"{what} pattern {_shown(one)} matches nothing; {nearest(str(one), things, 8)}")
+            names = [name for name in things if name]
+            raise HooklineError(f"{what} pattern {_shown(one)} matches nothing; {nearest(str(one), names, 8)}")
         chosen |= found
     return {name: thing for name, thing in things.items() if name in chosen}
 
@@ -36,6 +40,8 @@ def _matcher(pattern: Any, what: str) -> Callable[[str, Any], bool]:
         except re.error as error:
             raise HooklineError(f"{what} pattern {pattern!r} is no regular expression: {error}") from error
         return lambda name, thing: regex.fullmatch(name) is not None
+    if isinstance(pattern, str) and pattern.startswith("class:"):
+        return lambda name, thing: any(cls.__name__ == pattern[6:] for cls in type(thing).__mro__)
     if isinstance(pattern, str):
         # the root of a model has no name: only an empty pattern means it
         return lambda name, thing: name == pattern or (name != "" and fnmatchcase(name, pattern))
