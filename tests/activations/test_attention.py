@@ -1,0 +1,333 @@
+"""Attention maps: seen beside the model, which computes what it always did and is left as it was."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from hookline import HooklineError, HookManager, TrainingHook, get_trainer
+from hookline.activations.attention import AttentionSight
+from hookline.activations.attention_weights import ATTENTIONS
+from hookline.jobs.char_gpt import CharGPT
+
+
+class ByHand(nn.Module):
+    """Attention as textbooks write it, with its parts in modules of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.softmax = nn.Linear(8, 24), nn.Softmax(dim=-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        made: Tensor = self.softmax(query @ key.mT / 2) @ value
+        return made.transpose(1, 2).flatten(2)
+
+
+def tokens() -> Tensor:
+    """A batch of three texts of eight characters."""
+    return torch.randint(0, 20, (3, 8), generator=torch.Generator().manual_seed(1))
+
+
+def make_gpt(dropout: float = 0.0) -> CharGPT:
+    """Two layers of two heads."""
+    torch.manual_seed(0)
+    return CharGPT(20, context=8, width=8, layers=2, heads=2, dropout=dropout)
+
+
+def hooks_on(model: nn.Module) -> int:
+    """How many torch hooks a model carries."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called", "_forward_hooks_with_kwargs")
+    return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    """Every parameter's gradient."""
+    return [param.grad for param in model.parameters() if param.grad is not None]
+
+
+@pytest.mark.req("003-01", "000-13")
+def test_training_inside_the_block_is_bit_for_bit_the_same() -> None:
+    """Loss, gradients and random streams with dropout on; the maps are there for every layer."""
+    ways: list[Any] = []
+    for watched in (False, True):
+        model = make_gpt(dropout=0.3)
+        torch.manual_seed(5)
+        if watched:
+            with HookManager().attention_maps(model) as maps:
+                loss = model(tokens(), tokens())["loss"]
+                loss.backward()
+        else:
+            loss = model(tokens(), tokens())["loss"]
+            loss.backward()
+        ways.append((loss.item(), gradients(model), torch.get_rng_state()))
+    (loss, plain, state), (seen_loss, seen, seen_state) = ways
+    assert loss == seen_loss and all(map(torch.equal, plain, seen)) and torch.equal(state, seen_state)
+    assert sorted(maps["*"]) == ["blocks.0.attention", "blocks.1.attention"]
+    assert maps["blocks.1.attention"].shape == (3, 2, 8, 8)
+
+
+def test_maps_are_what_the_model_attends_with() -> None:
+    """Causal rows that sum to one, and the values mixed by them are what the attention gave on."""
+    model = make_gpt()
+    manager = HookManager()
+    inner, outer = manager.capturing(model, "*.qkv"), manager.capturing(model, "*.project", what="input")
+    with manager.attention_maps(model) as maps, inner as projected, outer as mixed:
+        model(tokens())
+    weights = maps["blocks.0.attention"]
+    value = projected["blocks.0.attention.qkv"].unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)[2]
+    torch.testing.assert_close((weights @ value).transpose(1, 2).flatten(2), mixed["blocks.0.attention.project"][0])
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 2, 8))
+    assert (weights.triu(1) == 0).all() and not weights.requires_grad
+
+
+def encoder_layer() -> nn.Module:
+    """torch's own layer, which asks its attention for no weights and has a fused path in eval mode."""
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("make", [encoder_layer, ByHand], ids=["MultiheadAttention", "softmax"])
+def test_other_ways_to_attend(make: Callable[[], nn.Module], training: bool) -> None:
+    """`nn.MultiheadAttention` and attention by hand: same bits, the map under the module that attended."""
+    model, x = make().train(training), torch.randn(2, 5, 8)
+    torch.manual_seed(3)
+    plain = model(x)
+    torch.manual_seed(3)
+    with HookManager().attention_maps(model) as maps:
+        seen = model(x)
+    assert torch.equal(plain, seen)
+    (name,) = maps["*"]
+    assert name == ("self_attn" if make is encoder_layer else "softmax")
+    assert maps[name].shape == (2, 2, 5, 5)
+
+
+def test_the_fused_path_of_torch_steps_aside() -> None:
+    """In eval mode without grad torch's encoder skips its modules; in the block it does not, and comes as near."""
+    model = nn.TransformerEncoder(encoder_layer(), 2).eval()  # type: ignore[arg-type]
+    x = torch.randn(2, 5, 8)
+    with torch.no_grad():
+        plain = model(x)
+        with HookManager().attention_maps(model) as maps:
+            torch.testing.assert_close(model(x), plain)
+        assert sorted(maps["*"]) == ["layers.0.self_attn", "layers.1.self_attn"]
+        assert torch.equal(model(x), plain)
+
+
+def test_a_model_that_is_an_attention_goes_by_its_class() -> None:
+    """The root of a model has no name of its own."""
+    attention, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(1, 3, 8)
+    plain, averaged = attention(x, x, x)
+    with HookManager().attention_maps(attention) as maps:
+        seen, weights = attention(x, x, x)
+    assert torch.equal(plain, seen) and torch.equal(averaged, weights)
+    assert torch.equal(maps["MultiheadAttention"].mean(1), averaged)
+
+
+def test_everything_is_restored_also_after_an_error() -> None:
+    """No torch hook, no mode, and the next block names modules rightly."""
+
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise ArithmeticError("broken")
+
+    model = make_gpt()
+    model.norm = Broken()  # type: ignore[assignment]
+    manager = HookManager()
+    with pytest.raises(ArithmeticError), manager.attention_maps(model) as maps:
+        model(tokens())
+    assert len(maps) == 2 and hooks_on(model) == 0 and len(manager) == 0
+    assert torch._C._len_torch_function_stack() == 0
+    seen = len(maps)
+    with pytest.raises(ArithmeticError):
+        model(tokens())
+    assert len(maps) == seen
+
+
+def test_a_pass_that_ends_early_confuses_no_names() -> None:
+    """What a stopped pass left open is forgotten."""
+    model, manager = make_gpt(), HookManager()
+    with manager.attention_maps(model) as maps:
+        with manager.capturing(model, "blocks.0.mlp.widen", early_stop=True) as cache:
+            cache.run(tokens())
+        model(tokens())
+    assert [state.name for state in maps.states][-2:] == ["blocks.0.attention", "blocks.1.attention"]
+
+
+def test_selection_and_its_errors() -> None:
+    """Patterns and classes select modules of the model; a miss names the nearest."""
+    model, manager = make_gpt(), HookManager()
+    with manager.attention_maps(model, "blocks.1.*") as maps:
+        model(tokens())
+    assert sorted(maps["*"]) == ["blocks.1.attention"]
+    with manager.attention_maps(model, type(model.blocks[0].attention)) as maps:
+        model(tokens())
+    assert len(maps) == 2
+    with pytest.raises(HooklineError, match=r"did you mean 'blocks.1.attention'\?"):
+        manager.attention_maps(model, "blocks.1.atention").__enter__()
+    with pytest.raises(HooklineError, match=r"there is no point 'blocks.0'"), manager.attention_maps(model, "blocks.1"):
+        AttentionSight({model: "blocks.1"}, None).points["blocks.0"]  # type: ignore[arg-type]
+    assert hooks_on(model) == 0
+
+
+def test_maps_are_captured_with_a_captures_options() -> None:
+    """Reduce, convert and bound them; write them to a file."""
+    model = make_gpt()
+    entropy: Callable[[Tensor], Tensor] = lambda weights: torch.special.entr(weights).sum(-1)  # noqa: E731
+    options: dict[str, Any] = {"reduce": entropy, "dtype": "float16", "max_captured_states": 3}
+    with HookManager().attention_maps(model, **options) as maps:
+        for _ in range(2):
+            model(tokens())
+    assert [state.name for state in maps.states] == ["blocks.1.attention", "blocks.0.attention", "blocks.1.attention"]
+    assert maps["blocks.0.attention"].shape == (3, 2, 8) and maps["blocks.0.attention"].dtype is torch.float16
+    assert (maps["blocks.0.attention"][..., 0] == 0).all()  # the first character sees only itself
+    assert maps.save("maps.safetensors").stat().st_size > 0
+
+
+@pytest.mark.req("003-02")
+def test_any_forward_hook_can_watch_attention() -> None:
+    """The weights pass through points that hooks select by pattern or get as they are."""
+    model, manager = make_gpt(), HookManager()
+    with manager.attention_maps(model) as maps:
+        manager.watch(maps.points)
+        manager.register_monitoring_hook("blocks.*.attention", "watch", metrics=["max", "min"])
+        manager.register_debug_hook(
+            maps.points["blocks.1.attention"], "stare", {"max": ">= 1"}, break_at_terminal=False
+        )
+        with manager.capturing(maps.points, "blocks.0.*") as cache:
+            model(tokens())
+    assert torch.equal(cache["blocks.0.attention"], maps["blocks.0.attention"])
+    assert manager.get("watch").latest()["blocks.1.attention"] == {"max": 1.0, "min": 0.0}
+    assert [finding.module for finding in manager.get("stare").findings] == ["blocks.1.attention"]
+
+
+def test_the_cost_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Maps, bytes and seconds, on the object and in one log line."""
+    model = make_gpt()
+    with caplog.at_level(logging.INFO, "hookline"), HookManager().attention_maps(model) as maps:
+        model(tokens())
+    assert (maps.cost.maps, maps.cost.bytes) == (2, 2 * 3 * 2 * 8 * 8 * 4) and maps.cost.seconds > 0
+    assert caplog.messages == [f"the attention of CharGPT: {maps.cost}"]
+    assert str(maps.cost) == f"2 maps, 3,072 bytes, {maps.cost.seconds:.3f} s"
+
+
+def test_no_attention_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """A model that ran without any is told from one that did not run."""
+    with HookManager().attention_maps(make_gpt(), "blocks.*.mlp"):
+        pass
+    assert caplog.messages == []
+    with HookManager().attention_maps(nn.Linear(2, 2)) as maps:
+        maps.run(torch.ones(1, 2))
+    assert len(maps) == 0
+    (message,) = caplog.messages
+    assert message.startswith("Linear ran, and no attention was seen in what was selected; known are scaled_dot")
+
+
+def test_weights_that_cannot_be_had_are_named_and_harm_nobody(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One warning per module, and the model's output as ever."""
+
+    def fails(*_: Any) -> None:
+        raise MemoryError("too large")
+
+    monkeypatch.setitem(ATTENTIONS, F.scaled_dot_product_attention, fails)
+    model = make_gpt()
+    plain = model(tokens())["logits"]
+    with HookManager().attention_maps(model, "blocks.1.*") as maps:
+        for _ in range(2):
+            assert torch.equal(model(tokens())["logits"], plain)
+    assert caplog.messages[0] == "the attention of 'blocks.1.attention' cannot be shown: MemoryError: too large"
+    assert caplog.messages[1].startswith("CharGPT ran, and no attention was seen") and len(caplog.messages) == 2
+    assert (maps.cost.maps, maps.cost.bytes) == (0, 0)
+
+
+def test_repeated_passes_are_seen_once() -> None:
+    """Activation checkpointing runs a block again inside backward."""
+    model = make_gpt()
+    for block in model.blocks:
+        forward = block.forward
+        block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)  # type: ignore[method-assign]
+    with HookManager().attention_maps(model) as maps:
+        model(tokens(), tokens())["loss"].backward()
+    assert maps.cost.maps == len(maps) == 2 and len(gradients(model)) > 0
+
+
+def test_other_threads_are_not_seen() -> None:
+    """A block belongs to the thread that opened it, and keeps its names while another runs the same model."""
+    model, stop = make_gpt(), threading.Event()
+
+    def keep_running() -> None:
+        while not stop.is_set():
+            model(tokens())
+
+    other = threading.Thread(target=keep_running)
+    other.start()
+    try:
+        with HookManager().attention_maps(model) as maps:
+            for _ in range(20):
+                model(tokens())
+    finally:
+        stop.set()
+        other.join()
+    assert [state.name for state in maps.states] == ["blocks.0.attention", "blocks.1.attention"] * 20
+
+
+def test_compiled_code_runs_as_written_meanwhile() -> None:
+    """Compiled graphs cannot be looked into: none runs inside the block; behind it the same ones do again."""
+    model, made, ran = make_gpt(), [], []
+
+    def backend(graph: Any, _: Any) -> Any:
+        made.append(graph)
+
+        def run(*inputs: Any) -> Any:
+            ran.append(graph)
+            return graph.forward(*inputs)
+
+        return run
+
+    compiled = torch.compile(model, backend=backend)
+    plain = compiled(tokens())["logits"]
+    graphs_made = len(made)
+    for given in (compiled, model):
+        graphs = len(ran)
+        with HookManager().attention_maps(given) as maps:
+            torch.testing.assert_close(compiled(tokens())["logits"], plain)
+        assert len(maps) == 2 and len(ran) == graphs
+        compiled(tokens())
+        assert len(ran) > graphs
+    assert len(made) == graphs_made
+
+
+@pytest.mark.req("004-28")
+def test_maps_from_validation() -> None:
+    """A hook that looks at attention when a validation ends, in the middle of a run that is not disturbed."""
+
+    class Look(TrainingHook):
+        def on_validation_end(self, trainer: Any) -> None:
+            with trainer.inference() as model, trainer.hooks.attention_maps(model, "blocks.0.*") as maps:
+                model(tokens())
+            self.maps = maps["blocks.0.attention"]
+
+    losses = []
+    for hook in (None, Look()):
+        model = make_gpt(dropout=0.2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [{"input_ids": tokens(), "labels": tokens()}] * 4
+        options: dict[str, Any] = {
+            "record": False,
+            "console": False,
+            "validate_every": 2,
+            "val_dataloader": batches[:1],
+        }
+        trainer = get_trainer("simple", model, batches, optimizer, "cpu", hooks=[hook] if hook else None, **options)
+        torch.manual_seed(2)
+        losses.append(trainer.train()["latest_loss"])
+    assert losses[0] == losses[1] and isinstance(hook, Look) and hook.maps.shape == (3, 2, 8, 8)

@@ -1,0 +1,175 @@
+"""`hookline modules`: names, classes, parameters and shapes of a config's model, and what a pattern selects."""
+
+import json
+from collections import namedtuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from hookline.cli import main
+from hookline.cli.modules import described, in_words, print_table, split_words
+from hookline.registry import names
+
+SMALL = """
+model: {name: char_gpt, context: 16, width: 8, heads: 2, layers: 2}
+data: {name: stdlib_text, context: 16, batch_size: 2, max_bytes: 60000}
+optimizer: {name: sgd, lr: 1e-2}
+trainer: {max_steps: 2, compile: true}
+hooks:
+  forward: [{name: activation_stats, modules: "no.such.module"}]
+"""
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def small_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config in the current directory whose hooks' patterns are wrong; what tests register is forgotten."""
+    Path("small.yaml").write_text(SMALL, encoding="utf-8")
+    monkeypatch.setattr(names.MODELS, "_added", dict(names.MODELS._added))
+
+
+def printed(capsys: Captured, *words: str) -> list[str]:
+    """The lines that the command prints when all is well."""
+    assert main(["modules", *words]) == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    lines: list[str] = out.splitlines()
+    assert max(map(len, lines)) <= 80 and not [line for line in lines if line != line.rstrip()]
+    return lines
+
+
+@pytest.mark.req("003-02")
+def test_every_module_with_class_parameters_and_shape(capsys: Captured) -> None:
+    """One line each, in the model's order; hooks of the config are not made, so wrong ones don't get in the way."""
+    lines = printed(capsys, "small.yaml")
+    assert lines[0].startswith("CharGPT  ") and lines[0].endswith(" parameters")
+    assert lines[2].split() == ["module", "class", "parameters", "output"]
+    assert lines[3].split()[:3] == ["(the", "model)", "CharGPT"] and "logits [2, 16, " in lines[3]
+    (widen,) = [line for line in lines if line.startswith("blocks.1.mlp.widen ")]
+    assert widen.split(maxsplit=3)[1:] == ["Linear", "288", "[2, 16, 32]"]
+    (blocks,) = [line for line in lines if line.startswith("blocks ")]
+    assert blocks.split()[-1] == "-" and lines[-1].startswith("- means that the model does not call it")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "selected"),
+    [
+        ("blocks.*.mlp", ["blocks.0.mlp", "blocks.1.mlp"]),
+        ("head", ["head"]),
+        (r"re:blocks\.\d\.\w+_norm", [f"blocks.{i}.{kind}_norm" for i in (0, 1) for kind in ("attention", "mlp")]),
+    ],
+)
+def test_a_pattern_selects_what_a_hook_would_hear(capsys: Captured, pattern: str, selected: list[str]) -> None:
+    """Exact names, globs and regular expressions; how many of how many is said."""
+    lines = printed(capsys, "small.yaml", pattern)
+    assert lines[1] == f"'{pattern}': {len(selected)} of 24 modules"
+    assert [line.split()[0] for line in lines[4:]] == selected
+
+
+def test_several_patterns_and_overrides(capsys: Captured) -> None:
+    """Patterns add up, as in a list; overrides change the model that is shown."""
+    lines = printed(capsys, "head", "small.yaml", "model.width=16", "embed")
+    assert [line.split()[0] for line in lines[4:]] == ["embed", "head"]
+    assert lines[4].endswith("[2, 16, 16]")
+    assert split_words(["a.yaml", "b=1", "re:x=", "c"]) == (["a.yaml", "b=1"], ["re:x=", "c"])
+
+
+def test_a_pattern_that_matches_nothing_names_the_nearest(capsys: Captured) -> None:
+    """One line on stderr, status 2; the same for a config that is not there."""
+    assert main(["modules", "small.yaml", "blocks.0.mpl"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(
+        "hookline: error: module pattern 'blocks.0.mpl' matches nothing; did you mean 'blocks.0.mlp'?"
+    )
+    assert main(["modules", "none.yaml"]) == 2
+    assert "none.yaml: cannot be read" in capsys.readouterr().err
+
+
+def test_without_a_config_it_is_the_default_job(capsys: Captured) -> None:
+    """A pattern alone is one of the default job's."""
+    lines = printed(capsys, "blocks.1", "data.max_bytes=60000")
+    assert lines[4].split() == ["blocks.1", "Block", "198,272", "[16,", "64,", "128]"]
+
+
+def test_json(capsys: Captured) -> None:
+    """The same for programs, the root under its empty name, with dtypes."""
+    assert main(["modules", "--json", "small.yaml"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert (read["model"], read["not_run_because"], read["frozen"]) == ("CharGPT", None, 0)
+    by_name = {module["name"]: module for module in read["modules"]}
+    assert by_name[""]["output"]["loss"] == {"shape": [], "dtype": "float32"}
+    assert by_name["blocks"] == {
+        "name": "blocks", "class": "ModuleList", "parameters": 1744, "calls": 0, "output": None,
+    }  # fmt: skip
+    assert by_name[""]["parameters"] == read["parameters"]
+
+
+def test_a_model_that_cannot_be_run_says_why(capsys: Captured) -> None:
+    """What ran before it failed has shapes; the rest is listed without."""
+    lines = printed(capsys, "small.yaml", "data.context=32")
+    assert lines[1] == "Not all shapes are known: the model could not be run on a batch of the data."
+    assert lines[2] == "HooklineError: CharGPT: got 32 characters, but its limit is context=16"
+    assert len(lines) == 5 + 24
+    assert [line.split()[0] for line in lines[5:] if not line.endswith("-")] == ["embed"]
+
+
+def test_modules_that_run_twice_and_frozen_parameters(capsys: Captured) -> None:
+    """Calls are counted, and a shared parameter counts once; the model is left in train mode, with no hook on it."""
+    made: list[nn.Module] = []
+
+    @names.register_model("twice")
+    class Twice(nn.Module):
+        def __init__(self, vocab_size: int) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(vocab_size, 4)
+            self.turn, self.head = nn.Linear(4, 4), nn.Linear(4, vocab_size, bias=False)
+            self.head.weight = self.embed.weight
+            self.turn.bias.requires_grad_(False)
+            made.append(self)
+
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            assert not torch.is_grad_enabled() and not self.training
+            logits = self.head(self.turn(self.turn(self.embed(input_ids))))
+            return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
+
+    lines = printed(capsys, "small.yaml", "model={name: twice}")
+    vocab = made[0].embed.num_embeddings  # type: ignore[union-attr]
+    assert lines[0] == f"Twice  {vocab * 4 + 20:,} parameters, 4 of them frozen"
+    assert next(line for line in lines if line.startswith("turn ")).endswith("20  [2, 16, 4] (2 calls)")
+    assert made[0].training and not any(module._forward_hooks for module in made[0].modules())
+
+
+def test_outputs_in_words() -> None:
+    """Tuples, named tuples, dicts, dataclasses and what holds no tensor."""
+
+    @dataclass
+    class Both:
+        first: Any
+        second: Any
+
+    pair = namedtuple("pair", "a b")
+    one = torch.zeros(2, 3)
+    assert in_words(described((one, (one, one)))) == "([2, 3], ([2, 3], [2, 3]))"
+    assert in_words(described(pair(one, None))) == "([2, 3], None)"
+    assert in_words(described({"x": one, "cache": object()})) == "x [2, 3], cache object"
+    assert in_words(described(Both(one.bool(), 3))) == "first [2, 3], second int"
+    assert described(one.bool()) == {"shape": [2, 3], "dtype": "bool"}
+
+
+def test_long_names_and_outputs_stay_on_the_page(capsys: Captured) -> None:
+    """A name that leaves no room gets a line to itself; a long output wraps under its column."""
+    long = "bert.encoder.layer.0.attention.output.LayerNorm"
+    shapes = ", ".join(f"state_{index} [16, 64]" for index in range(4))
+    rows = [(long, "BertSdpaSelfAttention", "1,234,567", "[16, 64, 768]"), ("head", "LSTM", "1", shapes)]
+    print_table(Console(width=80, highlight=False), rows)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[1] == long and lines[2].split() == ["BertSdpaSelfAttention", "1,234,567", "[16,", "64,", "768]"]
+    column = lines[0].index("output")
+    assert lines[3][column:].startswith("state_0 [16,") and all(line[:column].isspace() for line in lines[4:])
