@@ -1,0 +1,59 @@
+"""`hookline replay`: run a crash again, to the same NaN."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from hookline.cli import FAILED
+from hookline.cli.page import heading, labelled, open_page
+from hookline.errors import ConfigError, HooklineError
+
+if TYPE_CHECKING:
+    from hookline.hooks.crash import Replay
+    from hookline.trainer.trainer import Trainer
+
+
+def run(options: argparse.Namespace) -> int:
+    """Rebuild the run that crashed, without its hooks, and run the batch; 0 when it goes wrong in the same way."""
+    from hookline.hooks.crash import read_crash, replay_crash
+
+    report, _, _ = read_crash(options.crash)
+    trainer = rebuild(report, options)
+    if options.weights:
+        from hookline.trainer.checkpointing import load_weights
+
+        load_weights(trainer.model, options.weights)
+    replay = replay_crash(options.crash, trainer, weights_loaded=bool(options.weights))
+    print_replay(open_page(), replay)
+    return 0 if replay.same else FAILED
+
+
+def rebuild(report: dict[str, Any], options: argparse.Namespace) -> Trainer:
+    """A trainer like the one that crashed. The folder is a file: it may name what is registered, and no more."""
+    from hookline.build import trainer_from_config
+    from hookline.config.schemas import RunConfig
+
+    config = dict(report.get("config") or {})
+    if not {"model", "data", "optimizer"} <= config.keys() or not config.keys() <= set(RunConfig.model_fields):
+        raise HooklineError(
+            f"{options.crash}: that run was put together in code; build the same trainer there and call "
+            "hookline.replay_crash(folder, trainer)"
+        )
+    config["trainer"] = {**config.get("trainer", {}), "record": False, "console": False, "init_from": None}
+    try:
+        return trainer_from_config({**config, "hooks": {}}, allow=options.allow, from_file=True, device=options.device)
+    except ConfigError as error:
+        raise HooklineError(f"the run of {Path(options.crash).name} cannot be rebuilt: {error}") from error
+
+
+def print_replay(console: Console, replay: Replay) -> None:
+    """What happened then, and what happened now."""
+    then = replay.then
+    heading(console, f"step {then['step']}", then["reason"])
+    labelled(console, "then", then["autopsy"]["summary"])
+    labelled(console, "now", str(replay.now))
+    labelled(console, "verdict", "the same" if replay.same else "not the same")

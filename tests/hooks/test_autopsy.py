@@ -1,0 +1,140 @@
+"""A batch that is run again names the module, the tensor or the operation that went wrong first."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import Trainer, get_trainer
+from hookline.hooks.autopsy import Autopsy, bad_tensors, examine, named_tensors
+
+
+class Log(nn.Module):
+    """Minus infinity everywhere."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.log(x * 0)
+
+
+class Root(nn.Module):
+    """Finite where its input is zero, but for the slope."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(x * 0)
+
+
+class Nested(nn.Module):
+    """A module inside a module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + 1
+
+
+def make_trainer(middle: nn.Module, loss_fn: Any = nn.functional.mse_loss) -> Trainer:
+    """A layer, something in the middle, a layer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), middle, nn.Linear(3, 1))
+    batches = [(torch.ones(2, 3), torch.ones(2, 1))]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return get_trainer("simple", model, batches, optimizer, "cpu", loss_fn=loss_fn, record=False, console=False)
+
+
+def autopsy_of(trainer: Trainer, batch: Any = None) -> Autopsy:
+    """Run the trainer's batch again, from the random streams as they are."""
+    return examine(trainer, trainer.train_loaders["train"][0] if batch is None else batch, trainer.random_state())  # type: ignore[index]
+
+
+def test_the_first_bad_output_is_named() -> None:
+    """Of all modules that gave NaN, the one where it began; the Inf that it came from is named beside it."""
+    trainer = make_trainer(nn.Sequential(Nested(Log()), nn.Softmax(-1)))
+    found = autopsy_of(trainer)
+    assert found.module == "1.1"
+    assert found.first_inf == "1.0.inner"
+    assert found.outputs == ("float32 (2, 3) on cpu",)
+    assert found.statistics["nan"] > 0
+    assert (found.batch, found.parameters, found.gradients) == ((), (), ())
+    assert str(found) == (
+        "the first bad output is that of 1.1 (float32 (2, 3) on cpu); the first Inf came out of 1.0.inner"
+    )
+
+
+def test_a_bad_batch_is_named() -> None:
+    """The tensor of the batch that was bad already."""
+    found = autopsy_of(make_trainer(nn.ReLU()), (torch.tensor([[1.0, float("nan"), 1.0]]), torch.ones(1, 1)))
+    assert found.batch == ("batch[0]",)
+    assert found.module == "0"
+    assert str(found).startswith("the batch itself is not finite in batch[0]; ")
+
+
+def test_bad_parameters_are_named() -> None:
+    """A weight that had gone bad in an earlier step."""
+    trainer = make_trainer(nn.ReLU())
+    with torch.no_grad():
+        trainer.model[2].bias.fill_(float("inf"))  # type: ignore[index, union-attr, operator]
+    found = autopsy_of(trainer)
+    assert (found.parameters, found.module, found.first_inf) == (("2.bias",), "2", "2")
+    assert "parameters were not finite already: 2.bias" in str(found)
+
+
+def test_a_loss_that_goes_bad_by_itself() -> None:
+    """When every output is finite, the loss function is to blame."""
+    found = autopsy_of(make_trainer(nn.ReLU(), lambda out, target: (out - target).sum() / 0 * 0))
+    assert found.module is None
+    assert str(found) == "every module's output is finite, the loss made of them is nan"
+
+
+def test_a_backward_that_goes_bad_is_named() -> None:
+    """With a finite loss: the module whose backward made NaN, innermost first, and torch's name for the operation."""
+    found = autopsy_of(make_trainer(Nested(Root())))
+    assert found.backward_module == "1.inner"
+    assert found.gradients == ("0.weight", "0.bias")
+    assert found.operation == "MulBackward0"
+    assert str(found).endswith("the first bad one was given by the backward of 1.inner; the first NaN by MulBackward0")
+
+
+def test_a_healthy_batch_is_said_to_be_so() -> None:
+    """What cannot be reproduced is not blamed on anybody."""
+    found = autopsy_of(make_trainer(nn.ReLU()))
+    assert found.finite
+    assert "it cannot be reproduced" in str(found)
+
+
+@pytest.mark.parametrize("middle", [Nested(Root()), nn.Dropout(0.5)], ids=["bad", "healthy"])
+def test_the_autopsy_leaves_no_trace(middle: nn.Module) -> None:
+    """Gradients, random streams, buffers, modes and the model's hooks are as they were."""
+    trainer = make_trainer(nn.Sequential(nn.BatchNorm1d(3), middle))
+    trainer.model.eval()
+    trainer.model[1][0].train()  # type: ignore[index]
+    before = [value.clone() for value in trainer.model.state_dict().values()], torch.get_rng_state()
+    modes = [module.training for module in trainer.model.modules()]
+    autopsy_of(trainer)
+    after = list(trainer.model.state_dict().values()), torch.get_rng_state()
+    assert all(map(torch.equal, before[0], after[0])) and torch.equal(before[1], after[1])
+    assert modes == [module.training for module in trainer.model.modules()]
+    assert all(param.grad is None for param in trainer.model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in trainer.model.modules())
+
+
+def test_the_random_streams_decide_what_dropout_does() -> None:
+    """The same streams give the same loss, others another."""
+    trainer = make_trainer(nn.Dropout(0.5))
+    batch = trainer.train_loaders["train"][0]  # type: ignore[index]
+    first = trainer.random_state()
+    torch.rand(1)
+    losses = [examine(trainer, batch, state).loss for state in (first, trainer.random_state(), first)]
+    assert losses[0] == losses[2] != losses[1]
+
+
+def test_tensors_by_their_place_in_a_batch() -> None:
+    """Nested batches of every kind; what is no tensor is passed over."""
+    one, two = torch.ones(1), torch.ones(2)
+    assert named_tensors(one) == {"batch": one}
+    nested = named_tensors({"a": (one, [two]), "b": "text", "c": 3})
+    assert list(nested) == ["batch['a'][0]", "batch['a'][1][0]"]
+    bad = {"int": torch.ones(1, dtype=torch.int64), "inf": torch.tensor([1.0, float("inf")]), "fine": one}
+    assert bad_tensors(bad) == ("inf",)

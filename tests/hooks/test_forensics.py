@@ -1,0 +1,151 @@
+"""The first loss or gradient that is not finite is found before it reaches the weights, and kept."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import NanForensics, Trainer, get_trainer, replay_crash
+from hookline.record import read_jsonl
+
+
+class Root(nn.Module):
+    """Finite, but its slope is not where its input is zero."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(x.clamp(min=0))
+
+
+def make_trainer(middle: nn.Module | None = None, bad: int | None = None, **options: Any) -> Trainer:
+    """Eight batches, one of which may be poisoned."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), middle or nn.ReLU(), nn.Linear(3, 1))
+    batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(8)]
+    if bad is not None:
+        batches[bad][0][0, 0] = float("nan")
+    options = {"loss_fn": nn.functional.mse_loss, "console": False, **options}
+    return get_trainer("simple", model, batches, torch.optim.SGD(model.parameters(), 0.01), "cpu", **options)
+
+
+def finite(trainer: Trainer) -> bool:
+    return all(bool(torch.isfinite(param).all()) for param in trainer.model.parameters())
+
+
+@pytest.mark.req("002-06", "002-78")
+def test_a_bad_loss_ends_the_run_with_good_weights() -> None:
+    """Named, kept, recorded; the step is left out, so that the weights are those of the step before."""
+    trainer, hook = make_trainer(bad=4), NanForensics()
+    trainer.add_hook(hook)
+    state = trainer.train()
+    assert (trainer.step, state["status"], trainer.skipped_steps) == (5, "completed", 1)
+    assert finite(trainer)
+    assert hook.autopsy is not None and hook.autopsy.batch == ("batch[0]",) and hook.autopsy.module == "0"
+    assert hook.crash is not None and hook.crash == trainer.run_dir / "crashes" / "step-00000005"  # type: ignore[operator]
+    assert trainer.stopped_by == "nan_forensics" and "the batch itself is not finite" in str(trainer.stop_reason)
+    events = {event["kind"]: event for event in read_jsonl(trainer.run_dir / "events.jsonl")[0]}  # type: ignore[operator]
+    assert events["crash"]["path"] == str(hook.crash) and events["crash"]["step"] == 5
+
+
+def test_its_crash_is_replayed_to_the_same_nan() -> None:
+    """By a trainer that was made anew, like the one that crashed."""
+    trainer, hook = make_trainer(bad=4), NanForensics()
+    trainer.add_hook(hook)
+    trainer.train()
+    assert hook.crash is not None
+    replay = replay_crash(hook.crash, make_trainer())
+    assert replay.same and replay.now.batch == ("batch[0]",)
+
+
+def test_bad_gradients_of_a_good_loss_are_found() -> None:
+    """Before the optimizer uses them, with the module whose backward made them."""
+    trainer, hook = make_trainer(Root()), NanForensics()
+    trainer.add_hook(hook)
+    trainer.train()
+    assert hook.autopsy is not None and trainer.step == 1
+    assert (hook.autopsy.backward_module, hook.autopsy.gradients) == ("2", ("0.weight", "0.bias"))
+    assert hook.autopsy.operation is not None
+    assert finite(trainer)
+    assert replay_crash(hook.crash, trainer).same  # type: ignore[arg-type]
+
+
+def test_without_stop_the_run_goes_on() -> None:
+    """One crash is kept, the record says so, and nothing more is looked at."""
+    trainer, hook = make_trainer(bad=2), NanForensics(stop=False)
+    trainer.add_hook(hook)
+    trainer.train()
+    assert trainer.step == 8 and not finite(trainer)
+    assert len(list(Path("runs").rglob("crash.json"))) == 1
+
+
+def test_the_micro_batch_of_a_window_is_found() -> None:
+    """Under accumulation the crash holds the batch that was bad, not the last one of its window."""
+    trainer, hook = make_trainer(bad=5, accumulate=4), NanForensics()
+    trainer.add_hook(hook)
+    trainer.train()
+    assert hook.crash is not None and trainer.step == 2
+    assert replay_crash(hook.crash, trainer).then["batch_idx"] == 5
+    assert finite(trainer)
+
+
+def test_a_run_without_a_record_keeps_its_crash_elsewhere() -> None:
+    """The folder is in a temporary directory, and the hook says where."""
+    trainer, hook = make_trainer(bad=0, record=False), NanForensics(state=False)
+    trainer.add_hook(hook)
+    trainer.train()
+    assert hook.crash is not None and (hook.crash / "crash.json").exists()
+
+
+def test_large_but_finite_gradients_are_no_trouble() -> None:
+    """A norm that overflows is not taken for a gradient that did."""
+    trainer, hook = make_trainer(loss_fn=lambda out, y: (out * 1e30).sum(), max_steps=1), NanForensics()
+    trainer.add_hook(hook)
+    trainer.train()
+    assert hook.crash is None
+
+
+def test_a_healthy_run_is_the_same_with_and_without() -> None:
+    """Bit for bit, random streams included, dropout in the model."""
+    results = []
+    for hooks in (None, [NanForensics()]):
+        trainer = make_trainer(hooks=hooks, max_epochs=2)
+        torch.manual_seed(3)
+        trainer.train()
+        results.append([*trainer.model.state_dict().values(), torch.get_rng_state()])
+    assert all(map(torch.equal, *results))
+
+
+def test_under_a_grad_scaler_gradients_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There they are non-finite now and then, and the scaler skips the step by itself."""
+    trainer, hook = make_trainer(), NanForensics()
+    trainer.add_hook(hook)
+    looked: list[Any] = []
+    monkeypatch.setattr("hookline.hooks.forensics._scaled", lambda trainer: True)
+    monkeypatch.setattr("hookline.hooks.forensics._all_finite", lambda scenes, grads: not looked.append(grads))
+    trainer.train()
+    assert looked == [None] * 8
+
+
+def test_a_loop_that_cannot_run_batches_again_is_refused() -> None:
+    """At the start of the run, by name."""
+    from hookline.errors import HooklineError
+
+    with pytest.raises(HooklineError, match="nan_forensics runs batches again, which object cannot do"):
+        NanForensics().on_train_start(object())
+
+
+@pytest.mark.parametrize("what", ["examine", "write_crash"])
+def test_a_failing_examination_still_ends_the_run_with_good_weights(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook's failure is reported as any hook's, and the bad step is left out all the same."""
+
+    def fails(*arguments: Any, **more: Any) -> Any:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(f"hookline.hooks.forensics.{what}", fails)
+    trainer = make_trainer(bad=2)
+    trainer.add_hook(NanForensics())
+    trainer.train()
+    assert (trainer.step, trainer.stopped_by) == (3, "nan_forensics") and finite(trainer)
+    assert trainer.hooks.entry("nan_forensics").failures.total == 1
+    assert ("the examination failed" in str(trainer.stop_reason)) == (what == "examine")

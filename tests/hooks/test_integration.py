@@ -1,0 +1,273 @@
+"""The webhook hears what it was asked to hear, training is none the worse for it, and the URL stays secret."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hookline import HooksConfig, NotifyHook, Trainer, TrainingHook, get_trainer, trainer_from_config
+from hookline.config.loading import load_config
+from hookline.errors import HooklineError, RegistrationError
+from hookline.record import read_jsonl
+
+from .conftest import Server, silent, status
+
+Edit = Callable[[int, torch.Tensor], torch.Tensor]
+EVERYTHING = ["training_end", "best_model", "exception", "early_stop", "hook_failure", "heartbeat"]
+
+
+def make_trainer(hook: Any = None, steps: int = 4, **options: Any) -> Trainer:
+    """A few steps on random numbers."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(steps)]
+    options = {"console": False, "loss_fn": torch.nn.functional.mse_loss, "val_dataloader": data[:2], **options}
+    trainer = get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.05), "cpu", **options)
+    if hook is not None:
+        trainer.add_hook(hook)
+    return trainer
+
+
+def events_of(trainer: Trainer, kind: str) -> list[dict[str, Any]]:
+    """The run's events of one kind."""
+    assert trainer.run_dir is not None
+    return [event for event in read_jsonl(trainer.run_dir / "events.jsonl")[0] if event["kind"] == kind]
+
+
+@pytest.mark.req("002-77", "002-05")
+def test_best_models_and_the_end_are_told(server: Server) -> None:
+    """Every improvement of the monitored metric, and the end with the best value, in Slack's JSON."""
+    trainer = make_trainer(NotifyHook(server.url, notify_on=["training_end", "best_model"]), max_epochs=2)
+    trainer.train()
+    assert all(set(message) == {"text"} for message in server.received)
+    first, second, end = server.texts
+    assert first.startswith(f"[{trainer.run_id} on ") and "new best model: val/loss " in first
+    assert "at step 4, epoch 0" in first and "(before: " not in first
+    assert "(before: " in second and "at step 8, epoch 1" in second
+    assert "ended: completed after step 8; best val/loss " in end
+    assert events_of(trainer, "notified")[0] | {"time": 0} == {
+        "time": 0, "kind": "notified", "step": 8, "by": "notify", "sent": 3, "failed": 0, "dropped": 0, "unsent": 0,
+    }  # fmt: skip
+
+
+def test_only_improvements_are_told(server: Server) -> None:
+    """In the direction of `mode`; NaN and a missing metric are no improvement, and the latter is said once."""
+    hook = NotifyHook(server.url, ["best_model"], monitor="val/accuracy", mode="max")
+    for value in (0.5, 0.4, float("nan"), 0.5, 0.6):
+        hook.on_validation_end({"val/accuracy": value}, step=1, epoch=0)
+    hook.close()
+    assert [text.partition("val/accuracy ")[2] for text in server.texts] == [
+        "0.5 at step 1, epoch 0",
+        "0.6 (before: 0.5) at step 1, epoch 0",
+    ]
+
+
+def test_a_missing_metric_is_named_once(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """With the metrics that do exist, nearest first."""
+    make_trainer(NotifyHook(server.url, monitor="val/los"), max_epochs=2).train()
+    warned = [record.getMessage() for record in caplog.records]
+    assert warned == ["hook 'notify': no metric 'val/los'; did you mean 'val/loss'? Valid: val/loss"]
+
+
+@pytest.mark.parametrize("occasions", [EVERYTHING, ["exception"], ["training_end"]], ids=str)
+def test_an_exception_is_told_once(server: Server, occasions: list[str]) -> None:
+    """As an exception where that is asked for, else as the end; the error itself gets through unchanged."""
+    trainer = make_trainer(NotifyHook(server.url, occasions), val_dataloader=None)
+    trainer.on("step_end", name="bomb", on_error="raise")(lambda step: 1 / 0 if step == 2 else None)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    told = [text for text in server.texts if "ZeroDivisionError" in text and "hook 'bomb'" not in text]
+    assert len(told) == 1
+    assert ("failed at step 2: ZeroDivisionError: division by zero" in told[0]) == ("exception" in occasions)
+
+
+def test_an_early_stop_is_told_with_its_reason(server: Server) -> None:
+    """As the one message about the run's end."""
+    trainer = make_trainer(NotifyHook(server.url, ["training_end", "early_stop"]))
+    trainer.on("step_end", name="patience")(lambda trainer, step: trainer.request_stop("no better") if step == 2 else 0)
+    trainer.train()
+    assert len(server.texts) == 1
+    assert server.texts[0].endswith("stopped by patience: no better after step 2")
+
+
+def test_without_early_stop_in_the_list_a_stop_is_an_end(server: Server) -> None:
+    """`training_end` hears every end; `early_stop` alone does not hear a normal one."""
+    make_trainer(NotifyHook(server.url, ["early_stop"])).train()
+    assert server.texts == []
+    trainer = make_trainer(NotifyHook(server.url, ["training_end"]))
+    trainer.on("step_end", name="patience")(lambda trainer: trainer.request_stop("enough"))
+    trainer.train()
+    assert "ended: stopped by patience: enough after step 1" in server.texts[0]
+
+
+class Fragile(TrainingHook):
+    """Fails at every step."""
+
+    def on_step_end(self) -> None:
+        raise OSError("disk full")
+
+
+def test_failing_hooks_are_told_once_each(server: Server) -> None:
+    """The first failure of a hook at an event, and that it was switched off; not every repetition."""
+    trainer = make_trainer(NotifyHook(server.url, ["hook_failure"]), steps=8)
+    trainer.add_hook(Fragile())
+    trainer.train()
+    assert [text.partition("] ")[2] for text in server.texts] == [
+        "hook 'fragile' in on_step_end, step 1: failed: OSError: disk full",
+        "hook 'fragile' in on_step_end, step 3: switched off after 3 failures in a row",
+    ]
+    trainer.remove_hook("notify")
+    assert trainer.hooks.desk._listeners == []
+
+
+def test_heartbeats_come_on_their_schedule(server: Server) -> None:
+    """With step, epoch and loss, which is read only then."""
+    trainer = make_trainer(NotifyHook(server.url, ["heartbeat"], heartbeat="3 steps"), steps=7)
+    trainer.train()
+    assert [text.partition("] ")[2].partition(", loss")[0] for text in server.texts] == [
+        "alive at step 3 of 7, epoch 0",
+        "alive at step 6 of 7, epoch 0",
+    ]
+
+
+def test_what_is_not_asked_for_is_not_heard(server: Server) -> None:
+    """Without heartbeat and best_model the hook hears no inner event, so it costs steps nothing."""
+    trainer = make_trainer(NotifyHook(server.url, ["training_end"]))
+    heard = trainer.hooks.entry("notify").listeners
+    assert sorted(heard) == ["on_exception", "on_train_end", "on_train_start"]
+
+
+@pytest.mark.parametrize("answer", [silent, status(500), status(404)], ids=["slow", "broken", "gone"])
+def test_a_bad_server_neither_blocks_nor_fails_training(server: Server, answer: Any, caplog: Any) -> None:
+    """Training is as fast as without it, its result the same bit for bit; the trouble is warned of and recorded."""
+    server.then = answer
+    alone = make_trainer(steps=20)
+    alone.train()
+    hook = NotifyHook(
+        server.url, EVERYTHING, heartbeat="1 steps", timeout=0.2, retries=1, backoff=0.01, queue=5, wait_at_end=0.3
+    )
+    trainer = make_trainer(hook, steps=20)
+    steps: list[float] = []
+    trainer.on("step_end", name="clock")(lambda: steps.append(time.monotonic()))
+    began = time.monotonic()
+    assert trainer.train()["status"] == "completed"
+    assert steps[-1] - steps[0] < 1
+    assert time.monotonic() - began < 3
+    assert all(map(torch.equal, alone.model.parameters(), trainer.model.parameters()))
+    told = events_of(trainer, "notified")[0]
+    assert told["failed"] + told["unsent"] + told["dropped"] >= 20
+    assert any("not delivered" in line or "did not go out" in line for line in caplog.messages)
+    assert trainer.hooks.entry("notify").failures.total == 0
+
+
+def test_no_thread_outlives_the_run(server: Server) -> None:
+    """Once everything is delivered, the thread is gone."""
+    before = set(threading.enumerate())
+    make_trainer(NotifyHook(server.url)).train()
+    assert server.texts
+    assert [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("hookline")] == []
+
+
+def test_a_second_run_is_told_too(server: Server) -> None:
+    """A hook that was closed with its first run serves the next one."""
+    trainer = make_trainer(NotifyHook(server.url, ["training_end", "hook_failure"]))
+    trainer.train()
+    trainer.add_hook(Fragile())
+    trainer.fit(max_epochs=2)
+    assert len([text for text in server.texts if "ended: completed" in text]) == 2
+    assert any("disk full" in text for text in server.texts)
+
+
+def written_by(run: Path) -> str:
+    """Everything a run has written, as one text."""
+    return "\n".join(path.read_text(errors="replace") for path in run.rglob("*") if path.is_file())
+
+
+def test_the_url_is_in_no_record(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither given in code nor by a failing delivery does a piece of its path reach the disk or the log."""
+    server.then = status(404)
+    caplog.set_level(logging.DEBUG)
+    trainer = make_trainer(NotifyHook(server.url, EVERYTHING))
+    trainer.train()
+    trainer.save_checkpoint()
+    assert trainer.run_dir is not None
+    text = written_by(trainer.run_dir)
+    assert "notification_failed" in text and '"webhook_url": "<redacted>"' in text
+    assert "SECRETPART" not in text + caplog.text
+
+
+CONFIG = """
+model: {name: char_gpt, context: 16, width: 8, heads: 2, layers: 1}
+data: {name: stdlib_text, context: 16, batch_size: 2, max_bytes: 60000}
+optimizer: {name: sgd, lr: 1e-2}
+trainer: {max_steps: 2, validate_every: null, sanity_batches: 0, console: false}
+hooks:
+  lifecycle: [{name: notify, webhook_url: "${env:SLACK_URL}", notify_on: [training_end]}]
+"""
+
+
+def test_a_config_keeps_the_reference(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a config file the record has `${env:SLACK_URL}` wherever the URL would stand."""
+    monkeypatch.setenv("SLACK_URL", server.url)
+    Path("run.yaml").write_text(CONFIG, encoding="utf-8")
+    config, from_file = load_config("run.yaml")
+    trainer = trainer_from_config(config, from_file=from_file, device="cpu")
+    trainer.train()
+    assert trainer.run_dir is not None
+    text = written_by(trainer.run_dir)
+    assert "SECRETPART" not in text and text.count("${env:SLACK_URL}") >= 2
+    assert len(server.texts) == 1
+
+
+def test_a_config_cannot_allow_hosts() -> None:
+    """A file may not open the way to the machine's own network, whatever keys it tries."""
+    entry = {"name": "notify", "webhook_url": "https://127.0.0.1/x", "allow_hosts": ["127.0.0.1"]}
+    with pytest.raises(RegistrationError, match="NotifyHook has no parameter 'allow_hosts'"):
+        make_trainer(hooks=HooksConfig(lifecycle=[entry]))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "complaint"),
+    [
+        ({"notify_on": ["best_modle"]}, "notify_on: 'best_modle' is no choice; did you mean 'best_model'"),
+        ({"notify_on": 3}, "notify: 'int' object is not iterable"),
+        ({"mode": "maximum"}, "mode: 'maximum' is no choice; did you mean 'max'"),
+        ({"timeout": 0}, "timeout: expected a number, at least 0.01"),
+        ({"queue": 0}, "queue: expected a number, at least 1"),
+        ({"retries": [1]}, "retries: expected a number"),
+        ({"notify_on": "heartbeat", "heartbeat": "often"}, "every: 'often' is no schedule"),
+        ({"webhook_url": "http://example.org/SECRETPART"}, "http would send its secret unencrypted"),
+    ],
+    ids=str,
+)
+def test_wrong_parameters_are_refused_without_showing_the_url(parameters: dict[str, Any], complaint: str) -> None:
+    """Also when the hook is made by name, where errors usually repeat the parameters."""
+    given = {"name": "notify", "webhook_url": "https://example.org/SECRETPART", **parameters}
+    with pytest.raises(HooklineError, match=complaint) as caught:
+        make_trainer(hooks=HooksConfig(lifecycle=[given]))
+    assert "SECRETPART" not in str(caught.value)
+
+
+def test_secrets_and_marks_in_messages_are_taken_out(server: Server) -> None:
+    """A token in an exception's text is not sent on, and Slack's own marks are escaped."""
+    hook = NotifyHook(server.url)
+    hook.tell("see <!channel> & https://me:pw@host/x, api_key=abcdef " + "x" * 5000)
+    hook.close()
+    assert "see &lt;!channel&gt; &amp; &lt;redacted&gt; api_key=&lt;redacted&gt;" in server.texts[0].replace(",", "")
+    assert len(server.texts[0]) < 3100
+
+
+def test_the_best_value_is_saved_with_the_run(server: Server) -> None:
+    """A resumed run does not announce an old best again."""
+    trainer = make_trainer(NotifyHook(server.url, ["best_model"]))
+    trainer.train()
+    trainer.save_checkpoint()
+    again = NotifyHook(server.url, ["best_model"])
+    second = make_trainer(again)
+    second.load_checkpoint(trainer.run_dir)  # type: ignore[arg-type]
+    assert again.best == trainer.hooks.get("notify").best < 10

@@ -1,0 +1,158 @@
+"""The outbox never keeps anybody waiting, and loses nothing that could have been delivered."""
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from hookline.hooks.notifications import Outbox
+from hookline.hooks.webhook import Undelivered
+
+
+class Line:
+    """Stands for the way to a server: refuses the first few messages, then takes them."""
+
+    def __init__(self, refusals: int = 0, try_again: bool = True, wait: float = 0.0) -> None:
+        self.refusals, self.try_again, self.wait = refusals, try_again, wait
+        self.attempts: list[bytes] = []
+        self.times: list[float] = []
+
+    def __call__(self, message: bytes) -> None:
+        self.attempts.append(message)
+        self.times.append(time.monotonic())
+        if len(self.attempts) <= self.refusals:
+            raise Undelivered("busy", self.try_again, self.wait)
+
+
+def wait_for(condition: Any) -> None:
+    """Until it holds, or two seconds have passed."""
+    until = time.monotonic() + 2
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.005)
+    assert condition()
+
+
+def test_messages_go_out_in_order() -> None:
+    """All that was put in comes out, first in first out, before the outbox is closed."""
+    line = Line()
+    outbox = Outbox(line)
+    for number in range(5):
+        outbox.put(b"%d" % number)
+    assert outbox.close(5) == 0
+    assert line.attempts == [b"0", b"1", b"2", b"3", b"4"]
+    assert (outbox.sent, outbox.failed, outbox.dropped) == (5, 0, 0)
+
+
+def test_a_full_outbox_drops_the_oldest_and_counts_it() -> None:
+    """The latest news are kept, and putting never waits, even while nothing moves."""
+    stuck, free = threading.Event(), threading.Event()
+    sent: list[bytes] = []
+
+    def send(message: bytes) -> None:
+        sent.append(message)
+        stuck.set()
+        free.wait(5)
+
+    outbox = Outbox(send, limit=2)
+    outbox.put(b"first")
+    assert stuck.wait(2)
+    began = time.monotonic()
+    for message in (b"a", b"b", b"c"):
+        outbox.put(message)
+    assert time.monotonic() - began < 0.1
+    free.set()
+    assert outbox.close(5) == 0
+    assert sent == [b"first", b"b", b"c"]
+    assert outbox.dropped == 1
+
+
+def test_failures_are_tried_again_with_growing_pauses() -> None:
+    """Each pause is twice the one before, and success ends it."""
+    line = Line(refusals=3)
+    outbox = Outbox(line, retries=3, backoff=0.02)
+    outbox.put(b"x")
+    wait_for(lambda: outbox.sent == 1)
+    pauses = [after - before for before, after in zip(line.times, line.times[1:], strict=False)]
+    assert [pause >= least for pause, least in zip(pauses, (0.02, 0.04, 0.08), strict=True)] == [True] * 3
+    assert outbox.failed == 0
+
+
+@pytest.mark.parametrize(("line", "attempts"), [(Line(9), 3), (Line(9, try_again=False), 1)], ids=["busy", "refused"])
+def test_what_cannot_be_delivered_is_given_up_and_told(line: Line, attempts: int) -> None:
+    """After the last attempt, or at once when another would not help; the next message gets its own chance."""
+    told: list[str] = []
+    outbox = Outbox(line, retries=2, backoff=0.001, on_failure=told.append)
+    outbox.put(b"x")
+    outbox.put(b"y")
+    assert outbox.close(5) == 0
+    assert line.attempts == [b"x"] * attempts + [b"y"] * attempts
+    assert told == ["busy", "busy"] and outbox.failed == 2
+
+
+def test_a_server_s_wish_to_wait_is_heeded() -> None:
+    """Retry-After is longer than the pause that would have been made."""
+    line = Line(refusals=1, wait=0.1)
+    outbox = Outbox(line, backoff=0.001)
+    outbox.put(b"x")
+    wait_for(lambda: outbox.sent == 1)
+    assert line.times[1] - line.times[0] >= 0.1
+
+
+def test_closing_does_not_wait_for_pauses() -> None:
+    """The last attempts are made at once: whoever ends a run should not sit through a backoff of minutes."""
+    line = Line(refusals=2)
+    outbox = Outbox(line, retries=2, backoff=30)
+    outbox.put(b"x")
+    wait_for(lambda: line.attempts)
+    began = time.monotonic()
+    assert outbox.close(5) == 0
+    assert time.monotonic() - began < 1
+    assert outbox.sent == 1
+
+
+def test_closing_is_limited_in_time_and_says_what_is_left() -> None:
+    """A server that never answers does not keep the run from ending; afterwards the outbox serves again."""
+    free = threading.Event()
+    sent: list[bytes] = []
+
+    def send(message: bytes) -> None:
+        if message == b"stuck":
+            free.wait(5)
+        sent.append(message)
+
+    outbox = Outbox(send)
+    outbox.put(b"stuck")
+    outbox.put(b"behind it")
+    began = time.monotonic()
+    assert outbox.close(0.1) == 2
+    assert time.monotonic() - began < 1
+    outbox.put(b"later")
+    assert outbox.close(5) == 0
+    free.set()
+    assert sent[0] == b"later" and b"behind it" not in sent
+
+
+def test_a_fault_in_sending_does_not_end_the_thread() -> None:
+    """An error that nobody foresaw is counted, told by its type, and the next message goes out."""
+    told: list[str] = []
+    sent: list[bytes] = []
+
+    def send(message: bytes) -> None:
+        if not told:
+            raise ValueError("with something secret in it")
+        sent.append(message)
+
+    outbox = Outbox(send, on_failure=told.append)
+    outbox.put(b"x")
+    outbox.put(b"y")
+    assert outbox.close(5) == 0
+    assert told == ["ValueError while sending"] and sent == [b"y"]
+
+
+def test_without_messages_there_is_no_thread() -> None:
+    """A run that tells nobody anything has nothing running beside it."""
+    before = threading.active_count()
+    outbox = Outbox(lambda message: None)
+    assert threading.active_count() == before
+    assert outbox.close(0) == 0

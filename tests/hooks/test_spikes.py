@@ -1,0 +1,99 @@
+"""Losses that stand out are found, and ordinary noise is not."""
+
+import random
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from hookline import LossSpike, get_trainer
+from hookline.errors import ConfigError
+
+
+def feed(hook: LossSpike, losses: list[float]) -> Mock:
+    """Give a hook one loss a step."""
+    trainer = Mock()
+    for step, loss in enumerate(losses, 1):
+        hook.on_step_end(trainer, step, loss, step - 1, "train")
+    return trainer
+
+
+def noise(count: int, level: float = 2.0) -> list[float]:
+    """A falling, noisy loss."""
+    drawn = random.Random(0)
+    return [level - 0.002 * step + drawn.gauss(0, 0.05) for step in range(count)]
+
+
+def test_a_spike_is_found_with_its_batch() -> None:
+    """Step, loss, how far it is above the others, and where the batch came from."""
+    losses = noise(60)
+    losses[45] = 9.0
+    hook = LossSpike()
+    trainer = feed(hook, losses)
+    assert [(spike.step, spike.loss, spike.batch_idx) for spike in hook.spikes] == [(46, 9.0, 45)]
+    assert hook.spikes[0].spreads > 50
+    assert trainer.note.call_args.args == ("loss_spike",) and trainer.note.call_args.kwargs["loss"] == 9.0
+    trainer.request_stop.assert_not_called()
+
+
+def test_noise_is_no_spike() -> None:
+    """Neither over a thousand noisy steps, nor where the loss hardly moves, nor where it falls at once."""
+    for losses in (noise(1000), [1.0] * 50 + [1.0001] * 50, [5.0] * 50 + [0.1] * 50):
+        hook = LossSpike()
+        feed(hook, losses)
+        assert hook.spikes == []
+
+
+def test_spikes_do_not_hide_the_next_one() -> None:
+    """The median and the spread are not moved by the spikes before."""
+    losses = noise(60)
+    for place in (40, 42, 44):
+        losses[place] = 8.0
+    hook = LossSpike()
+    feed(hook, losses)
+    assert [spike.step for spike in hook.spikes] == [41, 43, 45]
+
+
+def test_a_new_level_becomes_ordinary() -> None:
+    """A loss that jumps and stays is told for a while, then it is what is compared with."""
+    hook = LossSpike(window=20, warmup=10)
+    feed(hook, noise(40) + noise(40, level=6.0))
+    assert 1 <= len(hook.spikes) <= 12
+
+
+def test_nothing_is_judged_before_the_warmup_and_nan_is_passed_over() -> None:
+    """Early losses are wild, and a NaN would poison the median."""
+    hook = LossSpike(warmup=20)
+    feed(hook, [2.0, 50.0, float("nan"), *[2.0] * 10, 60.0])
+    assert hook.spikes == []
+    feed(hook, [2.0] * 10 + [float("inf"), 70.0])
+    assert [spike.loss for spike in hook.spikes] == [70.0]
+
+
+def test_it_can_end_the_run_and_its_memory_is_saved() -> None:
+    """In a real run, whose checkpoint brings the losses back that it compares with."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    batches = [(torch.ones(2, 2), torch.ones(2, 1) * (100 if number == 30 else 1)) for number in range(40)]
+    trainer = get_trainer(
+        "simple", model, batches, torch.optim.SGD(model.parameters(), 1e-4), "cpu",
+        loss_fn=torch.nn.functional.mse_loss, console=False,
+    )  # fmt: skip
+    hook = LossSpike(stop=True)
+    trainer.add_hook(hook)
+    trainer.train()
+    assert trainer.step == 31 and trainer.stopped_by == "loss_spike"
+    reason = str(trainer.stop_reason)
+    assert "spreads above the median" in reason and "(batch 30 of 'train')" in reason
+    again = LossSpike()
+    again.load_state_dict(hook.state_dict())
+    assert again.state_dict() == hook.state_dict()
+    assert again.spikes == hook.spikes
+
+
+@pytest.mark.parametrize("parameters", [{"warmup": 1}, {"warmup": 200}, {"factor": 0}], ids=str)
+def test_wrong_parameters_are_refused(parameters: dict[str, Any]) -> None:
+    """A window that is never full, or a factor that everything exceeds."""
+    with pytest.raises(ConfigError):
+        LossSpike(**parameters)

@@ -1,0 +1,108 @@
+"""A step that hangs is noticed while it hangs, and every thread's stack is in the record."""
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from hookline import StallWatchdog, Trainer, get_trainer
+from hookline.errors import ConfigError
+from hookline.record import read_jsonl
+
+
+def make_trainer(steps: int = 4, **options: Any) -> Trainer:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    batches = [(torch.ones(2, 2), torch.ones(2, 1)) for _ in range(steps)]
+    options = {"loss_fn": torch.nn.functional.mse_loss, "console": False, **options}
+    return get_trainer("simple", model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+
+
+def events_of(trainer: Trainer) -> list[dict[str, Any]]:
+    assert trainer.run_dir is not None
+    return [event for event in read_jsonl(trainer.run_dir / "events.jsonl")[0] if event["kind"].startswith("stall")]
+
+
+def a_hand_that_sleeps(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def test_a_hanging_step_is_in_the_record(caplog: pytest.LogCaptureFixture) -> None:
+    """Once, with the line on which the training thread hangs, and once more when it is over."""
+    trainer, hook = make_trainer(), StallWatchdog(seconds=0.1)
+    trainer.add_hook(hook)
+    trainer.on("before_backward", name="hang")(lambda step: a_hand_that_sleeps(0.5) if step == 3 else None)
+    trainer.train()
+    stall, over = events_of(trainer)
+    assert (stall["kind"], stall["step"], stall["by"]) == ("stall", 3, "stall_watchdog")
+    assert 0.1 < stall["seconds"] < 0.4
+    main = next(stack for stack in stall["stacks"] if stack["thread"] == threading.main_thread().name)
+    assert "in a_hand_that_sleeps: time.sleep(seconds)" in main["stack"][-1]
+    assert over["kind"] == "stall_over" and 0.4 < over["seconds"] < 2
+    assert any("a_hand_that_sleeps" in line for line in caplog.messages)
+    assert hook.stalls == 1
+
+
+def test_other_threads_are_in_it() -> None:
+    """Where they wait is often what a hang is about."""
+    free = threading.Event()
+    waiting = threading.Thread(target=free.wait, args=(5,), name="waits for godot")
+    waiting.start()
+    trainer = make_trainer(steps=1)
+    trainer.add_hook(StallWatchdog(seconds=0.05))
+    trainer.on("before_backward", name="hang")(lambda: a_hand_that_sleeps(0.3))
+    trainer.train()
+    free.set()
+    waiting.join()
+    assert "waits for godot" in [stack["thread"] for stack in events_of(trainer)[0]["stacks"]]
+
+
+def test_a_run_that_moves_is_left_alone() -> None:
+    """Steps, validation batches and calls of `beat` all count; no thread is left afterwards."""
+    hook = StallWatchdog(seconds=0.4)
+    trainer = make_trainer(steps=5, val_dataloader=[(torch.ones(2, 2), torch.ones(2, 1))] * 3)
+    trainer.add_hook(hook)
+    trainer.on("step_end", name="slow")(lambda: a_hand_that_sleeps(0.1))
+    trainer.on("validation_batch_end", name="slow too")(lambda: a_hand_that_sleeps(0.1))
+
+    @trainer.on("epoch_end", name="long work")
+    def long_work() -> None:
+        for _ in range(5):
+            a_hand_that_sleeps(0.1)
+            hook.beat()
+
+    trainer.train()
+    assert hook.stalls == 0 and events_of(trainer) == []
+    assert [thread.name for thread in threading.enumerate() if "watchdog" in thread.name] == []
+
+
+def test_each_stall_is_told_once() -> None:
+    """Two hangs, two stalls; a long one is not repeated."""
+    trainer, hook = make_trainer(steps=3), StallWatchdog(seconds=0.05)
+    trainer.add_hook(hook)
+    trainer.on("before_backward", name="hang")(lambda step: a_hand_that_sleeps(0.3) if step != 2 else None)
+    trainer.on("step_end", name="pause")(lambda: a_hand_that_sleeps(0.02))
+    trainer.train()
+    assert [event["kind"] for event in events_of(trainer)][:3] == ["stall", "stall_over", "stall"]
+    assert hook.stalls == 2
+
+
+def test_a_failing_run_stops_it_too() -> None:
+    """The thread ends with the run, however that ends."""
+    trainer = make_trainer()
+    trainer.add_hook(StallWatchdog())
+    trainer.on("step_end", name="bomb", on_error="raise")(lambda: 1 / 0)
+    began = time.monotonic()
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert time.monotonic() - began < 5
+    assert [thread.name for thread in threading.enumerate() if "watchdog" in thread.name] == []
+
+
+@pytest.mark.parametrize("seconds", [0, -1, True, "5"])
+def test_a_wrong_time_is_refused(seconds: Any) -> None:
+    """It must be a number above zero."""
+    with pytest.raises(ConfigError, match="seconds"):
+        StallWatchdog(seconds)
