@@ -1,12 +1,20 @@
-"""The checkpoint hook saves when it should, and a save that fails ends the run."""
+"""The checkpoint hook saves when it should and keeps what it should, and a save that fails ends the run."""
 
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from hookline import CheckpointHook, Trainer, get_trainer
+from hookline import CheckpointHook, GenericTrainer, HooksConfig, ModelCheckpoint, Trainer, get_trainer
+from hookline.checkpoints import read_checkpoint, retention, write_checkpoint
+from hookline.errors import ConfigError, MetricMissing
 
 
 def make_trainer(**options: Any) -> Trainer:
@@ -81,3 +89,400 @@ def test_a_save_that_fails_ends_the_run() -> None:
         trainer.train()
     assert trainer.step == 1
     assert trainer.status == "error"
+
+
+# ---- by a metric -----------------------------------------------------------------------------------------------------
+
+
+class Scripted(torch.nn.Module):
+    """A model whose validation losses are written down beforehand."""
+
+    def __init__(self, losses: Sequence[float]) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.losses = list(losses)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            return batch.mean() - self.weight
+        return torch.tensor(self.losses.pop(0))
+
+
+def run(losses: Sequence[float], config: dict[str, Any], resume: Path | None = None, **options: Any) -> Trainer:
+    """One validation an epoch, with these losses; two steps an epoch, each of which adds 1 to the weight."""
+    model = Scripted(losses)
+    hooks = HooksConfig(enable_model_checkpoint_hook=True, model_checkpoint_config=config)
+    options = {"console": False, "sanity_batches": 0, "max_epochs": len(losses), **options}
+    trainer = GenericTrainer(hooks, model, torch.optim.SGD(model.parameters(), lr=1.0), device="cpu", **options)
+    trainer.fit([torch.ones(2), torch.ones(2)], [torch.ones(1)], resume=resume)
+    return trainer
+
+
+def links(trainer: Trainer) -> dict[str, str]:
+    """Where the links in the checkpoints' directory lead."""
+    assert trainer.checkpoint_dir is not None
+    return {path.name: path.readlink().name for path in trainer.checkpoint_dir.iterdir() if path.is_symlink()}
+
+
+SEED = {
+    "save_top_k": 3,  # Keep best 3 checkpoints
+    "monitor": "val/loss",  # Metric to monitor
+    "mode": "min",  # min for loss, max for accuracy
+    "save_last": True,  # Always keep last checkpoint
+    "save_on_train_epoch_end": False,  # Only save after validation
+    "filename": "epoch_{epoch}_loss_{val/loss:.2f}",
+    "auto_insert_metric_name": False,
+}
+
+
+@pytest.mark.req("002-19", "002-20", "002-21", "002-25")
+def test_the_seed_s_config_keeps_the_best_three() -> None:
+    """The three best are there under the names asked for, and best_path and the link lead to the best."""
+    trainer = run([0.5, 0.1234, 0.4, 0.3, 0.2, 0.1, 0.9, 0.8], SEED)
+    best = {"epoch_1_loss_0.12", "epoch_4_loss_0.20", "epoch_5_loss_0.10"}
+    newest = {"epoch_6_loss_0.90", "epoch_7_loss_0.80"}  # which are never deleted
+    assert set(saved(trainer)) == best | newest | {"best", "last"}
+    hook = trainer.hooks.get("checkpoint")
+    assert hook.best_path == trainer.checkpoint_dir / "epoch_5_loss_0.10"  # type: ignore[operator]
+    assert hook.best_score == pytest.approx(0.1)
+    assert links(trainer)["best"] == "epoch_5_loss_0.10"
+
+
+@pytest.mark.req("002-23")
+def test_save_last_keeps_the_last() -> None:
+    """With it every validation is saved and the last one stays; without it only the best are saved."""
+    losses = [0.1, 0.2, 0.3, 0.4]
+    last = run(losses, {"monitor": "val/loss", "save_last": True})
+    assert saved(last) == ["best", "last", "step-00000002", "step-00000006", "step-00000008"]
+    assert links(last) == {"best": "step-00000002", "last": "step-00000008"}
+    assert saved(run(losses, {"monitor": "val/loss"})) == ["best", "step-00000002"]
+
+
+@pytest.mark.req("002-22")
+def test_max_keeps_the_highest() -> None:
+    """With mode max the best is the highest."""
+    trainer = run([1, 5, 2, 1, 1], {"monitor": "val/loss", "mode": "max", "save_top_k": 1})
+    assert links(trainer) == {"best": "step-00000004"}
+
+
+@pytest.mark.req("002-24")
+def test_after_validation_or_at_the_end_of_the_epoch() -> None:
+    """By default it looks after every validation, several in an epoch too; else at the end of epochs."""
+    config = {"monitor": "val/loss", "save_top_k": -1}
+    after = run([4, 3, 2, 1], config, validate_every=1, max_epochs=2)
+    assert saved(after) == ["best", *(f"step-{step:08d}" for step in (1, 2, 3, 4))]
+    at_end = run([4, 3, 2, 1], {**config, "save_on_train_epoch_end": True}, validate_every=1, max_epochs=2)
+    assert saved(at_end) == ["best", "step-00000002", "step-00000004"]
+    losses = {"monitor": "train/epoch_loss", "save_on_train_epoch_end": True}
+    assert links(run([9, 9, 9], losses)) == {"best": "step-00000006"}
+
+
+def test_an_old_value_is_never_taken_for_a_new_one() -> None:
+    """Epochs without a validation have no score, whatever the last validation said, and are not among the best."""
+    config = {"monitor": "val/loss", "save_top_k": -1, "save_on_train_epoch_end": True}
+    config["filename"] = "{epoch}_{val/loss}"
+    trainer = run([1, 2], {**config, "auto_insert_metric_name": False}, validate_every="2 epochs", max_epochs=5)
+    assert saved(trainer) == ["1_1.0", "3_2.0", "best"]
+    with_last = run([1, 2], {**config, "save_last": True}, validate_every="2 epochs", max_epochs=3)
+    names = ["epoch=0_val_loss=none", "epoch=1_val_loss=1.0", "epoch=2_val_loss=none"]
+    assert saved(with_last) == ["best", *names, "last"]
+    assert [one.score for one in with_last.hooks.get("checkpoint").kept] == [None, 1.0, None]
+
+
+def test_steps_between_validations_roll() -> None:
+    """Saves by steps have no score: the newest two stay, beside the best; one that is validated too is written once."""
+    config = {"monitor": "val/loss", "save_top_k": 1, "save_every_n_steps": 1}
+    heard: list[str] = []
+    model = Scripted([1, 2, 3])
+    trainer = GenericTrainer(
+        HooksConfig(lifecycle=[{"name": "checkpoint", **config}]), model, torch.optim.SGD(model.parameters(), 1.0),
+        device="cpu", console=False, sanity_batches=0, validate_every=2,
+    )  # fmt: skip
+    trainer.on("checkpoint_save", name="ear")(lambda checkpoint_path: heard.append(Path(checkpoint_path).name))
+    trainer.fit([torch.ones(2)] * 7, [torch.ones(1)], max_epochs=1)
+    assert heard == [f"step-{step:08d}" for step in range(1, 8)]
+    assert saved(trainer) == ["best", "step-00000002", "step-00000006", "step-00000007"]
+    assert links(trainer) == {"best": "step-00000002"}
+
+
+def test_a_metric_of_training_ranks_steps() -> None:
+    """The loss of a step is new at its end, so checkpoints by steps can be ranked by it."""
+    config = {"monitor": "train/loss", "save_top_k": 2, "save_every_n_steps": 1, "save_every_n_epochs": None}
+    trainer = run([9, 9, 9], {**config, "mode": "max"})
+    assert saved(trainer) == ["best", *(f"step-{step:08d}" for step in (1, 2, 5, 6))]
+
+
+def test_values_that_are_not_finite_are_never_the_best() -> None:
+    """NaN and infinity are not ranked, in either mode; with save_last they are still saved."""
+    for mode, best in (("min", "step-00000006"), ("max", "step-00000004")):
+        trainer = run([math.nan, 2, 1, -math.inf, math.inf, math.nan], {"monitor": "val/loss", "mode": mode})
+        assert links(trainer) == {"best": best}
+    trainer = run([math.nan, math.nan], {"monitor": "val/loss", "save_last": True})
+    assert links(trainer) == {"last": "step-00000004"}
+
+
+def test_of_equal_ones_the_first_stays() -> None:
+    """A tie replaces nothing and is not written."""
+    assert saved(run([1, 1, 1], {"monitor": "val/loss"})) == ["best", "step-00000002"]
+
+
+def test_a_metric_that_is_not_there_ends_the_run() -> None:
+    """A run that saves nothing because of a slip is told at its first validation, with the metrics there are."""
+    with pytest.raises(MetricMissing, match=r"no metric 'val/acuracy' after the validation at step 2.*Valid: val/loss"):
+        run([1, 2], {"monitor": "val/acuracy"})
+
+
+def test_a_run_that_would_never_save_is_told() -> None:
+    """Whoever saves after validations only, and has none, hears it after the first epoch."""
+    trainer = make_trainer(max_epochs=3)
+    trainer.add_checkpointing(save_on_train_epoch_end=False)
+    with pytest.raises(MetricMissing, match="checkpoint waits for a validation, and there are no val_loaders"):
+        trainer.train()
+    assert trainer.epoch == 0
+
+
+def test_a_metric_that_is_missing_now_and_then_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Once it has been there, a validation without it is not ranked and not saved, and the log says so once."""
+    config = {"name": "checkpoint", "monitor": "bleu", "mode": "max", "save_top_k": -1}
+    model = Scripted([1] * 4)
+    trainer = GenericTrainer(
+        HooksConfig(lifecycle=[config]), model, torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False,
+        sanity_batches=0,
+    )  # fmt: skip
+
+    @trainer.on("validation_end")
+    def measure(metrics: dict[str, Any], epoch: int) -> None:
+        if epoch % 2 == 0:
+            metrics["bleu"] = epoch
+
+    trainer.fit([torch.ones(2)], [torch.ones(1)], max_epochs=4)
+    assert saved(trainer) == ["best", "step-00000001", "step-00000003"]
+    assert caplog.text.count("there is no metric 'bleu'") == 1
+
+
+def test_without_a_metric_the_newest_are_kept() -> None:
+    """save_top_k alone limits how many there are: the newest stay."""
+    assert saved(run([1] * 5, {"save_top_k": 3})) == [f"step-{step:08d}" for step in (6, 8, 10)]
+
+
+def test_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A period in seconds saves at the first step after each such span."""
+    trainer = make_trainer(max_epochs=1)
+    trainer.add_hook(CheckpointHook(save_every_n_epochs=None, save_every="10 s"))
+    now = [0.0]
+    trainer.on("train_batch_start", name="time")(lambda batch_idx: now.__setitem__(0, 6.0 * (batch_idx + 1)))
+    monkeypatch.setattr("hookline.trainer.moment.monotonic", lambda: now[0])
+    trainer.train()
+    assert saved(trainer) == ["step-00000003"]
+
+
+def test_every_n_epochs_counts_validations_of_those_epochs() -> None:
+    """With save_every_n_epochs=2 the validations of every second epoch are looked at."""
+    config = {"monitor": "val/loss", "save_top_k": -1, "save_every_n_epochs": 2}
+    assert saved(run([4, 3, 2, 1], config)) == ["best", "step-00000004", "step-00000008"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"save_every_n_epochs": 0}, "expected a whole number, at least 1, or null for never; got 0"),
+        ({"save_top_k": -2}, "save_top_k"),
+        ({"save_top_k": True}, "save_top_k"),
+        ({"mode": "maximum"}, "mode: 'maximum' is no choice"),
+        ({"filename": "../../{epoch}"}, "'/' cannot be in a name"),
+        ({"save_every": "2 epochs"}, "there is save_every_n_epochs"),
+        ({"save_every": "soon"}, "is no schedule"),
+        ({"save_every": "1 h", "save_every_n_steps": 5}, "not both"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused(parameters: dict[str, Any], words: str) -> None:
+    """At construction, with the parameter and what would be right."""
+    with pytest.raises(ConfigError) as caught:
+        CheckpointHook(**parameters)
+    assert words in str(caught.value)
+
+
+def test_it_is_one_hook_under_two_names() -> None:
+    """Seed 001's CheckpointHook and seed 002's model checkpoint are the same class."""
+    assert ModelCheckpoint is CheckpointHook
+
+
+# ---- against a brute-force search ------------------------------------------------------------------------------------
+
+
+class FakeRun:
+    """As much of a run as the hook needs; its checkpoints are real."""
+
+    def __init__(self, hook: CheckpointHook, directory: Path) -> None:
+        self.hook, self.directory = hook, directory
+        self.hooks = Mock(entries=lambda: [Mock(hook=hook)])
+        self.asked: list[Callable[[], str]] = []
+        self.written: list[int] = []
+
+    def save(self, name: Callable[[], str]) -> None:
+        self.asked.append(name)
+
+    def validate(self, step: int, score: float | None) -> None:
+        """One validation, and what the loop does after it."""
+        metrics = {} if score is None else {"val/loss": score}
+        self.hook._seen = True  # a metric that was there once may be missing now and then
+        self.hook.on_validation_end(trainer=self, step=step, epoch=step, metrics=metrics)
+        if self.asked:
+            path = write_checkpoint(self.directory, self.asked.pop()(), {"model": {"step": step}}, {"step": step})
+            self.written.append(step)
+            self.hook.on_checkpoint_save(self, str(path), step)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    scores=st.lists(st.one_of(st.none(), st.just(math.nan), st.integers(0, 6).map(float)), max_size=9),
+    top_k=st.integers(-1, 3),
+    mode=st.sampled_from(["min", "max"]),
+    save_last=st.booleans(),
+)
+def test_what_is_on_disk_equals_a_brute_force_search(
+    scores: list[float | None], top_k: int, mode: str, save_last: bool
+) -> None:
+    """Over random sequences, missing and NaN values among them: the best k of all, and the newest two ever written."""
+    with TemporaryDirectory() as directory:
+        hook = CheckpointHook(monitor="val/loss", mode=mode, save_top_k=top_k, save_last=save_last)
+        run = FakeRun(hook, Path(directory))
+        for step, score in enumerate(scores, 1):
+            run.validate(step, score)
+        sign = 1 if mode == "min" else -1
+        ranked = [(step, score) for step, score in enumerate(scores, 1) if score is not None and not math.isnan(score)]
+        finite = sorted((sign * score, step) for step, score in ranked)
+        best = [step for _, step in finite[: len(finite) if top_k == -1 else top_k]]
+        kept = set(run.written) if top_k == -1 else {*best, *run.written[-2:]}
+        on_disk = {int(path.name[5:]) for path in Path(directory).iterdir() if not path.is_symlink()}
+        assert on_disk == kept
+        assert (hook.best_path.name if hook.best_path else None) == (f"step-{best[0]:08d}" if best else None)
+        assert save_last is False or run.written == list(range(1, len(scores) + 1))
+
+
+# ---- nothing is lost -------------------------------------------------------------------------------------------------
+
+
+def test_two_hooks_do_not_delete_each_other_s(tmp_path: Path) -> None:
+    """A checkpoint that two hooks share stays as long as one of them wants it; each has links of its own."""
+    model = Scripted([1, 2, 3, 4, 5])
+    hooks = HooksConfig(
+        lifecycle=[
+            {"name": "checkpoint", "monitor": "val/loss", "save_last": True},
+            {"name": "checkpoint", "as": "highest", "monitor": "val/loss", "mode": "max"},
+        ]
+    )
+    trainer = GenericTrainer(
+        hooks, model, torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False, sanity_batches=0
+    )
+    trainer.fit([torch.ones(2)], [torch.ones(1)], max_epochs=5)
+    assert links(trainer) == {"best": "step-00000001", "last": "step-00000005", "best-highest": "step-00000005"}
+    assert saved(trainer) == ["best", "best-highest", "last", *(f"step-{step:08d}" for step in (1, 4, 5))]
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 4, 5])
+def test_the_ranking_goes_on_over_a_resume(epochs: int, tmp_path: Path) -> None:
+    """Interrupted after any epoch and resumed from the last checkpoint, the run ends with the unbroken run's files."""
+    losses = [0.5, 0.3, 0.4, 0.2, 0.6, 0.25]
+    config = {**SEED, "save_top_k": 2}
+    whole = run(losses, config, output_dir=str(tmp_path / "whole"))
+    first = run(losses[:epochs], config, output_dir=str(tmp_path / "parts"))
+    second = run(losses[epochs:], config, resume=first.run_dir, output_dir=str(tmp_path / "parts"), max_epochs=6)
+    assert (second.run_dir, second.step) == (first.run_dir, whole.step)
+    assert saved(second) == saved(whole) and links(second) == links(whole)
+    assert second.hooks.get("checkpoint").kept == whole.hooks.get("checkpoint").kept
+
+
+def test_a_resume_forgets_what_is_gone_and_deletes_nothing_of_another_run(tmp_path: Path) -> None:
+    """Loading into a trainer that writes elsewhere leaves the old run's checkpoints alone, whatever is saved later."""
+    first = run([3, 2, 1], {"monitor": "val/loss", "save_top_k": 2})
+    before = saved(first)
+    model = Scripted([0.5, 0.4, 0.3])
+    trainer = GenericTrainer(
+        HooksConfig(enable_model_checkpoint_hook=True, model_checkpoint_config={"monitor": "val/loss"}), model,
+        torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False, sanity_batches=0,
+        output_dir=str(tmp_path / "other"),
+    )  # fmt: skip
+    trainer.load_checkpoint(first.checkpoint_dir / "best")  # type: ignore[operator]
+    assert trainer.hooks.get("checkpoint").kept == []
+    trainer.fit([torch.ones(2)], [torch.ones(1)], max_epochs=6)
+    assert saved(first) == before
+
+
+def test_a_deletion_that_fails_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that refuses to delete is warned of; the run goes on, and the next save tidies up."""
+    real, calls = retention.delete_checkpoint, [0]
+
+    def refuse_once(path: Path) -> None:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise PermissionError("not today")
+        real(path)
+
+    monkeypatch.setattr(retention, "delete_checkpoint", refuse_once)
+    trainer = run([5, 4, 3, 2], {"monitor": "val/loss"})
+    assert saved(trainer) == ["best", "step-00000006", "step-00000008"]
+    assert "cannot be deleted: not today" in caplog.text
+
+
+def test_a_failure_between_two_steps_is_saved(tmp_path: Path) -> None:
+    """With save_on_exception a run that fails while it validates leaves a checkpoint of its last step."""
+    with pytest.raises(IndexError):
+        run([1], {"monitor": "val/loss", "save_on_exception": True}, max_epochs=2, output_dir=str(tmp_path))
+    (directory,) = tmp_path.glob("*/checkpoints")
+    assert sorted(path.name for path in directory.iterdir()) == ["best", "step-00000002", "step-00000004"]
+    assert read_checkpoint(directory / "step-00000004")[0]["model"]["weight"].item() == 4.0
+
+
+def test_a_step_that_is_saved_is_not_saved_again(tmp_path: Path) -> None:
+    """A failure right after a save, in a hook of that very step, adds nothing to it."""
+    model = Scripted([])
+    trainer = GenericTrainer(
+        HooksConfig(lifecycle=[{"name": "checkpoint", "save_on_exception": True}]), model,
+        torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False, output_dir=str(tmp_path),
+    )  # fmt: skip
+    trainer.on("checkpoint_save", name="fail", on_error="raise")(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit([torch.ones(2)], max_epochs=1)
+    assert saved(trainer) == ["step-00000001"]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_failure_in_a_step_is_saved_apart(accumulate: int, tmp_path: Path) -> None:
+    """The unfinished step is left out; resumed from there, the run goes on behind the batch that failed."""
+
+    def train(bad: float, resume: Path | None = None) -> Trainer:
+        model = Scripted([])
+        data = [torch.ones(2), torch.ones(2), torch.ones(2), torch.full((2,), bad), torch.ones(2), torch.ones(2)]
+
+        def step(model: Any, batch: torch.Tensor) -> torch.Tensor:
+            if batch.isnan().any():
+                raise ValueError("a bad batch")
+            return model(batch)
+
+        trainer = GenericTrainer(
+            HooksConfig(lifecycle=[{"name": "checkpoint", "save_on_exception": True}]), model,
+            torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False, output_dir=str(tmp_path),
+            step_fn=step, accumulate=accumulate,
+        )  # fmt: skip
+        trainer.fit(data, max_epochs=1, resume=resume)
+        return trainer
+
+    with pytest.raises(ValueError, match="a bad batch") as caught:
+        train(math.nan)
+    assert not any("failed in" in note for note in getattr(caught.value, "__notes__", ()))
+    done = 3 // accumulate
+    (path,) = tmp_path.glob("*/exception/*")
+    assert path.name == f"step-{done:08d}" and not (path.parent.parent / "checkpoints").exists()
+    trainer = train(1.0, resume=path)
+    assert (trainer.step, trainer.model.weight.item()) == (done + 2 // accumulate, done + 2 // accumulate)  # type: ignore[operator, union-attr]
+
+
+def test_without_being_asked_a_failure_saves_nothing(tmp_path: Path) -> None:
+    """save_on_exception is off by default."""
+    with pytest.raises(IndexError):
+        run([], {}, max_epochs=1, output_dir=str(tmp_path))
+    assert not list(tmp_path.glob("*/checkpoints/*"))

@@ -1,39 +1,268 @@
-"""Saving checkpoints."""
+"""Saving checkpoints: when, under which name, and which of them stay."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
+from hookline.checkpoints.file_names import FileName
+from hookline.checkpoints.retention import ALL, Kept, best_first, delete_checkpoints, point_to, surplus, would_be_kept
 from hookline.errors import ConfigError
-from hookline.events.schedule import Reading, Schedule
-from hookline.registry.base import TrainingHook
+from hookline.events.policy import logger
+from hookline.events.schedule import Quantity, Reading, Schedule
+from hookline.hooks.metric_hook import MODES, MetricHook, Occasion, note
+from hookline.hooks.parameters import one_of, whole_number, whole_number_or_none
+
+BY_STEP = "step-{step:08d}"
 
 
-class CheckpointHook(TrainingHook):
-    """Asks for a checkpoint every few epochs, every few steps, or both; a failure to save ends the run."""
+@dataclass(frozen=True)
+class Asked:
+    """A checkpoint that was asked for and is not on disk yet; its name is made when it is written."""
+
+    step: int
+    epoch: int
+    score: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    name: str = ""
+
+
+class CheckpointHook(MetricHook):
+    """Saves checkpoints by epochs, steps or time, or by a metric, of which it keeps the best; `ModelCheckpoint` is it.
+
+    Without `monitor` it saves every `save_every_n_epochs` and every `save_every_n_steps` or `save_every` ("30 min",
+    "1M tokens"), and keeps all, or the newest `save_top_k`.
+
+    With `monitor` it looks at that metric after every validation (of every n-th epoch), or at the end of the epoch with
+    `save_on_train_epoch_end`, and saves only what is among the best `save_top_k` (1 unless given; -1 for all), lowest
+    or highest as `mode` says; `best_path` and the link ``best`` lead to the best one. Values that are not finite are
+    never among them, and an old value is never taken for a new one. Saves by steps or time have no score: such a
+    checkpoint stays while it is one of the newest two, which are never deleted. `save_last` saves at every look, and
+    keeps the last one.
+
+    `filename` may name metrics: ``epoch_{epoch}_loss_{val/loss:.2f}``; with `auto_insert_metric_name` their names
+    stand before the values. `save_on_exception` saves when the run fails: between two steps as always; out of the
+    middle of a step into ``exception/``, to go on after the batch that failed. A failure to save ends the run.
+    """
 
     built_in = True
     name = "checkpoint"
     on_error = "raise"
 
-    def __init__(self, save_every_n_epochs: int | None = 1, save_every_n_steps: int | None = None) -> None:
-        self.save_every_n_epochs = _count(save_every_n_epochs, "save_every_n_epochs")
-        self.save_every_n_steps = _count(save_every_n_steps, "save_every_n_steps")
+    def __init__(
+        self,
+        save_every_n_epochs: int | None = 1,
+        save_every_n_steps: int | None = None,
+        save_every: str | None = None,
+        monitor: str | None = None,
+        mode: Literal["min", "max"] = "min",
+        save_top_k: int | None = None,
+        save_last: bool = False,
+        save_on_train_epoch_end: bool | None = None,
+        filename: str | None = None,
+        auto_insert_metric_name: bool = True,
+        save_on_exception: bool = False,
+    ) -> None:
+        self.save_every_n_epochs = whole_number_or_none(save_every_n_epochs, "save_every_n_epochs")
+        self.save_every_n_steps = whole_number_or_none(save_every_n_steps, "save_every_n_steps")
+        self.save_every = save_every
+        self.monitor, self.mode = monitor, one_of(mode, MODES, "mode")
+        self.save_top_k = (ALL if monitor is None else 1) if save_top_k is None else _top_k(save_top_k)
+        self.save_last, self.save_on_exception = save_last, save_on_exception
+        self.save_on_train_epoch_end = monitor is None if save_on_train_epoch_end is None else save_on_train_epoch_end
+        self.filename, self.auto_insert_metric_name = filename, auto_insert_metric_name
+        self._file_name = FileName(filename or BY_STEP, with_names=auto_insert_metric_name and filename is not None)
         self._epochs = Schedule.parse(every=f"{save_every_n_epochs} epochs") if save_every_n_epochs else None
-        if self.save_every_n_steps:
-            self.schedule = Schedule.parse(every=self.save_every_n_steps)
-        else:
-            self.on_step_end = None  # type: ignore[assignment] # it need not hear the steps at all
+        at_epochs = self.save_on_train_epoch_end
+        self.look_at(steps=self._step_schedule(), validation=not at_epochs, epochs=at_epochs)
+        self.kept: list[Kept] = []
+        self._asked: Asked | None = None
+        self._written: set[str] = set()  # by this process, so that their bytes need not be read to be trusted
+        self._directory: Path | None = None
+        self._failed, self._saved_at = False, -1
 
-    def on_step_end(self, trainer: Any) -> None:
-        trainer.save()
+    def _step_schedule(self) -> Schedule | None:
+        """When to save inside an epoch; None for never."""
+        if self.save_every is None:
+            return None if self.save_every_n_steps is None else Schedule.parse(every=self.save_every_n_steps)
+        if self.save_every_n_steps is not None:
+            raise ConfigError("save_every", "give save_every or save_every_n_steps, not both")
+        if Quantity.parse(self.save_every, "save_every").unit == "epochs":
+            raise ConfigError("save_every", f"{self.save_every!r}: for epochs there is save_every_n_epochs")
+        return Schedule.parse(every=self.save_every)
 
-    def on_epoch_end(self, trainer: Any, epoch: int) -> None:
-        if self._epochs is not None and self._epochs.due(Reading(epochs=epoch + 1), Reading()):
+    # ---- asking for a checkpoint -----------------------------------------------------------------------------------
+
+    def look(self, trainer: Any, occasion: Occasion) -> None:
+        """Ask for a checkpoint, if one is due here and its score is good enough."""
+        if not self._is_due(occasion):
+            return
+        score = self._score(occasion)
+        good = score is not None and would_be_kept(score, self.kept, self.save_top_k, self.mode)
+        if good or self.save_last or occasion.what == "step":
+            self._ask(trainer, Asked(occasion.step, occasion.epoch, score, occasion.metrics))
+
+    def _is_due(self, occasion: Occasion) -> bool:
+        """Steps come on the hook's schedule; of epochs and validations, those of every n-th epoch count."""
+        if occasion.what == "step":
+            return True
+        return self._epochs is not None and self._epochs.due(Reading(epochs=occasion.epoch + 1), Reading())
+
+    def _score(self, occasion: Occasion) -> float | None:
+        """What the checkpoint is ranked by; without a metric the newest is the best."""
+        if self.monitor is None:
+            return float(occasion.step if self.mode == "max" else -occasion.step)
+        if occasion.what == "step" and self.key not in occasion.metrics:
+            return None  # steps are saved whatever was measured there
+        value = self.value(occasion)
+        return value if value is not None and math.isfinite(value) else None
+
+    @property
+    def forgives(self) -> bool:
+        """A metric that was there once may be missing now and then; one that never was is a slip."""
+        return self._seen
+
+    def _ask(self, trainer: Any, asked: Asked) -> None:
+        before = self._asked
+        if before is None or before.step != asked.step or asked.score is not None:  # a ranked one says more
+            self._asked = asked
+        trainer.save(self._make_name)
+
+    def _make_name(self) -> str:
+        """Called when the checkpoint is written, by when the step's validation may have been made."""
+        asked = self._asked
+        if asked is None:  # somebody took it back: a run that went wrong in between
+            return ""
+        name = self._file_name.fill(asked.epoch, asked.step, _both_spellings(asked.metrics))
+        self._asked = replace(asked, name=name)
+        return name
+
+    def on_train_start(self) -> None:
+        """Another run, maybe in another directory: nothing in it is known to be whole."""
+        self._failed, self._saved_at = False, -1
+        self._written.clear()
+
+    def on_exception(self) -> None:
+        """Not yet: others may have to put the weights right first."""
+        self._failed = True
+
+    def on_train_end(self, trainer: Any) -> None:
+        """After a failure, save what there is, beside the ranking, unless somebody has saved this step."""
+        if self._failed and self.save_on_exception and self._saved_at != trainer.step:
+            self._asked = None
             trainer.save()
 
+    # ---- keeping the best ------------------------------------------------------------------------------------------
 
-def _count(value: Any, name: str) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ConfigError(name, f"expected a whole number, at least 1, or null for never; got {value!r}")
-    return value
+    def on_checkpoint_save(self, trainer: Any, checkpoint_path: str, step: int) -> None:
+        """A checkpoint is durable. If it is ours, it takes its place, and then what is too many goes."""
+        path, asked = Path(checkpoint_path), self._asked
+        self._written.add(path.name)
+        self._saved_at = step
+        if asked is None or asked.step != step or not _is_named(path.name, asked.name):
+            return
+        self._asked, self._directory = None, path.parent
+        self.kept.append(Kept(path.name, step, asked.score))
+        self._point_links(path.parent)  # before anything is deleted: they never lead nowhere
+        self._tell(trainer, self.kept[-1])
+        self._delete_surplus(trainer, path.parent)
+
+    def _tell(self, trainer: Any, new: Kept) -> None:
+        """Say in the record which one is the best, when that is another one now."""
+        if self.monitor is not None and self._best == new:
+            note(trainer, "best_checkpoint", by=self._own_name, path=new.name, monitor=self.monitor, value=new.score)
+
+    def _point_links(self, directory: Path) -> None:
+        """``best`` and ``last``; a second checkpoint hook's have its name behind them."""
+        own = self._own_name or self.name
+        suffix = "" if own == self.name else "-" + re.sub("[^A-Za-z0-9_=-]", "_", own)
+        best = self._best if self.monitor is not None else None
+        for link, target in (("best", best), ("last", self.kept[-1] if self.save_last else None)):
+            try:
+                if target is not None:
+                    point_to(directory / f"{link}{suffix}", target.name)
+            except OSError as error:  # a file system without links; the checkpoint itself is safe
+                logger.warning("hook %r: cannot make the link %r: %s", own, link, error)
+
+    def _delete_surplus(self, trainer: Any, directory: Path) -> None:
+        needed = {name for other in _others(trainer, self) for name in other.wanted}
+        doomed = [one.name for one in self._surplus if one.name not in needed]
+        try:
+            gone = delete_checkpoints(directory, doomed, self._written)
+        except OSError as error:  # they are tried again after the next save
+            logger.warning("hook %r: a checkpoint cannot be deleted: %s", self._own_name, error)
+            return
+        self.kept = [one for one in self.kept if one.name not in gone]
+
+    @property
+    def _surplus(self) -> list[Kept]:
+        return surplus(self.kept, self.save_top_k, self.mode, self.save_last)
+
+    @property
+    def wanted(self) -> set[str]:
+        """The names of those that this hook wants to keep."""
+        return {one.name for one in self.kept} - {one.name for one in self._surplus}
+
+    @property
+    def _best(self) -> Kept | None:
+        return next(iter(best_first(self.kept, self.mode)), None) if self.save_top_k else None
+
+    @property
+    def best_path(self) -> Path | None:
+        """The best checkpoint so far: by the metric, or the newest where none is monitored."""
+        best, directory = self._best, self._directory
+        return None if best is None or directory is None else directory / best.name
+
+    @property
+    def best_score(self) -> float | None:
+        """The monitored metric's value there."""
+        best = self._best
+        return None if best is None or self.monitor is None else best.score
+
+    # ---- over a resume ---------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is on disk, and the checkpoint that is being written right now: this state is part of it."""
+        asked = None if self._asked is None else asdict(self._asked)
+        return {"kept": [asdict(one) for one in self.kept], "asked": asked, "seen": self._seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what was on disk; `on_checkpoint_load` looks what of it is still there."""
+        self.kept, self._seen = [Kept(**one) for one in state["kept"]], state["seen"]
+        self._asked = None if state["asked"] is None else Asked(**state["asked"])
+
+    def on_checkpoint_load(self, checkpoint_path: str, path: str) -> None:
+        """The loaded checkpoint joins those that it knew of; what this run does not have is forgotten, not deleted."""
+        directory, loaded, asked = Path(path), Path(checkpoint_path).resolve().name, self._asked
+        if asked is not None:
+            name = loaded if _is_named(loaded, asked.name) else asked.name
+            self.kept.append(Kept(name, asked.step, asked.score))
+        self.kept = [one for one in self.kept if one.name and (directory / one.name).is_dir()]
+        self._asked, self._directory = None, directory
+
+
+ModelCheckpoint = CheckpointHook
+
+
+def _top_k(value: Any) -> int:
+    return ALL if value == ALL and not isinstance(value, bool) else whole_number(value, "save_top_k", 0)
+
+
+def _is_named(name: str, asked: str) -> bool:
+    """Whether a checkpoint has the name asked for; one that was taken got a number behind it."""
+    return bool(asked) and re.fullmatch(f"{re.escape(asked)}(-[0-9]+)?", name) is not None
+
+
+def _both_spellings(metrics: Mapping[str, float]) -> dict[str, float]:
+    aliases = {f"eval/{key.removeprefix('val/')}": value for key, value in metrics.items() if key.startswith("val/")}
+    return {**aliases, **metrics}
+
+
+def _others(trainer: Any, hook: CheckpointHook) -> list[CheckpointHook]:
+    """The run's other checkpoint hooks: what they keep is not ours to delete."""
+    hooks = [entry.hook for entry in trainer.hooks.entries()]
+    return [one for one in hooks if isinstance(one, CheckpointHook) and one is not hook]

@@ -1,0 +1,150 @@
+"""Hooks that wait for a metric: they look at it when it has been measured, and never at an old value.
+
+There are three occasions: a step, a validation and the end of an epoch. Each comes with what was measured at that very
+step. A validation's metrics are still new at the end of the epoch that it was made in, if no step came in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hookline.errors import MetricMissing, nearest
+from hookline.events.policy import logger
+from hookline.events.schedule import Schedule
+from hookline.registry.base import TrainingHook
+
+MODES = ("min", "max")
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """A moment at which there are new metrics."""
+
+    what: str  # 'step', 'validation' or 'epoch'
+    step: int
+    epoch: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    validated: bool = False  # whether a validation's are among them
+
+    def __str__(self) -> str:
+        moment = {"step": "at", "validation": "after the validation at", "epoch": "at the end of the epoch,"}[self.what]
+        return f"{moment} step {self.step}"
+
+
+class MetricHook(TrainingHook):
+    """What checkpoints and early stopping share: `look` is called at the occasions that `look_at` chose."""
+
+    monitor: str | None = None
+
+    _validation = Occasion("validation", -1, -1)
+    _batch: tuple[int, Mapping[str, float]] = (-1, {})
+    _looks_at_validation = _looks_at_epochs = _told_missing = False
+    _seen = False  # whether the monitored metric was there once
+    _own_name: str | None = None
+
+    def look_at(self, *, steps: Schedule | None, validation: bool, epochs: bool) -> None:
+        """Choose the occasions, in the constructor: steps that are not looked at are not heard, and cost nothing."""
+        self._looks_at_validation, self._looks_at_epochs = validation, epochs
+        if steps is None:
+            self.on_step_end = self.on_train_batch_end = None  # type: ignore[assignment]
+        else:
+            self.schedule = steps
+
+    def look(self, trainer: Any, occasion: Occasion) -> None:
+        """Do what there is to do at an occasion."""
+        raise NotImplementedError
+
+    # ---- the occasions ---------------------------------------------------------------------------------------------
+
+    def setup(self, name: str) -> None:
+        """Take the name that errors and messages shall use."""
+        self._own_name = name
+
+    def on_train_batch_end(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Keep what step_fn and other hooks measured, for the end of the step; heard on the hook's schedule only."""
+        found = numbers(metrics)
+        self._batch = step, {**{f"train/{key}": value for key, value in found.items()}, **found}
+
+    def on_step_end(self, trainer: Any, step: int, epoch: int, loss: float) -> None:
+        """A step to look at."""
+        of_step, batch = self._batch
+        metrics = {**(batch if of_step == step else {}), "loss": loss, "train/loss": loss}
+        self.look(trainer, Occasion("step", step, epoch, metrics))
+
+    def on_validation_end(self, trainer: Any, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """Keep the metrics for the end of the epoch, and look at them if that is asked for.
+
+        A validation that somebody makes before or after the run decides nothing.
+        """
+        if not getattr(trainer, "running", True):
+            return
+        self._validation = Occasion("validation", step, epoch, numbers(metrics), validated=True)
+        self._seen = self._seen or self.key in self._validation.metrics
+        if self._looks_at_validation:
+            self.look(trainer, self._validation)
+
+    def on_epoch_end(self, trainer: Any, step: int, epoch: int, state: Mapping[str, Any]) -> None:
+        """Look if that is asked for; else see whether there will ever be something to look at."""
+        if self._looks_at_epochs:
+            latest, mean = state.get("latest_loss"), state.get("avg_loss")
+            metrics = numbers({"loss": latest, "train/loss": latest, "train/epoch_loss": mean})
+            validated = self._validation.step == step
+            found = {**metrics, **self._validation.metrics} if validated else metrics
+            self.look(trainer, Occasion("epoch", step, epoch, found, validated))
+        elif self._looks_at_validation and self._validation.step < 0 and not getattr(trainer, "val_loaders", True):
+            self._miss(f"{self._own_name or self.name} waits for a validation, and there are no val_loaders")
+
+    # ---- the metric ------------------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> str:
+        """The monitored metric under the name that `metrics` has for it: ``eval/…`` is ``val/…``."""
+        monitor = self.monitor or ""
+        return f"val/{monitor.removeprefix('eval/')}" if monitor.startswith("eval/") else monitor
+
+    def value(self, occasion: Occasion) -> float | None:
+        """The monitored metric's new value; None where none was to be expected, or none is there and it is forgiven."""
+        if self.key in occasion.metrics:
+            self._seen = True
+            return occasion.metrics[self.key]
+        comes_with_validation = self.key.startswith("val/") or self._seen
+        if not comes_with_validation or occasion.validated:
+            self._miss(f"there is no metric {self.monitor!r} {occasion}; {nearest(self.key, occasion.metrics)}")
+        return None
+
+    @property
+    def forgives(self) -> bool:
+        """Whether a metric that should be there and is not is warned of, once. Else it ends the run, in any case."""
+        return False
+
+    def _miss(self, problem: str) -> None:
+        if not self.forgives:
+            raise MetricMissing(problem)
+        if not self._told_missing:
+            self._told_missing = True
+            logger.warning("hook %r: %s", self._own_name or self.name, problem)
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Those metrics that are one number each, as floats."""
+    found = {}
+    for key, value in metrics.items():
+        if not isinstance(value, str):
+            try:
+                found[key] = float(value)
+            except (TypeError, ValueError, RuntimeError):  # hooks may pass each other anything
+                continue
+    return found
+
+
+def better(mode: str, value: float, other: float) -> bool:
+    """Whether a value is strictly better than another."""
+    return value < other if mode == "min" else value > other
+
+
+def note(trainer: Any, kind: str, **fields: Any) -> None:
+    """Write a decision into the run's record, where the run keeps one."""
+    if callable(write := getattr(trainer, "note", None)):
+        write(kind, **fields)

@@ -1,0 +1,145 @@
+"""How fast a run is, and what it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from hookline.activations.moment import tensors_in
+from hookline.hooks.parameters import number_or_none, whole_number
+from hookline.registry.base import TrainingHook
+
+MEGABYTE = 2**20
+
+
+@dataclass
+class Window:
+    """What happened since the last report."""
+
+    began: float
+    step: int  # the last one before it
+    tokens: int  # seen up to its first batch, which is counted here as the next window's first is there
+    left_out: float = 0.0  # seconds of validations, checkpoints and the turn of an epoch
+    samples: int = 0
+    steps_heard: int = 0
+    waited: float = 0.0
+    waits: int = 0
+
+
+class ThroughputMonitor(TrainingHook):
+    """Records samples and tokens a second, seconds a step, the wait for data, and the device's memory and utilisation.
+
+    Every `log_every_n_steps` it reports the mean since the last report, as ``throughput/…``; validations, checkpoints
+    and the turns of epochs are left out. Nothing waits for the device: a full queue makes the host wait as well, so the
+    figures of a window are right, not those of one step. With `flops_per_token` or `flops_per_sample` (forward and
+    backward) it adds ``tflops``, and with the device's `peak_flops` the share of it that is used, ``mfu``. Utilisation
+    needs the package pynvml. On a schedule of its own (``every: 10``) what is counted by batch is an estimate.
+    """
+
+    built_in = True
+    name = "throughput"
+
+    def __init__(
+        self,
+        log_every_n_steps: int = 10,
+        flops_per_token: float | None = None,
+        flops_per_sample: float | None = None,
+        peak_flops: float | None = None,
+    ) -> None:
+        self.log_every_n_steps = whole_number(log_every_n_steps, "log_every_n_steps")
+        self.flops_per_token = number_or_none(flops_per_token, "flops_per_token", 0)
+        self.flops_per_sample = number_or_none(flops_per_sample, "flops_per_sample", 0)
+        self.peak_flops = number_or_none(peak_flops, "peak_flops", 1)
+        self._window: Window | None = None
+        self._ended = 0.0  # when the last micro-batch did; 0.0 when something else came after it
+        self._heard = -1  # the step of the last micro-batch heard
+        self._knows_utilisation = True
+
+    # ---- counting --------------------------------------------------------------------------------------------------
+
+    def on_train_batch_start(self, trainer: Any, batch: Any, step: int, tokens_seen: int) -> None:
+        """The batch is there: the wait for it is over, and the steps before it can be reported."""
+        now, window = perf_counter(), self._window
+        if window is None:
+            window = self._window = Window(now, step - 1, tokens_seen)
+        elif step - 1 - window.step >= self.log_every_n_steps:
+            self._report(trainer, window, step - 1, tokens_seen, now)
+            window = self._window = Window(now, step - 1, tokens_seen)
+        if self._ended and step - self._heard <= 1:  # on a schedule, the micro-batch before may not have been heard
+            window.waited += now - self._ended
+            window.waits += 1
+        window.samples += _samples(batch)
+        window.steps_heard += step != self._heard
+        self._heard = step
+
+    def on_train_batch_end(self) -> None:
+        self._ended = perf_counter()
+
+    def on_validation_end(self) -> None:
+        self._leave_out()
+
+    def on_checkpoint_save(self) -> None:
+        self._leave_out()
+
+    def on_epoch_start(self) -> None:
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        """What came after the last micro-batch was neither training nor waiting for data."""
+        if self._window is not None and self._ended:
+            self._window.left_out += perf_counter() - self._ended
+        self._ended = 0.0
+
+    def close(self) -> None:
+        self._window, self._ended = None, 0.0
+
+    # ---- reporting -------------------------------------------------------------------------------------------------
+
+    def _report(self, trainer: Any, window: Window, step: int, tokens: int, now: float) -> None:
+        seconds = max(now - window.began - window.left_out, 1e-9)
+        steps = step - window.step
+        samples = window.samples * steps / max(window.steps_heard, 1)
+        rates = {
+            "steps_per_s": steps / seconds,
+            "samples_per_s": samples / seconds,
+            "tokens_per_s": (tokens - window.tokens) / seconds,
+        }
+        step_seconds = seconds / steps
+        values = {"step_seconds": step_seconds, **rates, **self._waits(window, step_seconds), **self._flops(rates)}
+        for name, value in (*values.items(), *self._device(trainer.device)):
+            trainer.log(f"throughput/{name}", value, step)
+
+    def _waits(self, window: Window, step_seconds: float) -> dict[str, float]:
+        if not window.waits:
+            return {}
+        wait = window.waited / window.steps_heard  # per step, which may have several micro-batches
+        return {"data_wait_seconds": wait, "data_wait_share": min(wait / step_seconds, 1.0)}
+
+    def _flops(self, rates: Mapping[str, float]) -> dict[str, float]:
+        given = (self.flops_per_token, "tokens_per_s"), (self.flops_per_sample, "samples_per_s")
+        flops = sum(each * rates[per] for each, per in given if each is not None)
+        if not flops:
+            return {}
+        mfu = {} if self.peak_flops is None else {"mfu": flops / self.peak_flops}
+        return {"tflops": flops / 1e12, **mfu}
+
+    def _device(self, device: torch.device) -> Iterator[tuple[str, float]]:
+        if device.type != "cuda":
+            return
+        yield "device_memory_mb", torch.cuda.memory_allocated(device) / MEGABYTE
+        yield "device_memory_peak_mb", torch.cuda.max_memory_allocated(device) / MEGABYTE
+        if self._knows_utilisation:
+            try:
+                yield "device_utilisation", torch.cuda.utilization(device) / 100
+            except Exception:  # no pynvml, or a driver that does not tell: not asked again
+                self._knows_utilisation = False
+
+
+def _samples(batch: Any) -> int:
+    """The first dimension of the first tensor."""
+    tensor = next(iter(tensors_in(batch)), None)
+    return int(tensor.shape[0]) if tensor is not None and tensor.dim() else 1

@@ -1,0 +1,144 @@
+"""The schema accepts the configs that load, and refuses what an editor should underline."""
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hookline.cli import main
+from hookline.cli.schema import OPTIONS_OF_HOOKS, config_schema
+from hookline.config.schemas import HooksConfig, RunConfig
+from hookline.config.yaml_text import read_yaml
+from hookline.registry.loading import OPTIONS
+from hookline.registry.names import HOOKS
+
+LEAST: dict[str, Any] = {"model": "char_gpt", "data": "stdlib_text", "optimizer": {"name": "sgd", "lr": 0.1}}
+TYPES = {
+    "object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": (int, float),
+    "null": type(None),
+}  # fmt: skip
+
+
+def is_type(value: Any, name: str) -> bool:
+    """Whether a value has a JSON type; True is no number there."""
+    kinds = TYPES[name]
+    return isinstance(value, kinds) and not (isinstance(value, bool) and name != "boolean")  # type: ignore[arg-type]
+
+
+def fits(value: Any, schema: Any, root: dict[str, Any]) -> bool:
+    """As much of JSON Schema as ours uses."""
+    if "$ref" in schema:
+        return fits(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root)
+    names = schema.get("type", [])
+    checks = [
+        not names or any(is_type(value, name) for name in ([names] if isinstance(names, str) else names)),
+        "enum" not in schema or value in schema["enum"],
+        "const" not in schema or value == schema["const"],
+        "anyOf" not in schema or any(fits(value, one, root) for one in schema["anyOf"]),
+        "pattern" not in schema or (isinstance(value, str) and re.search(schema["pattern"], value) is not None),
+        "items" not in schema or not isinstance(value, list) or all(fits(one, schema["items"], root) for one in value),
+        not isinstance(value, dict) or mapping_fits(value, schema, root),
+    ]
+    return all(checks)
+
+
+def mapping_fits(value: dict[str, Any], schema: dict[str, Any], root: dict[str, Any]) -> bool:
+    properties, more = schema.get("properties", {}), schema.get("additionalProperties", True)
+    known = all(fits(value[key], properties[key], root) for key in value if key in properties)
+    unknown = [value[key] for key in value if key not in properties]
+    spare = not unknown if more is False else more is True or all(fits(one, more, root) for one in unknown)
+    return known and spare and all(key in value for key in schema.get("required", ()))
+
+
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    return config_schema()
+
+
+def test_it_is_printed_and_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """Printed as JSON, or written to a file whose name is printed; a file that cannot be written is one line."""
+    assert main(["schema"]) == 0
+    printed = capsys.readouterr().out
+    assert json.loads(printed)["$schema"].startswith("https://json-schema.org/")
+    assert main(["schema", "--output", "schema.json"]) == 0
+    assert Path("schema.json").read_text(encoding="utf-8") == printed
+    assert main(["schema", "--output", "no/such/schema.json"]) == 2
+    assert "cannot write no/such/schema.json" in capsys.readouterr().err
+
+
+def test_the_default_job_fits(schema: dict[str, Any]) -> None:
+    """The config that we ship is accepted as it is."""
+    text = (files("hookline.jobs") / "default.yaml").read_text(encoding="utf-8")
+    assert fits(read_yaml(text, "default.yaml"), schema, schema)
+
+
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        {"lifecycle": ["console_log", {"name": "early_stopping", "as": "patient", "patience": 5, "every": "2 epochs"}]},
+        {"lifecycle": [{"name": "checkpoint", "save_top_k": 3, "monitor": "val/loss", "save_every_n_epochs": None}]},
+        {"update": [{"name": "clip_norm", "max_norm": "${env:NORM}"}], "forward": None},
+        {"lifecycle": ["mypackage.hooks.Mine", {"name": "mypackage.hooks.Mine", "anything": 3}]},
+        {"enable_early_stopping_hook": True, "early_stopping_config": {"patience": 3, "on_error": "raise"}},
+        {"hook_classes": ["mypackage.hooks.Mine"], "hook_configs": {"Mine": {"threshold": 5.0}}},
+    ],
+    ids=str,
+)
+def test_right_hooks_fit(hooks: dict[str, Any], schema: dict[str, Any]) -> None:
+    """Names, parameters, the registry's own keys, references and class paths."""
+    assert fits({**LEAST, "hooks": hooks}, schema, schema)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hooks": {"lifecycle": ["consol_log"]}},
+        {"hooks": {"lifecycle": [{"name": "early_stopping", "patients": 5}]}},
+        {"hooks": {"lifecycle": [{"name": "early_stopping", "patience": "five"}]}},
+        {"hooks": {"lifecycle": [{"name": "early_stopping", "mode": "lowest"}]}},
+        {"hooks": {"lifecycle": [{"name": "early_stopping", "on_error": "explode"}]}},
+        {"hooks": {"update": [{"name": "clip_norm"}]}},
+        {"hooks": {"model_checkpoint_config": {"save_topk": 3}}},
+        {"hooks": {"enable_lr_monitor": "yes"}},
+        {"trainer": {"max_stesp": 3}},
+        {"trainer": {"precision": "fp8"}},
+        {"model": "no_such_model"},
+        {"model": {"width": 3}},
+        {"modell": "char_gpt"},
+    ],
+    ids=str,
+)
+def test_wrong_configs_do_not(change: dict[str, Any], schema: dict[str, Any]) -> None:
+    """What loading refuses is underlined before."""
+    assert fits(LEAST, schema, schema)
+    assert not fits({**LEAST, **change}, schema, schema)
+
+
+def test_nothing_is_left_out(schema: dict[str, Any]) -> None:
+    """Every key of a config, every option with its help text, every hook, and the registry's keys."""
+    assert set(schema["properties"]) == set(RunConfig.model_fields)
+    assert set(schema["$defs"]["HooksConfig"]["properties"]) == set(HooksConfig.model_fields)
+    assert all("description" in one for one in schema["$defs"]["TrainerOptions"]["properties"].values())
+    entries = [one for one in schema["$defs"]["Hook"]["anyOf"] if "const" in one.get("properties", {}).get("name", {})]
+    assert [one["properties"]["name"]["const"] for one in entries] == HOOKS.names()
+    assert all(one["description"] for one in entries)
+    assert sorted(OPTIONS_OF_HOOKS) == sorted(OPTIONS)
+
+
+def test_hooks_of_one_s_own_are_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a module registers is known with its parameters; one that cannot be imported hides nobody."""
+    monkeypatch.setattr(HOOKS, "_added", dict(HOOKS._added))
+    monkeypatch.setattr(HOOKS, "_table", {**HOOKS.built_in, "broken": "hookline.no_such_module:Hook"})
+
+    @HOOKS.add("shout")
+    def shout(word: str, times: int = 2, **more: Any) -> object:
+        """Says a word."""
+        return object()
+
+    schema = config_schema()
+    assert fits({**LEAST, "hooks": {"lifecycle": [{"name": "shout", "word": "hey", "other": 1}]}}, schema, schema)
+    assert not fits({**LEAST, "hooks": {"lifecycle": [{"name": "shout", "times": 1}]}}, schema, schema)
+    assert fits({**LEAST, "hooks": {"lifecycle": ["broken", "console_log"]}}, schema, schema)

@@ -1,0 +1,346 @@
+"""Early stopping stops when it should, says why, and goes on waiting over a resume."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from hookline import EarlyStopping, GenericTrainer, HooklineError, HooksConfig, Trainer
+from hookline.errors import ConfigError, MetricMissing
+from hookline.record.memory_record import MemoryRecord
+
+NAN = math.nan
+
+
+class Scripted(nn.Module):
+    """A model whose validation losses are written down beforehand; its weight says how many there have been."""
+
+    def __init__(self, losses: Sequence[float]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.losses = list(losses)
+        self.used = 0
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            return self.weight * 0 + batch.mean() - self.weight
+        self.used += 1
+        return torch.tensor(self.losses[self.used - 1])
+
+
+def run(losses: Sequence[float], config: dict[str, Any], **options: Any) -> Trainer:
+    """One validation an epoch, with these losses; two steps an epoch, each of which adds 1 to the weight."""
+    model = Scripted(losses)
+    hooks = HooksConfig(enable_early_stopping_hook=True, early_stopping_config=config)
+    options = {"record": False, "console": False, "sanity_batches": 0, "max_epochs": len(losses), **options}
+    trainer = GenericTrainer(hooks, model, torch.optim.SGD(model.parameters(), lr=1.0), device="cpu", **options)
+    trainer.fit([torch.ones(2), torch.ones(2)], [torch.ones(1)])
+    return trainer
+
+
+def ending(trainer: Trainer) -> tuple[int, str, str | None]:
+    """Validations made, outcome and reason."""
+    assert isinstance(trainer.record, MemoryRecord)
+    return trainer.step // 2, trainer.record.run["outcome"], trainer.record.run["reason"]
+
+
+@pytest.mark.req("002-27", "002-28", "002-29", "002-30")
+def test_it_stops_when_the_metric_stops_improving() -> None:
+    """After `patience` checks without improvement the run ends, and the record has the sentence."""
+    config = {
+        "monitor": "val/loss",
+        "patience": 3,
+        "mode": "min",
+        "min_delta": 0.0001,
+        "check_on_train_epoch_end": False,
+        "strict": True,
+        "verbose": True,
+    }
+    trainer = run([3, 1.234, 2, 1.5, 1.3, 1.0], config)
+    reason = "stopped by early_stopping: val/loss has not improved on 1.234 for 3 checks"
+    assert ending(trainer) == (5, "stopped", reason)
+    assert trainer.refresh_state()["status"] == "completed"
+
+
+@pytest.mark.req("002-30")
+def test_max_looks_for_the_highest() -> None:
+    """With mode max a falling metric is no improvement."""
+    trainer = run([1, 2, 1.9, 1.8, 3], {"mode": "max", "patience": 2})
+    assert ending(trainer)[0] == 4
+
+
+@pytest.mark.req("002-31")
+@pytest.mark.parametrize(
+    ("options", "stops_after"),
+    [
+        ({"min_delta": 0.0}, 5),
+        ({"min_delta": 0.5}, 3),
+        ({"min_delta": 0.05, "min_delta_mode": "rel"}, 3),
+        ({"min_delta": 0.0005, "min_delta_mode": "rel"}, 5),
+    ],
+    ids=str,
+)
+def test_an_improvement_is_more_than_min_delta(options: dict[str, Any], stops_after: int) -> None:
+    """min_delta is a difference, or a share of the best value so far."""
+    trainer = run([10.0, 9.8, 9.7, 9.6, 9.5], {"patience": 2, **options})
+    assert ending(trainer)[0] == stops_after
+
+
+@pytest.mark.req("002-32")
+def test_it_checks_at_the_end_of_epochs_too() -> None:
+    """With check_on_train_epoch_end the training loss of the epoch can be monitored; no validation is needed."""
+    trainer = GenericTrainer(
+        HooksConfig(
+            enable_early_stopping_hook=True,
+            early_stopping_config={
+                "monitor": "train/epoch_loss", "patience": 2, "mode": "max", "check_on_train_epoch_end": True
+            },
+        ),
+        model := Scripted([]),
+        torch.optim.SGD(model.parameters(), lr=1.0),
+        device="cpu",
+        record=False,
+        console=False,
+    )  # fmt: skip
+    trainer.fit([torch.ones(2), torch.ones(2)], max_epochs=9)
+    assert ending(trainer)[2] == "stopped by early_stopping: train/epoch_loss has not improved on 0.5 for 2 checks"
+
+
+def test_a_validation_s_metric_is_new_at_the_end_of_its_epoch_only() -> None:
+    """Validated every second epoch and checked every epoch, three equal values are three checks and not six."""
+    config = {"patience": 2, "check_on_train_epoch_end": True}
+    trainer = run([1, 1, 1, 1], config, validate_every="2 epochs", max_epochs=8)
+    assert ending(trainer)[0] == 6
+
+
+def test_steps_can_be_checked() -> None:
+    """A metric of training is checked every so many steps, also one that step_fn returns beside the loss."""
+    for monitor in ("train/loss", "loss", "train/error", "error"):
+        model = Scripted([])
+
+        def step(model: Any, batch: Any) -> dict[str, torch.Tensor]:
+            return {"loss": model(batch), "error": torch.tensor(4.0)}
+
+        hook = EarlyStopping(monitor, patience=3, mode="max", check_every_n_steps=2)
+        options: dict[str, Any] = {"device": "cpu", "record": False, "console": False, "step_fn": step}
+        trainer = GenericTrainer(None, model, torch.optim.SGD(model.parameters(), 1.0), **options)
+        trainer.add_hook(hook)
+        trainer.fit([torch.ones(2)] * 20, max_epochs=1)
+        assert (trainer.step, hook.best_step) == (8, 2), monitor
+
+
+@pytest.mark.parametrize(
+    ("config", "losses", "stops_after", "words"),
+    [
+        ({"target": 0.5}, [2, 1, 0.5, 0.4], 3, "val/loss 0.5 has reached its target 0.5"),
+        ({"divergence_threshold": 5}, [2, 5, 6, 1], 3, "val/loss 6 is worse than 5, its divergence threshold"),
+        ({}, [2, NAN, 1], 2, "val/loss is nan"),
+        ({"on_non_finite": "count", "patience": 2}, [2, NAN, math.inf, 1], 3, "has not improved on 2 for 2 checks"),
+        ({"on_non_finite": "count", "patience": 1}, [NAN, 1], 1, "has not improved for 1 check"),
+        ({"on_non_finite": "ignore", "patience": 2}, [2, NAN, 3, NAN, 3, 1], 5, "has not improved on 2 for 2 checks"),
+        ({"warmup": "2 epochs", "patience": 1}, [1, 9, 5, 6], 4, "has not improved on 5 for 1 check"),
+        ({"warmup": 4, "patience": 1}, [1, 9, 5, 6], 4, "has not improved on 5 for 1 check"),
+        ({"monitor": "eval/loss", "patience": 1}, [1, 2, 0], 2, "eval/loss has not improved on 1 for 1 check"),
+    ],
+    ids=str,
+)
+def test_what_else_ends_a_run(config: dict[str, Any], losses: list[float], stops_after: int, words: str) -> None:
+    """A target, a threshold, NaN by rule, and nothing at all while the run warms up."""
+    made, outcome, reason = ending(run(losses, config))
+    assert (made, outcome) == (stops_after, "stopped") and reason is not None and words in reason
+
+
+def oracle(values: Sequence[float | None], config: dict[str, Any]) -> int | None:
+    """After which check, counted from 0, early stopping has to stop; written without looking at the hook."""
+    sign = 1 if config["mode"] == "min" else -1
+    seen: list[float] = []  # what has been the best, each time
+    bad = 0
+    for index, value in enumerate(values):
+        if value is None or index < config["warmup"]:
+            continue
+        finite = math.isfinite(value)
+        if not finite and config["on_non_finite"] == "ignore":
+            continue
+        if not finite and config["on_non_finite"] == "stop":
+            return index
+        if finite and config["target"] is not None and sign * value <= sign * config["target"]:
+            return index
+        limit = config["divergence_threshold"]
+        if finite and limit is not None and sign * value > sign * limit:
+            return index
+        needed = config["min_delta"] * (abs(seen[-1]) if seen and config["min_delta_mode"] == "rel" else 1)
+        if finite and (not seen or sign * seen[-1] - sign * value > needed):
+            seen.append(value)
+            bad = 0
+        else:
+            bad += 1
+            if bad >= config["patience"]:
+                return index
+    return None
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    values=st.lists(
+        st.one_of(st.none(), st.integers(-8, 8).map(lambda n: n / 4), st.sampled_from([NAN, math.inf, -math.inf])),
+        max_size=25,
+    ),
+    config=st.fixed_dictionaries(
+        {
+            "patience": st.integers(1, 4),
+            "mode": st.sampled_from(["min", "max"]),
+            "min_delta": st.sampled_from([0.0, 0.25, 1.0]),
+            "min_delta_mode": st.sampled_from(["abs", "rel"]),
+            "warmup": st.integers(0, 4),
+            "target": st.sampled_from([None, -1.5, 0.0, 1.5]),
+            "divergence_threshold": st.sampled_from([None, -1.5, 0.0, 1.5]),
+            "on_non_finite": st.sampled_from(["stop", "count", "ignore"]),
+        }
+    ),
+)
+def test_it_equals_an_oracle_over_random_sequences(values: list[float | None], config: dict[str, Any]) -> None:
+    """With every option, it asks for a stop at the check where a plain reading of the rules does."""
+    hook = EarlyStopping(strict=False, **{**config, "warmup": config["warmup"]})
+    stopped = None
+    for index, value in enumerate(values):
+        trainer = Mock()
+        metrics = {} if value is None else {"val/loss": value}
+        hook.on_validation_end(trainer=trainer, step=index + 1, epoch=index, metrics=metrics)
+        if trainer.request_stop.called:
+            stopped = index
+            break
+    assert stopped == oracle(values, config)
+
+
+@pytest.mark.req("002-33")
+def test_strict_gets_through_an_isolating_policy() -> None:
+    """A missing metric ends the run though the hook's failures are only warned of; those that are there are named."""
+    sentence = r"no metric 'val/los'.*did you mean 'val/loss'\? Valid: val/loss"
+    with pytest.raises(MetricMissing, match=sentence) as caught:
+        run([1, 2], {"monitor": "val/los", "on_error": "warn"})
+    assert "raised by hook 'early_stopping' in on_validation_end, step 2" in caught.value.__notes__
+
+
+@pytest.mark.req("002-33")
+def test_without_strict_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """With strict off the run goes on, and the log names what is missing and what there is, once."""
+    trainer = run([1, 2, 3], {"monitor": "val/los", "strict": False})
+    assert ending(trainer)[:2] == (3, "completed")
+    assert [record.message for record in caplog.records] == [
+        "hook 'early_stopping': there is no metric 'val/los' after the validation at step 2; "
+        "did you mean 'val/loss'? Valid: val/loss"
+    ]
+
+
+def test_a_run_without_validation_is_told_after_the_first_epoch() -> None:
+    """Whoever waits for a validation that cannot come would wait for ever."""
+    trainer = GenericTrainer(
+        HooksConfig(enable_early_stopping_hook=True), model := Scripted([]),
+        torch.optim.SGD(model.parameters(), lr=1.0), device="cpu", record=False, console=False,
+    )  # fmt: skip
+    with pytest.raises(MetricMissing, match="there are no val_loaders"):
+        trainer.fit([torch.ones(2)], max_epochs=3)
+    assert trainer.epoch == 0
+
+
+@pytest.mark.req("002-34")
+def test_verbose_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """Improvements, waiting and the end are told in a line each; without verbose, nothing."""
+    run([2, 1, 3, 4], {"patience": 2, "verbose": True})
+    assert capsys.readouterr().out.splitlines() == [
+        "early_stopping: val/loss improved to 2",
+        "early_stopping: val/loss improved to 1 on 2",
+        "early_stopping: val/loss has not improved on 1 for 1 check of 2",
+        "early_stopping: stopping: val/loss has not improved on 1 for 2 checks",
+    ]
+    run([2, 3], {"patience": 1})
+    assert capsys.readouterr().out == ""
+
+
+def test_the_best_weights_come_back() -> None:
+    """Stopped or not, the model ends with the weights of its best validation, and the record says so."""
+    for losses in ([3, 1, 2, 2], [3, 1, 2]):
+        trainer = run(losses, {"patience": 2, "restore_best_weights": True})
+        assert trainer.model.weight.item() == 4.0 < trainer.step  # type: ignore[union-attr, operator]
+        assert isinstance(trainer.record, MemoryRecord)
+        event = next(one for one in trainer.record.events if one["kind"] == "best_weights_restored")
+        assert (event["by"], event["saved_at"], event["value"]) == ("early_stopping", 4, 1.0)
+        assert trainer.hooks.entry("early_stopping").intervenes
+
+
+def test_a_failed_run_keeps_its_weights() -> None:
+    """After an exception the weights are those that failed, to be looked at."""
+    with pytest.raises(IndexError):
+        run([3, 1], {"restore_best_weights": True}, max_epochs=3)
+    model = Scripted([2, 3])
+    trainer = GenericTrainer(
+        None, model, torch.optim.SGD(model.parameters(), lr=1.0), device="cpu", record=False, console=False,
+        sanity_batches=0,
+    )  # fmt: skip
+    trainer.add_hook(EarlyStopping(restore_best_weights=True))
+    with pytest.raises(IndexError):
+        trainer.fit([torch.ones(2), torch.ones(2)], [torch.ones(1)], max_epochs=3)
+    assert model.weight.item() == 6.0
+
+
+def test_it_goes_on_waiting_over_a_resume(tmp_path: Path) -> None:
+    """Cut off in mid-wait and resumed, it stops where the unbroken run stops, with the same best weights."""
+    losses, config = [3, 1, 2, 2, 2, 2], {"patience": 4, "restore_best_weights": True}
+
+    def trained(epochs: int, resume: Path | None = None) -> Trainer:
+        model = Scripted(losses[3:] if resume else losses)
+        hooks = HooksConfig(lifecycle=["checkpoint", {"name": "early_stopping", **config}])
+        options: dict[str, Any] = {"console": False, "sanity_batches": 0, "output_dir": str(tmp_path)}
+        trainer = GenericTrainer(hooks, model, torch.optim.SGD(model.parameters(), lr=1.0), device="cpu", **options)
+        trainer.fit([torch.ones(2), torch.ones(2)], [torch.ones(1)], max_epochs=epochs, resume=resume)
+        return trainer
+
+    whole, resumed = trained(9), trained(9, resume=trained(3).run_dir)
+    assert (resumed.step, resumed.stop_reason) == (whole.step, whole.stop_reason)
+    assert resumed.stop_reason == "val/loss has not improved on 1 for 4 checks"
+    assert torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"mode": "mni"}, "did you mean 'min'"),
+        ({"patience": -1}, "patience: expected a whole number, at least 0; got -1"),
+        ({"patience": True}, "patience"),
+        ({"min_delta": -0.1}, "min_delta: expected a number, at least 0"),
+        ({"min_delta": NAN}, "min_delta"),
+        ({"min_delta_mode": "relative"}, "did you mean 'rel'"),
+        ({"on_non_finite": "stopp"}, "did you mean 'stop'"),
+        ({"warmup": "3 s"}, "count in steps or epochs"),
+        ({"check_every_n_steps": 5}, "val/loss comes with a validation"),
+        ({"check_every_n_steps": 5, "monitor": "loss", "check_on_train_epoch_end": True}, "is on"),
+    ],
+    ids=str,
+)
+def test_wrong_options_are_refused(parameters: dict[str, Any], words: str) -> None:
+    """At construction, with the parameter and what would be right."""
+    with pytest.raises(ConfigError) as caught:
+        EarlyStopping(**parameters)
+    assert words in str(caught.value)
+
+
+def test_unknown_options_are_refused_with_the_nearest() -> None:
+    """A misspelt key of early_stopping_config is named with its path."""
+    words = r"^hooks\.early_stopping_config: .* no parameter 'patients'; did you mean 'patience'"
+    with pytest.raises(HooklineError, match=words):
+        run([1], {"patients": 3})
+
+
+def test_a_validation_outside_the_run_decides_nothing() -> None:
+    """trainer.validate() before or after the run is no check."""
+    trainer = run([2, 1, 9], {"patience": 1}, max_epochs=2)
+    trainer.validate()
+    hook = trainer.hooks.get("early_stopping")
+    assert (hook.waited, trainer.stop_reason) == (0, None)

@@ -1,0 +1,228 @@
+"""The average is the average; validation sees it, and training never notices."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import EarlyStopping, EMAHook, HooklineError, Trainer, get_trainer
+from hookline.errors import CheckpointError, ConfigError
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def batches(count: int = 6) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(4, 3, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(count)]
+
+
+def make_trainer(*hooks: Any, model: nn.Module | None = None, **options: Any) -> Trainer:
+    model = model or make_model()
+    optimizer = options.pop("optimizer", None) or torch.optim.AdamW(model.parameters(), lr=0.05)
+    options = {
+        "record": False, "console": False, "sanity_batches": 0, "loss_fn": nn.functional.mse_loss,
+        "val_dataloader": batches(2), **options,
+    }  # fmt: skip
+    trainer = get_trainer("simple", model, batches(), optimizer, "cpu", **options)
+    for hook in hooks:
+        trainer.add_hook(hook)
+    return trainer
+
+
+def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("warmup", [True, False])
+def test_it_is_the_average(warmup: bool) -> None:
+    """After every step, decay times the average so far plus the rest of the weights; the first is the weights."""
+    trainer, expected = make_trainer(hook := EMAHook(0.9, warmup)), {}
+
+    @trainer.on("step_end")
+    def follow(step: int, model: nn.Module) -> None:
+        decay = min(0.9, step / (9 + step)) if warmup else 0.9
+        for name, weight in weights_of(model).items():
+            expected[name] = decay * expected.get(name, weight).double() + (1 - decay) * weight.double()
+
+    trainer.train()
+    assert hook.updates == 6 and hook.average.keys() == expected.keys()
+    for name, average in hook.average.items():
+        torch.testing.assert_close(average.double(), expected[name], rtol=1e-6, atol=1e-7)
+
+
+def test_validation_sees_the_average_and_training_does_not() -> None:
+    """Inside a validation the weights are the average; before and after they are training's own, bit for bit."""
+    trainer = make_trainer(hook := EMAHook(0.9), max_epochs=3)
+    seen: list[tuple[str, dict[str, torch.Tensor]]] = []
+    for event in ("step_end", "validation_batch_start", "validation_end", "epoch_end"):
+        trainer.on(event, name=event)(lambda model, event=event: seen.append((event, weights_of(model))))
+    averages: list[dict[str, torch.Tensor]] = []
+    trainer.on("validation_start", name="averages")(
+        lambda: averages.append({name: average.clone() for name, average in hook.average.items()})
+    )
+    trainer.train()
+    steps = [weights for event, weights in seen if event == "step_end"]
+    for epoch in range(3):
+        inside = [weights for event, weights in seen if event.startswith("validation")][3 * epoch : 3 * epoch + 3]
+        assert all(same(weights, averages[epoch]) for weights in inside)
+        after = [weights for event, weights in seen if event == "epoch_end"][epoch]
+        assert same(after, steps[6 * epoch + 5]) and not same(after, averages[epoch])
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_training_is_bit_for_bit_the_same(buffers: bool) -> None:
+    """Weights, buffers and optimizer state end where they end without it, with a validation after every step."""
+    results = []
+    for hooks in ((), (EMAHook(0.9, buffers=buffers),)):
+        trainer = make_trainer(*hooks, max_epochs=2, validate_every=1)
+        trainer.train()
+        state = trainer.optimizers[0].state_dict()["state"]
+        results.append([*trainer.model.state_dict().values(), *(one["exp_avg"] for one in state.values())])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_a_validation_that_fails_is_put_right() -> None:
+    """Whether its failure ends the run or a hook forgives it, the model has its own weights again."""
+    for forgiven in (True, False):
+        trainer = make_trainer(EMAHook(0.5), validate_every=None)
+        kept: list[dict[str, torch.Tensor]] = []
+
+        @trainer.on("step_end", at=3, name="asks", on_error="warn" if forgiven else "raise")
+        def validate(trainer: Trainer, model: nn.Module, kept: Any = kept) -> None:
+            kept.append(weights_of(model))
+            trainer.validate([(torch.ones(4, 7), torch.ones(4, 1))])  # of the wrong shape
+
+        @trainer.on("before_backward", at=4, name="looks")
+        def look(model: nn.Module, kept: Any = kept) -> None:
+            kept.append(weights_of(model))
+
+        if forgiven:
+            trainer.train()
+            assert same(kept[0], kept[1])
+        else:
+            with pytest.raises(RuntimeError):
+                trainer.train()
+            assert same(kept[0], weights_of(trainer.model))
+
+
+def test_validation_in_the_middle_of_a_step() -> None:
+    """Between forward and backward, too: the graph does not notice."""
+    results = []
+    for hooks in ((), (EMAHook(0.9),)):
+        trainer = make_trainer(*hooks, validate_every=None)
+        trainer.on("before_backward", name="asks")(lambda trainer: trainer.validate())
+        trainer.train()
+        results.append(weights_of(trainer.model))
+    assert same(*results)
+
+
+def test_half_precision_is_averaged_in_full() -> None:
+    """bfloat16 weights would swallow steps of a thousandth; their average does not."""
+    model = nn.Linear(2, 1).to(torch.bfloat16)
+    hook = EMAHook(0.999, warmup=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    hook.update(model)
+    with torch.no_grad():
+        model.weight.fill_(2.0)
+    for _ in range(10):
+        hook.update(model)
+    assert hook.average["weight"].dtype is torch.float32
+    assert hook.average["weight"][0, 0].item() == pytest.approx(2 - 0.999**10)
+    with hook.applied(model):
+        assert model.weight.dtype is torch.bfloat16 and 1.0 < model.weight[0, 0].item() < 1.02
+    assert model.weight[0, 0].item() == 2.0
+
+
+def test_another_model_can_be_given_the_average_in_mid_run() -> None:
+    """Copying to another model touches that one, and averaging goes on with the first."""
+    trainer, other = make_trainer(hook := EMAHook(0.9)), make_model()
+    trainer.on("step_end", at=3, name="copies")(lambda: hook.copy_to(other))
+    plain = make_trainer(EMAHook(0.9))
+    trainer.train()
+    plain.train()
+    assert same(weights_of(trainer.model), weights_of(plain.model))
+    assert same(hook.average, plain.hooks.get("ema").average)
+    assert not same(weights_of(other), weights_of(make_model()))
+
+
+def test_a_step_that_was_not_made_does_not_count() -> None:
+    """Skipped steps leave the average alone; of several optimizers, one that stepped is enough, and they count once."""
+    trainer = make_trainer(hook := EMAHook())
+    trainer.on("update", name="guard")(lambda grads, trainer: trainer.skip_step("no") or grads)
+    trainer.train()
+    assert hook.updates == 0 and hook.average == {}
+    model = make_model()
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2])]  # type: ignore[index]
+    trainer = make_trainer(hook := EMAHook(), model=model, optimizer=optimizers)
+    trainer.train()
+    assert hook.updates == 6
+
+
+def test_it_goes_on_over_a_resume(tmp_path: Path) -> None:
+    """Saved and resumed, the average ends where the unbroken run's ends, bit for bit."""
+    whole = make_trainer(EMAHook(0.9), max_epochs=3)
+    whole.train()
+    first = make_trainer(EMAHook(0.9), "checkpoint", max_epochs=1, record=True, output_dir=str(tmp_path))
+    first.train()
+    second = make_trainer(EMAHook(0.9), "checkpoint", record=True, output_dir=str(tmp_path))
+    second.fit(max_epochs=3, resume=first.run_dir)
+    assert second.hooks.get("ema").updates == 18
+    assert same(second.hooks.get("ema").average, whole.hooks.get("ema").average)
+
+
+def test_the_average_is_read_from_a_checkpoint(tmp_path: Path) -> None:
+    """weights_in gives what a model can load; a checkpoint without one says which hooks it knows."""
+    trainer = make_trainer(hook := EMAHook(0.9), "checkpoint", record=True, output_dir=str(tmp_path))
+    trainer.train()
+    path = trainer.checkpoint_dir / "step-00000006"  # type: ignore[operator]
+    model = make_model()
+    model.load_state_dict(EMAHook.weights_in(path), strict=False)
+    assert same(weights_of(model), hook.average)
+    other = make_model()
+    hook.copy_to(other)
+    assert same(weights_of(other), hook.average)
+    with pytest.raises(CheckpointError, match="no averaged weights of a hook 'em'; did you mean 'ema'"):
+        EMAHook.weights_in(path, "em")
+
+
+def test_a_checkpoint_has_the_weights_of_training(tmp_path: Path) -> None:
+    """Also one that is saved because a validation failed, while the model had the average."""
+    trainer = make_trainer(EMAHook(0.5), record=True, output_dir=str(tmp_path), validate_every=3)
+    trainer.add_hook("checkpoint", save_on_exception=True, save_every_n_epochs=None)
+    kept: list[dict[str, torch.Tensor]] = []
+    trainer.on("step_end", name="keep")(lambda model: kept.append(weights_of(model)))
+    trainer.on("validation_batch_start", name="fail", on_error="raise")(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    again = make_trainer(EMAHook(0.5))
+    again.load_checkpoint(tmp_path / str(trainer.run_id))
+    assert same(weights_of(again.model), kept[-1])
+
+
+@pytest.mark.parametrize("ema_first", [True, False])
+def test_early_stopping_keeps_the_weights_that_were_validated(ema_first: bool) -> None:
+    """Its best weights are the average, in whichever order the two were registered."""
+    ema, stop = EMAHook(0.5), EarlyStopping(restore_best_weights=True, mode="max", min_delta=1e9)
+    trainer = make_trainer(*((ema, stop) if ema_first else (stop, ema)), max_epochs=2)
+    kept: list[dict[str, torch.Tensor]] = []
+    trainer.on("validation_end", name="keep")(lambda model: kept.append(weights_of(model)))
+    trainer.train()
+    assert same(weights_of(trainer.model), kept[0])
+
+
+def test_wrong_options_are_refused() -> None:
+    """A decay that is no share."""
+    with pytest.raises(ConfigError, match=r"decay: expected a number, at least 0, at most 1; got 1\.5"):
+        EMAHook(1.5)
+    with pytest.raises(HooklineError, match="has no parameter 'decays'; did you mean 'decay'"):
+        make_trainer().add_hook("ema", decays=0.5)

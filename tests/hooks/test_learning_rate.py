@@ -1,0 +1,86 @@
+"""What the optimizers are set to is in the record, at the step that used it."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import GenericTrainer, HooksConfig, LearningRateMonitor
+from hookline.errors import ConfigError
+from hookline.record.memory_record import MemoryRecord
+
+
+def recorded(config: dict[str, Any], optimizers: Any, model: nn.Module, **options: Any) -> list[dict[str, Any]]:
+    """The records of two epochs of three steps, without time and losses."""
+    hooks = HooksConfig(enable_lr_monitor=True, lr_monitor_config=config)
+    options = {"record": False, "console": False, "loss_fn": nn.functional.mse_loss, **options}
+    trainer = GenericTrainer(hooks, model, optimizers, device="cpu", **options)
+    trainer.fit([(torch.ones(2, 3), torch.ones(2, 1))] * 3, max_epochs=2)
+    assert isinstance(trainer.record, MemoryRecord)
+    lines = [{key: value for key, value in line.items() if key != "time"} for line in trainer.record.metrics]
+    return [{key: value for key, value in line.items() if not key.startswith("train/")} for line in lines]
+
+
+@pytest.mark.req("002-35", "002-36", "002-37", "002-38")
+def test_the_seed_s_config() -> None:
+    """Once an epoch, with momentum and weight decay beside the learning rate."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    config = {
+        "log_momentum": True,  # Also log momentum if available
+        "log_weight_decay": True,  # Log weight decay
+        "frequency": "epoch",  # "step" or "epoch"
+    }
+    lines = recorded(config, [optimizer], model, scheduler_interval="epoch", schedulers=scheduler)
+    more = {"momentum": 0.9, "weight_decay": 0.01}
+    assert [line for line in lines if len(line) > 2] == [
+        {"step": 0, "epoch": 0, "lr": 0.1, **more},
+        {"step": 3, "epoch": 1, "lr": 0.05, **more},
+    ]
+
+
+@pytest.mark.req("002-38")
+def test_every_step_has_the_rate_that_it_used() -> None:
+    """The scheduler moves after the step; what is recorded is what the step used, also what a hook set before it."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    lines = recorded({"frequency": "step"}, optimizer, model, schedulers=scheduler)
+    assert [(line["step"], line["lr"]) for line in lines] == [(step, 0.5 ** (step - 1)) for step in range(1, 7)]
+    assert all(set(line) == {"step", "epoch", "lr"} for line in lines)
+
+
+@pytest.mark.req("002-36")
+def test_all_groups_by_name() -> None:
+    """Groups go by their name or number, optimizers by their class; betas are momentum and beta2, where there are."""
+    body, head = nn.Linear(3, 3), nn.Linear(3, 1)
+    first = torch.optim.AdamW(
+        [{"params": [body.weight], "name": "weights"}, {"params": [body.bias], "lr": 0.2, "weight_decay": 0.0}], lr=0.1
+    )
+    second = torch.optim.AdamW([head.weight], lr=0.3, betas=(0.8, 0.95))
+    third = torch.optim.Adagrad([head.bias], lr=0.4)
+    config = {"log_momentum": True, "log_weight_decay": True}
+    line = recorded(config, [first, second, third], nn.Sequential(body, head))[0]
+    assert {key: value for key, value in line.items() if key.startswith("lr")} == {
+        "lr/AdamW/weights": 0.1,
+        "lr/AdamW/group_1": 0.2,
+        "lr/AdamW-1": 0.3,
+        "lr/Adagrad": 0.4,
+    }
+    assert (line["momentum/AdamW-1"], line["beta2/AdamW-1"], line["weight_decay/AdamW/group_1"]) == (0.8, 0.95, 0.0)
+    assert not any(key.startswith(("momentum/Adagrad", "beta2/Adagrad")) for key in line)
+
+
+def test_a_schedule_thins_it_out() -> None:
+    """Registered with every=2, it costs nothing at the other steps."""
+    model = nn.Linear(3, 1)
+    lines = recorded({"every": 2}, torch.optim.SGD(model.parameters(), lr=1.0), model)
+    assert [line["step"] for line in lines if "lr" in line] == [2, 4, 6]
+
+
+def test_a_wrong_frequency_is_refused() -> None:
+    """With the nearest right word."""
+    with pytest.raises(ConfigError, match="frequency: 'epochs' is no choice; did you mean 'epoch'"):
+        LearningRateMonitor(frequency="epochs")

@@ -1,0 +1,96 @@
+"""A window of steps is traced into the run's directory, and nothing else is."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import Profiler, Trainer, get_trainer
+from hookline.errors import ConfigError
+
+
+def train(profiler: Profiler, steps: int = 8, every: int | None = None, **options: Any) -> Trainer:
+    """A short run on disk with the profiler."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    data = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(steps)]
+    options = {"console": False, "loss_fn": nn.functional.mse_loss, **options}
+    trainer = get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+    trainer.add_hook(profiler, every=every)
+    trainer.train()
+    return trainer
+
+
+def names_in(path: Path) -> list[str]:
+    """The names of what a trace has."""
+    with gzip.open(path, "rt") as file:
+        return [str(event.get("name")) for event in json.load(file)["traceEvents"]]
+
+
+def test_it_traces_the_steps_of_the_window() -> None:
+    """Three steps, after one of warm-up: two forward linears each; the record says where the trace is."""
+    trainer = train(profiler := Profiler(first_step=4, steps=3))
+    assert trainer.run_dir is not None
+    assert profiler.traces == [trainer.run_dir / "traces" / "step-00000004.json.gz"]
+    assert names_in(profiler.traces[0]).count("aten::linear") == 6
+    events = (trainer.run_dir / "events.jsonl").read_text()
+    assert '"kind":"trace_written","step":6,"by":"profiler"' in events
+
+
+def test_several_windows() -> None:
+    """Each has its own file; one that begins with the run has no warm-up."""
+    profiler = Profiler(first_step=[1, 6], steps=2)
+    train(profiler)
+    assert [path.name for path in profiler.traces] == ["step-00000001.json.gz", "step-00000006.json.gz"]
+    assert [names_in(path).count("aten::linear") for path in profiler.traces] == [4, 4]
+
+
+def test_outside_of_its_windows_it_is_not_called() -> None:
+    """Its schedule has exactly the steps of its windows and their warm-up."""
+    assert str(Profiler(first_step=10, steps=2, warmup=1).schedule) == "at 9 steps, 10 steps, 11 steps"
+
+
+def test_a_run_that_ends_in_the_window_still_writes() -> None:
+    """What was traced up to the end, or up to a failure, is written."""
+    profiler = Profiler(first_step=7, steps=5, warmup=0)
+    train(profiler)
+    assert names_in(profiler.traces[0]).count("aten::linear") == 4
+
+    def fail(step: int) -> None:
+        if step == 3:
+            raise ValueError("bad")
+
+    model = nn.Linear(3, 1)
+    trainer = get_trainer(
+        "simple", model, [(torch.ones(2, 3), torch.ones(2, 1))] * 4, torch.optim.SGD(model.parameters(), 0.1), "cpu",
+        console=False, loss_fn=nn.functional.mse_loss,
+    )  # fmt: skip
+    trainer.on("after_backward", name="fail", on_error="raise")(fail)
+    trainer.add_hook(profiler := Profiler(first_step=2, warmup=0))
+    with pytest.raises(ValueError, match="bad"):
+        trainer.train()
+    assert len(profiler.traces) == 1
+
+
+def test_another_schedule_traces_single_steps() -> None:
+    """Registered with every=4, each due step is a trace of its own."""
+    train(profiler := Profiler(), every=4)
+    assert [path.name for path in profiler.traces] == ["step-00000004.json.gz", "step-00000008.json.gz"]
+
+
+def test_without_a_record_it_needs_a_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A run that keeps nothing on disk says so once, unless a directory is given."""
+    train(silent := Profiler(first_step=[2, 5], steps=1), record=False)
+    assert silent.traces == [] and caplog.text.count("profiler writes nothing") == 1
+    train(profiler := Profiler(first_step=2, steps=1, directory=str(tmp_path / "there")), record=False)
+    assert profiler.traces == [tmp_path / "there" / "step-00000002.json.gz"] and profiler.traces[0].exists()
+
+
+def test_wrong_options_are_refused() -> None:
+    """Steps count from 1."""
+    with pytest.raises(ConfigError, match="first_step: expected a whole number, at least 1; got 0"):
+        Profiler(first_step=0)

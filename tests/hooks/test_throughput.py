@@ -1,0 +1,158 @@
+"""Throughput is counted right: by a clock that the test moves."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import ThroughputMonitor, Trainer, get_trainer
+from hookline.errors import ConfigError
+from hookline.hooks import throughput
+from hookline.record.memory_record import MemoryRecord
+
+PREFIX = "throughput/"
+
+
+class Clock:
+    """Time as the test makes it pass."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The monitor's clock."""
+    made = Clock()
+    monkeypatch.setattr(throughput, "perf_counter", made)
+    return made
+
+
+class SlowData:
+    """Batches that take a second each to come."""
+
+    def __init__(self, clock: Clock, batches: list[Any]) -> None:
+        self.clock, self.batches = clock, batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Any:
+        for batch in self.batches:
+            self.clock.passes(1.0)
+            yield batch
+
+
+def trained(clock: Clock, monitor: ThroughputMonitor, batches: list[Any], **options: Any) -> Trainer:
+    """A run in which a forward pass takes three seconds and a validation a hundred."""
+    torch.manual_seed(0)
+    model = nn.Embedding(5, 1)
+
+    def step(model: Any, batch: Any) -> torch.Tensor:
+        clock.passes(3.0 if model.training else 100.0)
+        return model(batch).mean()  # type: ignore[no-any-return]
+
+    options = {"record": False, "console": False, "sanity_batches": 0, "step_fn": step, **options}
+    every = options.pop("every", None)
+    data, optimizer = SlowData(clock, batches), torch.optim.SGD(model.parameters(), 0.1)
+    trainer = get_trainer("simple", model, data, optimizer, "cpu", **options)
+    trainer.add_hook(monitor, every=every)
+    trainer.train()
+    return trainer
+
+
+def reports(trainer: Trainer) -> dict[int, dict[str, float]]:
+    """What was reported, by step."""
+    assert isinstance(trainer.record, MemoryRecord)
+    found: dict[int, dict[str, float]] = {}
+    for line in trainer.record.metrics:
+        values = {key[len(PREFIX) :]: value for key, value in line.items() if key.startswith(PREFIX)}
+        if values:
+            found[line["step"]] = values
+    return found
+
+
+def tokens(rows: int = 2, columns: int = 8) -> torch.Tensor:
+    return torch.zeros(rows, columns, dtype=torch.long)
+
+
+def test_rates_and_waits(clock: Clock) -> None:
+    """Four seconds a step, one of them spent waiting for data; two rows and 16 tokens a step."""
+    trainer = trained(clock, ThroughputMonitor(log_every_n_steps=5), [tokens()] * 12)
+    found = reports(trainer)
+    assert list(found) == [5, 10]
+    assert found[10] == pytest.approx(
+        {
+            "step_seconds": 4.0,
+            "steps_per_s": 0.25,
+            "samples_per_s": 0.5,
+            "tokens_per_s": 4.0,
+            "data_wait_seconds": 1.0,
+            "data_wait_share": 0.25,
+        }
+    )
+
+
+def test_accumulation_counts_steps(clock: Clock) -> None:
+    """Two micro-batches are one step, of eight seconds."""
+    found = reports(trained(clock, ThroughputMonitor(2), [tokens()] * 12, accumulate=2))
+    assert list(found) == [2, 4]
+    assert found[4]["step_seconds"] == pytest.approx(8.0) and found[4]["samples_per_s"] == pytest.approx(0.5)
+    assert found[4]["data_wait_seconds"] == pytest.approx(2.0)
+
+
+def test_validation_is_left_out(clock: Clock) -> None:
+    """A validation of a hundred seconds slows no step down and is no wait for data."""
+    trainer = trained(clock, ThroughputMonitor(4), [tokens()] * 9, val_dataloader=[tokens()], validate_every=3)
+    values = reports(trainer)[8]
+    assert values["step_seconds"] == pytest.approx(4.0) and values["data_wait_seconds"] < 1.01
+
+
+def test_flops(clock: Clock) -> None:
+    """With the model's FLOPs it reports what is achieved, and with the device's peak the share of it."""
+    found = reports(trained(clock, ThroughputMonitor(2, flops_per_token=1e12, peak_flops=16e12), [tokens()] * 3))
+    assert found[2]["tflops"] == pytest.approx(4.0 * 16 / 16, rel=0.2)
+    assert found[2]["mfu"] == pytest.approx(found[2]["tflops"] / 16)
+    samples = reports(trained(clock, ThroughputMonitor(2, flops_per_sample=2e12), [tokens()] * 3))[2]
+    assert samples["tflops"] == pytest.approx(2 * samples["samples_per_s"]) and "mfu" not in samples
+
+
+def test_on_a_schedule_rates_are_right(clock: Clock) -> None:
+    """Called at every fifth step only, it still knows how long steps take and how many rows they have."""
+    found = reports(trained(clock, ThroughputMonitor(1), [tokens()] * 21, every=5))
+    assert found[14]["step_seconds"] == pytest.approx(4.0) and found[14]["samples_per_s"] == pytest.approx(0.5)
+    assert "data_wait_seconds" not in found[14]
+
+
+def test_devices_are_asked_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA, memory and its peak are reported; utilisation once, if nothing can tell it."""
+    monitor = ThroughputMonitor()
+    asked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3 * 2**20)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5 * 2**20)
+
+    def utilization(device: Any) -> int:
+        asked.append("utilisation")
+        raise ModuleNotFoundError("pynvml")
+
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+    for _ in range(2):
+        values = dict(monitor._device(torch.device("cuda")))
+    assert values == {"device_memory_mb": 3.0, "device_memory_peak_mb": 5.0} and asked == ["utilisation"]
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 75)
+    assert dict(ThroughputMonitor()._device(torch.device("cuda")))["device_utilisation"] == 0.75
+
+
+def test_wrong_options_are_refused() -> None:
+    """With the parameter's name."""
+    with pytest.raises(ConfigError, match="log_every_n_steps"):
+        ThroughputMonitor(0)
+    with pytest.raises(ConfigError, match="peak_flops: expected a number, at least 1"):
+        ThroughputMonitor(peak_flops=0)
