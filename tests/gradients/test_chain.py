@@ -263,3 +263,37 @@ def test_a_wrong_return_says_what_was_wrong(bench: Bench) -> None:
     bench.registry.register(link(lambda grads: None, "silent"))
     bench.step()
     assert isinstance(bench.told[0].error, GradientError) and "returned None" in bench.told[0].message
+
+
+def test_a_step_that_a_guard_leaves_out_goes_no_further(bench: Bench) -> None:
+    """Links behind it are not called: nobody will use their work, and their memory stays clean."""
+    called: list[str] = []
+
+    class Guard(UpdateHook):
+        inplace = True
+
+        def on_update(self, trainer: Any) -> None:
+            trainer.skip_step("bad")
+
+    bench.registry.register(link(lambda grads: called.append("before") or grads, "before"))
+    bench.registry.register(Guard())
+    bench.registry.register(link(lambda grads: called.append("behind") or grads, "behind"))
+    moment = SimpleNamespace(step=3, epoch=0, model=None, skip_asked_at=-1)
+    moment.trainer = SimpleNamespace(skip_step=lambda reason: setattr(moment, "skip_asked_at", 3))
+    fired = bench.registry.fire.on_update
+    assert fired is not None
+    fired(moment)
+    assert called == ["before"]
+    moment.step = 4
+    moment.trainer.skip_step = lambda reason: None
+    fired(moment)
+    assert called == ["before", "before", "behind"]
+
+
+def test_nothing_of_a_step_is_held_on_to(bench: Bench) -> None:
+    """Norms that links share are let go of when the chain is over, also when a link failed."""
+    bench.registry.register(ClipNorm(1.0))
+    bench.registry.register(link(lambda grads: 1 / 0, "fatal", on_error="raise"))
+    with pytest.raises(ZeroDivisionError):
+        bench.step()
+    assert not bench.chain.known._kept and bench.chain.known._latest is None

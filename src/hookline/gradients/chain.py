@@ -14,60 +14,33 @@ import torch
 
 from hookline.events.catalog import CATALOG
 from hookline.events.dispatch import Bound, Fired
+from hookline.gradients.link import Link
+from hookline.gradients.norms import Norms
+from hookline.gradients.selection import choose
 from hookline.gradients.view import Gradients
 from hookline.registry.entry import Entry
 from hookline.registry.registry import HookRegistry
-from hookline.registry.select import select
 
 ON_UPDATE = CATALOG["on_update"]
 
 
-class Link:
-    """One update hook with the gradients it selects; its state is looked up by name, as a checkpoint may replace it."""
-
-    def __init__(self, bound: Bound, grads: Gradients, states: Mapping[str, Any], may_fail: bool) -> None:
-        self.bound, self.grads, self.states = bound, grads, states
-        self.in_place = bool(getattr(bound.owner, "inplace", False))
-        # What writes in place and may fail without ending the run needs copies to fall back to.
-        self.backup = self.in_place and may_fail
-        self.only_grads = bound.listener.positional == ("grads",) and not bound.listener.keywords
-        self.clips = bool(getattr(bound.owner, "clips", False))
-        self.spans_all = getattr(bound.owner, "params", None) is None
-        self.named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))
-
-    def values(self, moment: Any) -> dict[str, Any]:
-        """What the hook names beside the gradients and its state."""
-        return {name: getattr(moment, name) for name in self.named}
-
-    def run(self, values: Mapping[str, Any]) -> None:
-        """Call the hook and take over what it returns, or leave everything as it was."""
-        grads = self.grads
-        copies = {name: grad.clone() for name, grad in grads.items()} if self.backup else None
-        try:
-            returned = self.bound.listener.call(grads) if self.only_grads else self._call(values)
-            if returned is None and self.in_place:
-                returned = grads
-            if returned is not grads or grads.aside:
-                grads.commit(returned)
-        except Exception:
-            grads.forget()
-            for name, copy in (copies or {}).items():
-                grads.params[name].grad = copy
-            raise
-
-    def _call(self, values: Mapping[str, Any]) -> Any:
-        own = {"grads": self.grads, "own_state": self.states[self.bound.hook]}
-        return self.bound.listener.with_values({**values, **own})
-
-
 class UpdateChain:
-    """Runs the update hooks of a registry over a model's gradients, and keeps their state."""
+    """Runs the update hooks of a registry over a model's gradients, and keeps their state.
 
-    def __init__(self, registry: HookRegistry, params: Callable[[], Mapping[str, torch.nn.Parameter]]) -> None:
+    With the model, links may select parameters by the class of their module.
+    """
+
+    def __init__(
+        self,
+        registry: HookRegistry,
+        params: Callable[[], Mapping[str, torch.nn.Parameter]],
+        model: torch.nn.Module | None = None,
+    ) -> None:
         self.registry = registry
-        self._params = params
+        self._params, self._model = params, model
         self.states: dict[str, Any] = {}
         self._owners: dict[str, Any] = {}  # whose state it is: another hook of the same name gets its own
+        self.known = Norms()  # what one link has read, the next need not read again
         registry.admit_with(self._check)
         registry.tables.compile_with("on_update", self.compile)
 
@@ -76,28 +49,50 @@ class UpdateChain:
         if not timed and all(_passes_through(item) for item in bound):
             return None  # the default link alone has nothing to do: it is called where its cost is measured
         links = [self._link(item) for item in bound]
-        desk, fire = self.registry.desk, self.registry.fire
+        reporter = next((link for link in links if getattr(link.bound.owner, "reports_norms", False)), None)
 
         def on_update(moment: Any) -> None:
-            for link in links:
-                began = perf_counter_ns() if timed else 0
-                values = link.values(moment) if link.named else {}
-                try:
-                    link.run(values)
-                except Exception as error:
-                    if desk.failed(ON_UPDATE, link.bound, error, moment) is not None:
-                        raise
-                    continue
-                if link.bound.recovering:
-                    desk.recovered(ON_UPDATE, link.bound)
-                if timed:
-                    link.bound.cost.add(perf_counter_ns() - began)
-                if link.clips:
-                    moment.clipped(link.bound.owner.clipped_norm, link.spans_all and link.bound.owner.norm_type == 2.0)
-                    if heard := fire.on_gradient_clip:
-                        heard(moment)
+            try:
+                for link in links:
+                    if reporter is None or _passes_through(link.bound):
+                        self._run(link, moment, timed)
+                    else:
+                        self._report(reporter, link, "before", moment)
+                        self._run(link, moment, timed)
+                        self._report(reporter, link, "after", moment)
+                    if link.may_skip and getattr(moment, "skip_asked_at", None) == moment.step:
+                        break  # nobody will use these gradients, and links with a memory should not see them
+            finally:
+                self.known.clear()  # it holds on to gradients
 
         return on_update
+
+    def _run(self, link: Link, moment: Any, timed: bool) -> None:
+        """One link, its failure treated by its policy, its time noted, its clipping told."""
+        began = perf_counter_ns() if timed else 0
+        values = link.values(moment) if link.named else {}
+        try:
+            link.run(values)
+        except Exception as error:
+            if self.registry.desk.failed(ON_UPDATE, link.bound, error, moment) is not None:
+                raise
+            return
+        if link.bound.recovering:
+            self.registry.desk.recovered(ON_UPDATE, link.bound)
+        if timed:
+            link.bound.cost.add(perf_counter_ns() - began)
+        if link.clips:
+            moment.clipped(link.bound.owner.clipped_norm, link.spans_all and link.bound.owner.norm_type == 2.0)
+            if heard := self.registry.fire.on_gradient_clip:
+                heard(moment)
+
+    def _report(self, reporter: Link, link: Link, when: str, moment: Any) -> None:
+        """Log the norm of what a link selects, for the hook that asked for it."""
+        try:
+            moment.trainer.log(f"update/{link.bound.hook}/norm_{when}", link.grads.norm())
+        except Exception as error:
+            if self.registry.desk.failed(ON_UPDATE, reporter.bound, error, moment) is not None:
+                raise
 
     def _check(self, entry: Entry) -> None:
         """Choose its parameters and make its state when a hook is registered: what fails, fails there."""
@@ -105,8 +100,7 @@ class UpdateChain:
             self._state_of(entry.name, entry.hook, self._chosen(entry.hook))
 
     def _chosen(self, hook: Any) -> Mapping[str, torch.nn.Parameter]:
-        pattern = getattr(hook, "params", None)
-        return self._params() if pattern is None else select(pattern, self._params(), "parameter")
+        return choose(getattr(hook, "params", None), self._params(), self._model)
 
     def _state_of(self, name: str, hook: Any, chosen: Mapping[str, torch.nn.Parameter]) -> None:
         """Made once per hook; another hook of the same name gets its own."""
@@ -118,8 +112,11 @@ class UpdateChain:
     def _link(self, bound: Bound) -> Link:
         chosen = self._chosen(bound.owner)
         self._state_of(bound.hook, bound.owner, chosen)
-        may_fail = self.registry.entry(bound.hook).policy != "raise"
-        return Link(bound, Gradients(chosen), self.states, may_fail)
+        desk, policy = self.registry.desk, self.registry.entry(bound.hook).policy
+        link = Link(bound, Gradients(chosen, self.known), self.states, may_fail=policy != "raise")
+        if (desk.debug or getattr(bound.owner, "check_finite", False)) and not _passes_through(bound):
+            link.finite_check = desk.argument_cost(f"whether {bound.hook} left finite gradients")
+        return link
 
 
 def _passes_through(item: Bound) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from hookline.errors import GradientError, nearest
+from hookline.gradients.norms import Norms
+from hookline.gradients.numbers import are_plain, numbers_of
 
 
 class Gradients(MutableMapping[str, torch.Tensor]):
@@ -16,9 +18,10 @@ class Gradients(MutableMapping[str, torch.Tensor]):
     Assigning to a name keeps the new gradient aside; parameters without a gradient are not listed.
     """
 
-    def __init__(self, params: Mapping[str, torch.nn.Parameter]) -> None:
+    def __init__(self, params: Mapping[str, torch.nn.Parameter], known: Norms | None = None) -> None:
         self.params = params
         self.aside: dict[str, Any] = {}  # assigned and not committed yet
+        self._shared = known
 
     def __getitem__(self, name: str) -> torch.Tensor:
         found = self.aside[name] if name in self.aside else self.params[name].grad
@@ -48,7 +51,43 @@ class Gradients(MutableMapping[str, torch.Tensor]):
 
     def tensors(self) -> list[torch.Tensor]:
         """The gradients that are there, in the order of the parameters."""
-        return [self[name] for name in self]
+        if self.aside:
+            return [self[name] for name in self]
+        return [grad for param in self.params.values() if (grad := param.grad) is not None]
+
+    @property
+    def known(self) -> Norms:
+        """The norms that were read already. The links of a chain share them; outside of one nothing is kept."""
+        return Norms() if self._shared is None else self._shared
+
+    def numbers(self) -> list[torch.Tensor]:
+        """The gradients' memory, to be written in place: of a DTensor its shard here, of a sparse gradient its values.
+
+        A function of single elements that leaves zeros zero is right for the whole gradient.
+        """
+        return numbers_of(self.writable())
+
+    def writable(self) -> list[torch.Tensor]:
+        """The gradients as `tensors` has them, in a form whose `numbers` can be written to: sparse ones coalesced."""
+        tensors = self.tensors()
+        return tensors if are_plain(tensors) else self._coalesced()
+
+    def norms(self) -> torch.Tensor:
+        """One L2 norm per gradient, on the device, of the whole gradient where it is sharded; read once per change."""
+        tensors = self.tensors()
+        return self.known.of(tensors) if tensors else torch.zeros(0)
+
+    def norm(self) -> torch.Tensor:
+        """The L2 norm of all gradients together, on the device; zero when there are none."""
+        norm: torch.Tensor = torch.linalg.vector_norm(self.norms())
+        return norm
+
+    def _coalesced(self) -> list[torch.Tensor]:
+        """Add up what a sparse gradient holds twice for one place, or it could not be written to."""
+        for name, grad in self.items():
+            if grad.is_sparse:
+                self.params[name].grad = grad.coalesce()
+        return self.tensors()
 
     def forget(self) -> None:
         """Drop what was assigned and not committed."""

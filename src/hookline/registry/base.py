@@ -61,7 +61,8 @@ class ForwardHook(Hook):
 class UpdateHook(Hook):
     """Transforms the gradients once per optimizer step: complete, unscaled, reduced over ranks.
 
-    `params` selects parameters as `ForwardHook.modules` selects modules; None means all.
+    `params` selects parameters as `ForwardHook.modules` selects modules; a class (or ``"class:Linear"``) selects the
+    parameters of its modules. None means all.
     """
 
     params: Any = None
@@ -69,6 +70,8 @@ class UpdateHook(Hook):
     """Whether `on_update` writes into the gradients it gets; it is then given a backup to fall back to."""
     clips: bool = False
     """Whether it clips: it then has `norm_type` and, after each call, `clipped_norm`; on_gradient_clip follows it."""
+    check_finite: bool = False
+    """Whether making a gradient non-finite is its failure; costs a reading of them and a wait for the device."""
     intervenes = True
 
     def init(self, params: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:

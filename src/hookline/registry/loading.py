@@ -17,6 +17,7 @@ from typing import Any
 from hookline.errors import ConfigError, HooklineError, RegistrationError, nearest
 from hookline.events.policy import check_policy
 from hookline.events.schedule import Schedule
+from hookline.registry.functions import FunctionHook, is_update_function
 from hookline.registry.names import HOOKS
 
 KINDS = ("lifecycle", "forward", "update")
@@ -159,7 +160,8 @@ def _by_flag(tree: Mapping[str, Any]) -> Iterator[HookSpec]:
         if name not in HOOKS:
             raise ConfigError(f"hooks.{flag}", f"there is no hook {name!r} yet; {nearest(name, HOOKS.names())}")
         options, parameters = _sorted_out(tree.get(key) or {}, OPTIONS, f"hooks.{key}")
-        yield HookSpec(f"hooks.{flag}", name, name, origin="built-in", options=options, parameters=parameters)
+        path = f"hooks.{key if parameters else flag}"
+        yield HookSpec(path, name, name, origin="built-in", options=options, parameters=parameters)
 
 
 def _target(name: str, path: str, gate: Gate) -> str:
@@ -185,6 +187,8 @@ def make_hook(given: Any, parameters: Mapping[str, Any]) -> Any:
 def _make_by_name(name: str, parameters: Mapping[str, Any]) -> Any:
     """A hook that is named rather than handed over: what its constructor cannot digest is told with the parameters."""
     factory = find_hook(name)
+    if is_update_function(factory):
+        return FunctionHook(factory, parameters)
     _check_parameters(factory, parameters)
     try:
         return factory(**parameters)

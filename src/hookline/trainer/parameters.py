@@ -14,6 +14,7 @@ def trained_parameters(
 ) -> dict[str, torch.nn.Parameter]:
     """Every parameter of every optimizer once, in the model's order; one outside the model is named by its place.
 
+    A model that was compiled beforehand calls its parameters as if it had not been: patterns and saved states fit both.
     The update chain, the norm and the rescaling of windows span exactly these.
     """
     owned = {
@@ -22,7 +23,8 @@ def trained_parameters(
         for group_index, group in enumerate(optimizer.param_groups)
         for place, param in enumerate(group["params"])
     }
-    inside = {name: param for name, param in model.named_parameters() if id(param) in owned}
+    named = ((name.replace("_orig_mod.", ""), param) for name, param in model.named_parameters())
+    inside = {name: param for name, param in named if id(param) in owned}
     if not inside:
         kind = type(model).__name__
         raise TrainingError(f"no optimizer owns a parameter of the model ({kind}): were they made from another model?")

@@ -1,0 +1,46 @@
+"""Which parameters a link sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hookline.errors import HooklineError
+from hookline.registry.select import select
+
+Parameters = Mapping[str, torch.nn.Parameter]
+
+
+def choose(pattern: Any, params: Parameters, model: torch.nn.Module | None) -> Parameters:
+    """The parameters that a link's `params` selects, in the model's order; None selects all.
+
+    Beside what `select` knows, a pattern may be about modules: a module class, ``"class:Linear"`` or a module of the
+    model selects the parameters of all modules that match, with those of the modules inside.
+    """
+    if pattern is None:
+        return params
+    patterns = pattern if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
+    chosen: set[str] = set()
+    for one in patterns:
+        chosen |= _in_modules(one, params, model) if _is_about_modules(one) else set(select(one, params, "parameter"))
+    return {name: param for name, param in params.items() if name in chosen}
+
+
+def _is_about_modules(pattern: Any) -> bool:
+    if isinstance(pattern, type):
+        return not issubclass(pattern, torch.Tensor)
+    return isinstance(pattern, torch.nn.Module) or (isinstance(pattern, str) and pattern.startswith("class:"))
+
+
+def _in_modules(pattern: Any, params: Parameters, model: torch.nn.Module | None) -> set[str]:
+    """By identity, so that a tied weight is found through each of the modules that share it."""
+    if model is None:
+        raise HooklineError(f"params={pattern!r} is about modules, and this chain was made without a model")
+    modules = select(pattern, dict(model.named_modules()), "module")
+    inside = {id(param) for module in modules.values() for param in module.parameters()}
+    found = {name for name, param in params.items() if id(param) in inside}
+    if not found:
+        raise HooklineError(f"params={pattern!r} matches {next(iter(modules))!r} and others, none of which is trained")
+    return found

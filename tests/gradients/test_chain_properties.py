@@ -1,0 +1,165 @@
+"""Random chains: their result is that of composing pure functions, whoever fails or looks on."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hookline.registry.base import UpdateHook
+
+Grads = dict[str, torch.Tensor]
+Pure = Callable[[Grads], Grads]
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+NAMES = ("matrix", "kernel", "vector", "scalar")
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Failures are expected here."""
+    caplog.set_level(logging.CRITICAL, "hookline")
+
+
+def each(function: Callable[[torch.Tensor], torch.Tensor]) -> Pure:
+    """A function of every gradient by itself."""
+    return lambda grads: {name: function(grad) for name, grad in grads.items()}
+
+
+PURE: dict[str, Pure] = {
+    "halve": each(lambda grad: grad / 2),
+    "add_one": each(lambda grad: grad + 1),
+    "square": each(lambda grad: grad * grad),
+    "clamp": each(lambda grad: grad.clamp(-1, 1)),
+    "flip": each(lambda grad: -grad),
+}
+
+
+def raises(grads: Grads) -> Grads:
+    """Fails half-way, having assigned."""
+    first = next(iter(grads))
+    grads[first] = torch.zeros_like(grads[first])
+    raise ValueError("boom")
+
+
+BROKEN: dict[str, Callable[[Grads], Any]] = {
+    "raises": raises,
+    "returns_none": lambda grads: None,
+    "drops": lambda grads: dict(list(grads.items())[1:]),
+    "reshapes": lambda grads: {name: grad.unsqueeze(0) for name, grad in grads.items()},
+    "widens": lambda grads: {name: grad.double() for name, grad in grads.items()},
+    "adds": lambda grads: {**grads, "stranger": torch.zeros(1)},
+}
+
+
+def link(kind: str, in_place: bool) -> UpdateHook:
+    """A user's link; in place it writes what the pure function returns into the tensors it got."""
+    function = {**PURE, **BROKEN}[kind]
+
+    class Made(UpdateHook):
+        inplace = in_place and kind in PURE
+
+        def on_update(self, grads: Grads) -> Any:
+            result = function(grads)
+            if not self.inplace:
+                return result
+            for name, grad in result.items():
+                grads[name].copy_(grad)
+            return None
+
+    return Made()
+
+
+def gradients(params: Any) -> Grads:
+    return {name: param.grad.clone() for name, param in params.items() if param.grad is not None}
+
+
+CHAIN = st.lists(st.tuples(st.sampled_from([*PURE, *BROKEN]), st.booleans()), max_size=7)
+
+
+@given(chain=CHAIN, seed=st.integers(0, 3))
+@QUICK
+def test_a_chain_is_the_composition_of_what_works(
+    params: Callable[..., Any], rig: Any, chain: list[tuple[str, bool]], seed: int
+) -> None:
+    """In order, bit for bit, in place or not; a broken link leaves everything as it was and is the one that is told."""
+    made = rig(params(seed=seed))
+    told: list[str] = []
+    made.registry.desk.watch(lambda incident: told.append(incident.hook))
+    for place, (kind, in_place) in enumerate(chain):
+        made.registry.register(link(kind, in_place), f"{place}_{kind}")
+    wanted = gradients(made.params)
+    for kind, _ in chain:
+        wanted = PURE[kind](wanted) if kind in PURE else wanted
+    after = made.step()
+    assert all(torch.equal(after[name], wanted[name]) for name in NAMES)
+    assert told == [f"{place}_{kind}" for place, (kind, _) in enumerate(chain) if kind in BROKEN]
+
+
+def total(grads: Grads) -> torch.Tensor:
+    return torch.cat([grad.reshape(-1).double() for grad in grads.values()]).norm()
+
+
+def scaled(grads: Grads, factor: Any) -> Grads:
+    return {name: (grad.double() * factor).float() for name, grad in grads.items()}
+
+
+def centralized(grads: Grads) -> Grads:
+    return {
+        name: grad - grad.mean(dim=tuple(range(1, grad.dim())), keepdim=True) if grad.dim() > 1 else grad
+        for name, grad in grads.items()
+    }
+
+
+READY: dict[str, tuple[dict[str, Any], Pure]] = {
+    "scale": ({"factor": 0.3}, lambda grads: scaled(grads, 0.3)),
+    "part": (
+        {"name": "scale", "factor": 2.0, "params": "*e*"},
+        lambda grads: {name: grad * 2 if "e" in name else grad for name, grad in grads.items()},
+    ),
+    "clip_norm": ({"max_norm": 1.0}, lambda grads: scaled(grads, min(1.0, 1.0 / (total(grads).item() + 1e-6)))),
+    "clip_value": ({"max_value": 0.2}, each(lambda grad: grad.clamp(-0.2, 0.2))),
+    "normalize": ({}, lambda grads: scaled(grads, 1 / (total(grads) + 1e-6))),
+    "centralize": ({}, centralized),
+    "sign": ({}, each(torch.sign)),
+}
+SMOOTH = [name for name in READY if name != "sign"]  # a sign turns a rounding error into a jump
+
+
+@given(chain=st.lists(st.sampled_from(SMOOTH), max_size=6), seed=st.integers(0, 3))
+@QUICK
+def test_ready_links_compose(params: Callable[..., Any], rig: Any, chain: list[str], seed: int) -> None:
+    """Whatever norms a link takes over from the one before it, the result is that of the definitions in a row."""
+    made = rig(params(seed=seed), *entries(chain))
+    wanted = gradients(made.params)
+    for kind in chain:
+        wanted = READY[kind][1](wanted)
+    after = made.step()
+    for name in NAMES:
+        torch.testing.assert_close(after[name], wanted[name], rtol=1e-4, atol=1e-5)
+
+
+@given(chain=st.lists(st.sampled_from(list(READY)), min_size=1, max_size=5), seed=st.integers(0, 3), data=st.data())
+@QUICK
+def test_whoever_looks_changes_no_bit(
+    params: Callable[..., Any], rig: Any, chain: list[str], seed: int, data: st.DataObject
+) -> None:
+    """Measuring anywhere, anything, any part of the parameters."""
+    watched: list[Any] = []
+    for place, entry in enumerate(entries(chain)):
+        if data.draw(st.booleans()):
+            metrics = data.draw(st.sampled_from([["norm"], ["norm", "zeros"], ["absmax"]]))
+            part = data.draw(st.sampled_from([None, "matrix", ["vector", "scalar"]]))
+            watched.append({"name": "measure", "as": f"look_{place}", "metrics": metrics, "params": part})
+        watched.append(entry)
+    if data.draw(st.booleans()):
+        watched.append("link_norms")
+    plain, seen = rig(params(seed=seed), *entries(chain)).step(), rig(params(seed=seed), *watched).step()
+    assert all(torch.equal(plain[name], seen[name]) for name in NAMES)
+
+
+def entries(chain: list[str]) -> list[dict[str, Any]]:
+    """The chain as a config has it."""
+    return [{"name": kind, **READY[kind][0], "as": f"{place}_{kind}"} for place, kind in enumerate(chain)]

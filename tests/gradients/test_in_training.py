@@ -1,0 +1,399 @@
+"""Chains in real runs: what the optimizer makes of them, every kind of gradient, and going on from a checkpoint."""
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import GenericTrainer, UpdateHook, get_trainer, register_hook
+from hookline.errors import GradientError, HooklineError
+from hookline.registry import names
+from hookline.trainer.trainer import Trainer
+
+Grads = Mapping[str, torch.Tensor]
+
+
+def batches(count: int = 6, rows: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The same every time."""
+    stream = torch.Generator().manual_seed(1)
+    return [(torch.randn(rows, 4, generator=stream), torch.randn(rows, 1, generator=stream)) for _ in range(count)]
+
+
+def trained(*links: Any, optimizer: str = "SGD", data: Any = None, lr: float = 0.1, **options: Any) -> Trainer:
+    """A small model, trained with these links for one epoch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    made = getattr(torch.optim, optimizer)(model.parameters(), lr=lr)
+    settings = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, **options}
+    hooks = {"update": list(links)} if links else None
+    trainer = get_trainer("simple", model, data or batches(), made, "cpu", hooks=hooks, **settings)
+    trainer.train()
+    return trainer
+
+
+def weights(trainer: Trainer) -> list[torch.Tensor]:
+    return [param.detach().clone() for param in trainer.model.parameters()]
+
+
+def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def initial() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [param.detach() for param in nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).parameters()]
+
+
+@pytest.mark.req("000-21", "000-39")
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_identity_is_no_hook_bit_for_bit(optimizer: str) -> None:
+    """Also beside a link that is switched off."""
+    bare = trained(optimizer=optimizer)
+    assert same(weights(bare), weights(trained("identity", optimizer=optimizer)))
+    disabled = {"name": "scale", "factor": 9.0, "enabled": False}
+    assert same(weights(bare), weights(trained("identity", disabled, optimizer=optimizer)))
+
+
+@pytest.mark.req("000-23", "000-24", "000-25")
+def test_doubling_doubles_the_step_of_sgd() -> None:
+    """From weights of zero, one step with factor two goes twice as far, bit for bit."""
+    ends = []
+    for links in ([], [{"name": "scale", "factor": 2.0}]):
+        model = nn.Linear(4, 1)
+        nn.init.zeros_(model.weight)
+        nn.init.zeros_(model.bias)
+        options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, "hooks": {"update": links}}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        get_trainer("simple", model, batches(1), optimizer, "cpu", **options).train()
+        ends.append([param.detach() for param in model.parameters()])
+    assert all(one.any() and torch.equal(two, 2 * one) for one, two in zip(*ends, strict=True))
+
+
+@pytest.mark.req("000-25")
+def test_a_link_that_zeroes_moves_nothing_under_sgd() -> None:
+    """After six steps the weights are the first ones, bit for bit."""
+    assert same(weights(trained({"name": "mask", "params": "*"})), initial())
+
+
+@pytest.mark.req("000-27")
+def test_equal_micro_batches_are_one_big_batch() -> None:
+    """The chain runs once per window, on the window's mean; clipping sees the whole."""
+    big = batches(3, rows=12)
+    small = [(x[i : i + 4], y[i : i + 4]) for x, y in big for i in (0, 4, 8)]
+    links = ["centralize", {"name": "clip_norm", "max_norm": 0.5}]
+    one, many = trained(*links, data=big), trained(*links, data=small, accumulate=3)
+    assert one.step == many.step == 3
+    for a, b in zip(weights(one), weights(many), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_clipping_may_stand_anywhere_and_max_grad_norm_stands_last() -> None:
+    """Before a factor and after it are two runs; max_grad_norm is the one at the end."""
+    clip, scale = {"name": "clip_norm", "max_norm": 0.1}, {"name": "scale", "factor": 3.0}
+    first, last = weights(trained(clip, scale)), weights(trained(scale, clip))
+    assert not same(first, last)
+    assert same(last, weights(trained(scale, max_grad_norm=0.1)))
+
+
+def test_the_chain_of_the_documentation(tmp_path: Path) -> None:
+    """From a config, with its measurements in the record under their own names."""
+    links = [
+        {"name": "centralize"},
+        {"name": "scale", "params": "0.*", "factor": 0.1},
+        {"name": "measure", "as": "before_clip"},
+        {"name": "clip_norm", "max_norm": 0.05},
+        {"name": "measure", "as": "after_clip", "metrics": ["norm", "absmax"]},
+        {"name": "link_norms", "every": 2},
+    ]
+    trainer = trained(*links)
+    rows = [row for row in trainer.record.metrics if "gradients/after_clip/norm" in row]  # type: ignore[attr-defined]
+    assert [row["step"] for row in rows] == list(range(1, 7))
+    for row in rows:
+        assert row["gradients/before_clip/norm"] == pytest.approx(row["train/grad_norm"], rel=1e-6)
+        assert row["gradients/after_clip/norm"] == pytest.approx(min(0.05, row["train/grad_norm"]), rel=1e-4)
+        assert row["gradients/after_clip/absmax"] <= row["gradients/after_clip/norm"]
+    reporting = [row["step"] for row in rows if "update/clip_norm/norm_after" in row]
+    assert reporting == [2, 4, 6]
+
+
+# ---- functions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_is_an_update_hook() -> None:
+    """Through `on` and through `register`, with the arguments it names."""
+    seen: list[tuple[int, str]] = []
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = get_trainer("simple", model, batches(2), optimizer, "cpu", loss_fn=nn.functional.mse_loss, record=False)
+
+    @trainer.on("update", every=2)
+    def nothing_moves(grads: Grads, step: int, model: nn.Module) -> dict[str, torch.Tensor]:
+        seen.append((step, type(model).__name__))
+        return {name: torch.zeros_like(grad) for name, grad in grads.items()}
+
+    trainer.hooks.register(lambda grads: {name: grad * 1 for name, grad in grads.items()}, "same", event="on_update")
+    trainer.train()
+    assert seen == [(2, "Linear")]
+    assert {trainer.hooks.entry(name).kinds[0] for name in ("nothing_moves", "same")} == {"update"}
+
+
+@pytest.fixture
+def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registered function of gradients with a parameter of its own."""
+    monkeypatch.setattr(names.HOOKS, "_added", dict(names.HOOKS._added))
+
+    @register_hook("shrink")
+    def shrink(grads: Grads, step: int, factor: float = 0.5) -> dict[str, torch.Tensor]:
+        return {name: grad * factor for name, grad in grads.items()}
+
+
+@pytest.mark.usefixtures("shrink")
+def test_a_config_may_name_a_function_and_give_its_parameters() -> None:
+    """What the event does not have are parameters: the function's defaults, or the config's values."""
+    assert same(weights(trained("shrink")), weights(trained({"name": "scale", "factor": 0.5})))
+    twice = [{"name": "shrink", "factor": 0.25}, {"name": "shrink", "as": "again", "factor": 2.0}]
+    assert same(weights(trained(*twice)), weights(trained({"name": "scale", "factor": 0.5})))
+
+
+@pytest.mark.usefixtures("shrink")
+def test_a_misspelt_parameter_of_a_function_is_refused() -> None:
+    """With the nearest right name."""
+    with pytest.raises(HooklineError, match="shrink has no parameter 'facter'; did you mean 'factor'"):
+        trained({"name": "shrink", "facter": 0.25})
+
+
+# ---- kinds of gradients ----------------------------------------------------------------------------------------------
+
+EVERY_LINK: list[dict[str, Any]] = [
+    {"name": "clip_norm", "max_norm": 0.5},
+    {"name": "clip_value", "max_value": 0.01},
+    {"name": "clip_adaptive"},
+    {"name": "scale", "factor": 0.5},
+    {"name": "mask", "params": "*"},
+    {"name": "noise", "eta": 0.01},
+    {"name": "centralize"},
+    {"name": "normalize"},
+    {"name": "normalize", "by": "parameter"},
+    {"name": "sign"},
+    {"name": "grokfast"},
+    {"name": "skip_nonfinite"},
+    {"name": "spike_guard", "warmup": 2},
+    {"name": "spike_guard", "warmup": 2, "action": "clip"},
+    {"name": "measure", "metrics": ["norm", "absmax"]},
+]
+BY_NAME = {"ids": [f"{link['name']}{link.get('by', '')}{link.get('action', '')}" for link in EVERY_LINK]}
+NOT_SPARSE = {"clip_adaptive", "noise", "centralize", "grokfast"}
+
+
+@pytest.mark.parametrize("link", EVERY_LINK, **BY_NAME)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_every_link_under_autocast_and_scaling(link: dict[str, Any], precision: str) -> None:
+    """With the GradScaler, too, links see unscaled gradients; the first step may overflow, and is left out."""
+    trainer = trained({"name": "measure", "as": "first"}, link, precision=precision, data=batches(3))
+    assert all(param.isfinite().all() for param in trainer.model.parameters())
+    logged = [row["gradients/first/norm"] for row in trainer.record.metrics if "gradients/first/norm" in row]  # type: ignore[attr-defined]
+    finite = [norm for norm in logged if math.isfinite(norm)]
+    assert len(logged) == 3 and len(finite) >= 2 and max(finite) < 50  # scaled by 65536 they would be thousands
+
+
+def test_a_bf16_model_is_clipped_as_torch_clips_it() -> None:
+    """Every step's parameters, bit for bit, against a loop with clip_grad_norm_."""
+    torch.manual_seed(0)
+    model, twin = nn.Linear(4, 1).bfloat16(), nn.Linear(4, 1).bfloat16()
+    twin.load_state_dict(model.state_dict())
+    data = [(x.bfloat16(), y.bfloat16()) for x, y in batches()]
+    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, "max_grad_norm": 0.3}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    get_trainer("simple", model, data, optimizer, "cpu", **options).train()
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=0.01)
+    for x, y in data:
+        nn.functional.mse_loss(twin(x), y).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.3)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert torch.equal(model.weight, twin.weight) and torch.equal(model.bias, twin.bias)
+
+
+class Words(nn.Module):
+    """An embedding whose gradient is sparse, and a dense head."""
+
+    def __init__(self, sparse: bool = True) -> None:
+        super().__init__()
+        self.words = nn.Embedding(6, 3, sparse=sparse)
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.words(tokens).mean(1))
+        return out
+
+
+def trained_on_words(link: Any, sparse: bool) -> Trainer:
+    torch.manual_seed(0)
+    model = Words(sparse)
+    data = [(torch.tensor([[1, 1, 4], [2, 1, 0]]), torch.ones(2, 1)) for _ in range(4)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, "hooks": {"update": [link]}}
+    trainer = get_trainer("simple", model, data, optimizer, "cpu", **options)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("link", EVERY_LINK, **BY_NAME)
+def test_sparse_gradients_are_handled_or_refused_by_name(link: dict[str, Any]) -> None:
+    """What leaves zeros zero gives the dense run; what does not says which parameter, and that it can be left out."""
+    if link["name"] in NOT_SPARSE:
+        message = f"{link['name']}: the gradient of 'words.weight' is sparse; leave it out"
+        with pytest.raises(GradientError, match=message):
+            trained_on_words(link, sparse=True)
+        trained_on_words({**link, "params": "head.*"}, sparse=True)
+        return
+    one, other = trained_on_words(link, sparse=True), trained_on_words(link, sparse=False)
+    for a, b in zip(weights(one), weights(other), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_measuring_a_sparse_gradient_changes_no_bit() -> None:
+    """It is not even coalesced."""
+    looked = trained_on_words({"name": "measure", "metrics": ["norm", "zeros"]}, sparse=True)
+    assert same(weights(looked), weights(trained_on_words("identity", sparse=True)))
+
+
+def test_a_tied_weight_is_transformed_once() -> None:
+    """A factor on a shared weight is applied once, under its first name."""
+    torch.manual_seed(0)
+    one, two = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    two.weight = one.weight
+    model = nn.Sequential(one, two)
+    before = one.weight.detach().clone()
+    model(torch.ones(1, 3)).sum().backward()
+    assert one.weight.grad is not None
+    wanted = before - 0.1 * one.weight.grad * 0.5
+    one.weight.grad = None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"loss_fn": lambda out, _: out.sum(), "record": False, "console": False}
+    hooks = {"update": [{"name": "scale", "factor": 0.5, "params": "class:Linear"}]}
+    get_trainer("simple", model, [(torch.ones(1, 3), 0)], optimizer, "cpu", hooks=hooks, **options).train()
+    assert torch.equal(one.weight, wanted)
+
+
+def test_several_groups_and_optimizers_are_one_chain() -> None:
+    """Clipping spans all parameters of all optimizers once, as one call of clip_grad_norm_ over them all would."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    twin = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    twin.load_state_dict(model.state_dict())
+
+    def optimizers(of: nn.Sequential) -> list[torch.optim.Optimizer]:
+        groups = [{"params": [of[0].weight], "lr": 0.1}, {"params": [of[0].bias], "lr": 0.2}]
+        return [torch.optim.SGD(groups), torch.optim.AdamW(of[1].parameters(), lr=0.01)]
+
+    config = {"hooks": {"update": [{"name": "clip_norm", "max_norm": 0.2}]}, "record": False, "console": False}
+    trainer = GenericTrainer(config, model, optimizers(model), device="cpu", loss_fn=nn.functional.mse_loss)
+    trainer.fit(batches(), max_epochs=1)
+    theirs = optimizers(twin)
+    for x, y in batches():
+        nn.functional.mse_loss(twin(x), y).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.2)
+        for optimizer in theirs:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert same(list(model.parameters()), list(twin.parameters()))
+
+
+def test_a_compiled_model_has_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that was compiled beforehand is selected from as if it were not."""
+    torch.manual_seed(0)
+    model = torch.compile(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)), backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False}
+    hooks = {"update": [{"name": "freeze", "params": "0.*"}, {"name": "clip_norm", "max_norm": 0.1}]}
+    before = [param.detach().clone() for param in model.parameters()]
+    get_trainer("simple", model, batches(), optimizer, "cpu", hooks=hooks, **options).train()
+    moved = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+    assert moved == [False, False, True, True]
+
+
+# ---- guards ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_guard_saves_adamw_from_a_bad_batch() -> None:
+    """The step with a NaN is left out: the run is the one without that batch, but for the count of steps."""
+    good, bad = batches(3), (torch.full((4, 4), float("nan")), torch.zeros(4, 1))
+    guarded = trained("skip_nonfinite", optimizer="AdamW", data=[good[0], bad, good[1], good[2]])
+    assert guarded.skipped_steps == 1 and guarded.step == 4
+    assert same(weights(guarded), weights(trained(optimizer="AdamW", data=good)))
+
+
+def test_a_guard_and_the_scaler_agree() -> None:
+    """Under fp16 both see the same overflow, and the run goes on."""
+    bad = (torch.full((4, 4), 1e30), torch.zeros(4, 1))
+    guarded = trained("skip_nonfinite", precision="fp16", data=[bad, *batches(3)])
+    assert guarded.skipped_steps >= 1 and all(param.isfinite().all() for param in guarded.model.parameters())
+
+
+# ---- going on --------------------------------------------------------------------------------------------------------
+
+
+class Momentum(UpdateHook):
+    """A user's link with state, made of new tensors."""
+
+    name = "momentum"
+
+    def init(self, params: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:
+        return {name: torch.zeros_like(param) for name, param in params.items()}
+
+    def on_update(self, grads: Grads, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        for name, grad in grads.items():
+            state[name] = 0.9 * state[name] + grad
+        return {name: state[name].clone() for name in grads}
+
+
+STATEFUL: list[Callable[[], Any]] = [
+    lambda: {"name": "noise", "eta": 0.1},
+    lambda: {"name": "grokfast", "alpha": 0.8, "params": "*.weight"},
+    lambda: {"name": "spike_guard", "factor": 1.2, "warmup": 3, "window": 5},
+    lambda: {"name": "skip_nonfinite"},
+]
+
+
+@pytest.mark.parametrize("link", [*STATEFUL, None], ids=["noise", "grokfast", "spike_guard", "skip_nonfinite", "user"])
+def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(link: Any, tmp_path: Path) -> None:
+    """Bit for bit: weights, optimizer, and the link's own state, under the name that the config gave it."""
+
+    def make() -> Trainer:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        hooks: Any = [Momentum()] if link is None else {"update": [{**link(), "as": "mine"}]}
+        options = {"loss_fn": nn.functional.mse_loss, "output_dir": str(tmp_path), "console": False, "seed": 5}
+        return get_trainer("simple", model, batches(10), optimizer, "cpu", hooks=hooks, **options)
+
+    whole = make()
+    whole.fit(max_steps=10)
+    first = make()
+    first.fit(max_steps=6)
+    first.save_checkpoint()
+    second = make()
+    second.fit(max_steps=10, resume=first.run_dir)
+    assert second.step == whole.step == 10 and second.skipped_steps + first.skipped_steps == whole.skipped_steps
+    assert same(weights(second), weights(whole))
+    name = "momentum" if link is None else "mine"
+    assert_same_tree(second.chain.states[name], whole.chain.states[name])
+
+
+def assert_same_tree(one: Any, other: Any) -> None:
+    """Nested values are equal; a NaN equals a NaN."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same_tree(one[key], other[key])
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one.nan_to_num(-1.0) if one.is_floating_point() else one,
+                           other.nan_to_num(-1.0) if other.is_floating_point() else other)  # fmt: skip
+    else:
+        assert one == other

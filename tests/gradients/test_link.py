@@ -1,0 +1,117 @@
+"""One link: what fails is put back, and a link that writes NaN is named where that is asked for."""
+
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from hookline.errors import GradientError
+from hookline.registry.base import UpdateHook
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Failures are expected here."""
+    caplog.set_level(logging.CRITICAL, "hookline")
+
+
+class Spoils(UpdateHook):
+    """Makes one gradient non-finite: in place, or in what it returns."""
+
+    check_finite = True
+
+    def __init__(self, inplace: bool = False, value: float = math.nan) -> None:
+        self.inplace, self.value = inplace, value
+
+    def on_update(self, grads: Any) -> Any:
+        if self.inplace:
+            grads["b"][0] = self.value
+            return None
+        return {**grads, "b": torch.full((2,), self.value)}
+
+
+def chain_of(rig: Any, *hooks: Any, **options: Any) -> Any:
+    """A chain over two parameters."""
+    made = rig({name: torch.nn.Parameter(torch.zeros(2)) for name in "ab"})
+    for hook in hooks:
+        made.registry.register(hook, **options)
+    return made
+
+
+FINITE = {"a": torch.ones(2), "b": torch.ones(2)}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_link_that_writes_nan_is_named_and_undone(rig: Any, inplace: bool, value: float) -> None:
+    """By the policy 'warn' the gradients are as they were before it, and the parameter is in the message."""
+    chain = chain_of(rig, Spoils(inplace, value))
+    told: list[Any] = []
+    chain.registry.desk.watch(told.append)
+    after = chain.step(FINITE)
+    assert torch.equal(after["a"], FINITE["a"]) and torch.equal(after["b"], FINITE["b"])
+    assert [incident.hook for incident in told] == ["spoils"] and isinstance(told[0].error, GradientError)
+    assert "made the gradient of 'b' non-finite" in told[0].message
+
+
+def test_by_the_policy_raise_it_ends_the_run(rig: Any) -> None:
+    """With the hook in the exception's notes."""
+    with pytest.raises(GradientError) as caught:
+        chain_of(rig, Spoils(), on_error="raise").step(FINITE)
+    assert caught.value.__notes__ == ["raised by hook 'spoils' in on_update, step 1"]
+
+
+def test_three_times_in_a_row_switch_it_off(rig: Any) -> None:
+    """As every other failure does."""
+    chain = chain_of(rig, Spoils())
+    for _ in range(3):
+        chain.step(FINITE)
+    assert not chain.registry.is_enabled("spoils")
+
+
+def test_it_is_not_blamed_for_what_was_non_finite_before(rig: Any) -> None:
+    """An overflow of the backward pass is no link's fault."""
+    chain = chain_of(rig, Spoils())
+    after = chain.step({"a": torch.tensor([math.inf, 1.0]), "b": torch.ones(2)})
+    assert after["b"].isnan().all() and chain.registry.entry("spoils").failures.total == 0
+
+
+def test_unasked_it_is_not_looked_for(rig: Any) -> None:
+    """No reading, no wait: NaN passes on, and measure or skip_nonfinite shows it."""
+    hook = Spoils()
+    hook.check_finite = False
+    chain = chain_of(rig, hook)
+    assert chain.step(FINITE)["b"].isnan().all() and not chain.registry.desk.arguments
+
+
+def test_with_debug_every_link_is_checked(rig: Any) -> None:
+    """As every hook's policy is 'raise' then, the culprit ends the run."""
+    hook = Spoils()
+    hook.check_finite = False
+    chain = chain_of(rig, hook)
+    chain.registry.desk.debug = True
+    with pytest.raises(GradientError, match="'b'"):
+        chain.step(FINITE)
+
+
+def test_the_wait_has_a_row_in_the_cost_table(rig: Any) -> None:
+    """Each check is counted."""
+    chain = chain_of(rig, Spoils())
+    for _ in range(2):
+        chain.step(FINITE)
+    assert chain.registry.desk.arguments["whether spoils left finite gradients"].calls == 2
+
+
+def test_a_gradient_that_a_failing_link_added_is_gone_again(rig: Any) -> None:
+    """What was None is None again."""
+
+    class Adds(UpdateHook):
+        check_finite = True
+
+        def on_update(self, grads: Any) -> Any:
+            return {**grads, "b": torch.full((2,), math.nan)}
+
+    chain = chain_of(rig, Adds())
+    assert chain.step({"a": torch.ones(2)})["b"] is None

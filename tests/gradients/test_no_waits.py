@@ -1,0 +1,80 @@
+"""No link but the guards brings a number to the host."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+LINKS: list[dict[str, Any]] = [
+    {"name": "clip_norm", "max_norm": 0.5},
+    {"name": "clip_norm", "max_norm": 0.5, "norm_type": 1.0},
+    {"name": "clip_value", "max_value": 0.01},
+    {"name": "clip_adaptive"},
+    {"name": "scale", "factor": 0.5, "params": "matrix"},
+    {"name": "freeze", "params": "vector"},
+    {"name": "mask", "masks": {"matrix": torch.tensor([[1, 0, 1]])}},
+    {"name": "noise", "seed": 1},
+    {"name": "centralize"},
+    {"name": "normalize"},
+    {"name": "normalize", "by": "parameter"},
+    {"name": "sign"},
+    {"name": "grokfast"},
+    {"name": "spike_guard", "warmup": 1, "action": "clip"},
+    {"name": "measure"},
+    {"name": "link_norms"},
+]
+NAMED = {"ids": [f"{link['name']}{place}" for place, link in enumerate(LINKS)]}
+GUARDS = [{"name": "skip_nonfinite"}, {"name": "spike_guard", "warmup": 1}]
+
+
+class CountingWaits(TorchDispatchMode):
+    """Counts the operations that would make the host wait for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.waits += function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return function(*args, **(kwargs or {}))
+
+
+def waits_of(rig: Any, params: Callable[..., Any], *links: Any) -> int:
+    """How often the host would wait in three steps."""
+    chain = rig(params(), *links)
+    with CountingWaits() as counting:
+        for seed in range(3):
+            chain.step({name: one.grad for name, one in params(seed=seed).items() if one.grad is not None})
+    return counting.waits
+
+
+@pytest.mark.parametrize("link", LINKS, **NAMED)
+def test_a_link_never_waits(rig: Any, params: Callable[..., Any], link: dict[str, Any]) -> None:
+    """Neither alone nor behind another one."""
+    assert waits_of(rig, params, link) == 0
+    assert waits_of(rig, params, {"name": "clip_norm", "as": "first", "max_norm": 1.0}, link) == 0
+
+
+@pytest.mark.parametrize("link", GUARDS, ids=["skip_nonfinite", "spike_guard"])
+def test_a_guard_waits_once_a_step(rig: Any, params: Callable[..., Any], link: dict[str, Any]) -> None:
+    """Which shows that waits are counted here."""
+    assert waits_of(rig, params, link) == (3 if link["name"] == "skip_nonfinite" else 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("link", LINKS, **NAMED)
+def test_on_a_device_nothing_waits(rig: Any, params: Callable[..., Any], link: dict[str, Any]) -> None:
+    """Torch itself raises if something does, once everything is compiled and in place."""
+    cuda = {name: torch.nn.Parameter(param.detach().cuda()) for name, param in params().items()}
+    grads = {name: param.grad.cuda() for name, param in params().items() if param.grad is not None}
+    chain = rig(cuda, {"name": "clip_norm", "as": "first", "max_norm": 1.0}, link)
+    for _ in range(2):
+        chain.step(grads)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        chain.step(grads)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
