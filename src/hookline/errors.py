@@ -27,6 +27,12 @@ class ConfigError(HooklineError):
         self.problem = problem
 
 
+class NothingMatches(ConfigError):
+    """A filter that fits nothing in this model: a misspelling. It ends the run whatever the hook's policy says."""
+
+    always_raise = True
+
+
 class TrainingError(HooklineError):
     """The run cannot start or go on: no loss, no parameters, an empty loader."""
 

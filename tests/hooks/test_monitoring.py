@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookline import ActivationStats, JSONLogHook, Trainer, get_trainer
+from hookline import ActivationStats, JSONLogHook, Trainer, get_trainer, read_layers, read_metrics
 
 
 def make_trainer(batches: int = 4, **options: Any) -> Trainer:
@@ -80,6 +80,7 @@ def test_a_failed_run_is_in_the_json_log() -> None:
     assert read(trainer.run_dir / "log.jsonl")[-1]["status"] == "error"  # type: ignore[operator]
 
 
+@pytest.mark.req("000-11", "000-12")
 def test_activation_statistics_are_those_of_torch() -> None:
     """Mean and standard deviation of the selected modules, recorded at their step."""
     trainer = make_trainer(2)
@@ -92,16 +93,22 @@ def test_activation_statistics_are_those_of_torch() -> None:
             expected.append((output.mean().item(), output.std().item()))
 
     trainer.train()
-    lines = [json.loads(line) for line in (trainer.run_dir / "metrics.jsonl").read_text().splitlines()]  # type: ignore[operator]
-    found = {
-        line["step"]: (line["activations/0/mean"], line["activations/0/std"])
-        for line in lines
-        if "activations/0/mean" in line
-    }
-    assert list(found) == [1, 2]
-    for step, pair in found.items():
-        assert pair == pytest.approx(expected[step - 1], rel=1e-4)
-    assert set(trainer.hooks.get("activation_stats").latest) == {"0"}
+    series = read_layers(trainer.run_dir)["activations"]  # type: ignore[arg-type]
+    assert (series.names, series.columns, series.steps) == (("0",), ("mean", "std"), (1, 2))
+    for found, true in zip(series.values[:, 0].tolist(), expected, strict=True):
+        assert found == pytest.approx(true, rel=1e-4)
+    latest = trainer.hooks.get("activation_stats").latest()["0"]
+    assert latest == pytest.approx(dict(zip(("mean", "std"), expected[-1], strict=True)), rel=1e-4)
+
+
+def test_activation_statistics_leave_the_metrics_short() -> None:
+    """metrics.jsonl holds one number for all modules: how many values were NaN or infinite."""
+    trainer = make_trainer(2)
+    trainer.add_hook("activation_stats")
+    trainer.train()
+    records = read_metrics(trainer.run_dir)  # type: ignore[arg-type]
+    assert [record["activations/non_finite"] for record in records] == [0, 0]
+    assert {key for record in records for key in record if "activations" in key} == {"activations/non_finite"}
 
 
 def test_validation_does_not_count_as_training() -> None:
@@ -109,8 +116,8 @@ def test_validation_does_not_count_as_training() -> None:
     trainer = make_trainer(1, val_dataloader=[(torch.randn(2, 3) + 100, torch.randn(2, 1))])
     trainer.add_hook(ActivationStats(modules="0"))
     trainer.train()
-    assert abs(trainer.hooks.get("activation_stats").latest["0"][0].item()) < 10
+    assert abs(trainer.hooks.get("activation_stats").latest()["0"]["mean"]) < 10
     hook = ActivationStats()
-    hook.on_forward("x", torch.ones(2, dtype=torch.long), "train", None)
-    hook.on_forward("y", {"logits": [torch.ones(2)]}, "train", None)
-    assert list(hook.latest) == ["y"]
+    hook.on_forward("x", torch.ones(2, dtype=torch.long), 0)
+    hook.on_forward("y", {"logits": [torch.ones(2)]}, 0)
+    assert list(hook.latest()) == ["y"]

@@ -1,6 +1,6 @@
 """The CPU path takes short ways where it can and notices where it cannot."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -13,11 +13,27 @@ def test_small_tensors_alike_are_measured_together(
 ) -> None:
     """Many parameters of one shape are measured in few groups, each row in its place."""
     groups: list[int] = []
-    together = cpu_path._rows
-    monkeypatch.setattr(cpu_path, "_rows", lambda alike: groups.append(len(alike)) or together(alike))
-    tensors = [torch.randn(4096) + index for index in range(100)]
+    together = cpu_path.stacked_in_scratch
+
+    def counted(alike: Sequence[torch.Tensor], capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
+        groups.append(len(alike))
+        return together(alike, capacity)
+
+    monkeypatch.setattr(cpu_path, "stacked_in_scratch", counted)
+    tensors = [torch.randn(4096) + index for index in range(70)]
     assert_rows(cpu_path.summarize(tensors), tensors)
-    assert groups == [64, 36]
+    assert groups == [32, 32, 6]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32])
+def test_zeros_are_counted_where_there_are_any(dtype: torch.dtype, assert_rows: Callable[..., None]) -> None:
+    """In groups without a zero, with some, and with values whose squares vanish; in any dtype and shape."""
+    for tensors in (
+        [(torch.rand(3, 40) + 1).to(dtype) for _ in range(6)],
+        [torch.randn(3, 40).relu().to(dtype) for _ in range(6)],
+        [(torch.randn(3, 40) * 1e-30).to(dtype) for _ in range(6)],
+    ):
+        assert_rows(cpu_path.summarize(tensors), tensors)
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1e30, 1e6, 1e-25])

@@ -16,8 +16,10 @@ from hookline.stats.histograms import (
     PER_OCTAVE,
     ZERO,
     Histograms,
+    fold,
     histograms,
     percentiles,
+    values_of_bins,
 )
 
 POINTS = [0, 10, 25, 50, 90, 99.5, 100]
@@ -87,3 +89,18 @@ def test_no_tensors_give_no_histograms() -> None:
     """An empty list is no error."""
     assert histograms([]).counts.shape == (0, BINS)
     assert percentiles(Histograms(*histograms([])), [50]).shape == (0, 1)
+
+
+@pytest.mark.parametrize("per_octave", [1, 2, 4, 8])
+def test_fewer_bins_hold_the_same_counts(per_octave: int) -> None:
+    """Folded counts are those of the wider bins, each value still in a bin whose middle is near it."""
+    values = torch.cat([torch.randn(5000), torch.zeros(3), torch.tensor([math.inf, -math.inf, math.nan])])
+    counted = histograms([values[:5003], values])
+    folded = fold(counted.counts, per_octave)
+    assert folded.sum(dim=1).tolist() == [5003, 5006]
+    assert folded.shape[1] == values_of_bins(counted.tops, per_octave).shape[1] + 1
+    middles = values_of_bins(counted.tops, per_octave)[0]
+    assert (middles.diff() > 0).all() and middles[len(middles) // 2] == 0
+    mean = (folded[0, 1:-2] * middles[1:-1].abs()).sum() / 5003
+    assert mean.item() == pytest.approx(values[:5003].abs().mean().item(), rel=0.2 / per_octave)
+    assert folded[1, [0, -2, -1]].tolist() == [1, 1, 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from hookline.activations.accounting import aligned
 from hookline.errors import HooklineError
 from hookline.events.schedule import Schedule
 from hookline.registry.base import TrainingHook
-from hookline.stats.columns import row_dtype
+from hookline.stats.norms import norms as norms_of
 
 Verdict = Literal["ok", "vanishing", "exploding", "non-finite", "never arrived", "frozen"]
 SAID: dict[Verdict, str] = {
@@ -122,6 +122,13 @@ class Limits:
             return self.vanishing, self.exploding
         return self.ratio * median, min(self.exploding, median / self.ratio)
 
+    def allow(self, norms: Collection[float]) -> bool:
+        """Whether all of these norms are healthy; quicker than a verdict on each."""
+        if not norms or not all(map(math.isfinite, norms)):
+            return False
+        low, high = self.beside(median(norms))
+        return 0 < min(norms) >= low and max(norms) <= high
+
 
 def gradient_flow(
     model: torch.nn.Module, *, vanishing: float = 1e-7, exploding: float = 1e3, ratio: float = 1e-4
@@ -138,7 +145,11 @@ def gradient_flow(
 def judge(params: dict[str, torch.nn.Parameter], limits: Limits) -> GradientFlow:
     """Judge the gradients that named parameters hold."""
     present = {name: param.grad for name, param in params.items() if param.grad is not None}
-    norms = dict(zip(present, gradient_norms(list(present.values())), strict=True))
+    return judge_norms(params, dict(zip(present, gradient_norms(list(present.values())), strict=True)), limits)
+
+
+def judge_norms(params: Mapping[str, torch.nn.Parameter], norms: Mapping[str, float], limits: Limits) -> GradientFlow:
+    """Judge parameters by norms that were measured already; one without a norm has no gradient."""
     finite = [norm for norm in norms.values() if math.isfinite(norm)]
     middle = median(finite) if finite else math.nan
     low, high = limits.beside(middle)
@@ -162,17 +173,14 @@ def _verdict(param: torch.nn.Parameter, norm: float | None, low: float, high: fl
 
 
 def gradient_norms(gradients: Sequence[torch.Tensor]) -> list[float]:
-    """The norm of each gradient, one host read per device.
-
-    In float64, where the squares of no float32 overflow: what is not finite in the norm is not finite in the gradient.
-    """
+    """The norm of each gradient, one host read per device; what is not finite in it is not finite in the gradient."""
     places: dict[torch.device, list[int]] = {}
     for index, gradient in enumerate(gradients):
         places.setdefault(gradient.device, []).append(index)
     norms = [0.0] * len(gradients)
-    for device, indices in places.items():
-        read = torch._foreach_norm([_dense(gradients[index]) for index in indices], 2, dtype=row_dtype(device))
-        for index, norm in zip(indices, torch.stack(list(read)).tolist(), strict=True):
+    for indices in places.values():
+        read = norms_of([_dense(gradients[index]) for index in indices])
+        for index, norm in zip(indices, read.tolist(), strict=True):
             norms[index] = norm
     return norms
 

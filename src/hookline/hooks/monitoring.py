@@ -7,14 +7,17 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-import torch
-
-from hookline.activations.moment import first_floating
+from hookline.activations.monitor import Monitor
 from hookline.events.policy import logger
 from hookline.events.schedule import Schedule
+from hookline.hooks.gradient_monitor import GradientMonitor
+from hookline.hooks.throughput import ThroughputMonitor
 from hookline.record.writers import JsonLines
-from hookline.registry.base import ForwardHook, TrainingHook
-from hookline.stats.moments import mean_and_std
+from hookline.registry.base import TrainingHook
+
+__all__ = ["ActivationStats", "GradientMonitor", "JSONLogHook"]  # the gradient monitor has its own file
+
+__all__ = ["ActivationStats", "JSONLogHook", "ThroughputMonitor"]
 
 
 class JSONLogHook(TrainingHook):
@@ -69,24 +72,14 @@ class JSONLogHook(TrainingHook):
         return None
 
 
-class ActivationStats(ForwardHook):
-    """Mean and standard deviation of the selected modules' outputs: ``activations/<module>/mean`` and ``…/std``.
+class ActivationStats(Monitor):
+    """Mean and standard deviation of the selected modules' outputs, in layers.jsonl (read by `hookline.read_layers`).
 
-    They stay on the device until the record is next written.
+    It is a `Monitor` of these two.
     """
 
     built_in = True
     name = "activation_stats"
 
     def __init__(self, modules: Any = "*") -> None:
-        self.modules = modules
-        self.latest: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def on_forward(self, name: str, output: Any, phase: str, trainer: Any) -> None:
-        tensor = first_floating(output)
-        if tensor is None or phase == "validation":
-            return
-        mean, std = self.latest[name] = mean_and_std(tensor)
-        if trainer is not None:
-            trainer.log(f"activations/{name}/mean", mean)
-            trainer.log(f"activations/{name}/std", std)
+        super().__init__(modules, metrics=("mean", "std"))

@@ -26,7 +26,7 @@ def _problem(kind: type[Tensor], dtype: torch.dtype, layout: torch.layout) -> st
     if dtype.is_complex:
         return f"is {dtype}; pass torch.view_as_real(tensor) or tensor.abs()"
     if hasattr(kind, "to_local"):
-        return "is a DTensor; pass its to_local() and merge the rows of all ranks with hookline.stats.merging.merge"
+        return "is a DTensor; hookline.stats.pieces.Pieces measures it over all ranks"
     return None
 
 

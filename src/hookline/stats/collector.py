@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hookline.stats.loan import on_loan
 from hookline.stats.statistics import summarize
 
 LIMIT_BYTES = 256 * 1024 * 1024
+Measure = Callable[[Sequence[Tensor], Sequence[object]], Tensor]
+"""Tensors and their names in, one row for each out, all on one device."""
 
 
 class Summary(NamedTuple):
@@ -31,8 +34,9 @@ class Collector:
     Inference tensors and writes through `.data` have no version: pass `now=True` for those that will be overwritten.
     """
 
-    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, limit_bytes: int = LIMIT_BYTES, measure: Measure | None = None) -> None:
         self.limit_bytes = limit_bytes
+        self._measure = measure or summarize
         self.overwritten: set[Hashable] = set()
         self._done: list[Summary] = []
         self._start_anew()
@@ -42,12 +46,15 @@ class Collector:
         return len(self._keys) + sum(len(summary.keys) for summary in self._done)
 
     def add(self, key: Hashable, tensor: Tensor, now: bool = False) -> None:
-        """Gather one tensor; `now` reads what waits at once, because the tensor is about to be overwritten."""
+        """Gather one tensor; `now` reads what waits at once, because the tensor is about to be overwritten.
+
+        A tensor on loan always is.
+        """
         self._keys.append(key)
         self._tensors.append(tensor)
         self._versions.append(version_of(tensor))
         self._bytes += tensor.nbytes
-        if now or key in self.overwritten:
+        if now or on_loan() or key in self.overwritten:
             self.read()
         elif self._bytes > self._look_at:
             self._look()
@@ -62,7 +69,7 @@ class Collector:
         if current != versions:
             keys, tensors = self._without_overwritten(keys, tensors, versions, current)
         if keys:
-            self._done.append(Summary(keys, summarize(tensors, keys)))
+            self._done.append(Summary(keys, self._measure(tensors, keys)))
 
     def finish(self) -> Summary:
         """Read what still waits and hand over everything since the last time; the rows stay on the device."""

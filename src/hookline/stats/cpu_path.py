@@ -23,8 +23,8 @@ _MOST_THREADS = 16  # so that the scratch memory stays small
 _SMALL = (
     16384  # elements; up to here tensors alike are measured together: calling an operation costs as much as running it
 )
-_TOGETHER = 262144  # elements that are measured together at most
-_FAINT = 1e-24  # a sum of squares below has lost digits to float32's smallest numbers
+_TOGETHER = 131072  # elements that are measured together at most; twice as much leaves the cache
+FAINT = 1e-24  # a sum of squares below has lost digits to float32's smallest numbers
 _FEW = 4  # so many tensors alike are not worth stacking
 _FAR = 100.0  # (mean / std)²; beyond it the squares are taken around the mean, at the price of more passes
 
@@ -65,31 +65,69 @@ def summarize(tensors: Sequence[Tensor]) -> Tensor:
     """One row of statistics per tensor, for tensors that are all on the CPU."""
     rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64)
     for (shape, _), indices in torch_path.alike(tensors).items():
-        many = max(_TOGETHER // max(shape.numel(), 1), 1)
+        some = [tensors[index] for index in indices]
         if 0 < shape.numel() <= _SMALL and len(indices) >= _FEW:
-            for start in range(0, len(indices), many):
-                some = indices[start : start + many]
-                rows[some] = _rows([tensors[index] for index in some])
+            rows[indices] = _rows(some)
         else:
-            rows[indices] = torch.tensor([_row(tensors[index]) for index in indices], dtype=torch.float64)
+            rows[indices] = torch.tensor([_row(tensor) for tensor in some], dtype=torch.float64)
     return rows
 
 
 def _rows(alike: list[Tensor]) -> Tensor:
-    """The rows of small tensors of one shape and dtype, taken together; with care if any of them needs it."""
-    wide = torch_path.stacked(alike)
-    size = wide.shape[1]
-    scratch = _scratch.blocks(wide.dtype, wide.numel())[0, : wide.numel()].view_as(wide)
-    means, squares = wide.mean(dim=1).double(), torch.square(wide, out=scratch).sum(dim=1).double()
-    low, high = wide.amin(dim=1), wide.amax(dim=1)
-    deviations = squares - means.square() * size
-    near = means.square() * size <= _FAR * deviations  # false for a NaN too
-    if not bool((near & squares.isfinite() & ((squares > _FAINT) | (low == high))).all()):
-        return torch_path.statistics_of_rows(wide.double())
-    zeros, none = size - torch.sign(wide, out=scratch).abs_().sum(dim=1), torch.zeros_like(means)
+    """The rows of small tensors of one shape and dtype, measured together; those that need care once more."""
+    size = alike[0].numel()
+    totals, squares, low, high, others = _measure_together(alike, size).double()
+    means = totals / size
+    deviations = squares - means * totals
+    near = means * totals <= _FAR * deviations  # false for a NaN too
+    sound = near & squares.isfinite() & ((squares > FAINT) | (low == high))
+    none = torch.zeros_like(means)
     stds = (deviations / max(size - 1, 1)).sqrt()
-    columns = [none + size, means, stds, low, high, torch.maximum(-low, high), squares.sqrt(), zeros, none, none]
-    return torch.stack([column.double() for column in columns], dim=1)
+    columns = [none + size, means, stds, low, high, torch.maximum(-low, high), squares.sqrt(), size - others]
+    rows = torch.stack([*columns, none, none], dim=1)
+    if not bool(sound.all()):
+        _measure_again(alike, (~sound).nonzero().flatten().tolist(), rows)
+    return rows
+
+
+def _measure_together(alike: list[Tensor], size: int) -> Tensor:
+    """Sum, sum of squares, minimum, maximum and how many are not zero: a row each, some tensors at a time."""
+    measured: list[Tensor] = []
+    many = max(_TOGETHER // size, 1)
+    for start in range(0, len(alike), many):
+        wide, scratch = stacked_in_scratch(alike[start : start + many], _TOGETHER)
+        total, low, high = wide.sum(dim=1), wide.amin(dim=1), wide.amax(dim=1)
+        squares = torch.square(wide, out=scratch).sum(dim=1)
+        if scratch.amin(dim=1).all():  # no square is zero, so no value is: one more read saves a pass that writes
+            others = torch.full_like(total, size)
+        else:
+            others = torch.ne(wide, 0, out=scratch).sum(dim=1)
+        measured += [total, squares, low, high, others]
+    return torch.stack([torch.cat(measured[row::5]) for row in range(5)])
+
+
+def _measure_again(alike: list[Tensor], places: list[int], rows: Tensor) -> None:
+    """Replace the rows of tensors that are far from zero, faint or not finite."""
+    many = max(_TOGETHER // alike[0].numel(), 1)
+    for start in range(0, len(places), many):
+        some = places[start : start + many]
+        wide = torch_path.stacked([alike[place] for place in some])
+        rows[some] = torch_path.statistics_of_rows(wide.double())
+
+
+def stacked_in_scratch(alike: Sequence[Tensor], capacity: int) -> tuple[Tensor, Tensor]:
+    """Tensors of one shape and dtype as rows of a matrix, and another of its shape, both in memory that is kept.
+
+    In the precision to compute in; together they must not have more than `capacity` elements.
+    """
+    first, many = alike[0], len(alike)
+    both = _scratch.blocks(wide_dtype(first.dtype), capacity)[:, : many * first.numel()]
+    rows = both[0].view(many, *first.shape)
+    if first.dtype is rows.dtype:
+        torch.stack(tuple(alike), out=rows)
+    else:
+        rows.copy_(torch.stack(tuple(alike)))
+    return rows.view(many, -1), both[1].view(many, -1)
 
 
 def _row(tensor: Tensor) -> list[float]:
@@ -113,7 +151,7 @@ def _in_blocks(flat: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
 def _measure(block: Tensor, scratch: Tensor | None) -> _Sums:
     size = len(block)
     squares = torch.dot(block, block).item()
-    if not (size and _FAINT < squares < inf):
+    if not (size and FAINT < squares < inf):
         return _measure_with_care(block)
     total = block.sum().item()
     deviations = squares - total * total / size

@@ -49,14 +49,18 @@ def histograms(tensors: Sequence[Tensor], rows: Tensor | None = None) -> Histogr
     """
     if not tensors:
         return Histograms(torch.zeros((0, BINS), dtype=torch.int64), torch.zeros(0))
-    rows = summarize(tensors) if rows is None else rows
+    tops = tops_of(summarize(tensors) if rows is None else rows)
+    return Histograms(count(tensors, tops), tops)
+
+
+def count(tensors: Sequence[Tensor], tops: Tensor) -> Tensor:
+    """The counts of each tensor, [tensors, bins], in windows that end with the octaves `tops`."""
     with torch.no_grad():
-        tops = _tops(rows[:, ABSMAX])
         if not has_kernels(tops.device):
-            return Histograms(count(tensors, tops), tops)
+            return count_in_torch(tensors, tops)
         from hookline.stats import cuda_histograms
 
-        return Histograms(cuda_histograms.count(tensors, tops), tops)
+        return cuda_histograms.count(tensors, tops)
 
 
 def percentiles(counted: Histograms, points: Sequence[float]) -> Tensor:
@@ -82,27 +86,47 @@ def look_up(counts: Tensor, tops: Tensor, fractions: Tensor) -> Tensor:
     places = fractions * (total - 1).clamp(min=0)
     below = torch.searchsorted(numbers, places.floor().long(), right=True)
     above = torch.searchsorted(numbers, places.ceil().long(), right=True)
-    values = _values(tops)
+    values = values_of_bins(tops)
     lower, upper = (values.gather(1, bins.clamp(max=INFINITE)) for bins in (below, above))
     between = torch.where(below == above, lower, lower + (upper - lower) * (places - places.floor()))
     return between.masked_fill((counts[:, NOT_A_NUMBER:] > 0) | (total == 0), float("nan"))
 
 
-def _tops(absmax: Tensor) -> Tensor:
-    """The octave of the largest value; zeros and what is not finite have none of their own."""
+def tops_of(rows: Tensor) -> Tensor:
+    """The octave in which each tensor's window ends; zeros and what is not finite have none of their own."""
+    absmax = rows[:, ABSMAX]
     octaves = torch.frexp(absmax).exponent - 1  # exact, where a logarithm may land just below a power of two
     return torch.where(absmax.isfinite(), octaves.float().clamp(_LOWEST_TOP, _HIGHEST_TOP), _USUAL_TOP)
 
 
-def _values(tops: Tensor) -> Tensor:
-    """The value that stands for each bin of each tensor: in the middle of the bin on the logarithmic scale."""
-    places = torch.arange(PER_SIGN, device=tops.device, dtype=row_dtype(tops.device))
-    sizes = torch.exp2(tops.to(places.dtype).unsqueeze(1) + 1 - (places + 0.5) / PER_OCTAVE)
+def values_of_bins(tops: Tensor, per_octave: int = PER_OCTAVE) -> Tensor:
+    """The value that stands for each bin but the last, NaN's: in the middle of it on the logarithmic scale.
+
+    [tensors, bins - 1], rising along each row; `per_octave` is what the counts were folded to, if they were.
+    """
+    places = torch.arange(_per_sign(per_octave), device=tops.device, dtype=row_dtype(tops.device))
+    sizes = torch.exp2(tops.to(places.dtype).unsqueeze(1) + 1 - (places + 0.5) / per_octave)
     ends = torch.full_like(sizes[:, :1], float("inf"))
     return torch.cat([-ends, -sizes, torch.zeros_like(ends), sizes.flip(1), ends], dim=1)
 
 
-def count(tensors: Sequence[Tensor], tops: Tensor) -> Tensor:
+def fold(counts: Tensor, per_octave: int) -> Tensor:
+    """The same counts in fewer bins: 1, 2 or 4 to the octave and sign instead of 8, in the same order."""
+    together, many = PER_OCTAVE // per_octave, _per_sign(per_octave)
+    if together == 1:
+        return counts
+    negative, positive = counts[:, 1:ZERO], counts[:, ZERO + 1 : INFINITE]
+    short = many * together - PER_SIGN  # the last group, of the smallest magnitudes, is not full
+    negative = torch.nn.functional.pad(negative, (0, short)).view(-1, many, together).sum(dim=2)
+    positive = torch.nn.functional.pad(positive, (short, 0)).view(-1, many, together).sum(dim=2)
+    return torch.cat([counts[:, :1], negative, counts[:, ZERO : ZERO + 1], positive, counts[:, INFINITE:]], dim=1)
+
+
+def _per_sign(per_octave: int) -> int:
+    return -(-PER_SIGN * per_octave // PER_OCTAVE)
+
+
+def count_in_torch(tensors: Sequence[Tensor], tops: Tensor) -> Tensor:
     """The counts in torch operations, tensor by tensor, in pieces that keep the memory for indices small."""
     counts = torch.zeros((len(tensors), BINS), dtype=torch.int64, device=tops.device)
     for tensor, top, row in zip(tensors, tops, counts, strict=True):

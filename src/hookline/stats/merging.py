@@ -1,34 +1,48 @@
-"""Putting rows together: the statistics of a whole from those of its parts."""
+"""Putting rows together: the statistics of a whole from those of its parts.
+
+A row is taken apart into numbers that add up and numbers of which the largest counts. So the parts can be merged where
+they are, or on other ranks, by one sum and one maximum for any number of tensors.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from hookline.stats.columns import ABSMAX, COUNT, L2, MAX, MEAN, MIN, STD, ZEROS
+from hookline.stats.columns import COUNT, INFS, L2, MAX, MEAN, MIN, NANS, STD, ZEROS
 
 
 def merge(rows: Tensor) -> Tensor:
     """The row of a whole from its parts' rows, which lie along the first dimension: [parts, …, statistics].
 
-    Exact up to rounding, by the formula of Chan, Golub and LeVeque. The parts may be blocks of a tensor or, gathered
-    from all ranks, the local shards of a distributed one. Empty parts count for nothing.
+    Exact up to rounding. The parts may be blocks of a tensor or, gathered from all ranks, the local shards of a
+    distributed one. Empty parts count for nothing.
     """
-    count = rows[..., COUNT]
-    some = count > 0
-    total = count.sum(0)
-    means = torch.where(some, rows[..., MEAN], 0.0)
-    mean = (count * means).sum(0) / total
-    within = torch.where(some, rows[..., STD].square() * (count - 1), 0.0)
-    deviations = (within + count * (means - mean).square()).sum(0)
-    merged = torch.empty_like(rows[0])
-    merged[..., COUNT] = total
-    merged[..., MEAN] = mean
-    merged[..., STD] = (deviations / (total - 1).clamp(min=1)).sqrt()
-    merged[..., MIN] = torch.where(some, rows[..., MIN], float("inf")).amin(0)
-    merged[..., MAX] = torch.where(some, rows[..., MAX], float("-inf")).amax(0)
-    merged[..., ABSMAX] = torch.where(some, rows[..., ABSMAX], 0.0).amax(0)
-    merged[..., MIN : ABSMAX + 1].masked_fill_((total == 0).unsqueeze(-1), float("nan"))
-    merged[..., L2] = torch.linalg.vector_norm(rows[..., L2], dim=0)
-    merged[..., ZEROS:] = rows[..., ZEROS:].sum(0)
-    return merged
+    sums, peaks = take_apart(rows)
+    return put_together(sums.sum(0), peaks.amax(0))
+
+
+def take_apart(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """What of each row adds up over the parts of a whole, and that of which the largest counts.
+
+    The spread is kept as that within the part and that of its mean, or a mean far from zero would cost digits.
+    """
+    count, nans = rows[..., COUNT], rows[..., NANS]
+    mean = torch.where(count > 0, rows[..., MEAN], 0.0)
+    within = torch.where(count > 0, rows[..., STD].square() * (count - 1), 0.0)
+    sums = [count, count * mean, count * mean.square(), within, rows[..., L2].square(), rows[..., ZEROS], nans]
+    extremes = torch.stack([-rows[..., MIN], rows[..., MAX]], dim=-1)  # of NaNs no maximum can be relied on
+    some = ((count > 0) & (nans == 0)).unsqueeze(-1)
+    return torch.stack([*sums, rows[..., INFS]], dim=-1), torch.where(some, extremes, float("-inf"))
+
+
+def put_together(sums: Tensor, peaks: Tensor) -> Tensor:
+    """The rows of the wholes."""
+    count, total, between, within, squares, zeros, nans, infs = sums.unbind(-1)
+    mean = total / count
+    deviations = (within + between - total * mean).clamp(min=0)
+    std = torch.where(count > 0, (deviations / (count - 1).clamp(min=1)).sqrt(), float("nan"))
+    none = (count == 0) | (nans > 0)
+    low, high = (torch.where(none, float("nan"), peak) for peak in (-peaks[..., 0], peaks[..., 1]))
+    columns = [count, mean, std, low, high, torch.maximum(-low, high), squares.sqrt(), zeros, nans, infs]
+    return torch.stack(columns, dim=-1)

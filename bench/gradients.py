@@ -1,0 +1,188 @@
+"""What the gradient monitor costs when it looks at every parameter at every step, record writing included.
+
+With a CUDA device the step of a GPT is timed alone, and with each way of watching its gradients in turn. Without one,
+the norms of 500 small parameters are timed against a loop that brings each over with `item()`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.interleave import standard_error_of_median
+from bench.statistics import MODELS, Plain, Training, above, in_turn, seconds_of, wanted
+from bench.table import Table
+from hookline.hooks.gradient_monitor import GradientMonitor
+from hookline.record.memory_record import MemoryRecord
+from hookline.record.run_record import Record, RunRecord
+from hookline.stats.norms import norms
+
+TITLE = "The gradient monitor, every parameter at every step"
+COLUMNS = ("what is watched, and how", "time", "above or ratio", "± s.e.", "goal")
+GPU_NOTES = [
+    "Pure bf16, batch 8 x 1024, fused AdamW. A turn is some steps between two synchronisations.",
+    "Above: median over the rounds of (step / plain step - 1) in the same round.",
+    "Hookline's rows end on disk: metrics.jsonl and layers.jsonl, written once every ten steps as the loop does.",
+]
+CPU_NOTES = [
+    "One torch thread. Ratio: median over the rounds of (time / the loop's time) in the same round.",
+    "A whole look: norms before and after the chain, the verdict on every layer, and the record in memory.",
+]
+FLUSH_STEPS = 10
+
+
+class Recorder:
+    """Stands for the trainer: a model, and a record to write to."""
+
+    def __init__(self, model: nn.Module, record: Record) -> None:
+        self.model, self.record = model, record
+        self.params = dict(model.named_parameters())
+
+    def log(self, name: str, value: float, step: int) -> None:
+        """A number of the run."""
+        self.record.log(step, 0, name, value)
+
+    def log_layers(self, series: str, names: Sequence[str], columns: Sequence[str], values: Tensor, step: int) -> None:
+        """Numbers of every layer."""
+        self.record.layers(series, step, names, columns, values)
+
+
+class Monitored(Plain):
+    """The hook, told of a step's events as the loop tells it."""
+
+    def __init__(self, training: Training, recorder: Recorder, goal: str = "", **parameters: Any) -> None:
+        self.goal = goal
+        self.optimizer, self.recorder = training.optimizer, recorder
+        self.monitor = GradientMonitor(log_frequency=1, **parameters)
+
+    def after_backward(self, step: int, gradients: list[Tensor]) -> None:
+        """The gradients are complete, and the chain leaves them as they are."""
+        self.step = step
+        self.monitor.on_gradients_ready(self.recorder, step)
+        self.monitor.on_before_optimizer_step(self.optimizer)
+
+    def after_step(self, *_: Any) -> None:
+        """The optimizer has stepped."""
+        if self.monitor.on_after_optimizer_step is not None:
+            self.monitor.on_after_optimizer_step()
+        self.monitor.on_step_end(self.recorder)
+        if self.step % FLUSH_STEPS == 0:
+            self.recorder.record.flush()
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Hear the optimizer for a while."""
+        handle = self.optimizer.register_step_post_hook(self.after_step)
+        yield
+        handle.remove()
+
+
+class NaiveNorms(Plain):
+    """Each norm brought over at once."""
+
+    def after_backward(self, step: int, gradients: list[Tensor]) -> None:
+        """One wait per parameter."""
+        self.seen = naive_norms(gradients)
+
+
+class DeferredNorms(Plain):
+    """All norms in one call, left on the device."""
+
+    def after_backward(self, step: int, gradients: list[Tensor]) -> None:
+        """In float32, as a right norm needs it."""
+        self.seen = torch._foreach_norm(gradients, 2, dtype=torch.float32)
+
+
+def naive_norms(gradients: list[Tensor]) -> list[float]:
+    """The norms as one writes them without thinking of the cost."""
+    return [gradient.norm().item() for gradient in gradients]
+
+
+def gpu_watchers(training: Training, recorder: Recorder) -> dict[str, Plain]:
+    """Everybody who is timed on a GPU; the plain step first."""
+    monitored = partial(Monitored, training, recorder)
+    all_of_it = {"percentiles": [10, 50, 90], "log_histogram": True}
+    return {
+        "plain step": Plain(),
+        "norms, naive with item()": NaiveNorms(),
+        "norms, _foreach_norm alone": DeferredNorms(),
+        "norms, Hookline": monitored("≤ +1 %", log_moments=False),
+        "norms and moments, Hookline": monitored("≤ +1.5 %"),
+        "percentiles too, Hookline": monitored("≤ +4 %", percentiles=[10, 50, 90]),
+        "histograms and percentiles, Hookline": monitored("≤ +4 %", **all_of_it),
+        "the same, one bin to the octave, Hookline": monitored("≤ +4 %", **all_of_it, bins_per_octave=1),
+        "update ratio too, Hookline": monitored(update_ratio=True),
+    }
+
+
+def on_gpu(rounds: int, only: list[str]) -> Iterator[tuple[str, ...]]:
+    """The rows of both models."""
+    for title, width, heads, _, steps in MODELS:
+        with TemporaryDirectory() as root:
+            yield from rows_of_model(title, Training(width, heads), steps, root, rounds, only)
+        torch.cuda.empty_cache()
+
+
+def rows_of_model(
+    title: str, training: Training, steps: int, root: str, rounds: int, only: list[str]
+) -> Iterator[tuple[str, ...]]:
+    """One row per watcher, timed in turn."""
+    record = RunRecord.create(root, config={}, seed=None)
+    everybody = gpu_watchers(training, Recorder(training.model, record))
+    watchers = {name: who for name, who in everybody.items() if wanted(name, only) or name == "plain step"}
+    runs = {name: partial(training.seconds, who, steps) for name, who in watchers.items()}
+    seconds = in_turn(runs, max(rounds // 60, 5))
+    record.close("completed", None, [], [], {})
+    for name, who in watchers.items():
+        timing = above(seconds[name], seconds["plain step"])
+        yield f"{title}: {name}", f"{median(seconds[name]) * 1e3:.2f} ms", *timing, who.goal
+
+
+def on_cpu(rounds: int, only: list[str]) -> Iterator[tuple[str, ...]]:
+    """500 parameters of several sizes."""
+    torch.set_num_threads(1)
+    for size in (64, 256, 1024, 4096):
+        name = f"500 parameters of {size}"
+        if wanted(name, only):
+            yield from rows_of_size(name, size, rounds)
+
+
+def rows_of_size(name: str, size: int, rounds: int) -> Iterator[tuple[str, ...]]:
+    """One row per way to get the norms, as multiples of the loop."""
+    model = nn.ParameterList([torch.randn(size) for _ in range(500)])
+    gradients = [torch.randn(size) for _ in range(500)]
+    for parameter, gradient in zip(model, gradients, strict=True):
+        parameter.grad = gradient
+    look = partial(whole_look, GradientMonitor(1, log_moments=False), Recorder(model, MemoryRecord(keep=200)))
+    calls: Mapping[str, Callable[[], object]] = {
+        "naive loop with item()": partial(naive_norms, gradients),
+        "_foreach_norm": lambda: torch.stack(torch._foreach_norm(gradients)).tolist(),
+        "norms, Hookline": partial(norms, gradients),
+        "a whole look, Hookline": look,
+    }
+    goals = {"norms, Hookline": "≤ 0.5 x"}
+    seconds = in_turn({key: partial(seconds_of, call) for key, call in calls.items()}, max(rounds // 10, 10))
+    first = next(iter(seconds.values()))
+    for key, values in seconds.items():
+        paired = [value / base for value, base in zip(values, first, strict=True)]
+        timing = f"{median(values) * 1e3:.2f} ms", f"{median(paired):.2f} x", f"{standard_error_of_median(paired):.2f}"
+        yield f"{name}: {key}", *timing, goals.get(key, "")
+
+
+def whole_look(monitor: GradientMonitor, recorder: Recorder) -> None:
+    """All that the hook does in a step that is due."""
+    monitor.on_gradients_ready(recorder, 1)
+    monitor.on_before_optimizer_step(None)
+    monitor.on_step_end(recorder)
+
+
+def measure(rounds: int, only: list[str]) -> Table:
+    """The table for the device at hand; `only` keeps the rows whose name contains one of its words."""
+    if torch.cuda.is_available():
+        return Table(f"{TITLE}, {torch.cuda.get_device_name()}", COLUMNS, list(on_gpu(rounds, only)), GPU_NOTES)
+    return Table(f"{TITLE}, CPU", COLUMNS, list(on_cpu(rounds, only)), CPU_NOTES)

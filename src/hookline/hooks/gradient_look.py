@@ -1,0 +1,148 @@
+"""One step's look at the gradients: everything is measured on their device and becomes one table, to travel at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from hookline.stats.collector import version_of
+from hookline.stats.columns import STATISTICS
+from hookline.stats.histograms import fold, percentiles
+from hookline.stats.layout import upload
+from hookline.stats.pieces import Pieces
+
+
+class Wanted(NamedTuple):
+    """What a look shall measure beside the norms."""
+
+    moments: bool = True
+    bins_per_octave: int = 0  # 0 for no histogram
+    points: tuple[float, ...] = ()
+    update_ratio: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the table, in order; those of a histogram's bins have no names and come last."""
+        points = [percentile_name(point) for point in self.points]
+        sizes = ["update_l2", "weight_l2"] if self.update_ratio else []
+        top = ["top_octave"] if self.bins_per_octave else []
+        return (*(STATISTICS if self.reads_all else ("l2",)), "final_l2", *sizes, *points, *top)
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether all statistics are needed; a histogram's window ends at the largest value."""
+        return self.moments or bool(self.bins_per_octave) or bool(self.points)
+
+
+def percentile_name(point: float) -> str:
+    """What a percentile's column is called: p10, p99.9."""
+    return f"p{point:g}"
+
+
+class Look:
+    """The gradients of some parameters in one step. Of those that have none, the table holds NaN."""
+
+    def __init__(self, step: int, params: Mapping[str, torch.nn.Parameter], wanted: Wanted) -> None:
+        self.step = step
+        self.params, self._wanted = dict(params), wanted
+        self._places, grads = self._gradients()
+        self.keys = self._keys()
+        pieces = Pieces(grads, [name for name, there in self.keys if there])
+        self._measured = self._measure(pieces)
+        # A DTensor's version misses writes to its shard, so that only plain gradients can be known again.
+        self._seen = [(ref(grad), version_of(grad)) for grad in grads] if pieces.plain else None
+        self._final: Tensor | None = None
+        self._sizes: Tensor | None = None
+        self._under_way: StepSize | None = None
+
+    @torch.no_grad()
+    def see_final(self) -> None:
+        """The optimizers step next: measure what they get. Where nobody touched the gradients, that is known."""
+        if self._final is None:
+            places, grads = self._gradients()
+            if self._untouched(grads):
+                self._final = self._measured[:, self._wanted.columns.index("l2")].unsqueeze(1)
+            else:
+                self._final = self._spread(Pieces(grads).norms().unsqueeze(1), places, missing=0.0)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """One optimizer steps next: keep its parameters as they are."""
+        owned = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        params = list(self.params.values())
+        places = [place for place in self._places if id(params[place]) in owned]
+        self._under_way = StepSize([params[place] for place in places], places) if places else None
+
+    def after_step(self) -> None:
+        """It has stepped: measure how far."""
+        if self._under_way is not None:
+            found = self._spread(self._under_way.measure(), self._under_way.places)
+            self._sizes = found if self._sizes is None else torch.where(found.isnan(), self._sizes, found)
+            self._under_way = None
+
+    def table(self) -> Tensor:
+        """Everything that was measured, [parameters, columns and bins]."""
+        missing = self._measured.new_full((len(self.params), 1), float("nan"))
+        statistics = len(STATISTICS) if self._wanted.reads_all else 1
+        measured, behind = self._measured[:, :statistics], self._measured[:, statistics:]
+        blocks = [measured, missing if self._final is None else self._final]
+        if self._wanted.update_ratio:
+            blocks.append(missing.expand(-1, 2) if self._sizes is None else self._sizes)
+        return torch.cat([*blocks, behind], dim=1)
+
+    def _gradients(self) -> tuple[list[int], list[Tensor]]:
+        """Where there are gradients, and these."""
+        found = [(place, param.grad) for place, param in enumerate(self.params.values()) if param.grad is not None]
+        return [place for place, _ in found], [grad for _, grad in found]
+
+    def _keys(self) -> list[tuple[str, bool]]:
+        """Every parameter's name, and whether it has a gradient."""
+        there = set(self._places)
+        return [(name, place in there) for place, name in enumerate(self.params)]
+
+    def _untouched(self, grads: Sequence[Tensor]) -> bool:
+        """Whether these are the very gradients that were measured, and nobody has written to them, for all we know."""
+        if self._seen is None or len(grads) != len(self._seen):
+            return False
+        pairs = zip(self._seen, grads, strict=True)
+        return all(known() is grad and version == version_of(grad) for (known, version), grad in pairs)
+
+    @torch.no_grad()
+    def _measure(self, pieces: Pieces) -> Tensor:
+        """Statistics or norms, then percentiles, the octave at which the bins end, and the bins, as far as wanted."""
+        if not self._wanted.reads_all:
+            return self._spread(pieces.norms().unsqueeze(1), self._places)
+        blocks = [rows := pieces.summarize()]
+        points, resolution = self._wanted.points, self._wanted.bins_per_octave
+        if points or resolution:
+            counted = pieces.histograms(rows)
+            blocks += [percentiles(counted, points)] if points else []
+            blocks += [counted.tops.unsqueeze(1), fold(counted.counts, resolution)] if resolution else []
+        return self._spread(torch.cat([block.to(rows.dtype) for block in blocks], dim=1), self._places)
+
+    def _spread(self, found: Tensor, places: list[int], missing: float = float("nan")) -> Tensor:
+        """What was found of some parameters, in the rows of all of them."""
+        if len(places) == len(self.params):
+            return found
+        rows = found.new_full((len(self.params), found.shape[1]), missing)
+        return rows.index_copy_(0, upload(places, torch.int64, found.device), found)
+
+
+class StepSize:
+    """How far one optimizer step moves some parameters, and how large they were. Holds a copy of them meanwhile."""
+
+    @torch.no_grad()
+    def __init__(self, params: Sequence[Tensor], places: list[int]) -> None:
+        self.places = places
+        self._pieces = Pieces(params)
+        self._weights = self._pieces.norms()
+        self._before = torch._foreach_mul(self._pieces.dense, 1)  # copies, in a few launches
+
+    @torch.no_grad()
+    def measure(self) -> Tensor:
+        """The norms of what was added to each parameter, and of each parameter before, [parameters, 2]."""
+        torch._foreach_sub_(self._before, self._pieces.dense)
+        return torch.stack([self._pieces.with_dense(self._before).norms(), self._weights], dim=1)

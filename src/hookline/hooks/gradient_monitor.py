@@ -1,0 +1,240 @@
+"""The gradient monitor: what every layer's gradient is like, and where gradients vanish, explode or never arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from hookline.activations.flow import COUNTED, GradientFlow, Limits, Verdict, judge_norms
+from hookline.errors import ConfigError, NothingMatches, nearest
+from hookline.events.policy import logger
+from hookline.events.schedule import Quantity, Schedule
+from hookline.hooks.gradient_look import Look, Wanted, percentile_name
+from hookline.registry.base import TrainingHook
+from hookline.stats.flush import Arrival, Flush
+
+MOMENTS = ("mean", "std", "min", "max", "absmax", "zeros", "nans", "infs")
+Columns = Mapping[str, Tensor]
+
+
+class GradientMonitor(TrainingHook):
+    """Norms, statistics, percentiles and histograms of every layer's gradient, and a word when one is in trouble.
+
+    Looks every `log_frequency` steps, when the gradients are complete, unscaled and not yet clipped, and once more
+    before the optimizer steps if somebody changed them. All parameters are measured in one pass on their device; the
+    values arrive later, under their true step, and nothing waits for them.
+
+    Per layer, in the model's order, they go to layers.jsonl: the series ``gradients`` and ``gradient_histograms``. What
+    is true of all layers goes to metrics.jsonl as ``gradients/…``. A layer whose gradients vanish, explode, are not
+    finite or never arrive is named in events.jsonl, once when it begins and once when it ends.
+    """
+
+    built_in = True
+    name = "gradient_monitor"
+    saves = ("troubled",)
+
+    def __init__(
+        self,
+        log_frequency: int | str = 100,
+        log_histogram: bool = False,
+        log_norm: bool = True,
+        param_filter: str | Sequence[str] | None = None,
+        percentiles: Sequence[float] = (),
+        bins_per_octave: int = 8,
+        log_moments: bool = True,
+        update_ratio: bool = False,
+        vanishing: float = 1e-7,
+        exploding: float = 1e3,
+        ratio: float = 1e-4,
+    ) -> None:
+        self.log_frequency, self.log_norm, self.log_moments = log_frequency, log_norm, log_moments
+        self.param_filter = [param_filter] if isinstance(param_filter, str) else param_filter
+        self.schedule = Schedule.parse(every=_checked_frequency(log_frequency))
+        resolution = _checked_resolution(bins_per_octave) if log_histogram else 0
+        self._wanted = Wanted(log_moments, resolution, _checked_points(percentiles), update_ratio)
+        self._limits = Limits(vanishing, exploding, ratio)
+        self.troubled: dict[str, Verdict] = {}
+        """The layers that were in trouble at the newest look that has arrived."""
+        self._newest: tuple[dict[str, torch.nn.Parameter], Mapping[str, float]] | None = None
+        self._told: set[tuple[str, Verdict]] = set()
+        self._look: Look | None = None
+        self._flush = Flush()
+        self._own_name = self.name
+        if not update_ratio:
+            self.on_after_optimizer_step = None  # type: ignore[assignment] # it need not hear it
+
+    def setup(self, name: str) -> None:
+        """Sign notes with the name it goes by."""
+        self._own_name = name
+
+    def close(self) -> None:
+        """Let go of what is under way."""
+        self._look, self._flush = None, Flush()
+
+    # ---- looking -------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: Any) -> None:
+        """Refuse a filter that matches nothing before the first step."""
+        self._watched(trainer)
+
+    def on_gradients_ready(self, trainer: Any, step: int) -> None:
+        """Measure the gradients as the backward passes left them."""
+        self._look = Look(step, self._watched(trainer), self._wanted)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Measure what the chain made of them; for the update ratio, keep the parameters as they are."""
+        if self._look is not None:
+            self._look.see_final()
+            if self._wanted.update_ratio:
+                self._look.before_step(optimizer)
+
+    def on_after_optimizer_step(self) -> None:
+        """Measure how far the parameters have moved."""
+        if self._look is not None:
+            self._look.after_step()
+
+    def on_step_end(self, trainer: Any) -> None:
+        """Send off what was measured, and record what has arrived."""
+        if self._look is not None:
+            self._flush.send(self._look.step, self._look.keys, self._look.table())
+            self._look = None
+        self._record(self._flush.ready(), trainer)
+
+    def on_epoch_end(self, trainer: Any) -> None:
+        """Record everything under the epoch it belongs to; the loop waits for the device here anyway."""
+        self._record(self._flush.drain(), trainer)
+
+    def on_train_end(self, trainer: Any) -> None:
+        """Record what is still on its way."""
+        self._record(self._flush.drain(), trainer)
+
+    def _watched(self, trainer: Any) -> dict[str, torch.nn.Parameter]:
+        """The parameters that are trained and pass the filter, in the model's order."""
+        params, parts = _parameters(trainer), self.param_filter
+        for part in parts or ():
+            if not any(part in name for name in params):
+                message = f"{part!r} is part of no parameter's name; {nearest(part, params, 8)}"
+                raise NothingMatches("gradient_monitor.param_filter", message)
+        return {
+            name: param
+            for name, param in params.items()
+            if param.requires_grad and (not parts or any(part in name for part in parts))
+        }
+
+    # ---- recording -----------------------------------------------------------------------------------------------
+
+    def _record(self, arrivals: Iterable[Arrival], trainer: Any) -> None:
+        for step, sent, table in arrivals:
+            keys = cast("Sequence[tuple[str, bool]]", sent)
+            names = [name for name, _ in keys]
+            self._log_layers(names, table, trainer, step)
+            there = [place for place, (_, is_there) in enumerate(keys) if is_there]
+            columns = self._columns(table if len(there) == len(names) else table[there])
+            self._log_scalars(columns, trainer, step)
+            norms = dict(zip([names[place] for place in there], columns["l2"].tolist(), strict=True))
+            self._judge(names, norms, trainer, step)
+
+    def _columns(self, table: Tensor) -> Columns:
+        return dict(zip(self._wanted.columns, table.unbind(dim=1), strict=False))
+
+    def _log_layers(self, names: Sequence[str], table: Tensor, trainer: Any, step: int) -> None:
+        recorded = self._recorded(self._columns(table))
+        if recorded:
+            values = torch.stack(list(recorded.values()), dim=1)
+            trainer.log_layers("gradients", names, tuple(recorded), values, step)
+        if self._wanted.bins_per_octave:
+            bins = table[:, len(self._wanted.columns) :].nan_to_num().unsqueeze(1)
+            trainer.log_layers("gradient_histograms", names, ("count",), bins, step)
+
+    def _recorded(self, columns: Columns) -> dict[str, Tensor]:
+        """What layers.jsonl gets, by column."""
+        wanted = self._wanted
+        recorded = {"norm": columns["l2"], "final_norm": columns["final_l2"]} if self.log_norm else {}
+        recorded |= {name: columns[name] for name in MOMENTS if wanted.moments}
+        if wanted.update_ratio:
+            recorded["update_ratio"] = columns["update_l2"] / columns["weight_l2"]
+        recorded |= {name: columns[name] for name in map(percentile_name, wanted.points)}
+        return recorded | ({"top_octave": columns["top_octave"]} if wanted.bins_per_octave else {})
+
+    def _log_scalars(self, columns: Columns, trainer: Any, step: int) -> None:
+        """What is true of all watched layers together."""
+        norms = columns["l2"]
+        scalars: dict[str, float | Tensor] = {}
+        if self.log_norm and len(norms):
+            scalars |= {"norm": _total(norms), "final_norm": _total(columns["final_l2"])}
+            scalars |= {"largest_norm": norms.amax(), "smallest_norm": norms.amin()}
+        if self._wanted.moments:
+            scalars |= {name: columns[name].sum() for name in ("zeros", "nans", "infs")}
+        if self._wanted.update_ratio:
+            moved = ~columns["update_l2"].isnan()  # an optimizer may have left the step out
+            scalars["update_ratio"] = _total(columns["update_l2"][moved]) / _total(columns["weight_l2"][moved])
+        for name, value in scalars.items():
+            trainer.log(f"gradients/{name}", float(value), step)
+
+    # ---- judging -------------------------------------------------------------------------------------------------
+
+    @property
+    def latest(self) -> GradientFlow | None:
+        """The verdict on every layer at the newest look that has arrived; prints as a table in the model's order."""
+        return None if self._newest is None else judge_norms(*self._newest, self._limits)
+
+    def _judge(self, names: Sequence[str], norms: Mapping[str, float], trainer: Any, step: int) -> None:
+        """Log how many layers are in trouble, and tell which begin to be and which no longer are."""
+        params = _parameters(trainer)
+        self._newest = {name: params[name] for name in names if name in params}, norms
+        healthy = len(norms) == len(names) and self._limits.allow(norms.values())
+        flow = None if healthy and not self.troubled else self.latest  # a verdict on each costs more than the look
+        for key, verdict in COUNTED.items():
+            trainer.log(f"gradients/layers_{key}", float(len(flow.of(verdict))) if flow else 0.0, step)
+        if flow is not None:
+            self._compare(flow, trainer, step)
+
+    def _compare(self, flow: GradientFlow, trainer: Any, step: int) -> None:
+        begun = {name: verdict for name, verdict in flow.troubled.items() if self.troubled.get(name) != verdict}
+        over = [name for name in self.troubled if name not in flow.troubled]
+        self.troubled = flow.troubled
+        if begun or over:
+            self._tell(flow, begun, over, trainer, step)
+
+    def _tell(self, flow: GradientFlow, begun: dict[str, Verdict], over: list[str], trainer: Any, step: int) -> None:
+        """The record hears every change; the console only what it has not heard before."""
+        if callable(note := getattr(trainer, "note", None)):
+            who = {"by": self._own_name, "measured_at": step}
+            note("gradient_flow", **who, verdict=flow.verdict, parameters=begun, over=over)
+        if not self._told.issuperset(begun.items()):
+            logger.warning("step %d: %s", step, flow.verdict)
+        self._told.update(begun.items())
+
+
+def _parameters(trainer: Any) -> Mapping[str, torch.nn.Parameter]:
+    """Those that the run trains, by name; of a host that does not list them, the model's."""
+    return getattr(trainer, "params", None) or dict(trainer.model.named_parameters())
+
+
+def _total(norms: Tensor) -> Tensor:
+    """The norm of all of them from the norm of each."""
+    total: Tensor = torch.linalg.vector_norm(norms)
+    return total
+
+
+def _checked_frequency(log_frequency: int | str) -> Quantity:
+    every = Quantity.parse(log_frequency, "log_frequency")
+    if every.amount <= 0:
+        raise ConfigError("log_frequency", f"{log_frequency!r} is never due; the smallest is 1")
+    return every
+
+
+def _checked_resolution(bins_per_octave: int) -> int:
+    if bins_per_octave not in (1, 2, 4, 8):
+        raise ConfigError("bins_per_octave", f"expected 1, 2, 4 or 8, got {bins_per_octave!r}")
+    return bins_per_octave
+
+
+def _checked_points(percentiles: Sequence[float]) -> tuple[float, ...]:
+    for point in percentiles:
+        if isinstance(point, bool) or not isinstance(point, (int, float)) or not 0 <= point <= 100:
+            raise ConfigError("percentiles", f"expected numbers from 0 to 100, such as [10, 50, 90]; got {point!r}")
+    return tuple(percentiles)

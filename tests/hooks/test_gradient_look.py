@@ -1,0 +1,84 @@
+"""One look at the gradients becomes one table, whose columns are known beforehand."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from hookline.hooks.gradient_look import Look, StepSize, Wanted, percentile_name
+from hookline.stats.columns import STATISTICS
+
+
+def layer_with_gradients() -> nn.Linear:
+    """A layer after its backward pass."""
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2)
+    layer(torch.randn(5, 3)).square().sum().backward()
+    return layer
+
+
+@pytest.mark.parametrize("moments", [True, False])
+@pytest.mark.parametrize("points", [(), (10.0, 50.0)])
+@pytest.mark.parametrize("per_octave", [0, 1, 8])
+@pytest.mark.parametrize("update_ratio", [True, False])
+def test_the_table_has_the_columns_that_were_wanted(
+    moments: bool, points: tuple[float, ...], per_octave: int, update_ratio: bool
+) -> None:
+    """Whatever is asked for, each named column holds what its name says, and bins come last."""
+    layer = layer_with_gradients()
+    wanted = Wanted(moments, per_octave, points, update_ratio)
+    look = Look(7, dict(layer.named_parameters()), wanted)
+    look.see_final()
+    table = look.table()
+    columns = dict(zip(wanted.columns, table[0].tolist(), strict=False))
+    assert layer.weight.grad is not None
+    assert columns["l2"] == columns["final_l2"] == pytest.approx(layer.weight.grad.norm().item())
+    if wanted.reads_all:
+        assert columns["absmax"] == layer.weight.grad.abs().max().item()
+    if points:
+        assert columns["p10"] < columns["p50"]
+    bins = table[:, len(wanted.columns) :]
+    assert bins.shape[1] == {0: 0, 1: 68, 8: 512}[per_octave]
+    assert not per_octave or bins.sum(dim=1).tolist() == [6, 2]
+    assert "update_l2" not in columns or math.isnan(columns["update_l2"])  # no optimizer has stepped
+
+
+def test_norms_alone_need_no_statistics() -> None:
+    """Without moments, percentiles and histograms there are two columns."""
+    assert Wanted(moments=False).columns == ("l2", "final_l2")
+    assert Wanted(moments=False, points=(5,)).columns == (*STATISTICS, "final_l2", "p5")
+
+
+def test_keys_say_which_gradients_are_there() -> None:
+    """A parameter without a gradient keeps its row, which is NaN."""
+    layer = layer_with_gradients()
+    layer.bias.grad = None
+    look = Look(1, dict(layer.named_parameters()), Wanted())
+    assert look.keys == [("weight", True), ("bias", False)]
+    assert look.table()[1].isnan().all()
+
+
+def test_a_write_between_the_two_looks_is_seen() -> None:
+    """The final norm is measured anew when a gradient was written to or replaced."""
+    for change in (lambda layer: layer.weight.grad.mul_(2), lambda layer: setattr(layer.bias, "grad", torch.ones(2))):
+        layer = layer_with_gradients()
+        look = Look(1, dict(layer.named_parameters()), Wanted(moments=False))
+        change(layer)
+        look.see_final()
+        found = look.table()[:, 1].tolist()
+        assert found == pytest.approx([param.grad.norm().item() for param in layer.parameters()])
+
+
+def test_a_step_is_measured_by_the_difference() -> None:
+    """The copies are let go of, and the parameters are not touched."""
+    params = [torch.full((4,), 3.0), torch.zeros(9)]
+    size = StepSize(params, [0, 1])
+    params[0] += 0.5
+    assert size.measure().tolist() == [[1.0, 6.0], [0.0, 0.0]]
+    assert params[0].tolist() == [3.5] * 4
+
+
+def test_percentiles_have_short_names() -> None:
+    """Whole numbers without a point."""
+    assert [percentile_name(point) for point in (10, 50.0, 99.9)] == ["p10", "p50", "p99.9"]

@@ -1,0 +1,634 @@
+"""The gradient monitor sees every layer's true gradient, says which are in trouble, and changes nothing."""
+
+import io
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import GenericTrainer, HooklineError, HooksConfig, Trainer, get_trainer, read_metrics
+from hookline.hooks.gradient_monitor import GradientMonitor
+from hookline.record.layer_series import read_layers
+from hookline.stats.histograms import BINS, ZERO
+
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
+Rows = dict[str, dict[str, float]]
+
+
+def make_model() -> nn.Sequential:
+    """Two layers, the same weights every time."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def make_batches(count: int = 6) -> Batches:
+    """Batches from a generator of their own."""
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(16, 6, generator=generator), torch.randn(16, 3, generator=generator)) for _ in range(count)]
+
+
+def make_trainer(model: nn.Module | None = None, batches: Batches | None = None, **options: Any) -> Trainer:
+    """A trainer that keeps its record in memory."""
+    model = model or make_model()
+    optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, **options}
+    return get_trainer("simple", model, batches or make_batches(), optimizer, "cpu", **options)
+
+
+def layers_of(trainer: Trainer, series: str = "gradients") -> dict[int, Rows]:
+    """What the record in memory holds: step -> layer -> column -> value."""
+    return {
+        layers.step: {
+            name: dict(zip(layers.table.columns, row.tolist(), strict=True))
+            for name, row in zip(layers.table.names, layers.values, strict=True)
+        }
+        for layers in trainer.record.layer_steps  # type: ignore[attr-defined]
+        if layers.table.series == series
+    }
+
+
+def metrics_of(trainer: Trainer) -> dict[int, dict[str, float]]:
+    """Step -> metric -> value."""
+    found: dict[int, dict[str, float]] = {}
+    for record in trainer.record.metrics:  # type: ignore[attr-defined]
+        found.setdefault(record["step"], {}).update(record)
+    return found
+
+
+def watch(trainer: Trainer, event: str) -> list[dict[str, torch.Tensor]]:
+    """Copies of the gradients at every firing of an event."""
+    seen: list[dict[str, torch.Tensor]] = []
+    copy = lambda grads: seen.append({name: grad.clone() for name, grad in grads.items()})  # noqa: E731
+    trainer.on(event, name=f"witness_{event}")(copy)
+    return seen
+
+
+def told(trainer: Trainer) -> list[dict[str, Any]]:
+    """What the monitor wrote into events.jsonl."""
+    return [event for event in trainer.record.events if event["kind"] == "gradient_flow"]  # type: ignore[attr-defined]
+
+
+# ---- what it measures ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("002-10", "002-12", "002-15", "002-18")
+def test_every_layers_statistics_at_the_steps_that_are_due() -> None:
+    """Every second step each layer has its norm and moments, as torch computes them from the gradients of that step."""
+    trainer = make_trainer()
+    trainer.add_hook(GradientMonitor(log_frequency=2))
+    seen = watch(trainer, "gradients_ready")
+    trainer.train()
+    layers = layers_of(trainer)
+    assert list(layers) == [2, 4, 6]
+    for step, rows in layers.items():
+        for name, grad in seen[step - 1].items():
+            row = rows[name]
+            assert row["norm"] == pytest.approx(grad.norm().item(), rel=1e-5)
+            assert row["mean"] == pytest.approx(grad.mean().item(), rel=1e-4, abs=1e-8)
+            assert row["std"] == pytest.approx(grad.std().item(), rel=1e-5)
+            assert (row["min"], row["max"]) == (grad.min().item(), grad.max().item())
+            assert [row[name] for name in ("zeros", "nans", "infs")] == [0, 0, 0]
+
+
+@pytest.mark.req("002-16")
+def test_layers_stand_in_the_models_order() -> None:
+    """The names keep the order of the network, so that a plot along them shows the flow."""
+    trainer = make_trainer()
+    trainer.add_hook(GradientMonitor(log_frequency=1))
+    trainer.train()
+    assert list(layers_of(trainer)[1]) == [name for name, _ in trainer.model.named_parameters()]
+
+
+def test_global_norm_before_and_after_clipping() -> None:
+    """`gradients/norm` is the norm before the chain, `gradients/final_norm` what the optimizer gets."""
+    trainer = make_trainer(max_grad_norm=0.01)
+    trainer.add_hook(GradientMonitor(log_frequency=1))
+    before, after = watch(trainer, "gradients_ready"), watch(trainer, "before_optimizer_step")
+    trainer.train()
+    metrics, layers = metrics_of(trainer), layers_of(trainer)
+    for step in range(1, 7):
+        norm, final = metrics[step]["gradients/norm"], metrics[step]["gradients/final_norm"]
+        assert norm == pytest.approx(total_norm(before[step - 1]), rel=1e-5)
+        assert norm == pytest.approx(metrics[step]["train/grad_norm"], rel=1e-5)
+        assert final == pytest.approx(0.01, rel=1e-3) == pytest.approx(total_norm(after[step - 1]), rel=1e-5)
+        assert layers[step]["0.weight"]["final_norm"] == pytest.approx(after[step - 1]["0.weight"].norm().item())
+
+
+def total_norm(grads: dict[str, torch.Tensor]) -> float:
+    """The norm of all gradients as one vector."""
+    return float(torch.nn.utils.get_total_norm(list(grads.values())))
+
+
+def test_untouched_gradients_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody changes them, the final norm is known; a chain that replaces them has them read again."""
+    from hookline.hooks import gradient_look
+
+    reads: list[int] = []
+
+    class Counting(gradient_look.Pieces):
+        def norms(self) -> torch.Tensor:
+            reads.append(len(self.dense))
+            return super().norms()
+
+    monkeypatch.setattr(gradient_look, "Pieces", Counting)
+    trainer = make_trainer()
+    trainer.add_hook(GradientMonitor(log_frequency=1))
+    trainer.train()
+    assert reads == []
+    doubling = make_trainer()
+    doubling.add_hook(GradientMonitor(log_frequency=1))
+    doubling.on("update")(lambda grads: {name: grad * 2 for name, grad in grads.items()})
+    doubling.train()
+    assert reads == [4] * 6
+    metrics = metrics_of(doubling)[3]
+    assert metrics["gradients/final_norm"] == pytest.approx(2 * metrics["gradients/norm"])
+
+
+def test_gradients_that_the_chain_takes_away() -> None:
+    """A frozen layer is measured before the chain; what the optimizer gets of it is nothing, and the total knows."""
+    trainer = make_trainer()
+    trainer.add_hook(GradientMonitor(log_frequency=1))
+    trainer.add_hook("freeze", params="0.*")
+    trainer.train()
+    rows, metrics = layers_of(trainer)[1], metrics_of(trainer)[1]
+    assert rows["0.weight"]["norm"] > 0 and rows["0.weight"]["final_norm"] == 0
+    rest = math.hypot(rows["2.weight"]["norm"], rows["2.bias"]["norm"])
+    assert metrics["gradients/final_norm"] == pytest.approx(rest, rel=1e-5)
+
+
+@pytest.mark.req("002-14")
+def test_percentiles_are_those_of_the_signed_gradient() -> None:
+    """Within five percent of torch.quantile, or of the spread where a percentile is near zero."""
+    model = nn.Linear(200, 100)
+    batches = [(torch.randn(4, 200), torch.randn(4, 100))]
+    trainer = make_trainer(model, batches)
+    trainer.add_hook(GradientMonitor(log_frequency=1, percentiles=[10, 50, 99.5]))
+    seen = watch(trainer, "gradients_ready")
+    trainer.train()
+    for name, grad in seen[0].items():
+        row = layers_of(trainer)[1][name]
+        wanted = torch.quantile(grad.double(), torch.tensor([0.1, 0.5, 0.995], dtype=torch.float64))
+        found = torch.tensor([row["p10"], row["p50"], row["p99.5"]], dtype=torch.float64)
+        torch.testing.assert_close(found, wanted, rtol=0.05, atol=1e-3 * grad.std().item())
+
+
+@pytest.mark.req("002-11")
+@pytest.mark.parametrize("per_octave", [8, 1])
+def test_histograms_count_every_element(per_octave: int) -> None:
+    """Each layer's bins add up to its size, zeros have their own, and the window's end is beside the statistics."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    trainer = make_trainer(model)
+    trainer.add_hook(GradientMonitor(log_frequency=3, log_histogram=True, bins_per_octave=per_octave))
+    with torch.no_grad():
+        model[0].bias.fill_(-100.0)  # all units are dead
+    trainer.train()
+    found = [layers for layers in trainer.record.layer_steps if layers.table.series == "gradient_histograms"]  # type: ignore[attr-defined]
+    assert [layers.step for layers in found] == [3, 6]
+    bins = BINS if per_octave == 8 else 4 + 2 * 32
+    assert found[0].values.shape == (4, 1, bins)
+    assert found[0].values.sum(dim=(1, 2)).tolist() == [param.numel() for param in model.parameters()]
+    zero = ZERO if per_octave == 8 else 33
+    assert found[0].values[0, 0, zero] == 48 and found[0].values[3, 0, zero] == 0
+    top = layers_of(trainer)[3]["2.bias"]
+    assert 2 ** top["top_octave"] <= top["absmax"] < 2 ** (top["top_octave"] + 1)
+
+
+def test_update_ratio_needs_no_learning_rate() -> None:
+    """It is the size of what the optimizer added against the size of the weights before, per layer and in all."""
+    model = make_model()
+    trainer = make_trainer(model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.03))
+    trainer.add_hook(GradientMonitor(log_frequency=1, update_ratio=True))
+    weights = [{name: param.detach().clone() for name, param in model.named_parameters()}]
+    take = lambda model: weights.append({name: param.detach().clone() for name, param in model.named_parameters()})  # noqa: E731
+    trainer.on("after_optimizer_step", name="witness")(take)
+    trainer.train()
+    for step in range(1, 7):
+        old, new = weights[step - 1 : step + 1]
+        moved = {name: new[name] - old[name] for name in new}
+        for name, row in layers_of(trainer)[step].items():
+            assert row["update_ratio"] == pytest.approx((moved[name].norm() / old[name].norm()).item(), rel=1e-4)
+        assert metrics_of(trainer)[step]["gradients/update_ratio"] == pytest.approx(
+            total_norm(moved) / total_norm(old), rel=1e-4
+        )
+
+
+def test_an_optimizer_that_leaves_the_step_out_has_no_ratio() -> None:
+    """Of parameters that were not stepped there is no ratio, and that of all is of those that were."""
+    model = make_model()
+    optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=0.1)]
+    trainer = GenericTrainer(
+        {}, model, optimizers, device="cpu", loss_fn=nn.functional.mse_loss, record=False, console=False
+    )
+    trainer.add_hook(GradientMonitor(log_frequency=1, update_ratio=True))
+    trainer.on("after_optimizer_step", name="skip")(lambda optimizer_idx, trainer: trainer.skip_step("enough"))
+    trainer.fit(make_batches(2), max_epochs=1)
+    rows = layers_of(trainer)[1]
+    assert rows["0.weight"]["update_ratio"] > 0 and math.isnan(rows["2.weight"]["update_ratio"])
+    assert metrics_of(trainer)[1]["gradients/update_ratio"] > 0
+
+
+def test_norms_alone() -> None:
+    """Without moments there is nothing but norms, read by the cheaper way, and they are the same."""
+    results = []
+    for moments in (True, False):
+        trainer = make_trainer()
+        trainer.add_hook(GradientMonitor(log_frequency=2, log_moments=moments))
+        trainer.train()
+        results.append(layers_of(trainer)[4])
+    assert all(set(row) == {"norm", "final_norm"} for row in results[1].values())
+    for name, row in results[1].items():
+        assert row["norm"] == pytest.approx(results[0][name]["norm"], rel=1e-6)
+
+
+def test_without_norms() -> None:
+    """`log_norm: false` leaves the norms out of the record; layers in trouble are still counted."""
+    trainer = make_trainer()
+    trainer.add_hook(GradientMonitor(log_frequency=2, log_norm=False))
+    trainer.train()
+    assert "norm" not in layers_of(trainer)[2]["0.weight"]
+    metrics = metrics_of(trainer)[2]
+    assert "gradients/norm" not in metrics and metrics["gradients/layers_vanishing"] == 0
+
+
+# ---- which layers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.req("002-13")
+def test_param_filter_is_a_substring() -> None:
+    """Layers whose names contain one of the words are watched, and no others."""
+    trainer = make_trainer()
+    trainer.add_hook(GradientMonitor(log_frequency=1, param_filter=["0.", "2.bias"]))
+    trainer.train()
+    assert list(layers_of(trainer)[1]) == ["0.weight", "0.bias", "2.bias"]
+    single = make_trainer()
+    single.add_hook(GradientMonitor(log_frequency=1, param_filter="weight"))
+    single.train()
+    assert list(layers_of(single)[1]) == ["0.weight", "2.weight"]
+
+
+def test_a_filter_that_matches_nothing_ends_the_run_before_its_first_step() -> None:
+    """A misspelt filter is an error that names the nearest parameters, whatever the policy."""
+    trainer = make_trainer()
+    trainer.add_hook(GradientMonitor(param_filter=["weight", "wieght"]))
+    with pytest.raises(HooklineError, match=r"param_filter: 'wieght' is part of no parameter's name.*0\.weight"):
+        trainer.train()
+    assert trainer.step == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"log_frequency": 0}, "log_frequency: 0 is never due"),
+        ({"log_frequency": "often"}, "log_frequency: 'often' is no schedule"),
+        ({"percentiles": [10, 101]}, "percentiles: expected numbers from 0 to 100.*101"),
+        ({"log_histogram": True, "bins_per_octave": 3}, "bins_per_octave: expected 1, 2, 4 or 8, got 3"),
+        ({"vanishing": 1.0, "exploding": 0.5}, "vanishing=1.0 must be"),
+    ],
+)
+def test_wrong_parameters_are_refused(parameters: dict[str, Any], message: str) -> None:
+    """Each with its name, the value and what would be right."""
+    with pytest.raises(HooklineError, match=message):
+        GradientMonitor(**parameters)
+
+
+@pytest.mark.req("002-09")
+def test_the_documents_configuration(tmp_path: Path) -> None:
+    """Seed 002's block as it stands, and what it promises is in the run's directory."""
+    config = HooksConfig(
+        enable_gradient_monitor=True,
+        gradient_monitor_config={
+            "log_frequency": 100,  # Log every N steps
+            "log_histogram": True,  # Log gradient histograms
+            "log_norm": True,  # Log gradient norms
+            "param_filter": ["encoder", "decoder"],  # Monitor specific layers
+            "percentiles": [10, 50, 90],  # Gradient percentiles to track
+        },
+    )
+    model = nn.Sequential()
+    for name in ("encoder", "decoder", "head"):
+        model.add_module(name, nn.Linear(6, 6))
+    batches = [(torch.randn(4, 6), torch.randn(4, 6)) for _ in range(200)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    options = {"device": "cpu", "loss_fn": nn.functional.mse_loss, "output_dir": str(tmp_path)}
+    trainer = GenericTrainer(config, model, optimizer, **options)
+    trainer.fit(batches, max_epochs=1)
+    assert trainer.run_dir is not None
+    series = read_layers(trainer.run_dir)
+    assert series["gradients"].steps == series["gradient_histograms"].steps == (100, 200)
+    assert series["gradients"].names == ("encoder.weight", "encoder.bias", "decoder.weight", "decoder.bias")
+    assert {"norm", "p10", "p50", "p90"} <= set(series["gradients"].columns)
+    assert series["gradient_histograms"].values[0].sum(dim=(1, 2)).tolist() == [36, 6, 36, 6]
+    logged = [record for record in read_metrics(trainer.run_dir) if "gradients/norm" in record]
+    assert [record["step"] for record in logged] == [100, 200]
+
+
+# ---- trouble ---------------------------------------------------------------------------------------------------------
+
+
+class Faint(nn.Module):
+    """A layer that lets next to nothing of the gradient through to what is below, until told otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.above = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.never = nn.Linear(2, 2)
+        self.through = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.below(x)
+        out: torch.Tensor = self.above(hidden * self.through + (hidden * (1 - self.through)).detach())
+        return out
+
+
+@pytest.mark.req("002-17")
+def test_trouble_is_told_once_when_it_begins_and_once_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """Vanishing layers are named in the record at the step they begin and the step they recover, not every step."""
+    torch.manual_seed(0)
+    model = Faint()
+    trainer = make_trainer(model, make_batches(8))
+    trainer.add_hook(GradientMonitor(log_frequency=1))
+    through = {3: 1e-9, 4: 1e-9, 5: 1e-9, 6: 1.0, 7: 1e-9, 8: 1e-9}
+    trainer.on("train_batch_start", name="valve")(lambda step: setattr(model, "through", through.get(step, 1.0)))
+    with caplog.at_level(logging.WARNING, "hookline"):
+        trainer.train()
+    events = [(event["measured_at"], event["parameters"], event["over"]) for event in told(trainer)]
+    vanishing = {"below.weight": "vanishing", "below.bias": "vanishing"}
+    assert events == [
+        (1, {"never.weight": "never arrived", "never.bias": "never arrived"}, []),
+        (3, vanishing, []),
+        (6, {}, ["below.weight", "below.bias"]),
+        (7, vanishing, []),
+    ]
+    assert all(event["by"] == "gradient_monitor" for event in told(trainer))
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["step 1", "step 3"]  # 7 is no news
+    metrics = metrics_of(trainer)
+    assert [metrics[step]["gradients/layers_vanishing"] for step in (2, 4, 6, 8)] == [0, 2, 0, 2]
+    assert metrics[1]["gradients/layers_missing"] == 2
+
+
+@pytest.mark.req("002-17")
+def test_exploding_and_non_finite_layers_are_named() -> None:
+    """A layer far above the others and one with NaN inside have their verdicts, and the counts say how many."""
+    trainer = make_trainer()
+    monitor = GradientMonitor(log_frequency=1)
+    trainer.add_hook(monitor)
+
+    @trainer.on("after_backward", name="sabotage")
+    def sabotage(model: Any, step: int) -> None:
+        if step == 2:
+            model[0].weight.grad[0, :3] = torch.tensor([math.nan, math.inf, -math.inf])
+            model[2].bias.grad.mul_(1e6)
+
+    trainer.train()
+    assert told(trainer)[0]["parameters"] == {"0.weight": "non-finite", "2.bias": "exploding"}
+    metrics = metrics_of(trainer)[2]
+    assert (metrics["gradients/nans"], metrics["gradients/infs"]) == (1, 2)
+    assert (metrics["gradients/layers_exploding"], metrics["gradients/layers_non_finite"]) == (1, 1)
+    assert monitor.latest is not None and "0.weight" in str(monitor.latest)
+
+
+def test_what_was_told_is_saved() -> None:
+    """A resumed run does not repeat what is known."""
+    monitor = GradientMonitor()
+    assert monitor.saves == ("troubled",)
+    trainer = make_trainer(Faint())
+    trainer.add_hook(GradientMonitor(log_frequency=1), "first")
+    trainer.train()
+    state = trainer.hooks.state_dict()["first"]
+    second = make_trainer(Faint())
+    second.add_hook(GradientMonitor(log_frequency=1), "first")
+    second.hooks.load_state_dict({"first": state})
+    second.train()
+    assert told(trainer) and not told(second)
+
+
+# ---- every kind of training ------------------------------------------------------------------------------------------
+
+
+def norms_of_both(trainer: Trainer) -> list[tuple[float, float]]:
+    """What the monitor says and what the gradients are at on_gradients_ready, by step."""
+    trainer.add_hook(GradientMonitor(log_frequency=1))
+    seen = watch(trainer, "gradients_ready")
+    trainer.train()
+    return [(metrics_of(trainer)[step + 1]["gradients/norm"], total_norm(grads)) for step, grads in enumerate(seen)]
+
+
+def test_scaled_gradients_are_seen_unscaled() -> None:
+    """Under fp16 with a GradScaler the values are the true ones, near those of fp32; skipped steps are told."""
+    full = norms_of_both(make_trainer())
+    half = norms_of_both(make_trainer(precision="fp16"))
+    for (found, wanted), (exact, _) in zip(half[1:], full[1:], strict=True):
+        assert found == pytest.approx(wanted, rel=1e-4)
+        assert not math.isfinite(found) or found == pytest.approx(exact, rel=0.2)
+
+
+def test_bfloat16_parameters() -> None:
+    """Gradients in bf16 are summed in float32."""
+    batches = [(x.bfloat16(), y.bfloat16()) for x, y in make_batches()]
+    for found, wanted in norms_of_both(make_trainer(make_model().bfloat16(), batches)):
+        assert found == pytest.approx(wanted, rel=0.01)
+
+
+def test_accumulated_gradients_are_measured_once_a_step() -> None:
+    """A window of three gives one look, at the complete gradients."""
+    pairs = norms_of_both(make_trainer(accumulate=3))
+    assert len(pairs) == 2 and all(found == pytest.approx(wanted, rel=1e-5) for found, wanted in pairs)
+
+
+def test_a_compiled_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names are the model's own, and the values those of its gradients."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    trainer = make_trainer(compile=True)
+    assert all(found == pytest.approx(wanted, rel=1e-5) for found, wanted in norms_of_both(trainer))
+    assert list(layers_of(trainer)[1]) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+class Tied(nn.Module):
+    """A language model whose head is its embedding, with sparse gradients if asked for."""
+
+    def __init__(self, tied: bool, sparse: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(40, 4, sparse=sparse)
+        self.head = nn.Linear(4, 40, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.embed(tokens)).flatten(0, 1)
+        return out
+
+
+def token_batches() -> Batches:
+    """Tokens and the tokens after them."""
+    generator = torch.Generator().manual_seed(2)
+    tokens = [torch.randint(0, 40, (2, 6), generator=generator) for _ in range(4)]
+    return [(some[:, :-1], some[:, 1:].flatten()) for some in tokens]
+
+
+def test_tied_weights_are_one_layer() -> None:
+    """A shared parameter is measured once, under its first name."""
+    trainer = make_trainer(Tied(True, False), token_batches(), loss_fn=nn.functional.cross_entropy)
+    assert all(found == pytest.approx(wanted, rel=1e-5) for found, wanted in norms_of_both(trainer))
+    assert list(layers_of(trainer)[1]) == ["embed.weight"]
+
+
+def test_sparse_gradients_are_those_of_the_dense_ones() -> None:
+    """Statistics, percentiles and histograms count the zeros that a sparse gradient leaves out."""
+    results = []
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        model = Tied(False, sparse)
+        trainer = make_trainer(model, token_batches(), loss_fn=nn.functional.cross_entropy)
+        trainer.add_hook(GradientMonitor(log_frequency=1, log_histogram=True, percentiles=[5, 95], update_ratio=True))
+        trainer.train()
+        results.append(trainer)
+    steps = [trainer.record.layer_steps for trainer in results]  # type: ignore[attr-defined]
+    assert len(steps[0]) == len(steps[1]) == 8
+    for sparse_step, dense_step in zip(*steps, strict=True):
+        torch.testing.assert_close(sparse_step.values, dense_step.values, rtol=1e-4, atol=1e-7)
+
+
+def test_parameters_that_begin_to_be_trained() -> None:
+    """A layer that is unfrozen in mid-run is there from then on; frozen ones are left out, not called missing."""
+    model = make_model()
+    model[0].requires_grad_(False)
+    trainer = make_trainer(model)
+    trainer.add_hook(GradientMonitor(log_frequency=1))
+    trainer.on("step_end", at=3, name="thaw")(lambda model: model[0].requires_grad_(True))
+    trainer.train()
+    layers = layers_of(trainer)
+    assert list(layers[3]) == ["2.weight", "2.bias"]
+    assert list(layers[4]) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert told(trainer) == []
+
+
+def test_no_gradient_anywhere() -> None:
+    """A step without any gradient is a look with nothing in it, not a failure."""
+    trainer = make_trainer()
+    trainer.add_hook(GradientMonitor(log_frequency=1, percentiles=[50], log_histogram=True, update_ratio=True))
+    trainer.on("after_backward", name="thief")(lambda model: model.zero_grad(set_to_none=True))
+    trainer.train()
+    assert all(math.isnan(row["norm"]) for row in layers_of(trainer)[1].values())
+    assert [hook.failures for hook in trainer.hooks.list_hooks()] == [0] * len(trainer.hooks)
+    assert "no gradient has arrived" in told(trainer)[0]["verdict"]
+
+
+# ---- harmless --------------------------------------------------------------------------------------------------------
+
+
+def result_of(dress: Callable[[Trainer], Any]) -> list[torch.Tensor]:
+    """Parameters, optimizer state and the random stream after a run with dropout."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    trainer = make_trainer(model, optimizer=optimizer, max_grad_norm=0.1, max_epochs=2)
+    dress(trainer)
+    trainer.train()
+    moments = [value for state in optimizer.state_dict()["state"].values() for value in state.values()]
+    return [*model.state_dict().values(), *moments, torch.get_rng_state()]
+
+
+def test_training_is_bit_for_bit_the_same() -> None:
+    """With everything on, at every step, nothing of the training changes."""
+    everything = {"log_histogram": True, "percentiles": [10, 50, 90], "update_ratio": True}
+    plain = result_of(lambda trainer: None)
+    watched = result_of(lambda trainer: trainer.add_hook(GradientMonitor(log_frequency=1, **everything)))
+    assert len(plain) == len(watched) and all(map(torch.equal, plain, watched))
+
+
+def test_gradients_are_not_kept_alive() -> None:
+    """After the step nothing of it is held: the next backward finds the memory free."""
+    from weakref import ref
+
+    trainer = make_trainer()
+    monitor = GradientMonitor(log_frequency=1, update_ratio=True)
+    trainer.add_hook(monitor)
+    kept: list[Any] = []
+    alive: list[int] = []
+    trainer.on("gradients_ready", name="mark")(lambda grads: kept.extend(ref(grad) for grad in grads.values()))
+    trainer.on("train_batch_start", name="look")(lambda: alive.append(sum(one() is not None for one in kept)))
+    trainer.train()
+    assert alive == [0] * 6
+
+
+def test_its_messages_stay_out_of_the_way(capsys: pytest.CaptureFixture[str]) -> None:
+    """A healthy run prints nothing."""
+    trainer = make_trainer()
+    trainer.add_hook(GradientMonitor(log_frequency=1))
+    trainer.train()
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err == ""
+    assert io.StringIO(str(trainer.hooks.get("gradient_monitor").latest)).readline().startswith("parameter")
+
+
+# ---- on a device -----------------------------------------------------------------------------------------------------
+
+
+class Bystander:
+    """Stands for a trainer: notes what is logged."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.numbers: dict[tuple[str, int], float] = {}
+        self.layers: dict[tuple[str, int], torch.Tensor] = {}
+
+    def log(self, name: str, value: float, step: int) -> None:
+        self.numbers[name, step] = value
+
+    def log_layers(self, series: str, names: list[str], columns: tuple[str, ...], values: Any, step: int) -> None:
+        self.layers[series, step] = values
+
+
+def looked_at(device: str, guard: Callable[[Callable[[], Any]], Any]) -> Bystander:
+    """Three steps of the same model, with the hook's events inside the guard."""
+    model = make_model().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    monitor, trainer = GradientMonitor(1, log_histogram=True, percentiles=[10, 90], update_ratio=True), Bystander(model)
+    for step, (inputs, targets) in enumerate(make_batches(3), 1):
+        nn.functional.mse_loss(model(inputs.to(device)), targets.to(device)).backward()  # type: ignore[no-untyped-call]
+        guard(partial(monitor.on_gradients_ready, trainer, step))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        guard(partial(monitor.on_before_optimizer_step, optimizer))
+        optimizer.step()
+        guard(monitor.on_after_optimizer_step)
+        guard(partial(monitor.on_step_end, trainer))
+        optimizer.zero_grad()
+    monitor.on_train_end(trainer)
+    return trainer
+
+
+def test_any_loop_can_tell_it_of_its_steps() -> None:
+    """Called by hand, with an object that only logs, it does the same as in a trainer."""
+    found = looked_at("cpu", lambda call: call())
+    assert set(found.layers) == {(name, step) for name in ("gradients", "gradient_histograms") for step in (1, 2, 3)}
+    assert found.numbers["gradients/final_norm", 2] == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_nothing_waits_for_the_device() -> None:
+    """No event of a step that is due makes a host sync, and what arrives is what the CPU finds."""
+
+    def without_waiting(call: Callable[[], Any]) -> None:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    found, wanted = looked_at("cuda", without_waiting), looked_at("cpu", lambda call: call())
+    assert found.numbers.keys() == wanted.numbers.keys()
+    for step in (1, 2, 3):
+        torch.testing.assert_close(
+            found.layers["gradients", step], wanted.layers["gradients", step], rtol=0.1, atol=1e-4
+        )
+        assert torch.equal(
+            found.layers["gradient_histograms", step].sum(2), wanted.layers["gradient_histograms", step].sum(2)
+        )
