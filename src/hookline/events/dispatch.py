@@ -42,10 +42,11 @@ class Fire:
 
 @dataclass(slots=True)
 class Cost:
-    """Host time spent in one place."""
+    """Time spent in one place: on the host, and as far as it was measured on the device."""
 
     calls: int = 0
     ns: int = 0
+    device_ns: int = 0
 
     def add(self, ns: int) -> None:
         self.calls += 1

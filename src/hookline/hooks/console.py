@@ -91,11 +91,13 @@ def _print_table(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> Non
     table = Table(title="What each hook cost (host time; inner events sampled)", title_justify="left")
     table.add_column("hook")
     table.add_column("kind")
-    for heading in ("calls", "seconds", "of the run"):
+    on_device = any("device_seconds" in row for row in rows)
+    for heading in ("calls", "seconds", "of the run", *(["on the device"] if on_device else [])):
         table.add_column(heading, justify="right")
     for row in rows:
         share = row["seconds"] / seconds if seconds > 0 else 0.0
-        table.add_row(row["hook"], row["kind"], str(row["calls"]), f"{row['seconds']:.3f}", f"{share:.1%}")
+        device = [f"{row.get('device_seconds', 0.0):.3f}"] if on_device else []
+        table.add_row(row["hook"], row["kind"], str(row["calls"]), f"{row['seconds']:.3f}", f"{share:.1%}", *device)
     Console(file=out, highlight=False, markup=False).print(table)
 
 

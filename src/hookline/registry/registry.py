@@ -16,6 +16,7 @@ from hookline.events.policy import Incident, check_policy
 from hookline.events.schedule import Clock, Schedule
 from hookline.registry.by_hand import HandFiring, dispatcher
 from hookline.registry.desk import Desk
+from hookline.registry.device_time import DeviceTime
 from hookline.registry.entry import (
     Entry,
     HookList,
@@ -58,6 +59,8 @@ class HookRegistry(Events):
         self.desk = Desk(self._entries, self._changed, self.disable)
         self.guard = Guard(self.desk.report, self._changed)
         self.tables = Tables(self.listeners, self.desk, self.guard, self._lock)
+        self.device_time = DeviceTime()
+        self.tables.dress_with(self.device_time.dress)
         self.fire = self.tables.fire
         self._hand = HandFiring(self)
         if config is not None:
@@ -427,7 +430,11 @@ class HookRegistry(Events):
         return {entry.name: entry.inner_cost.ns / 1e9 * scale(entry.name) for entry in self.entries()}
 
     def costs(self) -> list[dict[str, Any]]:
-        """Host time by hook and by lazy argument, most expensive first; inner events scaled up from their samples."""
+        """Time by hook and by lazy argument, most expensive first; inner events scaled up from their samples.
+
+        Host time, and on a CUDA device its time, too, for which this waits.
+        """
+        self.device_time.collect(wait=True)
         scale = self.tables.scale
         rows = [_cost_row(entry, scale(entry.name)) for entry in self.entries()]
         for name, cost in list(self.desk.arguments.items()):
@@ -469,9 +476,10 @@ def _refuse_deaf(hook: Any, listeners: Mapping[str, Any]) -> None:
 
 
 def _cost_row(entry: Entry, scale: float) -> dict[str, Any]:
-    return {
+    row = {
         "hook": entry.name,
         "kind": "+".join(entry.kinds),
         "calls": round(entry.inner_cost.calls * scale) + entry.outer_cost.calls,
         "seconds": (entry.inner_cost.ns * scale + entry.outer_cost.ns) / 1e9,
     }
+    return row | ({"device_seconds": entry.inner_cost.device_ns * scale / 1e9} if entry.inner_cost.device_ns else {})
