@@ -141,9 +141,9 @@ def test_one_copy_per_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     transfers: list[int] = []
 
     class Counted(Transfer):
-        def __init__(self, device: torch.device, scalars: list[torch.Tensor]) -> None:
+        def __init__(self, scalars: list[torch.Tensor]) -> None:
             transfers.append(len(scalars))
-            super().__init__(device, scalars)
+            super().__init__(scalars)
 
     monkeypatch.setattr(metrics, "Transfer", Counted)
     buffer = MetricBuffer(Lines())
@@ -230,7 +230,6 @@ def test_logging_a_number_is_cheap() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")  # torch says so at each use
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_metrics_cause_no_sync() -> None:
     """Neither logging nor flushing waits for the device; snapshots hold on the device, too."""

@@ -7,6 +7,7 @@ import pytest
 
 from hookline.errors import RecordError
 from hookline.record.reader import read_json, read_jsonl, read_metrics
+from hookline.record.writers import JsonLines
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,34 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("[1]")
     with pytest.raises(RecordError, match=r"run\.json is not a JSON object"):
         read_json(tmp_path / "run.json")
+
+
+def test_a_record_cut_at_every_byte(tmp_path: Path) -> None:
+    """Whatever a kill leaves of the last line: what stands before is read, and a tear is told."""
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    for step in range(1, 5):
+        lines.write({"step": step, "epoch": 0, "train/loss": 1.5 / step, "text": 'a "b" \n ü \\', "bad": math.nan})
+    lines.close()
+    whole = (tmp_path / "metrics.jsonl").read_bytes()
+    ends = [index for index, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in range(len(whole) + 1):
+        (tmp_path / "metrics.jsonl").write_bytes(whole[:cut])
+        records, torn = read_jsonl(tmp_path / "metrics.jsonl")
+        complete = sum(end <= cut for end in ends)  # the newline itself may be missing
+        assert [record["step"] for record in records] == list(range(1, complete + 1))
+        assert torn is (cut not in (0, *ends, *(end + 1 for end in ends)))
+        assert [record["step"] for record in read_metrics(tmp_path)] == list(range(1, complete + 1))
+
+
+def test_what_is_written_after_a_cut_is_whole(tmp_path: Path) -> None:
+    """A run that goes on ends the torn line first, wherever it was torn."""
+    text = b'{"step":1}\n{"step":2,"loss":0.25}\n'
+    for cut in range(len(text) + 1):
+        path = tmp_path / "x.jsonl"
+        path.write_bytes(text[:cut])
+        again = JsonLines(path)
+        again.write({"step": 3})
+        again.close()
+        records, _ = read_jsonl(path)
+        assert records[-1] == {"step": 3}
+        assert [record["step"] for record in records[:-1]] == [1, 2][: len(records) - 1]

@@ -251,3 +251,33 @@ def test_both_records_do_the_same(tmp_path: Path, kind: str) -> None:
     assert record.run_id
     assert record.lost == 0
     assert (record.path is None) == (record.checkpoint_dir is None) == (kind == "memory")
+
+
+def test_settling_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything noted is on disk when a checkpoint is about to vouch for it; a failing sync is counted, not raised."""
+    record = RunRecord.create(tmp_path, config={}, seed=None)
+    record.start([])
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    record.log(1, 0, "loss", torch.tensor(2.0))
+    record.settle()
+    assert [line["loss"] for line in read_metrics(record.path)] == [2.0]
+    assert len(synced) == 2
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken, pytest.warns(RuntimeWarning, match="losing data"):
+        broken.setattr(os, "fsync", fail)
+        record.settle()
+    assert record.lost == 2
+    close(record)
+
+
+def test_a_run_that_could_not_begin_gives_its_directory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who tries again in the same process does not find its own lock."""
+    record = RunRecord.create(tmp_path, config={}, seed=None, run_id="r")
+    with monkeypatch.context() as broken, pytest.raises(RecordError):
+        broken.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+        record.start([])
+    RunRecord.create(tmp_path, config={}, seed=None, run_id="r").start([])

@@ -123,3 +123,19 @@ def test_two_writers_never_mix_lines(tmp_path: Path) -> None:
     records, torn = read_jsonl(tmp_path / "x.jsonl")
     assert [record["i"] for record in records] == list(range(30))
     assert not torn
+
+
+def test_a_disk_that_does_not_sync_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for the disk raises its error with the file's name; a closed file has nothing to wait for."""
+    lines = JsonLines(tmp_path / "x.jsonl")
+    lines.write({"a": 1})
+    lines.sync()
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(RecordError, match=r"cannot write .*x\.jsonl: Input/output error"):
+        lines.sync()
+    lines.close()
+    lines.sync()

@@ -1,140 +1,228 @@
-"""The monitoring hook: statistics of activations, and what each module's forward costs."""
+"""The monitoring hook: statistics of activations and of their gradients, and what each module's forward costs."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import torch
+from torch import Tensor
 
+from hookline.activations.backward import watch_gradient
+from hookline.activations.costs import Costs
+from hookline.activations.dead_units import DeadUnits
 from hookline.activations.moment import first_floating
+from hookline.activations.readings import Readings
 from hookline.activations.sites import weakly
-from hookline.errors import ConfigError, nearest
+from hookline.activations.tables import Source, StepTable, Tables, means
+from hookline.activations.wanted import DEFAULT, Wanted
+from hookline.errors import ConfigError, HooklineError, nearest
 from hookline.registry.base import ForwardHook
-from hookline.stats.collector import Collector
-from hookline.stats.columns import STATISTICS
-from hookline.stats.flush import Flush
+from hookline.stats.histograms import Histograms
 
-COSTS = ("time", "memory")
-DEFAULT = ("mean", "std", "absmax", "zeros", "nans", "infs")
 KEPT = 1000  # values per module
+MONITOR_OPTIONS = ("percentiles", "gradients", "dead_window", "unit_dim")
+SERIES, HISTOGRAMS = "activations", "activation_histograms"  # in layers.jsonl
 
 
 class Monitor(ForwardHook):
-    """Statistics (mean, std, min, max, absmax, l2, zeros, nans, infs, count), time and memory of the selected modules.
+    """Statistics, percentiles, histograms, dead units, gradients, time and memory of the selected modules.
 
     Tensors are gathered while the model runs and read together in one pass; values stay on the device and arrive a
-    flush later, under their true step. With a trainer they are logged as ``activations/<module>/<metric>``.
+    flush later, under their true step. A module that runs several times in a step has one row for all its calls.
+    With a trainer they go to layers.jsonl (read by `hookline.read_layers`), and how many values were NaN or infinite to
+    the metrics, as ``activations/non_finite``. Validation is not watched.
+
+    `metrics` are any of mean, std, min, max, absmax, l2, zeros, nans, infs, count, time, memory, histogram and
+    dead_units; `percentiles` are numbers from 0 to 100; `gradients` asks for the same of each output's gradient, as
+    ``grad_mean`` and so on. A unit is dead that was never above 0 in a window of `dead_window` steps; units lie along
+    `unit_dim`, by default the last dimension and the second one of images.
     """
 
     built_in = True
     name = "monitor"
 
-    def __init__(self, modules: Any = "*", metrics: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        modules: Any = "*",
+        metrics: Sequence[str] | None = None,
+        percentiles: Sequence[float] = (),
+        gradients: bool = False,
+        dead_window: int = 100,
+        unit_dim: int | None = None,
+    ) -> None:
         self.modules = weakly(modules)
         self.metrics = tuple(metrics) if metrics is not None else DEFAULT
-        for metric in self.metrics:
-            if metric not in (*STATISTICS, *COSTS):
-                raise ConfigError(
-                    "metrics", f"{metric!r} is no metric; {nearest(str(metric), [*STATISTICS, *COSTS], 20)}"
-                )
-        self._columns = {metric: STATISTICS.index(metric) for metric in self.metrics if metric in STATISTICS}
-        self._costs = tuple(metric for metric in self.metrics if metric in COSTS)
-        self._collector, self._flush = Collector(), Flush()
-        self._step = 0
-        self._values: dict[str, deque[tuple[int, dict[str, float]]]] = {}
+        wanted = self._wanted = Wanted.parse(self.metrics, percentiles)
+        if gradients and not wanted.reads_tensors:
+            raise ConfigError("gradients", "there is nothing to take of them; add a statistic to metrics, such as 'l2'")
+        self._outputs = Readings(wanted) if wanted.reads_tensors else None
+        self._gradients = Readings(wanted, "grad_") if gradients else None
+        self._dead = DeadUnits(dead_window, unit_dim) if wanted.dead_units else None
+        self._costs = Costs(wanted.costs) if wanted.costs else None
+        every: tuple[Source | None, ...] = (self._outputs, self._gradients, self._dead, self._costs)
+        self._sources = [source for source in every if source is not None]
+        self._tables = Tables(KEPT)
+        self._names: dict[str, None] = {}  # of all modules that were recorded, in their order
+        self.watches_backward = gradients  # compiled code must leave its modules' outputs to autograd
+        self._trainer: Any = None
+        self._validating = self._before_backward = False
         self._lock = threading.RLock()
         # The method names only what is asked for: a clock before and after costs, and so do views.
-        self.on_forward: Any = (
-            self._both if self._columns and self._costs else self._cost if self._costs else self._statistics
-        )
+        looks = self._outputs is not None or self._dead is not None
+        self.on_forward: Any = (self._both if looks else self._cost) if wanted.costs else self._look
 
     # ---- while the model runs ------------------------------------------------------------------------------------
 
-    def _statistics(self, name: str, live_output: Any, step: int) -> None:
-        tensor = first_floating(live_output)
+    def _look(self, name: str, live_output: Any, step: int) -> None:
+        tensor = None if self._validating else first_floating(live_output)
         if tensor is None:
             return
         with self._lock:
-            if step != self._step and len(self._collector):
-                self._send()
-            self._step = step
-            self._collector.add(name, tensor.detach())
+            if self._outputs is not None:
+                # Until the backward pass it may wait as it is: its graph shows who else keeps it, which a view hides.
+                self._outputs.add(name, tensor if self._before_backward else tensor.detach(), step)
+            if self._dead is not None:
+                self._dead.add(name, tensor)
+        if self._gradients is not None:
+            watch_gradient(tensor, partial(self._gradient, self._gradients, name, step))
 
-    def _cost(self, name: str, seconds: float, memory: int, step: int, trainer: Any) -> None:
-        measured = {"time": seconds, "memory": float(memory)}
-        self._note(name, step, {metric: measured[metric] for metric in self._costs}, trainer)
+    def _gradient(self, readings: Readings, name: str, step: int, gradient: Tensor) -> None:
+        with self._lock:
+            readings.add(name, gradient, step)
 
-    def _both(self, name: str, live_output: Any, seconds: float, memory: int, step: int, trainer: Any) -> None:
-        self._statistics(name, live_output, step)
-        self._cost(name, seconds, memory, step, trainer)
+    def _cost(self, name: str, seconds: float, memory: int, step: int) -> None:
+        if self._costs is not None and not self._validating:
+            with self._lock:
+                self._costs.add(name, seconds, memory, step)
+
+    def _both(self, name: str, live_output: Any, seconds: float, memory: int, step: int) -> None:
+        self._look(name, live_output, step)
+        self._cost(name, seconds, memory, step)
+
+    # ---- while the run goes on -----------------------------------------------------------------------------------
+
+    def on_train_batch_start(self) -> None:
+        """A forward pass begins that a backward pass will follow."""
+        self._before_backward = True
 
     def on_before_backward(self, trainer: Any) -> None:
         """The forward pass is over: read what it left, before the backward pass frees it."""
+        self._before_backward = False
+        self._read(self._outputs, trainer)
+
+    def on_after_backward(self, trainer: Any) -> None:
+        """Read the gradients that the backward pass left."""
+        self._read(self._gradients, trainer)
+
+    def on_step_end(self, trainer: Any, step: int) -> None:
+        """The step is complete: what has arrived of it goes to the record."""
+        self._trainer = trainer
         with self._lock:
-            if len(self._collector):
-                self._send()
-            for arrival in self._flush.ready():
-                self._arrived(arrival.step, arrival.keys, arrival.rows, trainer)
+            for source in self._sources:
+                source.end_step(step)
+            self._pick_up(wait=False)
+
+    def on_validation_start(self) -> None:
+        """What runs from now on is not training."""
+        self._validating = True
+
+    def on_validation_end(self) -> None:
+        """Training goes on."""
+        self._validating = False
 
     def on_train_end(self, trainer: Any) -> None:
-        self._collect(trainer)
+        """Record what is still on the device, and what there is of a step that was not completed."""
+        self._trainer = trainer
+        with self._lock:
+            for table in self._under_way():
+                self._arrived(table._replace(step=table.step or trainer.step))
+        self._trainer, self._validating, self._before_backward = None, False, False
 
     def close(self) -> None:
         """Let go of what was gathered."""
         with self._lock:
-            self._collector.discard()
+            for source in self._sources:
+                source.discard()
+        self._trainer = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The open window of dead units; everything else begins anew with each step."""
+        return {} if self._dead is None else {"dead_units": self._dead.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the window of dead units."""
+        if self._dead is not None and "dead_units" in state:
+            self._dead.load_state_dict(state["dead_units"])
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def latest(self) -> dict[str, dict[str, float]]:
         """The newest values of every module; waits for what is still on the device."""
-        self._collect(None)
-        return {name: _merged(values) for name, values in self._values.items()}
+        with self._lock:
+            return self._tables.latest(_flat(self._under_way()))
 
     def history(self, name: str) -> list[tuple[int, dict[str, float]]]:
-        """(step, values) of one module, oldest first; at most the last thousand."""
-        self._collect(None)
-        return list(self._values.get(name, ()))
+        """(step, values) of one module, oldest first; at most the last thousand. Without a run, one entry a call."""
+        with self._lock:
+            return self._tables.history(name, _flat(self._under_way()))
 
     def running(self, name: str) -> dict[str, float]:
         """The mean over all kept values of one module."""
-        rows = [values for _, values in self.history(name)]
-        return {
-            metric: sum(row[metric] for row in rows if metric in row) / max(sum(metric in row for row in rows), 1)
-            for metric in self.metrics
-        }
+        return means(self.history(name))
+
+    def histogram(self, name: str, gradient: bool = False) -> Histograms:
+        """The newest histogram of a module's output, or of its gradient, as `hookline.stats.histograms` has them."""
+        readings = self._gradients if gradient else self._outputs
+        if readings is None or not self._wanted.histogram:
+            asked = "gradients=True and 'histogram' among its metrics" if gradient else "'histogram' among its metrics"
+            raise HooklineError(f"this monitor does not count that histogram: it needs {asked}")
+        with self._lock:
+            self._pick_up(wait=True)
+            return readings.histogram(name)
+
+    def dead_units(self, name: str) -> list[int]:
+        """The indices of a module's dead units in the last complete window; before its end, in what has been seen."""
+        if self._dead is None:
+            raise HooklineError("this monitor looks for no dead units; it needs 'dead_units' among its metrics")
+        with self._lock:
+            self._pick_up(wait=True)
+            dead = self._dead.of()
+        if name not in dead:
+            raise HooklineError(f"no unit of {name!r} has been seen; {nearest(name, dead)}")
+        return [int(unit) for unit in dead[name].nonzero().flatten().tolist()]
 
     # ---- from the device -----------------------------------------------------------------------------------------
 
-    def _send(self) -> None:
-        keys, rows = self._collector.finish()
-        self._flush.send(self._step, [str(key) for key in keys], rows)
+    def _read(self, readings: Readings | None, trainer: Any) -> None:
+        if readings is not None:
+            self._trainer = trainer
+            with self._lock:
+                readings.send()
+                self._pick_up(wait=False)
 
-    def _collect(self, trainer: Any) -> None:
-        with self._lock:
-            if len(self._collector):
-                self._send()
-            for arrival in self._flush.drain():
-                self._arrived(arrival.step, arrival.keys, arrival.rows, trainer)
+    def _pick_up(self, wait: bool) -> None:
+        for source in self._sources:
+            for table in source.complete(wait):
+                self._arrived(table)
 
-    def _arrived(self, step: int, keys: Sequence[Any], rows: torch.Tensor, trainer: Any) -> None:
-        for name, row in zip(keys, rows.tolist(), strict=True):
-            self._note(name, step, {metric: row[column] for metric, column in self._columns.items()}, trainer)
+    def _under_way(self) -> list[StepTable]:
+        """Wait for everything; then what there is of a step that is not complete."""
+        self._pick_up(wait=True)
+        return [table for source in self._sources for table in source.under_way()]
 
-    def _note(self, name: str, step: int, values: dict[str, float], trainer: Any) -> None:
-        with self._lock:
-            self._values.setdefault(name, deque(maxlen=KEPT)).append((step, values))
-        if trainer is not None:
-            for metric, value in values.items():
-                trainer.log(f"activations/{name}/{metric}", value, step)
+    def _arrived(self, table: StepTable) -> None:
+        if table.values.dim() == 2:
+            self._tables.add(table)
+        if self._trainer is not None:
+            self._names.update(dict.fromkeys(table.names))
+            names, series = tuple(self._names), SERIES if table.values.dim() == 2 else HISTOGRAMS
+            self._trainer.log_layers(series, names, table.columns, table.over(names), table.step)
+            for name, total in table.totals.items():
+                self._trainer.log(f"{SERIES}/{name}", total, table.step)
 
 
-def _merged(values: deque[tuple[int, dict[str, float]]]) -> dict[str, float]:
-    """Statistics and costs are noted apart; the newest of each."""
-    merged: dict[str, float] = {}
-    for _, row in values:
-        merged.update(row)
-    return merged
+def _flat(tables: list[StepTable]) -> list[StepTable]:
+    """Those that are no histograms."""
+    return [table for table in tables if table.values.dim() == 2]

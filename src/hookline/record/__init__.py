@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hookline.record.layer_series import LayerSeries, read_layers
 from hookline.record.memory_record import MemoryRecord
 from hookline.record.provenance import config_hash, environment, git_state, new_run_id
 from hookline.record.reader import read_json, read_jsonl, read_metrics
@@ -9,6 +10,7 @@ from hookline.record.redaction import redact
 from hookline.record.run_record import Record, RunRecord
 
 __all__ = [
+    "LayerSeries",
     "MemoryRecord",
     "Record",
     "RunRecord",
@@ -18,6 +20,7 @@ __all__ = [
     "new_run_id",
     "read_json",
     "read_jsonl",
+    "read_layers",
     "read_metrics",
     "redact",
 ]

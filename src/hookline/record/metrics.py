@@ -120,8 +120,8 @@ class _Batch:
         for index, entry in enumerate(self.entries):
             if isinstance(entry[3], torch.Tensor):
                 tensors.setdefault(entry[3].device, []).append(index)
-        for device, indices in tensors.items():
-            self._transfers.append((indices, Transfer(device, [self.entries[index][3] for index in indices])))
+        for indices in tensors.values():
+            self._transfers.append((indices, Transfer([self.entries[index][3] for index in indices])))
 
     def has_arrived(self) -> bool:
         """Whether `values` would not wait."""

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from hookline.errors import RecordError
 from hookline.record import jsonsafe, provenance
 from hookline.record.description import check_outcome, describe_run, event_line, note_the_end
+from hookline.record.layers import LayerBuffer, LayerLines
+from hookline.record.lock import RunLock
 from hookline.record.metrics import Entry, MetricBuffer
 from hookline.record.reader import read_json
 from hookline.record.redaction import redact
@@ -41,6 +45,10 @@ class Record(Protocol):
     def lost(self) -> int:
         """How many lines and values could not be written."""
 
+    @property
+    def lineage(self) -> Mapping[str, Any] | None:
+        """The run and checkpoint that this one began from; None for one that began by itself."""
+
     def start(self, hooks: list[dict[str, Any]], *, lineage: Mapping[str, Any] | None = None) -> None:
         """Write what is known before the first step."""
 
@@ -50,8 +58,19 @@ class Record(Protocol):
     def extend(self, entries: Iterable[Entry]) -> None:
         """Note many at once; tensors must be 0-dim, and nobody may write to them any more: they are not copied."""
 
+    def layers(
+        self, series: str, step: int, names: Sequence[str], columns: Sequence[str], values: torch.Tensor
+    ) -> None:
+        """Note numbers per layer, [names, columns] or [names, columns, bins]; never waits for a device."""
+
+    def resumed(self, step: int, epoch: int) -> None:
+        """The run goes on from this step: what was written of later ones is no more."""
+
     def flush(self) -> None:
-        """Write the metrics that have arrived, without waiting."""
+        """Write what has arrived, without waiting."""
+
+    def settle(self) -> None:
+        """Write everything noted so far, waiting for devices and disk: a checkpoint is about to vouch for it."""
 
     def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
         """Write a decision and who made it, at once."""
@@ -68,7 +87,7 @@ class Record(Protocol):
 
 
 class RunRecord:
-    """The run's directory: run.json, config.yaml, metrics.jsonl and events.jsonl.
+    """The run's directory: run.json, config.yaml, metrics.jsonl, events.jsonl and, once there are any, layers.jsonl.
 
     Before the first step a directory that cannot be written is an error. From then on the record never stops
     the run: a line that the disk refuses is counted in `lost`, warned of once, and told in run.json at the
@@ -84,10 +103,13 @@ class RunRecord:
         self._run: dict[str, Any] = {}
         self._closed = False
         self._losses = _Losses(path)
+        self._lock = RunLock(path)
         self._event_lines = JsonLines(path / "events.jsonl")
         self._metric_lines = JsonLines(path / "metrics.jsonl")
         self._events = _Forgiving(self._event_lines, self._losses)
         self._metrics = MetricBuffer(_Forgiving(self._metric_lines, self._losses))
+        self._layer_lines = LayerLines(path / "layers.jsonl")
+        self._layers = LayerBuffer(_Forgiving(self._layer_lines, self._losses))
         self.extend = self._metrics.extend
 
     @classmethod
@@ -104,6 +126,11 @@ class RunRecord:
         """How many lines and values could not be written."""
         return self._losses.count
 
+    @property
+    def lineage(self) -> Mapping[str, Any] | None:
+        """The run and checkpoint that this one began from; None for one that began by itself."""
+        return self._run.get("lineage")
+
     def start(self, hooks: list[dict[str, Any]], *, lineage: Mapping[str, Any] | None = None) -> None:
         """Write run.json and config.yaml. A run that goes on keeps its start and gets one more attempt."""
         earlier = _earlier_run(self.path / "run.json")
@@ -114,16 +141,43 @@ class RunRecord:
         run["lineage"] = redact(lineage) if lineage is not None else earlier.get("lineage")
         run["attempts"] = [*earlier.get("attempts", []), *run["attempts"]]
         self._run = run
-        write_text_atomic(self.path / "config.yaml", _as_yaml(self._config))
-        write_json_atomic(self.path / "run.json", run)
+        try:
+            write_text_atomic(self.path / "config.yaml", _as_yaml(self._config))
+            write_json_atomic(self.path / "run.json", run)
+        except RecordError:  # the run does not begin: who tries again must not find its own lock
+            self._lock.release()
+            raise
 
     def log(self, step: int, epoch: int, name: str, value: Any) -> None:
         """Note a number or a one-element tensor: under a microsecond for a number, never a device sync."""
         self._metrics.log(step, epoch, name, value)
 
-    def flush(self) -> None:
-        """Write the metrics that have arrived, one line per step, without waiting for a device."""
+    def layers(
+        self, series: str, step: int, names: Sequence[str], columns: Sequence[str], values: torch.Tensor
+    ) -> None:
+        """Note numbers per layer, [names, columns] or [names, columns, bins], for layers.jsonl; never a device sync.
+
+        Names and columns are written once, so keep their order from step to step.
+        """
+        self._layers.add(series, step, names, columns, values)
+
+    def resumed(self, step: int, epoch: int) -> None:
+        """Write that the run goes on from this step: what an earlier attempt wrote of later ones is no more."""
+        self._layers.drain()
+        self._losses.forgive(self._layer_lines.go_back, step)
+        self._metrics.log(step, epoch, "resumed", True)
         self._metrics.flush()
+
+    def flush(self) -> None:
+        """Write what has arrived, one line per step and series, without waiting for a device."""
+        self._metrics.flush()
+        self._layers.flush()
+
+    def settle(self) -> None:
+        """Write everything noted so far, and wait until the disk has it; some milliseconds."""
+        self._write_remaining()
+        for lines in (self._metric_lines, self._event_lines):
+            self._losses.forgive(lines.sync)
 
     def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
         """Write one line to events.jsonl at once: what happened, when, by whom. Secrets are redacted."""
@@ -144,17 +198,20 @@ class RunRecord:
         self._closed = True
         if not self._run:  # the run failed before it began
             self._losses.forgive(self.start, hooks)
-        self._write_remaining_metrics()
+        self._write_remaining()
         note_the_end(self._run, outcome, reason, hooks, costs, counters, lost=self.lost)
         self._losses.forgive(write_json_atomic, self.path / "run.json", self._run)
         self._metric_lines.close()
         self._event_lines.close()
+        self._layer_lines.close()
+        self._lock.release()
 
-    def _write_remaining_metrics(self) -> None:
-        try:
-            self._metrics.drain()
-        except Exception as error:  # a device that failed: the numbers on the host are still good
-            self._losses.add(error, self._metrics.salvage())
+    def _write_remaining(self) -> None:
+        for buffer in (self._metrics, self._layers):
+            try:
+                buffer.drain()
+            except Exception as error:  # a device that failed: the numbers on the host are still good
+                self._losses.add(error, buffer.salvage())
 
 
 class _Losses:
@@ -182,11 +239,11 @@ class _Losses:
 class _Forgiving:
     """A sink in front of a file that a running training may rely on never to raise."""
 
-    def __init__(self, lines: JsonLines, losses: _Losses) -> None:
-        self._write = lines.write
+    def __init__(self, lines: JsonLines | LayerLines, losses: _Losses) -> None:
+        self._write: Callable[[Any], None] = lines.write
         self._losses = losses
 
-    def write(self, record: Mapping[str, Any], /) -> None:
+    def write(self, record: Any, /) -> None:
         try:
             self._write(record)
         except RecordError as error:

@@ -1,0 +1,500 @@
+"""The monitor: every number equals torch's, arrives under its step, and leaves training as it was."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import HookManager, SimpleTrainer, read_layers, read_metrics
+from hookline.activations.monitor import Monitor
+from hookline.errors import ConfigError, HooklineError
+from hookline.record import MemoryRecord
+from hookline.stats import collector, flush
+from hookline.stats.histograms import percentiles
+
+
+class Shared(nn.Module):
+    """A model that runs one of its modules twice, and one that writes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.twice, self.relu = nn.Linear(4, 6), nn.Linear(6, 6), nn.ReLU(inplace=True)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.twice(self.relu(self.twice(self.first(x)) + 0)))
+
+
+def plain_model() -> nn.Module:
+    """Four modules, one of which draws random numbers."""
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Dropout(0.2), nn.Linear(6, 2))
+
+
+def make_trainer(make: Callable[[], nn.Module] = plain_model, batches: int = 4, **options: Any) -> SimpleTrainer:
+    """A small run, the same each time."""
+    torch.manual_seed(0)
+    model = make()
+    data = [(torch.randn(3, 4), torch.randn(3, 2)) for _ in range(batches)]
+    options = {"console": False, "loss_fn": nn.functional.mse_loss, "record": False, **options}
+    return SimpleTrainer(model, data, torch.optim.AdamW(model.parameters(), 0.05), "cpu", **options)
+
+
+def watched(monitor: Monitor, model: nn.Module) -> HookManager:
+    """The monitor on a model without a run."""
+    manager = HookManager()
+    manager.watch(model)
+    manager.register(monitor)
+    return manager
+
+
+def in_memory(trainer: SimpleTrainer, columns: tuple[str, ...]) -> dict[int, torch.Tensor]:
+    """By step, what a run that kept no record on disk logged for these columns."""
+    assert isinstance(trainer.record, MemoryRecord)
+    return {layers.step: layers.values for layers in trainer.record.layer_steps if layers.table.columns == columns}
+
+
+@pytest.mark.req("003-24", "000-12")
+def test_a_run_writes_its_layers() -> None:
+    """Every step of a run can be read back from layers.jsonl, under the modules' names and equal to torch's."""
+    trainer = make_trainer(record=True)
+    expected: list[torch.Tensor] = []
+    trainer.on("forward", name="true")(lambda name, output: expected.append(output.clone()) if name == "3" else None)
+    trainer.add_hook("monitor", modules=["0", "3"], metrics=["mean", "std", "l2"])
+    trainer.train()
+    series = read_layers(trainer.run_dir)["activations"]  # type: ignore[arg-type]
+    assert (series.names, series.columns, series.steps) == (("0", "3"), ("mean", "std", "l2"), (1, 2, 3, 4))
+    true = torch.stack([torch.stack([output.mean(), output.std(), output.norm()]) for output in expected])
+    torch.testing.assert_close(series.values[:, 1], true, rtol=1e-4, atol=1e-6)
+
+
+def test_metrics_have_totals_only() -> None:
+    """A NaN anywhere shows as one number in metrics.jsonl; there is no metric per module."""
+
+    class Aside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.aside = nn.Linear(4, 2), nn.Linear(4, 5)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.aside(x)  # whatever comes out of it is not in the loss
+            return self.head(x)
+
+    trainer = make_trainer(Aside, record=True, batches=2)
+    trainer.add_hook("monitor", gradients=True)
+    trainer.on("train_batch_end", name="poison")(lambda model: model.aside.bias.data.fill_(float("nan")))
+    trainer.train()
+    records = read_metrics(trainer.run_dir)  # type: ignore[arg-type]
+    assert [record["activations/non_finite"] for record in records] == [0, 15]
+    assert [record["activations/grad_non_finite"] for record in records] == [0, 0]
+    assert {key for record in records for key in record if "activations" in key} == {
+        "activations/non_finite", "activations/grad_non_finite",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_all_calls_of_a_step_are_one_row(accumulate: int) -> None:
+    """Micro-batches of a window and repeated calls of a module are merged: the statistics are of all their values."""
+    trainer = make_trainer(Shared, batches=6, accumulate=accumulate)
+    trainer.add_hook(Monitor("twice", ["count", "mean", "std"]))
+    seen: dict[int, list[torch.Tensor]] = {}
+
+    @trainer.on("forward", name="true")
+    def keep(name: str, output: torch.Tensor, step: int) -> None:
+        if name == "twice":
+            seen.setdefault(step, []).append(output.clone())
+
+    trainer.train()
+    logged = in_memory(trainer, ("count", "mean", "std"))
+    assert list(logged) == list(seen) == list(range(1, 6 // accumulate + 1))
+    for step, outputs in seen.items():
+        together = torch.cat(outputs).double()
+        true = torch.tensor([[together.numel(), together.mean(), together.std()]])
+        torch.testing.assert_close(logged[step], true.float(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gradients_are_torchs(dtype: torch.dtype) -> None:
+    """Statistics of each output's gradient equal those that autograd gives for the same output."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).to(dtype)
+    monitor = Monitor(["0", "1"], ["mean", "absmax", "l2"], gradients=True)
+    watched(monitor, model)
+    batch = torch.randn(5, 4, dtype=dtype)
+    kept: list[torch.Tensor] = []
+
+    def keep(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        output.retain_grad()
+        kept.append(output)
+
+    model[0].register_forward_hook(keep)
+    model[1].register_forward_hook(keep)
+    model(batch).square().sum().backward()
+    latest = monitor.latest()
+    for name, output in zip("01", kept, strict=True):
+        assert output.grad is not None
+        gradient = output.grad.double()
+        true = {"grad_mean": gradient.mean(), "grad_absmax": gradient.abs().max(), "grad_l2": gradient.norm()}
+        found = {key: latest[name][key] for key in true}
+        assert found == pytest.approx({key: value.item() for key, value in true.items()}, rel=1e-5, abs=1e-9)
+    assert {"mean", "absmax", "l2"} <= set(latest["0"])
+
+
+def test_gradients_of_an_output_used_twice_and_written_in_place() -> None:
+    """The gradient is that of all uses, and a module that writes into what was watched still may."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+    monitor = Monitor("0", ["l2"], gradients=True)
+    watched(monitor, model)
+    batch = torch.randn(5, 4)
+    output = model(batch)
+    (output + 2 * output).sum().backward()
+    true = 3 * (output > 0).float().norm()  # with respect to the values before the write
+    assert monitor.latest()["0"]["grad_l2"] == pytest.approx(true.item())
+    assert "l2" not in monitor.latest()["0"]  # overwritten before it was read; from now on it is read at once
+    model(batch)
+    before_the_write = nn.functional.linear(batch, model[0].weight, model[0].bias)
+    assert monitor.latest()["0"]["l2"] == pytest.approx(before_the_write.norm().item())
+
+
+def test_no_gradient_where_none_comes() -> None:
+    """Under no_grad and for outputs that need none there is nothing to watch."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    monitor = Monitor(["0", "1"], ["mean"], gradients=True)
+    watched(monitor, model)
+    with torch.no_grad():
+        model(torch.randn(2, 4))
+    model(torch.randn(2, 4)).sum().backward()
+    assert set(monitor.latest()["0"]) == {"mean"}
+    assert set(monitor.latest()["1"]) == {"mean", "grad_mean"}
+
+
+def test_gradients_in_a_run() -> None:
+    """They are recorded at their step, beside the outputs' statistics, once per optimizer step."""
+    trainer = make_trainer(record=True, batches=4, accumulate=2)
+    trainer.add_hook("monitor", modules="3", metrics=["count", "l2"], gradients=True)
+    trainer.train()
+    series = read_layers(trainer.run_dir)["activations"]  # type: ignore[arg-type]
+    assert series.columns == ("count", "l2", "grad_count", "grad_l2")
+    assert series.steps == (1, 2)
+    assert series.of("3", "grad_count").tolist() == [12, 12]
+    assert (series.of("3", "grad_l2") > 0).all()
+
+
+EVERYTHING: dict[str, Any] = {
+    "metrics": ["mean", "std", "absmax", "zeros", "nans", "infs", "time", "memory", "histogram", "dead_units"],
+    "percentiles": [1, 50, 99],
+    "gradients": True,
+    "dead_window": 2,
+}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("make", [Shared, plain_model])
+def test_training_is_bit_for_bit_the_same(precision: str, make: Callable[[], nn.Module]) -> None:
+    """With everything on, losses, parameters, optimizer state and random streams are those of a run without."""
+    results = []
+    for monitored in (True, False):
+        trainer = make_trainer(make, precision=precision, accumulate=2)
+        if monitored:
+            trainer.add_hook(Monitor(**EVERYTHING))
+        trainer.train()
+        state = [value for group in trainer.optimizers[0].state.values() for value in group.values()]
+        losses = [torch.tensor(record["train/loss"]) for record in trainer.record.metrics]  # type: ignore[attr-defined]
+        results.append([*trainer.model.state_dict().values(), *state, *losses, torch.get_rng_state()])
+        assert trainer.hooks.list_hooks()[0].failures == 0
+    assert all(torch.equal(on, off) for on, off in zip(*results, strict=True))
+
+
+def test_percentiles_are_torchs() -> None:
+    """Within 5 % of the true ones, of all calls of a step together."""
+    monitor = Monitor(metrics=[], percentiles=[5, 50, 99.5])
+    outputs = [torch.randn(2000) * 3 + 1, torch.randn(2000)]
+    for output in outputs:
+        monitor.on_forward("a", output, 1)
+    found = monitor.latest()["a"]
+    assert list(found) == ["p5", "p50", "p99.5"]
+    true = torch.quantile(torch.cat(outputs), torch.tensor([0.05, 0.5, 0.995]))
+    torch.testing.assert_close(torch.tensor(list(found.values())), true, rtol=0.05, atol=0.02)
+
+
+def test_histograms_are_counted_recorded_and_read_back() -> None:
+    """The newest is at hand; those of the run come back as counts from which percentiles can be read."""
+    trainer = make_trainer(record=True)
+    monitor = Monitor("0", ["histogram", "max"], gradients=True)
+    trainer.add_hook(monitor)
+    trainer.train()
+    assert monitor.histogram("0").counts.sum() == 18
+    assert monitor.histogram("0", gradient=True).counts.sum() == 18
+    layers = read_layers(trainer.run_dir)  # type: ignore[arg-type]
+    counts = layers["activation_histograms"].of("0", "counts")
+    tops = layers["activations"].of("0", "histogram_top")
+    assert counts.shape == (4, 512) and (counts.sum(1) == 18).all()
+    highest = percentiles(type(monitor.histogram("0"))(counts.long(), tops), [100])[:, 0]
+    torch.testing.assert_close(highest.float(), layers["activations"].of("0", "max"), rtol=0.05, atol=1e-6)
+    assert (layers["activation_histograms"].of("0", "grad_counts").sum(1) == 18).all()
+
+
+def test_dead_units_over_windows() -> None:
+    """A unit that is never above zero in a window is dead in it: counted in the record, named by its index."""
+    trainer = make_trainer(record=True, batches=6)
+    layer: Any = trainer.model[0]  # type: ignore[index]
+    layer.bias.data[[1, 4]] = -1e6
+    trainer.on("step_end", name="revive")(lambda step: layer.bias.data.fill_(1e6) if step == 2 else None)
+    monitor = Monitor("1", ["dead_units"], dead_window=2)
+    trainer.add_hook(monitor)
+    seen: list[list[int]] = []
+    trainer.on("train_batch_end", name="look")(lambda step: seen.append(monitor.dead_units("1")))
+    trainer.train()
+    series = read_layers(trainer.run_dir)["activations"]  # type: ignore[arg-type]
+    assert (series.columns, series.steps) == (("dead_units", "units"), (2, 4, 6))
+    assert series.of("1", "dead_units")[0] >= 2 and series.of("1", "dead_units")[1:].tolist() == [0, 0]
+    assert series.of("1", "units").tolist() == [6, 6, 6]
+    assert {1, 4} <= set(seen[0])
+    assert monitor.dead_units("1") == []
+    assert monitor.latest()["1"] == {"dead_units": 0, "units": 6}
+
+
+def test_a_window_of_dead_units_is_saved_with_the_run() -> None:
+    """A resumed monitor goes on with the window it was in."""
+    first, second = (Monitor("0", ["dead_units"], dead_window=4) for _ in range(2))
+    first.on_forward("0", torch.tensor([[1.0, -1.0, -1.0]]), 1)
+    second.load_state_dict(first.state_dict())
+    second.on_forward("0", torch.tensor([[-1.0, 1.0, -1.0]]), 2)
+    assert second.dead_units("0") == [2]
+    assert Monitor().state_dict() == {}
+
+
+def test_costs_add_up_in_a_step() -> None:
+    """Time and memory of a module that runs twice in a step are those of both calls."""
+    trainer = make_trainer(Shared, batches=2)
+    trainer.add_hook(Monitor("twice", ["memory", "time"]))
+    trainer.train()
+    logged = in_memory(trainer, ("memory", "time"))
+    assert list(logged) == [1, 2]
+    assert logged[1][0, 0] == 2 * 3 * 6 * 4 and logged[1][0, 1] > 0
+
+
+def test_without_a_run_there_is_an_entry_for_each_call() -> None:
+    """History has the calls in order, running their mean, latest the last one."""
+    monitor = Monitor("0", ["mean", "time"])
+    model = nn.Sequential(nn.Identity())
+    watched(monitor, model)
+    for value in (1.0, 2.0, 6.0):
+        model(torch.full((2,), value))
+    assert [values["mean"] for _, values in monitor.history("0") if "mean" in values] == [1, 2, 6]
+    assert monitor.running("0")["mean"] == 3
+    assert monitor.latest()["0"]["mean"] == 6 and monitor.latest()["0"]["time"] > 0
+    assert monitor.history("nobody") == [] and monitor.running("nobody") == {}
+
+
+def test_reading_in_mid_run_loses_nothing() -> None:
+    """A hook that looks at the monitor in the middle of a step takes nothing from the record."""
+    trainer = make_trainer(batches=4, accumulate=2)
+    monitor = Monitor("0", ["count"])
+    trainer.add_hook(monitor)
+    counts: list[float] = []
+    trainer.on("after_backward", name="look")(lambda: counts.append(monitor.latest()["0"]["count"]))
+    trainer.train()
+    assert counts == [18, 36, 18, 36]
+    assert {step: values.item() for step, values in in_memory(trainer, ("count",)).items()} == {1: 36, 2: 36}
+    assert [(step, values["count"]) for step, values in monitor.history("0")] == [(1, 36), (2, 36)]
+
+
+def test_a_module_that_does_not_always_run_keeps_its_row() -> None:
+    """Names are told once; a step in which a module did not run has NaN there."""
+
+    class Sometimes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.always, self.rarely, self.calls = nn.Linear(4, 2), nn.Linear(4, 2), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            output: torch.Tensor = self.always(x)
+            return output + self.rarely(x) if self.calls == 2 else output
+
+    trainer = make_trainer(Sometimes, record=True, batches=3)
+    trainer.add_hook(Monitor(["always", "rarely"], ["count"]))
+    trainer.train()
+    series = read_layers(trainer.run_dir)["activations"]  # type: ignore[arg-type]
+    assert series.names == ("rarely", "always") or series.names == ("always", "rarely")
+    assert series.of("rarely", "count").isnan().tolist() == [True, False, True]
+    text = (trainer.run_dir / "layers.jsonl").read_text()  # type: ignore[operator]
+    assert text.count('"names"') == 2
+
+
+def test_a_failing_step_is_recorded() -> None:
+    """What a step had measured before the run broke is in the record: it is what one wants to see."""
+    trainer = make_trainer(record=True, batches=3)
+    trainer.add_hook("monitor", modules="0", metrics=["mean"])
+
+    @trainer.on("before_backward", name="break", on_error="raise")
+    def break_down(step: int) -> None:
+        assert step < 2, "broken"
+
+    with pytest.raises(AssertionError, match="broken"):
+        trainer.train()
+    assert read_layers(trainer.run_dir)["activations"].steps == (1, 2)  # type: ignore[arg-type]
+
+
+def test_values_arrive_a_flush_later_under_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the device is behind, no event waits for it; the end of the run records every step."""
+    waited: list[bool] = []
+    monkeypatch.setattr(flush, "_has_arrived", lambda event: False)
+    trainer = make_trainer(record=True)
+    trainer.add_hook("monitor", modules="0", metrics=["mean"], gradients=True)
+    record = trainer.record
+    trainer.on("step_end", name="look")(lambda trainer: waited.append((trainer.run_dir / "layers.jsonl").exists()))
+    trainer.train()
+    assert record is not trainer.record and waited == [False] * 4
+    assert read_layers(trainer.run_dir)["activations"].steps == (1, 2, 3, 4)  # type: ignore[arg-type]
+
+
+def test_in_training_everything_is_read_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the backward pass keeps anyway does not count against the limit on gathered memory."""
+    launches: list[int] = []
+    summarize = collector.summarize
+    monkeypatch.setattr(collector, "LIMIT_BYTES", 64)
+    monkeypatch.setattr(collector.Collector.__init__, "__defaults__", (64, None))
+
+    def counted(tensors: Any, names: Any) -> torch.Tensor:
+        launches.append(len(tensors))
+        return summarize(tensors, names)
+
+    monkeypatch.setattr("hookline.activations.wanted.summarize", counted)
+    model = nn.Sequential(nn.Linear(8, 8), *[nn.Tanh() for _ in range(8)], nn.Linear(8, 2))  # tanh keeps its output
+    data = [(torch.randn(16, 8), torch.randn(16, 2))]
+    trainer = SimpleTrainer(
+        model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu",
+        loss_fn=nn.functional.mse_loss, record=False, console=False,
+    )  # fmt: skip
+    trainer.add_hook(Monitor("re:^[1-8]$", ["mean"]))
+    trainer.train()
+    assert launches == [8]
+
+
+@pytest.mark.req("003-24")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"metrics": ["maen"]}, "'maen' is no metric; did you mean 'mean'"),
+        ({"percentiles": [120]}, "120 is no percentage"),
+        ({"percentiles": ["50"]}, "'50' is no percentage"),
+        ({"metrics": ["time"], "gradients": True}, "add a statistic"),
+        ({"metrics": ["dead_units"], "dead_window": 0}, "0 is no number of steps"),
+    ],
+)
+def test_mistakes_are_told(options: dict[str, Any], said: str) -> None:
+    """What cannot be monitored is refused when the monitor is made."""
+    with pytest.raises(ConfigError, match=said):
+        Monitor(**options)
+
+
+def test_what_was_not_asked_for_cannot_be_read() -> None:
+    """Histograms and dead units say how to get them; a wrong module gets the right ones listed."""
+    with pytest.raises(HooklineError, match="needs 'histogram' among its metrics"):
+        Monitor().histogram("0")
+    with pytest.raises(HooklineError, match="gradients=True and 'histogram'"):
+        Monitor(metrics=["histogram"]).histogram("0", gradient=True)
+    with pytest.raises(HooklineError, match="needs 'dead_units' among its metrics"):
+        Monitor().dead_units("0")
+    monitor = Monitor(metrics=["histogram", "dead_units"])
+    monitor.on_forward("blocks.0", torch.ones(2, 2), 0)
+    with pytest.raises(HooklineError, match=r"did you mean 'blocks\.0'"):
+        monitor.histogram("block.0")
+    with pytest.raises(HooklineError, match=r"did you mean 'blocks\.0'"):
+        monitor.dead_units("block.0")
+
+
+def test_options_go_through_the_manager() -> None:
+    """register_monitoring_hook takes the monitor's options beside those of a registration."""
+    model, manager = nn.Sequential(nn.Linear(4, 3)), HookManager()
+    manager.register_monitoring_hook(model[0], "head", ["mean"], percentiles=[50], gradients=True, every=1)
+    model(torch.randn(2, 4)).sum().backward()
+    assert set(manager.get("head").latest()["head"]) == {"mean", "p50", "grad_mean", "grad_p50"}
+
+
+def test_several_threads_run_and_read() -> None:
+    """Threads that run the model and one that reads get along; every call is counted once."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    monitor = Monitor("0", ["count"])
+    watched(monitor, model)
+    threads = [threading.Thread(target=lambda: [model(torch.ones(1, 4)) for _ in range(50)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        monitor.latest()
+    assert len(monitor.history("0")) == 200
+
+
+def test_removed_it_lets_go() -> None:
+    """After its removal nothing that was gathered is kept, and gradients that come late are harmless."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    monitor = Monitor("0", ["mean"], gradients=True)
+    manager = watched(monitor, model)
+    output = model(torch.ones(2, 4))
+    manager.remove("monitor")
+    output.sum().backward()
+    assert "mean" not in monitor.latest().get("0", {})
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own, at a graph break
+@pytest.mark.parametrize("gradients", [False, True])
+def test_compiled_code_is_monitored_alike(gradients: bool) -> None:
+    """In compiled code every number is the same as in eager code, the gradients' too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    batch = torch.randn(5, 4)
+    found = []
+    for run in (torch.compile(model, backend="aot_eager"), model):
+        monitor = Monitor(metrics=["mean", "l2", "histogram", "dead_units"], percentiles=[50], gradients=gradients)
+        manager = watched(monitor, model)
+        run(batch).square().sum().backward()
+        found.append(monitor.latest())
+        manager.remove("monitor")
+    assert set(found[0]["1"]) >= {"p50", "grad_l2" if gradients else "l2"}
+    for name in ("0", "1", "2"):
+        assert found[0][name] == pytest.approx(found[1][name], rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_monitored_step_never_waits_for_the_device() -> None:
+    """With everything on, forward, backward and the step's events make no host sync."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).cuda()
+    monitor = Monitor(**EVERYTHING)
+    watched(monitor, model)
+    trainer = MemoryRun()
+    for step in range(1, 6):
+        trainer.step = step
+        if step > 2:  # the first steps compile kernels and pin memory
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            monitor.on_train_batch_start()
+            loss = model(torch.ones(16, 64, device="cuda")).square().mean()
+            monitor.on_before_backward(trainer)
+            loss.backward()
+            monitor.on_after_backward(trainer)
+            monitor.on_step_end(trainer, step)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    monitor.on_train_end(trainer)
+    assert {layers[0] for layers in trainer.logged} >= {"activations", "activation_histograms"}
+
+
+class MemoryRun:
+    """What a monitor needs of a run."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.logged: list[tuple[Any, ...]] = []
+
+    def log_layers(self, *layers: Any) -> None:
+        self.logged.append(layers)
+
+    def log(self, *metric: Any) -> None:
+        self.logged.append(metric)
