@@ -1,6 +1,5 @@
 """A checkpoint exists whole or not at all, and what is read is what was written."""
 
-import errno
 import os
 import shutil
 import signal
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.checkpoints import files
+from hookline.checkpoints import disk
 from hookline.checkpoints.files import (
     list_checkpoints,
     newest_good,
@@ -94,7 +93,7 @@ def test_a_taken_name_gets_a_number(tmp_path: Path) -> None:
 def test_a_name_taken_at_the_last_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process that takes the name between the look and the rename costs only a number."""
     save(tmp_path, 1, "x")
-    monkeypatch.setattr(files.os.path, "lexists", lambda path: False)
+    monkeypatch.setattr(disk.os.path, "lexists", lambda path: False)
     assert save(tmp_path, 2, "x").name == "x-1"
 
 
@@ -117,35 +116,13 @@ def test_state_that_cannot_be_saved(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("failing_call", range(6))
-def test_a_disk_that_fails_at_any_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_call: int) -> None:
-    """Whichever fsync fails, the error is a CheckpointError, no temporary stays and older ones are untouched."""
-    save(tmp_path, 1)
-    real, calls = os.fsync, iter(range(100))
-
-    def fsync(fd: int) -> None:
-        if next(calls) == failing_call:
-            raise OSError(errno.EIO, "Input/output error")
-        real(fd)
-
-    with monkeypatch.context() as broken:
-        broken.setattr(os, "fsync", fsync)
-        if failing_call < 5:
-            with pytest.raises(CheckpointError, match=r"cannot write checkpoint.*Input/output error"):
-                save(tmp_path, 2)
-        else:
-            save(tmp_path, 2)
-    assert not [name for name in names(tmp_path) if name.startswith(".")]
-    assert verify_checkpoint(tmp_path / "step-00000001") == []
-
-
 def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in the middle of a save passes through and the half-written files are removed."""
 
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "save_file", interrupt)
+    monkeypatch.setattr(disk, "_write_all", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 1)
     assert names(tmp_path) == []
@@ -165,12 +142,12 @@ def test_a_killed_process_leaves_only_a_temporary_that_is_swept(tmp_path: Path) 
         import os, signal, sys
         from pathlib import Path
         import torch
-        from hookline.checkpoints import files
-        real = files.save_file
+        from hookline.checkpoints import disk, files
+        real = disk.os.write
         def die(*args):
             real(*args)
             os.kill(os.getpid(), signal.SIGKILL)
-        files.save_file = die
+        disk.os.write = die
         files.write_checkpoint(Path(sys.argv[1]), "step-2", {"m": {"w": torch.ones(5)}}, {"step": 2})
     """
     command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hookline.checkpoints.manifest import check_files, describe_files, manifest_text, read_manifest
+from hookline.checkpoints.manifest import check_files, manifest_text, read_manifest, sha256_of
 from hookline.errors import CheckpointError
 
 
@@ -13,7 +13,8 @@ def folder(tmp_path: Path) -> Path:
     """A directory with two files and their manifest."""
     (tmp_path / "state.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"abc")
-    (tmp_path / "manifest.json").write_text(manifest_text(describe_files(tmp_path), {"step": 3, "loss": 0.1}))
+    files = {file.name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for file in tmp_path.iterdir()}
+    (tmp_path / "manifest.json").write_text(manifest_text(files, {"step": 3, "loss": 0.1}))
     return tmp_path
 
 

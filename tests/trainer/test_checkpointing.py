@@ -1,7 +1,10 @@
 """A checkpoint holds what a run needs to go on, and putting it back brings every part to where it was."""
 
+import errno
+import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +12,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import Trainer, TrainingHook, UpdateHook, get_trainer
+from hookline.checkpoints import disk, list_checkpoints
 from hookline.errors import CheckpointError
+from hookline.record import read_json, read_jsonl
 
 
 class Counter(TrainingHook):
@@ -119,6 +124,113 @@ def test_a_damaged_checkpoint_is_passed_over_loudly(caplog: pytest.LogCaptureFix
     assert "a damaged checkpoint was passed over" in caplog.text
 
 
+def break_the_third_save(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full during one step."""
+    real = disk.os.write
+
+    def write(fd: int, data: Any) -> int:
+        if trainer.step == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data)
+
+    monkeypatch.setattr(disk, "os", SimpleNamespace(**{**vars(os), "write": write}))
+
+
+def test_a_failed_save_ends_the_run_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the disk's own words, in the error, in the record and among the counters; the older ones still load."""
+    trainer = make_trainer(max_epochs=2)
+    trainer.add_checkpointing(save_every_n_epochs=None, save_every_n_steps=1)
+    break_the_third_save(trainer, monkeypatch)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        trainer.train()
+    assert trainer.run_dir is not None
+    assert "checkpoint_failed" in (trainer.run_dir / "events.jsonl").read_text()
+    run = read_json(trainer.run_dir / "run.json")
+    assert (run["outcome"], run["counters"]["failed_saves"]) == ("failed", 1)
+    assert make_trainer(record=False).load_checkpoint(trainer.run_dir).name == "step-00000002"
+
+
+def test_a_failed_save_may_be_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training goes on, and nobody can say that he was not told."""
+    trainer = make_trainer(max_epochs=2, on_save_error="warn", console=True)
+    trainer.add_checkpointing(save_every_n_epochs=None, save_every_n_steps=1)
+    break_the_third_save(trainer, monkeypatch)
+    trainer.train()
+    assert trainer.step == 6 and trainer.failed_saves == 1
+    assert "step 3 has no checkpoint, training goes on: cannot write checkpoint" in caplog.text
+    assert "1 failed save" in capsys.readouterr().out
+    assert trainer.checkpoint_dir is not None
+    assert [path.name[-1] for path in list_checkpoints(trainer.checkpoint_dir)] == ["6", "5", "4", "2", "1"]
+
+
+def test_one_flipped_bit_in_any_file(caplog: pytest.LogCaptureFixture) -> None:
+    """Whichever file of the newest checkpoint it is in, the one before is used, and log and record say why."""
+    first = make_trainer()
+    first.add_checkpointing(save_every_n_steps=1)
+    first.train()
+    assert first.run_dir is not None and first.checkpoint_dir is not None
+    newest = first.checkpoint_dir / "step-00000003"
+    assert len(list(newest.iterdir())) > 4
+    for number, file in enumerate(sorted(newest.iterdir())):
+        good = file.read_bytes()
+        place = (7919 * (number + 1)) % len(good)
+        file.write_bytes(good[:place] + bytes([good[place] ^ (1 << number % 8)]) + good[place + 1 :])
+        caplog.clear()
+        second = make_trainer(max_epochs=1)
+        second.fit(resume=first.run_dir)
+        assert second.moment.checkpoint_path.endswith("step-00000002"), file
+        assert f"passed over: {newest}: " in caplog.text
+        events = (first.run_dir / "events.jsonl").read_text()
+        assert events.count('"kind":"checkpoint_damaged"') > number
+        file.write_bytes(good)
+
+
+def test_changed_hooks_are_recorded() -> None:
+    """Added, removed, renamed and moved hooks: each keeps its own state by name, and the record says what changed."""
+
+    def run_with(names: list[str], **how: Any) -> Trainer:
+        trainer = make_trainer(max_epochs=how.pop("max_epochs", 1))
+        trainer.remove_hook("counter")
+        for name in names:
+            trainer.add_hook(Counter(), name)
+        trainer.add_checkpointing()
+        trainer.fit(**how)
+        return trainer
+
+    first = run_with(["a", "b", "c"])
+    kept = {"same": ["a", "b", "c"], "moved": ["c", "a", "b"], "changed": ["a", "new", "c"]}
+    found = {}
+    for kind, names in kept.items():
+        second = run_with(names, resume=first.checkpoint_dir / "step-00000003", max_epochs=2)  # type: ignore[operator]
+        assert {name: second.hooks.get(name).count for name in names} == {
+            name: 6 if name in "abc" else 3 for name in names
+        }
+        lines = read_jsonl(second.run_dir / "events.jsonl")[0]  # type: ignore[operator]
+        found[kind] = [
+            (line["added"], line["removed"], line["reordered"]) for line in lines if line["kind"] == "hooks_changed"
+        ]
+    assert found["same"] == []
+    assert found["moved"] == [([], [], True)]
+    assert found["changed"][-1] == (["new"], ["b"], False)
+
+
+def test_two_hooks_of_one_class_have_a_state_each() -> None:
+    """Restored in place: the objects that were registered are the ones that go on."""
+    first = make_trainer()
+    first.add_hook(Counter(), "second")
+    first.hooks.get("second").count = 100
+    first.add_checkpointing()
+    first.train()
+    again = make_trainer(max_epochs=2)
+    mine = Counter()
+    again.add_hook(mine, "second")
+    again.fit(resume=first.run_dir)
+    assert (mine.count, again.hooks.get("counter").count) == (106, 6)
+    assert again.hooks.get("second") is mine
+
+
 def test_nothing_to_load() -> None:
     """An empty place is named."""
     Path("empty").mkdir()
@@ -175,6 +287,44 @@ def test_save_now_waits_for_the_end_of_the_window() -> None:
     trainer.on("checkpoint_save", name="saved")(lambda step: story.append(f"saved {step}"))
     trainer.train()
     assert story == ["step 1", "saved 1", "step 2"]
+
+
+def test_checkpoints_by_name_are_made_once_each() -> None:
+    """Two names are two checkpoints, one asked for twice is one, and a function is asked when it is written."""
+    trainer, step_at_writing = make_trainer(), []
+
+    def late() -> str:
+        step_at_writing.append(trainer.moment.steps_done)
+        return "late"
+
+    @trainer.on("train_batch_start", at=2)
+    def ask(trainer: Trainer) -> None:
+        for name in ("mine", None, late, "mine", late, None):
+            trainer.save(name)
+
+    trainer.train()
+    assert sorted(path.name for path in trainer.checkpoint_dir.iterdir()) == ["late", "mine", "step-00000002"]  # type: ignore[union-attr]
+    assert set(step_at_writing) == {2}
+
+
+def test_half_a_validation_cannot_be_saved() -> None:
+    """Inside a validation the position and the random streams are not training's; save() waits for its end."""
+    trainer = make_trainer(val_dataloader=[(torch.ones(4, 3), torch.ones(4, 1))], sanity_batches=0)
+    caught: list[str] = []
+
+    @trainer.on("validation_end")
+    def save(trainer: Trainer) -> None:
+        try:
+            trainer.save_checkpoint()
+        except CheckpointError as error:
+            caught.append(str(error))
+        trainer.save()
+
+    trainer.train()
+    assert caught == [
+        "a validation is under way, and half a validation cannot be saved; trainer.save() waits for its end"
+    ]
+    assert [path.name for path in trainer.checkpoint_dir.iterdir()] == ["step-00000003"]  # type: ignore[union-attr]
 
 
 def test_a_run_without_a_directory_cannot_save() -> None:

@@ -1,37 +1,122 @@
-"""A run that is stopped in the middle of an epoch goes on to the same weights, bit for bit."""
+"""A run that is stopped anywhere goes on to the same curve, weights and optimizer state, bit for bit."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
-from hookline import SimpleTrainer, TrainingHook
+from hookline import ResumableSampler, SimpleTrainer, TrainingHook, read_metrics
 
-
-def loaders(kind: str) -> Any:
-    """Shuffling loaders: one on the global stream, one with its own generator, two of them."""
-
-    def loader(seed: int, own: bool) -> DataLoader[Any]:
-        made = torch.Generator().manual_seed(seed)
-        data = TensorDataset(torch.randn(24, 3, generator=made), torch.randn(24, 1, generator=made))
-        generator = torch.Generator().manual_seed(seed) if own else None
-        return DataLoader(data, batch_size=4, shuffle=True, generator=generator)
-
-    if kind == "two":
-        return {"a": loader(1, own=False), "b": loader(2, own=True)}
-    return loader(1, own=kind == "own generator")
+BATCHES = 8  # of an epoch; there are two
+Sample = tuple[torch.Tensor, torch.Tensor]
 
 
-def make_trainer(kind: str, root: Path) -> SimpleTrainer:
+def samples(seed: int = 1) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    return TensorDataset(torch.randn(32, 3, generator=generator), torch.randn(32, 1, generator=generator))
+
+
+class Augmented(Dataset[Sample]):
+    """Draws from torch's and NumPy's global streams for every sample, as augmentations do."""
+
+    def __init__(self) -> None:
+        self.plain = samples()
+
+    def __len__(self) -> int:
+        return len(self.plain)
+
+    def __getitem__(self, index: int) -> Sample:
+        x, y = self.plain[index]
+        return x + 0.1 * torch.randn(3) + float(np.random.rand()), y
+
+
+class StatefulLoader:
+    """Knows where it is, also when it is asked in the middle of an epoch; begins anew when iterated after its end."""
+
+    def __init__(self) -> None:
+        self.epoch, self.given, self.restored = 0, 0, False
+
+    def __len__(self) -> int:
+        return BATCHES
+
+    def __iter__(self) -> Iterator[Sample]:
+        if not self.restored:
+            self.given = 0
+        self.restored = False
+        order = torch.randperm(32, generator=torch.Generator().manual_seed(self.epoch))
+        while self.given < BATCHES:
+            rows = order[4 * self.given : 4 * self.given + 4]
+            self.given += 1
+            yield samples()[rows]
+        self.epoch, self.given = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.given, self.restored = state["epoch"], state["given"], True
+
+
+class Counting(Sampler[int]):
+    """A sampler whose order depends on how often it was used, and which can say so."""
+
+    def __init__(self) -> None:
+        self.used = 0
+
+    def __len__(self) -> int:
+        return 32
+
+    def __iter__(self) -> Iterator[int]:
+        self.used += 1
+        return iter(torch.randperm(32, generator=torch.Generator().manual_seed(self.used)).tolist())
+
+    def state_dict(self) -> dict[str, int]:
+        return {"used": self.used}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.used = state["used"]
+
+
+def shuffling(data: Any = None, **more: Any) -> DataLoader[Any]:
+    more = {"shuffle": True, "batch_size": 4, **more}
+    return DataLoader(samples() if data is None else data, **more)
+
+
+def counted(data: Any, **more: Any) -> DataLoader[Any]:
+    draws = more.pop("dataset_draws", False)
+    return shuffling(data, shuffle=False, sampler=ResumableSampler(data, seed=4, dataset_draws=draws), **more)
+
+
+LOADERS: dict[str, Any] = {
+    "global stream": shuffling,
+    "own generator": lambda: shuffling(generator=torch.Generator().manual_seed(7)),
+    "augmented": lambda: shuffling(Augmented()),
+    "two loaders": lambda: {"a": shuffling(torch.utils.data.Subset(Augmented(), range(16))),
+                            "b": shuffling(torch.utils.data.Subset(Augmented(), range(16, 32)))},
+    "counted": lambda: counted(Augmented()),
+    "stateful loader": StatefulLoader,
+    "stateful sampler": lambda: shuffling(shuffle=False, sampler=Counting()),
+    "workers": lambda: shuffling(Augmented(), num_workers=2),
+    "workers, counted": lambda: counted(Augmented(), num_workers=2, dataset_draws=True),
+    "workers, counted, no draws": lambda: counted(samples(), num_workers=2),
+}  # fmt: skip
+
+
+def make_trainer(loaders: Any, root: Path, **options: Any) -> SimpleTrainer:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    options = {
+        "scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16), "max_epochs": 2, "seed": 5, **options,
+    }  # fmt: skip
     return SimpleTrainer(
-        model, loaders(kind), optimizer, "cpu", loss_fn=nn.functional.mse_loss, max_epochs=3, seed=5,
-        console=False, output_dir=str(root),
+        model, loaders, optimizer, "cpu", loss_fn=nn.functional.mse_loss, console=False, output_dir=str(root),
+        val_dataloader=[samples(2)[:8], samples(2)[8:]], **options,
     )  # fmt: skip
 
 
@@ -47,19 +132,153 @@ class SaveAndStop(TrainingHook):
             trainer.request_stop("tested")
 
 
-@pytest.mark.parametrize("at", [4, 6, 9, 15])
-@pytest.mark.parametrize("kind", ["global stream", "own generator", "two"])
-def test_a_stopped_run_ends_where_an_uninterrupted_one_does(kind: str, at: int, tmp_path: Path) -> None:
-    """Shuffling, dropout and the optimizer go on as if nothing had been, inside an epoch and between two."""
-    whole = make_trainer(kind, tmp_path / "whole")
+def fingerprint(trainer: SimpleTrainer) -> dict[str, Any]:
+    """The whole curve as hex floats, and every bit of model and optimizer."""
+    assert trainer.run_dir is not None
+    curve = [
+        {name: float(value).hex() for name, value in line.items() if name not in ("time", "resumed")}
+        for line in read_metrics(trainer.run_dir)
+        if line["step"] > 0
+    ]
+    state = trainer.optimizers[0].state_dict()["state"]
+    tensors = [*trainer.model.state_dict().values(), *(value for one in state.values() for value in one.values())]
+    return {"curve": curve, "bits": [tensor.numpy().tobytes().hex() for tensor in tensors]}
+
+
+def run_in_parts(make_loaders: Any, root: Path, stops: list[int], **options: Any) -> SimpleTrainer:
+    """Stop at each of the steps and go on in a new trainer each time; the last one."""
+    run_dir = None
+    for at in [*stops, -1]:
+        trainer = make_trainer(make_loaders(), root, **options)
+        if at > 0:
+            trainer.add_hook(SaveAndStop(at))
+        torch.rand(3), np.random.rand(3)  # another process begins with other streams
+        trainer.fit(resume=run_dir)
+        run_dir = trainer.run_dir
+    return trainer
+
+
+STOPS = {
+    "once": [3], "twice": [3, 5], "five times in an epoch": [1, 2, 4, 5, 7], "between epochs": [8], "both": [7, 8, 9],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stops", STOPS.values(), ids=STOPS)
+@pytest.mark.parametrize("kind", [name for name in LOADERS if "workers" not in name])
+def test_a_stopped_run_ends_where_an_unbroken_one_does(kind: str, stops: list[int], tmp_path: Path) -> None:
+    """Shuffling, augmentation, dropout, batch norm, schedule and optimizer go on as if nothing had been."""
+    whole = make_trainer(LOADERS[kind](), tmp_path / "whole")
     whole.train()
-    first = make_trainer(kind, tmp_path / "parts")
-    first.add_hook(SaveAndStop(at))
+    parts = run_in_parts(LOADERS[kind], tmp_path / "parts", stops)
+    assert parts.step == whole.step == 2 * BATCHES
+    assert fingerprint(parts) == fingerprint(whole)
+
+
+@pytest.mark.parametrize("kind", [name for name in LOADERS if "workers" in name])
+def test_with_two_workers(kind: str, tmp_path: Path) -> None:
+    """Workers draw from streams of their own, which are brought to where they were."""
+    whole = make_trainer(LOADERS[kind](), tmp_path / "whole")
+    whole.train()
+    parts = run_in_parts(LOADERS[kind], tmp_path / "parts", [3, 8, 13])
+    assert fingerprint(parts) == fingerprint(whole)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"precision": "bf16"}, {"precision": "fp16"}, {"accumulate": 3}, {"accumulate": 2, "precision": "fp16"},
+     {"validate_every": 3, "max_grad_norm": 0.1}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["augmented", "two loaders", "counted", "stateful loader", "stateful sampler"])
+def test_with_other_options(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Mixed precision with and without a scaler, windows (and reading ahead for them), clipping, validation."""
+    whole = make_trainer(LOADERS[kind](), tmp_path / "whole", **options)
+    whole.train()
+    middle = whole.step // 2
+    parts = run_in_parts(LOADERS[kind], tmp_path / "parts", [1, middle, middle + 1], **options)
+    assert fingerprint(parts) == fingerprint(whole)
+
+
+def test_the_comparison_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the restored random streams the curve is another one."""
+    whole = make_trainer(shuffling(), tmp_path / "whole")
+    whole.train()
+    monkeypatch.setattr("hookline.trainer.checkpointing.restore_rng", lambda state: None)
+    assert fingerprint(run_in_parts(shuffling, tmp_path / "parts", [3])) != fingerprint(whole)
+
+
+def test_a_counted_sampler_reads_nothing_twice(tmp_path: Path) -> None:
+    """A resumed run begins in the middle of the epoch; a drawing sampler's batches are read again and thrown away."""
+
+    class Watched(Augmented):
+        def __getitem__(self, index: int) -> Sample:
+            read.append(index)
+            return super().__getitem__(index)
+
+    counts = {}
+    for name, make in (("counted", counted), ("drawn", shuffling)):
+        read: list[int] = []
+        run_in_parts(lambda make=make: make(Watched()), tmp_path / name, [5])
+        counts[name] = len(read)
+    assert counts == {"counted": 64, "drawn": 64 + 20}
+
+
+class Stream(IterableDataset[Sample]):
+    def __iter__(self) -> Iterator[Sample]:
+        return iter([samples()[index] for index in range(32)])
+
+
+@pytest.mark.parametrize(
+    ("loader", "said"),
+    [
+        (lambda: DataLoader(Stream(), batch_size=4), "has an IterableDataset without state_dict"),
+        (lambda: iter([samples()[:4]] * 8), "is an iterator, which can be read only once"),
+        (lambda: shuffling(num_workers=1, persistent_workers=True), "keeps its workers from epoch to epoch"),
+        (lambda: shuffling(num_workers=1, in_order=False), "gives batches as they are ready"),
+        (StatefulLoader, "is cut off before its end"),
+        (shuffling, None),
+        (StatefulLoader, None),
+        (lambda: [samples()[:4]] * 8, None),
+    ],
+    ids=["iterable dataset", "iterator", "kept workers", "out of order", "cut off", "shuffling", "stateful", "list"],
+)
+def test_what_cannot_be_exact_is_said_at_the_start(
+    loader: Any, said: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the log and in the record, before the first step; and not of loaders that can."""
+    trainer = make_trainer(loader(), tmp_path, max_steps=1, limit_train_batches=5 if "cut off" in str(said) else None)
+    told: list[str] = []
+    trainer.on("train_start")(lambda: told.append(caplog.text))
+    trainer.train()
+    assert (f"may not be exact: loader 'train' {said}" in told[0]) if said else "exact" not in told[0]
+    assert ("resume_not_exact" in (trainer.run_dir / "events.jsonl").read_text()) is bool(said)  # type: ignore[operator]
+
+
+def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In the same directory, and loudly; the curve is the unbroken run's."""
+    whole = make_trainer(shuffling(), tmp_path / "whole")
+    whole.train()
+    first = make_trainer(shuffling(), tmp_path, max_steps=3)
     first.train()
-    second = make_trainer(kind, tmp_path / "parts")
-    second.fit(resume=first.run_dir)
-    assert second.step == whole.step and second.run_id == first.run_id
-    assert all(
-        torch.equal(one, other)
-        for one, other in zip(whole.model.state_dict().values(), second.model.state_dict().values(), strict=True)
-    )
+    again = make_trainer(shuffling(), tmp_path)
+    again.fit(resume=first.run_dir)
+    assert again.run_id == first.run_id and "has no checkpoint yet" in caplog.text
+    assert fingerprint(again) == fingerprint(whole)
+
+
+def test_a_fork_is_a_new_run_with_a_lineage(tmp_path: Path) -> None:
+    """It begins from the checkpoint, in its own directory, and says whose it is; its checkpoints say so, too."""
+    first = make_trainer(shuffling(), tmp_path)
+    first.add_hook(SaveAndStop(3))
+    first.train()
+    fork = make_trainer(shuffling(), tmp_path)
+    fork.add_hook(SaveAndStop(5))
+    fork.fit(resume=first.run_dir, fork=True)
+    assert fork.run_id != first.run_id and fork.step == 5
+    lineage = fork.record.lineage
+    assert lineage == {
+        "run_id": first.run_id, "step": 3, "checkpoint": str(first.checkpoint_dir / "step-00000003"),  # type: ignore[operator]
+    }  # fmt: skip
+    again = make_trainer(shuffling(), tmp_path)
+    again.fit(resume=fork.run_dir)
+    assert again.record.lineage == lineage

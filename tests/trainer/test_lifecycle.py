@@ -185,7 +185,7 @@ def test_a_completed_run() -> None:
     assert (run["outcome"], run["reason"]) == ("completed", None)
     assert run["counters"] | {"seconds": 0} == {
         "step": 3, "epoch": 0, "batches": 3, "tokens_seen": 15, "seconds": 0, "skipped_steps": 0,
-        "non_finite_losses": 0, "hook_failures": 0,
+        "failed_saves": 0, "non_finite_losses": 0, "hook_failures": 0,
     }  # fmt: skip
     assert seen == ["training"] * 3 + ["completed"]
     assert state["status"] == "completed"

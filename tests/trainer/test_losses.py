@@ -19,6 +19,17 @@ def test_the_mean_is_that_of_all_losses() -> None:
     assert book.mean() == pytest.approx(sum(values) / len(values))
 
 
+def test_the_sums_go_on_in_another_process() -> None:
+    """Saved in the middle of an epoch and put back, mean and bad losses are those of the whole epoch."""
+    book, again = LossBook(), LossBook()
+    book.recent += [torch.tensor(0.1), torch.tensor(float("inf")), torch.tensor(0.3)]
+    again.load_state_dict(book.state_dict())
+    for one in (book, again):
+        one.recent.append(torch.tensor(0.7))
+    assert again.state_dict() == book.state_dict()
+    assert again.mean() == book.mean() and again.take_non_finite() == 1
+
+
 def test_nothing_yet_is_nan() -> None:
     """Before the first batch the mean is nan, not an error and not zero."""
     assert math.isnan(LossBook().mean())

@@ -23,6 +23,9 @@ TAG = "!"
 
 _LARGEST_PLAIN_INT = 2**63
 _SCALARS = (str, int, float, bool, type(None), bytes)
+_DAMAGE = (
+    KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, MemoryError, struct.error,
+)  # fmt: skip # what decoding a file raises that nobody's `encode` has written; RecursionError is a RuntimeError
 
 
 def encode(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
@@ -42,7 +45,7 @@ def decode(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """The tree that `encode` took apart; places that shared a tensor get the same tensor object again."""
     try:
         return _Decoder(tensors).decode(skeleton)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, struct.error) as error:
+    except _DAMAGE as error:
         raise CheckpointError(f"the saved state is damaged or from a newer version: {error!r}") from error
 
 
@@ -197,7 +200,11 @@ class _Decoder:
 
 def _array(numpy: Any, data: bytes, dtype: str, shape: list[int]) -> Any:
     """A writable array of these bytes; NumPy reads neither an empty buffer nor strings of no length."""
-    if not data or not numpy.dtype(dtype).itemsize:
+    kind, size = numpy.dtype(dtype), math.prod(shape)
+    fits = size * kind.itemsize == len(data) if kind.itemsize else size <= 1
+    if kind.hasobject or not fits:  # before memory is asked for: a file may claim any shape
+        raise ValueError(f"{len(data)} bytes are no {dtype} array of shape {shape}")
+    if not data or not kind.itemsize:
         return numpy.zeros(shape, dtype)
     return numpy.frombuffer(data, dtype).reshape(shape).copy()
 

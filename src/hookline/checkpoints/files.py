@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -14,21 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from hookline.checkpoints import disk
 from hookline.checkpoints.codec import decode, encode
-from hookline.checkpoints.manifest import (
-    MANIFEST,
-    STATE,
-    check_files,
-    describe_files,
-    manifest_text,
-    read_manifest,
-)
+from hookline.checkpoints.hashing import write_hashed
+from hookline.checkpoints.manifest import MANIFEST, STATE, check_files, manifest_text, read_manifest
+from hookline.checkpoints.tensor_file import file_parts
 from hookline.errors import CheckpointError
 
 _NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
 _TENSORS = ".safetensors"
+_LARGEST_STEP = 2**63
 _TEMPORARY = re.compile(r"\.tmp-.+-(\d+)-[0-9a-z]+")
 
 
@@ -43,12 +39,12 @@ def write_checkpoint(directory: Path, name: str, sections: Mapping[str, Any], me
     for text, what in ((name, "checkpoint"), *((section, "section") for section in sections)):
         _check_name(text, what)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        disk.make_directory(directory)
         _sweep(directory)
         with _temporary(directory, name) as temporary:
             _fill(temporary, sections, meta)
-            path = _rename_to_free_name(temporary, directory, name)
-        _sync_directory(directory)
+            path = disk.rename_to_free_name(temporary, directory / name)
+        disk.sync_directory(directory)
     except CheckpointError:
         raise
     except Exception as error:
@@ -65,7 +61,10 @@ def read_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> tup
     state = _load_state(path)
     sections = {}
     for name, skeleton in state["sections"].items():
-        sections[name] = decode(skeleton, _load_tensors(path / f"{name}{_TENSORS}", map_location))
+        try:
+            sections[name] = decode(skeleton, _load_tensors(path / f"{name}{_TENSORS}", map_location))
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}, section {name!r}: {error}") from error
     return sections, decode(state["meta"], {})
 
 
@@ -74,14 +73,20 @@ def verify_checkpoint(path: Path) -> list[str]:
     path = Path(path)
     try:
         manifest = read_manifest(path)
-        problems = check_files(path, manifest["files"])
-        if not problems and json.dumps(_load_state(path)["meta"]) != json.dumps(manifest["meta"]):
-            problems = [f"{MANIFEST}: its meta differs from that in {STATE}"]
+        return check_files(path, manifest["files"]) or _contradictions(manifest, _load_state(path))
     except CheckpointError as error:
         return [str(error)]
     except OSError as error:
         return [f"cannot be read: {error}"]
-    return problems
+
+
+def _contradictions(manifest: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
+    """How a manifest and the state it vouches for disagree: only a forger writes such a pair."""
+    problems = [f"section {name!r}: is no name" for name in state["sections"] if not _NAME.fullmatch(name)]
+    if json.dumps(state["meta"]) != json.dumps(manifest["meta"]):
+        problems.append(f"{MANIFEST}: its meta differs from that in {STATE}")
+    known = {STATE, *(f"{name}{_TENSORS}" for name in state["sections"])}
+    return problems + [f"{name}: belongs to no section" for name in manifest["files"] if name not in known]
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
@@ -131,14 +136,15 @@ def _temporary(directory: Path, name: str) -> Iterator[Path]:
 
 def _fill(temporary: Path, sections: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
     """All files of a checkpoint, each durable before the manifest that vouches for it."""
-    plain_meta = _encode_meta(meta)
-    skeletons = {}
+    plain_meta, skeletons, files = _encode_meta(meta), {}, {}
     for name, tree in sections.items():
-        skeletons[name] = _write_section(temporary, name, tree)
+        skeletons[name], tensors = _encode_section(name, tree)
+        if tensors:
+            files[f"{name}{_TENSORS}"] = file_parts(tensors)
     state = json.dumps({"sections": skeletons, "meta": plain_meta}, allow_nan=False)
-    _write_text(temporary / STATE, state)
-    _write_text(temporary / MANIFEST, manifest_text(describe_files(temporary), plain_meta))
-    _sync_directory(temporary)
+    written = write_hashed(temporary, {**files, STATE: [state.encode("ascii")]})
+    disk.write_file(temporary / MANIFEST, [manifest_text(written, plain_meta).encode("ascii")])
+    disk.sync_directory(temporary)
 
 
 def _encode_meta(meta: Mapping[str, Any]) -> Any:
@@ -148,68 +154,11 @@ def _encode_meta(meta: Mapping[str, Any]) -> Any:
     return plain
 
 
-def _write_section(temporary: Path, name: str, tree: Any) -> Any:
+def _encode_section(name: str, tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     try:
-        skeleton, tensors = encode(tree)
+        return encode(tree)
     except CheckpointError as error:
         raise CheckpointError(f"section {name!r}: {error}") from error
-    if tensors:
-        path = temporary / f"{name}{_TENSORS}"
-        path.touch()
-        mode = path.stat().st_mode  # what the umask gives; safetensors makes its files private
-        save_file(_on_host(tensors), path)
-        path.chmod(mode)
-        _sync_file(path)
-    return skeleton
-
-
-def _on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors on the CPU, each in memory of its own: safetensors refuses views that overlap."""
-    ready: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in tensors.items():
-        host = tensor.cpu()
-        address = host.untyped_storage().data_ptr()
-        ready[name] = host.clone() if address in seen else host
-        seen.add(address)
-    return ready
-
-
-def _write_text(path: Path, text: str) -> None:
-    with path.open("x", encoding="ascii", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make names durable. Some network file systems cannot, and say so with EINVAL."""
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(fd)
-
-
-def _rename_to_free_name(temporary: Path, directory: Path, name: str) -> Path:
-    path, count = directory / name, 0
-    while True:
-        if not os.path.lexists(path):
-            try:
-                return temporary.rename(path)
-            except OSError as error:  # another process took the name since we looked
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-                    raise
-        count += 1
-        path = directory / f"{name}-{count}"
 
 
 def _sweep(directory: Path) -> None:
@@ -255,7 +204,7 @@ def _age_key(path: Path) -> tuple[float, float, str]:
         step = read_manifest(path)["meta"].get("step")
     except (CheckpointError, OSError, AttributeError):
         step = None
-    if not isinstance(step, (int, float)):
+    if not isinstance(step, (int, float)) or not abs(step) < _LARGEST_STEP:
         digits = re.findall(r"\d+", path.name)
         step = int(digits[0]) if digits else -1
     with contextlib.suppress(OSError):

@@ -19,12 +19,6 @@ STATE = "state.json"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
 
 
-def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
-    """The size and sha256 of every file there, by name."""
-    files = sorted(directory.iterdir())
-    return {file.name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for file in files}
-
-
 def manifest_text(files: Mapping[str, Any], meta: Any) -> str:
     """The one spelling of a manifest: with a byte changed it is not this text, so it vouches for itself."""
     return _spell({"format": FORMAT, "files": files, "meta": meta})
@@ -64,9 +58,9 @@ def _read(path: Path) -> bytes:
     manifest = path / MANIFEST
     if not path.is_dir():
         raise CheckpointError(f"{path} is no directory")
-    if manifest.is_symlink():
-        raise CheckpointError(f"{MANIFEST}: is a link")
     try:
+        if not stat.S_ISREG(manifest.lstat().st_mode):
+            raise CheckpointError(f"{MANIFEST}: is a link or no plain file")
         return manifest.read_bytes()
     except FileNotFoundError:
         raise CheckpointError(f"{MANIFEST}: is missing") from None

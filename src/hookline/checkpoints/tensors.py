@@ -7,12 +7,9 @@ from typing import Any
 
 import torch
 
+from hookline.checkpoints.tensor_file import CODES
 from hookline.errors import CheckpointError
 
-_STORABLE = frozenset({
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8,
-    torch.int64, torch.int32, torch.int16, torch.int8,
-})  # fmt: skip
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _RESERVED = "__metadata__"  # safetensors keeps this name for itself
 
@@ -42,7 +39,7 @@ class TensorTable:
 
     def _store(self, tensor: torch.Tensor, path: tuple[str, ...]) -> dict[str, Any]:
         name = self._free_name(path)
-        if tensor.dtype in _STORABLE:
+        if tensor.dtype in CODES:
             self.tensors[name] = tensor.contiguous()
             return {"v": name}
         self.tensors[name] = tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookline.cli import FAILED, tell_error, tell_interrupted
+from hookline.cli import FAILED, TERMINATED, tell_error, tell_interrupted
 from hookline.cli.settings import read_settings
 
 if TYPE_CHECKING:
@@ -20,7 +21,12 @@ def run(options: argparse.Namespace) -> int:
     from hookline.build import trainer_from_config  # takes seconds, which an unreadable config need not wait for
 
     trainer = trainer_from_config(config, allow=options.allow, from_file=from_file)
-    status = _train(trainer, options.debug)
+    return train_and_tell(trainer, options.debug)
+
+
+def train_and_tell(trainer: Trainer, debug: bool, resume: Path | None = None, fork: bool = False) -> int:
+    """Run it, and say where its record is; the exit status."""
+    status = _train(trainer, debug, resume, fork)
     sys.stderr.flush()
     print(trainer.run_dir if trainer.run_dir is not None else "no record was written", flush=True)
     return status
@@ -32,12 +38,16 @@ def _overrides(options: argparse.Namespace) -> list[str]:
     return [f"{path}={json.dumps(value)}" for path, value in asked.items() if value is not None]
 
 
-def _train(trainer: Trainer, debug: bool) -> int:
+def _train(trainer: Trainer, debug: bool, resume: Path | None, fork: bool) -> int:
     try:
-        trainer.train()
+        trainer.fit(resume=resume, fork=fork)
     except KeyboardInterrupt:
         where = f"the record is in {trainer.run_dir}" if trainer.run_dir is not None else "no record was written"
         return tell_interrupted(f"; {where}")
+    except SystemExit as left:
+        if left.code != TERMINATED:
+            raise
+        return TERMINATED
     except Exception as error:
         if not trainer.run_ended:  # it never began: an output that cannot be written to, nothing to train on
             raise

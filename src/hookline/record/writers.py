@@ -49,6 +49,14 @@ class JsonLines:
             written += os.write(fd, line[written:])
         self._torn = False
 
+    def sync(self) -> None:
+        """Wait until the disk has what was written. Raises `RecordError` when it refuses."""
+        try:
+            if self._fd is not None:
+                os.fsync(self._fd)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+
     def close(self) -> None:
         """Close the file; closing twice is fine."""
         fd, self._fd = self._fd, None

@@ -7,28 +7,56 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookline.checkpoints.files import newest_good, read_checkpoint, write_checkpoint
+from hookline.checkpoints.files import list_checkpoints, newest_good, read_checkpoint, write_checkpoint
+from hookline.checkpoints.manifest import read_manifest
 from hookline.errors import CheckpointError
 from hookline.events.policy import logger
-from hookline.trainer.loaders import generators_of, restore_generators
+from hookline.trainer.positions import restore_own_states, restore_states, states_of
 from hookline.trainer.rng import restore_rng, rng_state
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
-PROGRESS = ("step", "steps_done", "epoch", "epoch_over", "batch_idx", "batches_before", "tokens_seen")
+COUNTS = ("skipped_steps", "non_finite_losses")
+PROGRESS = ("step", "steps_done", "epoch", "epoch_over", "batch_idx", "batches_before", "tokens_seen", "loader_batches")
 
 
 def save_checkpoint(trainer: Trainer, name: str | None = None) -> Path:
-    """Write everything a run needs to go on; durable when this returns."""
+    """Write everything a run needs to go on; durable when this returns.
+
+    After a failure in the middle of a step the unfinished step is left out: whoever goes on from there begins behind
+    the batch that failed. That is no point of the unbroken run's curve, so it lies where no resume finds it unasked.
+    """
     moment = trainer.moment
-    directory = trainer.checkpoint_dir
+    directory = trainer.checkpoint_dir if moment.step == moment.steps_done else exception_dir(trainer)
     if directory is None:
         why = "this run keeps no record on disk (record=False)" if trainer.running else "there is no run yet"
         raise CheckpointError(f"{why}, so there is no directory to write a checkpoint to")
     name_stateless_hooks(trainer)
-    meta = {"run_id": trainer.run_id, "step": moment.step, "epoch": moment.epoch}
-    return write_checkpoint(directory, name or f"step-{moment.step:08d}", collect(trainer), meta)
+    meta = {
+        "run_id": trainer.run_id,
+        "step": moment.steps_done,
+        "epoch": moment.epoch,
+        "lineage": trainer.record.lineage,
+    }
+    return write_checkpoint(directory, name or f"step-{moment.steps_done:08d}", collect(trainer), meta)
+
+
+def save_as_told(trainer: Trainer, name: str | None) -> None:
+    """Save, and on a failure do what `on_save_error` says: end the run, or go on without, which is told and counted."""
+    try:
+        trainer.save_checkpoint(name)
+    except CheckpointError as error:
+        trainer.failed_saves += 1
+        trainer.note("checkpoint_failed", error=str(error))
+        if trainer.options.on_save_error == "stop":
+            raise
+        logger.warning("step %d has no checkpoint, training goes on: %s", trainer.moment.steps_done, error)
+
+
+def exception_dir(trainer: Trainer) -> Path | None:
+    """Where checkpoints go that a failure cut off in the middle of a step; None when nothing is written."""
+    return None if trainer.run_dir is None else trainer.run_dir / "exception"
 
 
 def name_stateless_hooks(trainer: Trainer) -> None:
@@ -49,34 +77,80 @@ def collect(trainer: Trainer) -> dict[str, Any]:
         "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
         "schedulers": [_plain(scheduler.state_dict()) for scheduler in trainer.schedulers],
         "scaler": scaler.state_dict() if scaler is not None else None,
-        "progress": {**{name: getattr(moment, name) for name in PROGRESS}, "seconds": moment.seconds},
+        "progress": {
+            **{name: getattr(moment, name) for name in PROGRESS},
+            "step": moment.steps_done,  # the same, but for a failure in the middle of a step
+            "seconds": moment.seconds,
+        },
         "rng": rng_state(),
-        "epoch_rng": moment.epoch_rng,
-        "generators": [generator.get_state() for generator in generators_of(trainer.train_loaders)],
+        "position": position_of(trainer),
+        "loaders": loader_states(trainer),
+        "losses": trainer.loop.losses.state_dict(),
+        "counts": {name: getattr(trainer, name) for name in COUNTS},
         "hooks": trainer.hooks.state_dict(),
+        "hook_names": list(trainer.hooks),
         "update_state": trainer.chain.states,
+        "streams": trainer.hooks.guard.state_dict(),
+    }
+
+
+def position_of(trainer: Trainer) -> dict[str, Any] | None:
+    """Where the loaders are inside an epoch; None between two."""
+    batches, position = trainer.loop.batches, trainer.moment.position
+    return position if batches is None or position is None else batches.position
+
+
+def loader_states(trainer: Trainer) -> dict[str, Any]:
+    """What the loaders' parts keep, and, between two epochs, what those that can say of themselves."""
+    batches = trainer.loop.batches
+    return {
+        "train": states_of(trainer.train_loaders),
+        "val": states_of(trainer.val_loaders),
+        "own": batches.states_after() if trainer.moment.epoch_over and batches is not None else {},
     }
 
 
 def load_checkpoint(trainer: Trainer, path: str | Path) -> Path:
     """Put a trainer back to a checkpoint: a checkpoint's directory, a run's, or one that holds checkpoints."""
-    found = find_checkpoint(Path(path))
+    found, problems = find_checkpoint(Path(path))
+    for problem in problems:
+        trainer.note("checkpoint_damaged", problem=problem, instead=str(found))
     sections, _ = read_checkpoint(found)
-    restore(trainer, sections)
+    try:
+        restore(trainer, sections)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{found} lacks something that a run needs to go on: {error!r}") from error
     return found
 
 
-def find_checkpoint(path: Path) -> Path:
-    """The checkpoint that a path means; of several, the newest that is whole, loudly if that is not the newest."""
+def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
+    """The checkpoint that a path means: of several the newest that is whole; and what is wrong with newer ones."""
     if (path / "manifest.json").exists():
-        return path
-    holder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+        return path, []
+    holder = holder_of(path)
     found, problems = newest_good(holder)
     for problem in problems:
         logger.warning("a damaged checkpoint was passed over: %s", problem)
     if found is None:
         raise CheckpointError(f"no whole checkpoint in {holder}" + (f" ({len(problems)} damaged)" if problems else ""))
-    return found
+    return found, problems
+
+
+def has_no_checkpoint_yet(path: Path) -> bool:
+    """Whether it is a run that has not written one; damaged ones count as written."""
+    return (path / "run.json").exists() and not list_checkpoints(holder_of(path))
+
+
+def lineage_of(path: Path) -> dict[str, Any]:
+    """Where a run that begins from somebody's checkpoint comes from; whose own lineage is in that run's record."""
+    found, _ = find_checkpoint(path)
+    meta = read_manifest(found)["meta"]
+    return {"run_id": meta.get("run_id"), "step": meta.get("step"), "checkpoint": str(found.absolute())}
+
+
+def holder_of(path: Path) -> Path:
+    """The directory that holds the checkpoints of a run, or the given one itself."""
+    return path / "checkpoints" if (path / "checkpoints").is_dir() else path
 
 
 def run_directory(path: Path) -> Path | None:
@@ -86,32 +160,58 @@ def run_directory(path: Path) -> Path | None:
 
 def restore(trainer: Trainer, sections: dict[str, Any]) -> None:
     """Weights, optimizers, counters, random streams and hooks, each where it was."""
-    trainer.model.load_state_dict(sections["model"])
     _check_count("optimizers", trainer.optimizers, sections["optimizers"])
     _check_count("schedulers", trainer.schedulers, sections["schedulers"])
+    trainer.model.load_state_dict(sections["model"])
     for optimizer, state in zip(trainer.optimizers, sections["optimizers"], strict=True):
         optimizer.load_state_dict(state)
     for scheduler, state in zip(trainer.schedulers, sections["schedulers"], strict=True):
         scheduler.load_state_dict(state)
     if trainer.engine.scaler is not None and sections.get("scaler"):
         trainer.engine.scaler.load_state_dict(sections["scaler"])
-    for name in PROGRESS:
-        setattr(trainer.moment, name, sections["progress"][name])
-    trainer.moment.elapsed_before = sections["progress"]["seconds"]
-    trainer.moment.epoch_rng = sections["epoch_rng"]
-    trainer.moment.forget_step()
+    restore_progress(trainer, sections)
     trainer.chain.states.update(_on(trainer.device, sections["update_state"]))
+    restore_hooks(trainer, sections)
+    trainer.hooks.guard.load_state_dict(sections["streams"])
+    restore_states(trainer.train_loaders, sections["loaders"]["train"])
+    restore_states(trainer.val_loaders, sections["loaders"]["val"])
+    restore_own_states(trainer.train_loaders, sections["loaders"]["own"])
+    restore_rng(sections["rng"])
+
+
+def restore_progress(trainer: Trainer, sections: dict[str, Any]) -> None:
+    """The counters, the place in the data and the epoch's losses so far."""
+    moment = trainer.moment
+    for name in PROGRESS:
+        setattr(moment, name, sections["progress"][name])
+    moment.elapsed_before = sections["progress"]["seconds"]
+    moment.position, trainer.loop.batches = sections["position"], None
+    moment.forget_step()
+    trainer.loop.losses.load_state_dict(sections["losses"])
+    for name in COUNTS:
+        setattr(trainer, name, sections["counts"][name])
+
+
+def restore_hooks(trainer: Trainer, sections: dict[str, Any]) -> None:
+    """Give every hook its state, in place and by name. What has changed since is recorded; the hooks of now are right.
+
+    One that was added begins afresh, the state of one that was removed is left out (renaming is both), and another
+    order is taken as it is now.
+    """
     for kind, names in trainer.hooks.load_state_dict(sections["hooks"]).items():
         for name in names:
             trainer.record.event("hook_state", trainer.moment.step, hook=name, problem=kind)
+    before, now = sections["hook_names"], list(trainer.hooks)
+    if before != now:
+        added, removed = [one for one in now if one not in before], [one for one in before if one not in now]
+        moved = [one for one in now if one in before] != [one for one in before if one in now]
+        trainer.record.event("hooks_changed", trainer.moment.step, added=added, removed=removed, reordered=moved)
     trainer.hooks.replan(restored=trainer.moment)
-    restore_generators(trainer.train_loaders, sections["generators"])
-    restore_rng(sections["rng"])
 
 
 def load_weights(model: torch.nn.Module, path: str | Path) -> None:
     """The weights of a checkpoint and nothing else."""
-    sections, _ = read_checkpoint(find_checkpoint(Path(path)))
+    sections, _ = read_checkpoint(find_checkpoint(Path(path))[0])
     model.load_state_dict(sections["model"])
 
 

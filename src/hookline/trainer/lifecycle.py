@@ -10,12 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookline.errors import TrainingError
-from hookline.events.policy import Incident
-from hookline.trainer.checkpointing import load_weights, run_directory
+from hookline.errors import ConfigError, TrainingError, nearest
+from hookline.events.policy import Incident, logger
+from hookline.registry.entry import Entry
+from hookline.trainer.checkpointing import (
+    has_no_checkpoint_yet,
+    lineage_of,
+    load_weights,
+    position_of,
+    run_directory,
+)
 from hookline.trainer.loaders import epoch_length
 from hookline.trainer.loop import Loop
+from hookline.trainer.positions import doubts_about
 from hookline.trainer.rng import seed_everything
+from hookline.trainer.signals import Signals, obeying_signals
 from hookline.trainer.validation import sanity_check
 
 if TYPE_CHECKING:
@@ -23,31 +32,32 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def running(trainer: Trainer, resume: str | Path | None) -> Iterator[None]:
+def running(trainer: Trainer, resume: str | Path | None, fork: bool = False) -> Iterator[None]:
     """Bracket a run: on_train_start before, on_exception if it fails, on_train_end and the closed record always."""
-    forget_incidents = begin(trainer, resume)
+    forget_incidents = begin(trainer, resume, fork)
     outcome, reason = "completed", None
-    try:
-        with deterministic(trainer.options.deterministic):
-            prepare(trainer, resume)
-            if heard := trainer.hooks.fire.on_train_start:
-                heard(trainer.moment)
-            yield
-            trainer.save_if_asked()
-        trainer.status = "completed"
-        if trainer.stop_reason is not None:
-            outcome, reason = "stopped", stop_sentence(trainer)
-    except BaseException as error:
-        outcome = "failed" if isinstance(error, Exception) else "interrupted"
-        reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        fail(trainer, error)
-        raise
-    finally:
+    with obeying_signals(trainer) as signals:
         try:
-            end(trainer, outcome, reason)
+            with deterministic(trainer.options.deterministic), loaders_known(trainer):
+                prepare(trainer, resume)
+                if heard := trainer.hooks.fire.on_train_start:
+                    heard(trainer.moment)
+                yield
+                trainer.save_if_asked()
+            trainer.status = "completed"
+            outcome, reason = how_it_ended(trainer, signals)
+        except BaseException as error:
+            outcome = "failed" if isinstance(error, Exception) else "interrupted"
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            fail(trainer, error)
+            raise
         finally:
-            forget_incidents()
-            trainer.running, trainer.run_ended = False, True
+            try:
+                end(trainer, outcome, reason)
+            finally:
+                forget_incidents()
+                trainer.running, trainer.run_ended = False, True
+    signals.leave()
 
 
 @contextmanager
@@ -66,18 +76,39 @@ def deterministic(wanted: bool) -> Iterator[None]:
             torch.use_deterministic_algorithms(before, warn_only=warn_only)
 
 
-def begin(trainer: Trainer, resume: str | Path | None) -> Callable[[], None]:
+@contextmanager
+def loaders_known(trainer: Trainer) -> Iterator[None]:
+    """While a run is on, a schedule that counts the batches of a loader that is not there would never be due."""
+
+    def check(entry: Entry) -> None:
+        for name in entry.schedule.loaders:
+            if name not in trainer.train_loaders:
+                why = f"{entry.schedule}: there is no training loader {name!r}; {nearest(name, trainer.train_loaders)}"
+                raise ConfigError(f"{entry.name}.every", why)
+
+    forget = trainer.hooks.admit_with(check)
+    try:
+        yield
+    finally:
+        forget()
+
+
+def begin(trainer: Trainer, resume: str | Path | None, fork: bool = False) -> Callable[[], None]:
     """Seeds and the record on disk: from here on, whatever happens is recorded and the record is closed."""
     options = trainer.options
     if options.seed is not None:
         seed_everything(options.seed)
-    trainer.record = trainer.make_record(trainer.describe(), None if resume is None else run_directory(Path(resume)))
-    trainer.record.start(hooks=hook_list(trainer))
+    run_dir = None if resume is None or fork else run_directory(Path(resume))
+    lineage = lineage_of(Path(resume)) if resume is not None and run_dir is None else None
+    trainer.record = trainer.make_record(trainer.describe(), run_dir)
+    trainer.record.start(hooks=hook_list(trainer), lineage=lineage)
+    trainer.moment.position = position_of(trainer)  # the loop that is left may be inside an epoch
     trainer.loop = Loop(trainer)
     trainer.running, trainer.run_ended, trainer.status = True, False, "training"
     trainer.stop_reason = trainer.stopped_by = None
     trainer.moment.begin_run()
     trainer.hooks.reopen()
+    trainer.hooks.guard.begin(options.seed or 0, lambda: trainer.moment.step)
     return trainer.hooks.desk.watch(lambda incident: record_incident(trainer, incident))
 
 
@@ -91,11 +122,37 @@ def prepare(trainer: Trainer, resume: str | Path | None) -> None:
     if options.init_from:
         load_weights(trainer.model, options.init_from)
     if resume is not None:
-        trainer.load_checkpoint(resume)
+        go_on_from(trainer, Path(resume))
+    tell_doubts(trainer)
     if trainer.val_loaders and options.sanity_batches and resume is None:
         sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
     if options.console:
         print(opening_line(trainer), flush=True)
+
+
+def go_on_from(trainer: Trainer, path: Path) -> None:
+    """Load the checkpoint that a path means. A run that was killed before its first one begins again, and says so."""
+    if has_no_checkpoint_yet(path):
+        logger.warning("%s has no checkpoint yet: the run begins again at its first step", path)
+        trainer.note("begun_again", run=str(path))
+        trainer.record.resumed(0, 0)
+    else:
+        trainer.load_checkpoint(path)
+
+
+def tell_doubts(trainer: Trainer) -> None:
+    """Say at the start, not after the loss, whose data could not be gone on with exactly."""
+    for doubt in doubts_about(trainer.train_loaders) if trainer.run_dir is not None else []:
+        logger.warning("resuming this run inside an epoch may not be exact: %s", doubt)
+        trainer.note("resume_not_exact", why=doubt)
+
+
+def how_it_ended(trainer: Trainer, signals: Signals) -> tuple[str, str | None]:
+    """Outcome and reason of a run that did not fail."""
+    if signals.caught is not None:
+        trainer.note("stop_requested", reason=signals.caught.name, by="signal")
+        return "interrupted", signals.caught.name
+    return ("completed", None) if trainer.stop_reason is None else ("stopped", stop_sentence(trainer))
 
 
 def refuse_blind_plateau(trainer: Trainer) -> None:
@@ -117,7 +174,10 @@ def fail(trainer: Trainer, error: BaseException) -> None:
 def end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     """on_train_end, hooks closed, record closed, one line on the console that hides nothing."""
     moment = trainer.moment
-    moment.reason, moment.live_loss = reason or outcome, None
+    moment.reason = reason or outcome
+    moment.release_graph()
+    if trainer.loop.batches is not None:
+        trainer.loop.batches.close()
     trainer.note_non_finite(_read(trainer.loop.losses.take_non_finite))
     try:
         if heard := trainer.hooks.fire.on_train_end:
@@ -128,6 +188,7 @@ def end(trainer: Trainer, outcome: str, reason: str | None) -> None:
         trainer.loop.unrecorded.clear()
         costs = trainer.hooks.costs()
         trainer.record.close(outcome, reason, hook_list(trainer), costs, counters(trainer))
+        trainer.hooks.guard.end()
         if trainer.options.console:
             print(closing_line(trainer, outcome, reason), flush=True)
 
@@ -152,8 +213,10 @@ def counters(trainer: Trainer) -> dict[str, Any]:
         "epoch": moment.epoch,
         "batches": moment.batches,
         "tokens_seen": moment.tokens_seen,
+        **({"loader_batches": trainer.loader_batches} if len(trainer.train_loaders) > 1 else {}),
         "seconds": round(moment.seconds, 3),
         "skipped_steps": trainer.skipped_steps,
+        "failed_saves": trainer.failed_saves,
         "non_finite_losses": trainer.non_finite_losses,
         "hook_failures": sum(entry.failures.total for entry in trainer.hooks.entries()),
     }
@@ -197,6 +260,7 @@ def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
         ("hook_failures", "hook failure"),
         ("non_finite_losses", "non-finite loss"),
         ("skipped_steps", "skipped step"),
+        ("failed_saves", "failed save"),
     ):
         if count[key]:
             words.append(_counted(count[key], text))

@@ -35,3 +35,13 @@ class LossBook:
         self.fold()
         count, self._bad = int(self._bad), 0
         return count
+
+    def state_dict(self) -> dict[str, float | int]:
+        """The sums so far, as numbers. Waits for the device."""
+        self.fold()
+        return {"count": self._count, "sum": float(self._sum), "bad": int(self._bad)}
+
+    def load_state_dict(self, state: dict[str, float | int]) -> None:
+        """Go on from those sums."""
+        self.recent.clear()
+        self._count, self._sum, self._bad = int(state["count"]), state["sum"], int(state["bad"])

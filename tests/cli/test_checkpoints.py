@@ -1,0 +1,58 @@
+"""`hookline checkpoints` and `hookline verify-checkpoint` say which are whole."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hookline.checkpoints import write_checkpoint
+from hookline.cli import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run() -> Path:
+    """A run's directory with two checkpoints."""
+    for step in (3, 12):
+        write_checkpoint(
+            Path("run/checkpoints"), f"step-{step}", {"model": {"w": torch.ones(300_000)}}, {"step": step, "epoch": 1}
+        )
+    return Path("run")
+
+
+@pytest.mark.parametrize("given", ["run", "run/checkpoints"])
+def test_they_are_listed_newest_first(given: str, run: Path, capsys: Captured) -> None:
+    """Each with step, epoch, size and time, and whether it is whole."""
+    assert main(["checkpoints", given]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[::2]] == [["step-12", "good"], ["step-3", "good"]]
+    assert lines[1].startswith("    step 12, epoch 1, 1.2 MB, saved 20")
+
+
+def test_a_damaged_one_is_named(run: Path, capsys: Captured) -> None:
+    """With what is wrong; the exit status says it to scripts."""
+    file = run / "checkpoints" / "step-12" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    assert main(["checkpoints", "run"]) == 1
+    out = capsys.readouterr().out
+    assert "step-12  damaged\n    model.safetensors: has 1200079 bytes instead of 1200080" in out
+    assert "step-3  good" in out
+
+
+def test_there_is_none(capsys: Captured) -> None:
+    """An empty or missing place is an error that says what to give."""
+    assert main(["checkpoints", "nowhere"]) == 2
+    assert "no checkpoint in nowhere; give a run's directory" in capsys.readouterr().err
+
+
+def test_one_is_verified(run: Path, capsys: Captured) -> None:
+    """0 for a whole one, 1 for one that was changed."""
+    path = run / "checkpoints" / "step-3"
+    assert main(["verify-checkpoint", str(path)]) == 0
+    assert "step-3  good" in capsys.readouterr().out
+    (path / "state.json").write_text("{}")
+    assert main(["verify-checkpoint", str(path)]) == 1
+    assert "state.json: has 2 bytes instead of" in capsys.readouterr().out
+    assert main(["verify-checkpoint", "nowhere"]) == 1
+    assert "nowhere is no directory" in capsys.readouterr().out

@@ -1,0 +1,157 @@
+"""`hookline resume` goes on from what a run recorded, with nothing but its directory."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from hookline import get_trainer, read_metrics
+from hookline.checkpoints import read_checkpoint
+from hookline.cli import main
+from hookline.record import read_jsonl
+from hookline.registry import names
+
+CONFIG = """
+model: {name: char_gpt, context: 16, width: 8, heads: 2, layers: 1, dropout: 0.3}
+data: {name: stdlib_text, context: 16, batch_size: 2, max_bytes: 60000}
+optimizer: {name: adamw, lr: 1e-2}
+scheduler: {name: warmup_cosine, warmup_steps: 2}
+trainer: {max_steps: 12, validate_every: 5, sanity_batches: 0, seed: 1, max_grad_norm: 1.0}
+hooks:
+  lifecycle: [{name: checkpoint, save_every_n_steps: 4, save_every_n_epochs: null}]
+"""
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def config() -> None:
+    """A config in the current directory that trains in a blink."""
+    Path("run.yaml").write_text(CONFIG, encoding="utf-8")
+
+
+def train(capsys: Captured, *words: str) -> Path:
+    """Run a command that trains; the run's directory, which is the last line it prints."""
+    assert main(words) == 0
+    return Path(capsys.readouterr().out.splitlines()[-1])
+
+
+def curve(run: Path) -> list[dict[str, str]]:
+    """Every recorded number of every step, as hex."""
+    return [
+        {name: float(value).hex() for name, value in line.items() if name not in ("time", "resumed")}
+        for line in read_metrics(run)
+    ]
+
+
+def last_weights(run: Path) -> list[str]:
+    """Every bit of the newest checkpoint's model and optimizers."""
+    sections, _ = read_checkpoint(run / "checkpoints" / "step-00000012")
+    state = sections["optimizers"][0]["state"]
+    tensors = [*sections["model"].values(), *(value for one in state.values() for value in one.values())]
+    return [tensor.numpy().tobytes().hex() for tensor in tensors]
+
+
+def test_a_killed_run_ends_where_an_unbroken_one_does(capsys: Captured) -> None:
+    """What was lost after the newest checkpoint is trained again, to the same numbers."""
+    whole = train(capsys, "train", "run.yaml")
+    broken = train(capsys, "train", "run.yaml", "trainer.max_steps=7", "scheduler.total_steps=12")
+    settings = yaml.safe_load((broken / "config.yaml").read_text())
+    assert settings["trainer"]["max_steps"] == 7
+    assert train(capsys, "resume", str(broken), "trainer.max_steps=12") == broken
+    assert curve(broken) == curve(whole)
+    assert last_weights(broken) == last_weights(whole)
+    assert len(json.loads((broken / "run.json").read_text())["attempts"]) == 2
+
+
+def test_from_one_checkpoint(capsys: Captured) -> None:
+    """A checkpoint's directory goes on from there, in the run that it belongs to."""
+    run = train(capsys, "train", "run.yaml")
+    before = curve(run)
+    assert train(capsys, "resume", str(run / "checkpoints" / "step-00000004")) == run
+    assert curve(run) == before
+    loaded = [line for line in read_jsonl(run / "events.jsonl")[0] if line["kind"] == "checkpoint_loaded"]
+    assert [line["step"] for line in loaded] == [4]
+
+
+def test_a_fork(capsys: Captured) -> None:
+    """A new run, which names the one it comes from."""
+    run = train(capsys, "train", "run.yaml")
+    fork = train(capsys, "resume", "--fork", str(run), "trainer.max_steps=14")
+    assert fork != run
+    lineage = json.loads((fork / "run.json").read_text())["lineage"]
+    assert (lineage["run_id"], lineage["step"]) == (run.name, 12)
+
+
+def refusal(capsys: Captured, *words: str) -> str:
+    """The one line on stderr of a command that is refused."""
+    assert main(words) == 2
+    return capsys.readouterr().err
+
+
+def test_what_is_no_run(capsys: Captured) -> None:
+    """A path that leads nowhere, and a run that was put together in code."""
+    assert "missing is no run: there is no run.json" in refusal(capsys, "resume", "missing")
+    model = torch.nn.Linear(2, 1)
+    data = [(torch.ones(1, 2), torch.ones(1, 1))]
+    trainer = get_trainer(
+        "simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", loss_fn=torch.nn.functional.mse_loss
+    )
+    trainer.train()
+    told = refusal(capsys, "resume", str(trainer.run_dir))
+    assert f"put together in code; build the same trainer there and call trainer.fit(resume='{trainer.run_dir}" in told
+
+
+def test_a_secret_must_be_given_again(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record does not keep it; the error says which one and how."""
+
+    class Teller:
+        """Tells somebody."""
+
+        def __init__(self, api_key: str) -> None:
+            keys.append(api_key)
+
+        def on_train_start(self) -> None: ...
+
+    keys: list[str] = []
+    monkeypatch.setitem(names.HOOKS._added, "teller", Teller)
+    run = train(capsys, "train", "run.yaml", 'hooks.lifecycle=[checkpoint, {name: teller, api_key: sk-hidden-1234567}]')
+    assert "sk-hidden" not in (run / "config.yaml").read_text()
+    assert "hooks.teller.api_key: was a secret and is not kept" in refusal(capsys, "resume", str(run))
+    train(capsys, "resume", str(run), "hooks.teller.api_key=sk-other-1234567", "trainer.max_steps=13")
+    assert keys == ["sk-hidden-1234567", "sk-other-1234567"]
+
+
+def test_the_recorded_config_may_import_nothing(capsys: Captured) -> None:
+    """It is a file like any other: a dotted path needs --allow."""
+    run = train(capsys, "train", "run.yaml")
+    recorded = run / "config.yaml"
+    recorded.write_text(recorded.read_text().replace("name: adamw", "name: os.system"))
+    assert "--allow" in refusal(capsys, "resume", str(run))
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_is_the_exit_status(
+    number: int, status: int, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is saved and its directory printed; going on ends as if nothing had been."""
+
+    class Sender:
+        """Sends a signal at a step."""
+
+        def on_step_end(self, step: int) -> None:
+            if step == 7 and not sent:
+                sent.append(os.kill(os.getpid(), number))
+
+    sent: list[Any] = []
+    monkeypatch.setitem(names.HOOKS._added, "sender", Sender)
+    whole = train(capsys, "train", "run.yaml")
+    assert main(["train", "run.yaml", "hooks.lifecycle=[{name: checkpoint, save_every_n_steps: 4}, sender]"]) == status
+    run = Path(capsys.readouterr().out.splitlines()[-1])
+    assert (run / "checkpoints" / "step-00000007").is_dir()
+    train(capsys, "resume", str(run))
+    assert curve(run) == curve(whole)

@@ -1,0 +1,46 @@
+"""A run that is killed with SIGKILL anywhere, inside a save too, goes on to what it would have been, bit for bit."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hookline
+
+SCRIPT = Path(__file__).with_name("killed_run.py")
+
+
+def killed_run(root: Path, kills: int, seed: int) -> dict[str, Any]:
+    """Train once without a break and once with so many kills."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(hookline.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SCRIPT), str(root), str(kills), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def check(found: dict[str, Any], kills: int) -> None:
+    """As many kills as asked for, some of them inside a save, and in the end no difference at all."""
+    assert [one for one in found["story"] if "killed" not in one] == ["done"]
+    assert len(found["story"]) == kills + 1
+    assert "killed in a save" in found["story"]
+    assert len(found["whole"]["curve"]) == 36
+    assert found["parts"] == found["whole"]
+
+
+@pytest.mark.req("002-68", "002-67")
+def test_killed_four_times(tmp_path: Path) -> None:
+    """All built-in hooks on: the curve as hex floats and the sha256 of parameters and optimizer state are the same."""
+    check(killed_run(tmp_path, 4, seed=1), 4)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_twenty_times(seed: int, tmp_path: Path) -> None:
+    """The long form: 20 random moments."""
+    check(killed_run(tmp_path, 20, seed), 20)
