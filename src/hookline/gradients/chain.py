@@ -99,6 +99,14 @@ class UpdateChain:
         if "on_update" in entry.listeners:
             self._state_of(entry.name, entry.hook, self._chosen(entry.hook))
 
+    def choose_again(self) -> None:
+        """The parameters are others: links select among them anew, and states get what the new ones need."""
+        for name, hook in self._owners.items():
+            init, state = getattr(hook, "init", None), self.states.get(name)
+            if callable(init) and isinstance(state, dict):
+                self.states[name] = {**init(self._chosen(hook)), **state}
+        self.registry.tables.reset()
+
     def _chosen(self, hook: Any) -> Mapping[str, torch.nn.Parameter]:
         return choose(getattr(hook, "params", None), self._params(), self._model)
 

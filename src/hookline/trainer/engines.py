@@ -23,6 +23,7 @@ class Engine:
         self.device = device
         self.precision = precision
         self.scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
+        self._unscaled: list[torch.optim.Optimizer] = []  # in this step
         # Loaders give CPU tensors: a CPU run has nothing to move, and should not pay for finding that out.
         self.moves = device.type != "cpu"
 
@@ -54,12 +55,18 @@ class Engine:
         """Backward, scaled when the precision needs it."""
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
 
-    def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Give the gradients their true values, before anybody looks at them."""
-        if self.scaler is not None:
-            for optimizer in optimizers:
-                if _has_gradients(optimizer):
-                    self.scaler.unscale_(optimizer)
+    def unscale(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        """Give the gradients their true values, before anybody looks at them; whether one overflowed.
+
+        That waits for the device once, as the scaler itself would in its step.
+        """
+        self._unscaled = [one for one in optimizers if _has_gradients(one)] if self.scaler is not None else []
+        if self.scaler is None or not self._unscaled:
+            return False
+        for optimizer in self._unscaled:
+            self.scaler.unscale_(optimizer)
+        states = self.scaler._per_optimizer_states
+        return any(bool(found) for one in self._unscaled for found in states[id(one)]["found_inf_per_device"].values())
 
     def step(self, optimizer: torch.optim.Optimizer, own_step: Callable[..., Any] | None) -> bool:
         """Step an optimizer; returns whether it stepped (a scaler skips non-finite gradients)."""
@@ -68,8 +75,8 @@ class Engine:
             return True
         if own_step is not None:
             raise TrainingError("optimizer_step cannot be combined with precision='fp16': the GradScaler owns the step")
-        if not _has_gradients(optimizer):  # which a scaler cannot judge
-            return False
+        if not _has_gradients(optimizer):  # which a scaler cannot judge; without one it would have nothing to do
+            return True
         stepped: list[bool] = []
         handle = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
         try:
@@ -79,8 +86,8 @@ class Engine:
         return bool(stepped)
 
     def end_step(self) -> None:
-        """Adapt the scale once per step."""
-        if self.scaler is not None:
+        """Adapt the scale once per step that had gradients to judge by."""
+        if self.scaler is not None and self._unscaled:
             self.scaler.update()
 
 

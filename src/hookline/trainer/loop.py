@@ -19,12 +19,15 @@ from torch import Tensor
 
 from hookline.errors import TrainingError
 from hookline.events.dispatch import Fire, Fired
+from hookline.gradients.numbers import multiply_
 from hookline.trainer.cost_watch import CostWatch
 from hookline.trainer.forward import check_trainable, count_samples, count_tokens, loss_and_metrics
 from hookline.trainer.loaders import EpochBatches
 from hookline.trainer.losses import LossBook
+from hookline.trainer.mixture import batches_of_epoch
 from hookline.trainer.moment import numbers_of
 from hookline.trainer.parameters import unowned_parameters
+from hookline.trainer.user_metrics import Measure
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
@@ -161,9 +164,12 @@ class Loop:
         period = options.validation_period if trainer.val_loaders else None
         self.validate_steps = int(period.amount) if period and period.unit == "steps" else 0
         self.validate_epochs = int(period.amount) if period and period.unit == "epochs" else 0
-        self.more_to_do = not self.plain or self.schedules or len(trainer.optimizers) > 1
+        self.by_loader = len(trainer.train_loaders) > 1  # losses are told apart by the loader they came from
+        self.window_loaders: list[str] = []  # of this step's micro-batches
+        self.more_to_do = not self.plain or self.schedules or len(trainer.optimizers) > 1 or self.by_loader
         self.steps_itself = self.plain and trainer.optimizer_step is None
         self.unowned = unowned_parameters(trainer.model, trainer.params)
+        self.group_sizes = [len(group["params"]) for one in trainer.optimizers for group in one.param_groups]
         self.moves = self.engine.moves
         self.in_window = 0  # micro-batches of the step under way; a plain step is one, and is not counted
         self.batches: EpochBatches | None = None  # those under way; None for steps made by hand
@@ -179,7 +185,8 @@ class Loop:
     def begin_epoch(self, loaders: Mapping[str, Iterable[Any]]) -> Iterable[Any]:
         """The epoch's batches, and its event unless the epoch is entered half-way."""
         moment = self.moment
-        batches = EpochBatches(loaders, self.options.fast_dev_run or None, self.accumulate > 1, self.enter_loader)
+        limit, epoch = self.options.fast_dev_run or None, moment.epoch + moment.epoch_over
+        batches = batches_of_epoch(loaders, limit, self.accumulate > 1, self.enter_loader, epoch)
         self.batches = batches
         if moment.position is not None:
             batches.go_on(moment.position, moment.batch_idx + 1)
@@ -211,8 +218,11 @@ class Loop:
             )
 
     def enter_loader(self, index: int, name: str) -> None:
-        """The next batch comes from this loader."""
+        """The next batch comes from this loader; of several, this is told before each one."""
         self.moment.dataloader_idx, self.moment.dataloader_name = index, name
+        if self.by_loader:  # a new dict each time: a checkpoint that is still being written may hold the old one
+            counts = self.moment.loader_batches
+            self.moment.loader_batches = {**counts, name: counts.get(name, 0) + 1}
 
     def end_epoch(self) -> None:
         """Validation if due, on_epoch_end, then the epoch's checkpoint, whose position is the next epoch's start."""
@@ -270,6 +280,7 @@ class Loop:
         window, weight = self.moment.window, 1.0
         if self.in_window == 0:
             window.clear()
+            self.window_loaders.clear()
         if self.weighted:
             weight = float(self.trainer.weigh(self.moment.batch))
             loss = loss * weight
@@ -278,21 +289,28 @@ class Loop:
         self.engine.backward(loss)
         assert self.moment.live_loss is not None
         window.append((self.moment.live_loss.detach(), weight))
+        self.window_loaders.append(self.moment.dataloader_name)
         self.in_window += 1
 
     # ---- one optimizer step ----------------------------------------------------------------------------------------
 
     def complete_gradients(self) -> None:
-        """True values, and for a weighted or short window the mean over what was actually in it."""
+        """True values, and for a weighted or short window the mean over what was actually in it.
+
+        Where scaled gradients overflowed, the step is left out: all of it, for the chain's norms span all optimizers,
+        and links with a memory should not see what nobody will use.
+        """
         window = self.moment.window
-        self.engine.unscale(self.trainer.optimizers)
+        self.look_for_new_parameters()
+        if self.engine.unscale(self.trainer.optimizers):
+            self.trainer.skip_step("non-finite gradients under GradScaler")
         if self.weighted:
             scale = 1.0 / self.total_weight()
         elif len(window) != self.accumulate:
             scale = self.accumulate / len(window)
         else:
             return
-        torch._foreach_mul_(self.moment.grads.tensors(), scale)
+        multiply_(self.moment.grads.numbers(), scale)
 
     def total_weight(self) -> float:
         """The weight of a whole window, which must be something."""
@@ -305,19 +323,31 @@ class Loop:
         )
 
     def update(self, heard: Fired) -> None:
-        """The update chain; where it clips, the norm before that is the step's."""
+        """The update chain, unless the step is left out; where it clips, the norm before that is the step's."""
         moment = self.moment
+        if moment.skip_asked_at == moment.step:
+            return
+        if self.plain:
+            self.look_for_new_parameters()
+            heard = self.fire.on_update or heard  # which may be another now
         heard(moment)
         if (norm := moment.norm_before_clipping()) is not None:
             self.unrecorded.append((moment.step, moment.epoch, "train/grad_norm", norm, time()))
 
+    def look_for_new_parameters(self) -> None:
+        """An optimizer may have got another group: what it trains belongs to the chain and the norm from now on."""
+        sizes = [len(group["params"]) for one in self.trainer.optimizers for group in one.param_groups]
+        if sizes != self.group_sizes:
+            self.trainer.find_parameters()
+            self.unowned[:] = unowned_parameters(self.trainer.model, self.trainer.params)
+            self.group_sizes = sizes
+
     def step_or_skip(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step as scaling, the user's own function or a guard in the chain will have it; whether it stepped."""
         moment, trainer = self.moment, self.trainer
-        asked = moment.skip_asked_at == moment.step
-        if not asked and self.engine.step(optimizer, trainer.optimizer_step):
+        if moment.skip_asked_at != moment.step and self.engine.step(optimizer, trainer.optimizer_step):
             return True
-        moment.reason = moment.skip_reason if asked else "non-finite gradients under GradScaler"
+        moment.reason = moment.skip_reason
         self.record.event("step_skipped", moment.step, reason=moment.reason, optimizer_idx=moment.optimizer_idx)
         if heard := self.fire.on_step_skipped:
             heard(moment)
@@ -330,25 +360,36 @@ class Loop:
         moment.optimizer_idx = 0
         trainer.skipped_steps += bool(left_out)
         self.engine.end_step()
+        if self.by_loader and self.batches is not None:
+            self.note_losses_by_loader()
         moment.used_lr = trainer.lr  # a scheduler or a hook may move it before on_step_end
         if self.schedules:
             self.unrecorded.append((moment.step, moment.epoch, "train/lr", moment.used_lr, time()))
             trainer.step_schedulers([one for one in trainer.optimizers if one not in left_out])
 
+    def note_losses_by_loader(self) -> None:
+        """`train/<loader>/loss`: the step's loss for each loader that had a part in it."""
+        moment = self.moment
+        for name, loss in moment.losses_by_loader(self.window_loaders).items():
+            self.unrecorded.append((moment.step, moment.epoch, f"train/{name}/loss", loss, time()))
+
     def boundary(self) -> None:
         """What happens after a step now and then: the record written, validation, a checkpoint, the end."""
         trainer, step = self.trainer, self.moment.step
+        trainer.background.look()
         if step >= self.flush_at:
             self.flush()
         if self.validate_steps and step % self.validate_steps == 0:
             trainer.step_plateau(trainer.validate())
         if trainer.save_asked and not self.last_of_epoch:  # else the epoch's end saves, as the next one's start
             trainer.save_if_asked()
-        self.over = self.finished()
         marks = [self.flush_at, self.options.max_steps or self.flush_at]
         if self.validate_steps:
             marks.append(step - step % self.validate_steps + self.validate_steps)
+        if trainer.saving:  # look after every step, until it is durable
+            marks.append(step + 1)
         self.next_boundary = min(marks)
+        self.over = self.finished()  # last: a signal that asks to stop in between has set next_boundary back
 
     def flush(self) -> None:
         """Write what has gathered, nothing of which waits for a device; the next time comes in about two seconds."""
@@ -369,9 +410,9 @@ class Loop:
     # ---- validation ------------------------------------------------------------------------------------------------
 
     def validation_batches(
-        self, loaders: Mapping[str, Iterable[Any]], limit: int | None, fire: Fire
+        self, loaders: Mapping[str, Iterable[Any]], limit: int | None, fire: Fire, measure: Measure
     ) -> Iterator[tuple[str, int, Any]]:
-        """Forward passes over the validation loaders; yields (loader, samples, result) for each batch."""
+        """Forward passes over the validation loaders; yields (loader, samples, results) for each batch."""
         moment = self.moment
         for index, (name, loader) in enumerate(loaders.items()):
             for moment.batch_idx, batch in enumerate(loader):
@@ -381,8 +422,9 @@ class Loop:
                 moment.batch = batch = self.engine.place(batch)
                 if heard := fire.on_validation_batch_start:
                     heard(moment)
-                loss, moment.step_metrics = loss_and_metrics(self.trainer.compute(batch))
-                moment.live_loss = loss
+                result = self.trainer.compute(batch)
+                loss, metrics = loss_and_metrics(result)
+                moment.live_loss, moment.step_metrics = loss, {**metrics, **measure(name, batch, result)}
                 if heard := fire.on_validation_batch_end:
                     heard(moment)
                 added = numbers_of(moment.added_metrics()) if moment.metrics_read else {}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hookline.errors import CheckpointError, HooklineError, TrainingError
+from hookline.errors import HooklineError, TrainingError
 from hookline.events.policy import logger
 from hookline.gradients.chain import UpdateChain
 from hookline.gradients.view import Gradients
@@ -20,16 +20,22 @@ from hookline.record.run_record import Record
 from hookline.registry.handle import Handle
 from hookline.registry.registry import HookRegistry
 from hookline.trainer import checkpointing
+from hookline.trainer.async_saves import BackgroundSaves
 from hookline.trainer.engines import Engine
 from hookline.trainer.forward import StepFunction, count_samples, count_tokens, make_step
 from hookline.trainer.lifecycle import running
-from hookline.trainer.loaders import Loaders, epoch_length, named_loaders
+from hookline.trainer.loaders import Loaders, epoch_length, held, named_loaders, to_train_on
 from hookline.trainer.loop import Loop, steps_of_run
 from hookline.trainer.moment import RunMoment
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parameters import trained_parameters
-from hookline.trainer.rng import rng_untouched
+from hookline.trainer.rerun import Forward, rerunning
+from hookline.trainer.rng import rng_state, rng_untouched
+from hookline.trainer.steering import Steering
+from hookline.trainer.user_metrics import UserMetrics
 from hookline.trainer.validation import evaluation, set_aside, validate
+
+SaveName = str | Callable[[], str] | None
 
 
 @dataclass
@@ -47,6 +53,7 @@ class Parts:
     step_fn: StepFunction | None = None
     loss_fn: Callable[..., Any] | None = None
     optimizer_step: Callable[[torch.optim.Optimizer], Any] | None = None
+    metrics: Mapping[str, Any] | None = None
     count_tokens: Callable[[Any], int] = count_tokens
     config: Any = None  # what hooks see as trainer.config
     describe: Callable[[], Mapping[str, Any]] = dict  # the configuration, as the record writes it when a run begins
@@ -60,7 +67,7 @@ class Trainer:
         self.options, self.engine, self.hooks = parts.options, parts.engine, parts.hooks
         self.model = parts.model
         self.optimizers, self.schedulers = parts.optimizers, parts.schedulers
-        self.train_loaders = named_loaders(parts.train_loaders, "train")
+        self.train_loaders = to_train_on(parts.train_loaders, self.options)
         self.val_loaders = named_loaders(parts.val_loaders, "val")
         self.optimizer_step = parts.optimizer_step
         self.count_tokens = parts.count_tokens
@@ -72,9 +79,8 @@ class Trainer:
         self.status = "training"
         self.stop_reason: str | None = None
         self.stopped_by: str | None = None
-        self.save_asked = False
-        self.wants_attention = False  # something was asked for that happens at a step boundary
-        self.skipped_steps = self.non_finite_losses = 0
+        self.save_asked: list[SaveName] = []  # the names of the checkpoints to write at the next boundary
+        self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = 0
         self.running = self.run_ended = self.named_stateless = self.told_non_finite = False
         self._state: dict[str, Any] = {}
         self._step_fn, self._loss_fn = parts.step_fn, parts.loss_fn
@@ -82,11 +88,14 @@ class Trainer:
             raise TrainingError(f"the model ({type(self.model).__name__}) has no parameters: there is nothing to train")
         self.params = trained_parameters(self.model, self.optimizers)
         self.moment = RunMoment(self, Gradients(self.params))
-        self.chain = UpdateChain(self.hooks, lambda: self.params)
+        self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
+        self.hooks.tables.dress_with(Steering(self).dress)
         self.hooks.desk.rank = self.engine.rank
         self.hooks.desk.debug = self.hooks.desk.debug or self.options.debug
         self._callable: Any = torch.compile(self.model) if self.options.compile else self.model
+        self.user_metrics = UserMetrics(parts.metrics, self._callable)
         self.compute = self._make_step()  # batch -> what step_fn, loss_fn or the model returns
+        self.background = BackgroundSaves(self)
         self.loop = Loop(self)
 
     # ---- running ---------------------------------------------------------------------------------------------------
@@ -102,10 +111,16 @@ class Trainer:
         max_epochs: int | None = None,
         max_steps: int | None = None,
         resume: str | Path | None = None,
+        fork: bool = False,
     ) -> dict[str, Any]:
-        """Train; what is given here replaces what the trainer was made with. Returns the final state."""
+        """Train; what is given here replaces what the trainer was made with. Returns the final state.
+
+        Loaders are one, a list or a dict of them; `loader_schedule` says how several to train on take turns.
+        `resume` is a run's directory or a checkpoint's: the run goes on in its own directory, or, with `fork=True`, as
+        a new run that names the old one in its lineage.
+        """
         if train_loaders is not None:
-            self.train_loaders = named_loaders(train_loaders, "train")
+            self.train_loaders = to_train_on(train_loaders, self.options)
         if val_loaders is not None:
             self.val_loaders = named_loaders(val_loaders, "val")
         if max_epochs is not None:
@@ -116,19 +131,21 @@ class Trainer:
             done = f"{self.moment.epoch + self.moment.epoch_over} epochs, {self.moment.steps_done} steps"
             logger.warning("nothing is left to train (%s are done); raise max_epochs or max_steps to go on", done)
             return self.refresh_state()
-        for _ in self.stepper(resume):
+        for _ in self.stepper(resume, fork):
             pass
         return self.refresh_state()
 
-    def stepper(self, resume: str | Path | None = None) -> Iterator[None]:
-        """The run as an iterator: each `next` is one micro-batch of the very loop that `train` runs."""
+    def stepper(self, resume: str | Path | None = None, fork: bool = False) -> Iterator[torch.Tensor]:
+        """The run as an iterator: each `next` is one micro-batch of the very loop that `train` runs, and its loss."""
         if self.running:
             raise TrainingError("this trainer is running already; a hook cannot start another run of it")
         if not self.train_loaders:
             raise TrainingError(
                 "there is nothing to train on: give a dataloader to the trainer, or train_loaders to fit()"
             )
-        return steps_of_run(self, running(self, resume))
+        if count := self.options.overfit_batches:
+            self.train_loaders = to_train_on(held(self.train_loaders, count, self.options.seed), self.options)
+        return steps_of_run(self, running(self, resume, fork))
 
     def training_step(self, batch: Any) -> torch.Tensor:
         """One micro-batch, with the optimizer step if its window is complete; returns the detached loss."""
@@ -138,9 +155,8 @@ class Trainer:
             self.record, self.run_ended = MemoryRecord(), False
             self.loop = Loop(self)
         self.running = True  # its own events must not call it either
-        self.loop.last_of_epoch = False
         try:
-            return self.loop.micro_batch(batch)
+            return self.loop.by_hand(batch)
         finally:
             self.running = False
 
@@ -149,7 +165,7 @@ class Trainer:
         chosen = named_loaders(loaders, "val") or self.val_loaders
         if not chosen:
             raise TrainingError("there is nothing to validate on: give val_loaders")
-        return validate(self, chosen, self.options.fast_dev_run or None)
+        return validate(self, chosen, self.options.validation_limit)
 
     def predict(self, loaders: Loaders) -> list[Any]:
         """The model's outputs for every batch, in eval mode; of a tuple batch the first item goes in."""
@@ -173,7 +189,28 @@ class Trainer:
         with apart, rng_untouched(), evaluation(self.model), self.hooks.silenced(), self.engine.autocast():
             yield self.model
 
+    def random_state(self) -> dict[str, Any]:
+        """Every random stream that training draws from, as it is now."""
+        return rng_state()
+
+    def rerunning(self, random_state: dict[str, Any]) -> AbstractContextManager[Forward]:
+        """Run a batch again as training ran it, from these random streams; the run goes on as if nothing had been.
+
+        >>> with trainer.rerunning(state) as forward:
+        ...     loss = forward(batch)
+        """
+        return rerunning(self, random_state)
+
     # ---- the step ----------------------------------------------------------------------------------------------------
+
+    def find_parameters(self) -> None:
+        """Look again which parameters the optimizers own; links choose among them anew."""
+        before = set(self.params)
+        found = trained_parameters(self.model, self.optimizers)
+        self.params.clear()
+        self.params.update(found)
+        self.chain.choose_again()
+        self.note("parameters_changed", added=sorted(set(found) - before), gone=sorted(before - set(found)))
 
     def _make_step(self) -> Callable[[Any], Any]:
         """The forward pass of one batch, in the run's precision."""
@@ -236,6 +273,21 @@ class Trainer:
         return self.moment.epoch
 
     @property
+    def wants_attention(self) -> bool:
+        """Whether something was asked for that happens at the next step boundary; assigning True asks."""
+        return self.loop.next_boundary == 0
+
+    @wants_attention.setter
+    def wants_attention(self, wanted: bool) -> None:
+        if wanted:
+            self.loop.next_boundary = 0
+
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written while training goes on; see `async_save`."""
+        return self.background.under_way
+
+    @property
     def device(self) -> torch.device:
         return self.engine.device
 
@@ -261,6 +313,11 @@ class Trainer:
         return min(known) if known else None
 
     @property
+    def loader_batches(self) -> dict[str, int]:
+        """Micro-batches of each training loader so far."""
+        return dict(self.moment.by_loader)
+
+    @property
     def hook_manager(self) -> HookRegistry:
         return self.hooks
 
@@ -272,6 +329,7 @@ class Trainer:
     @lr.setter
     def lr(self, value: float) -> None:
         self.note("lr_changed", by=self.hooks.who_is_calling(), old=self.lr, new=value)
+        self.lr_changes += 1
         ratio = value / self.lr if self.lr else None
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -283,10 +341,16 @@ class Trainer:
             raise HooklineError(f"log({name!r}): expected one number, got a tensor of shape {tuple(value.shape)}")
         self.record.log(self.moment.step if step is None else step, self.moment.epoch, name, value)
 
-    def note(self, kind: str, **fields: Any) -> None:
-        """Write a decision into the record, if a run is on."""
+    def log_layers(
+        self, series: str, names: Sequence[str], columns: Sequence[str], values: torch.Tensor, step: int | None = None
+    ) -> None:
+        """Record numbers per layer, [names, columns] or [names, columns, bins]; never waits for the device."""
+        self.record.layers(series, self.moment.step if step is None else step, names, columns, values)
+
+    def note(self, kind: str, step: int | None = None, **fields: Any) -> None:
+        """Write a decision into the record, if a run is on; at this step unless told another."""
         if self.running:
-            self.record.event(kind, self.moment.step, **fields)
+            self.record.event(kind, self.moment.step if step is None else step, **fields)
 
     def request_stop(self, reason: str, by: str | None = None) -> None:
         """End the run in order once this step is complete; the first reason is kept."""
@@ -300,42 +364,40 @@ class Trainer:
         """Leave this window's optimizer step out (for guards in the update chain)."""
         self.moment.skip_reason, self.moment.skip_asked_at = reason, self.moment.step
 
-    def save(self) -> None:
-        """Write a checkpoint at the next step boundary; when the run is closing, at once."""
+    def save(self, name: SaveName = None) -> None:
+        """Write a checkpoint at the next step boundary; when the run is closing, at once.
+
+        It goes by its step unless it gets a name; a function is asked for the name when it is written. What is asked
+        for twice is written once.
+        """
+        self.save_asked.append(name)
+        self.wants_attention = True
         if self.status != "training" and self.running:
-            self.save_checkpoint()
-        else:
-            self.save_asked = self.wants_attention = True
+            self.save_if_asked()
 
     def save_if_asked(self) -> None:
-        """Write the checkpoint that somebody asked for."""
-        if self.save_asked:
-            self.save_asked = False
-            if not self.options.fast_dev_run:  # which writes nothing
-                self.save_checkpoint()
+        """Write the checkpoints that somebody asked for; fast_dev_run writes nothing."""
+        asked, self.save_asked = self.save_asked, []
+        if asked and not self.options.fast_dev_run:
+            self.background.finish()  # before names are asked for: whoever gives one knows what is on disk by then
+            for name in dict.fromkeys(one() if callable(one) else one for one in asked):
+                checkpointing.save_as_told(self, name)
 
     def save_checkpoint(self, name: str | None = None) -> Path:
-        """Write a checkpoint now and tell the hooks once it is durable; only between two optimizer steps."""
-        if self.moment.step != self.moment.steps_done:
-            raise CheckpointError(
-                "a step is under way, and half a step cannot be saved; trainer.save() waits for its end"
-            )
-        self.loop.flush()
-        path = checkpointing.save_checkpoint(self, name)
-        self.moment.checkpoint_path = str(path)
-        self.note("checkpoint_saved", path=str(path))
-        if heard := self.hooks.fire.on_checkpoint_save:
-            heard(self.moment)
+        """Write a checkpoint now, between two steps or after a failure, and tell the hooks once it is durable."""
+        self.background.make_way()
+        path = checkpointing.draft_checkpoint(self, name).write()
+        checkpointing.tell_saved(self, path, self.moment)
         return path
 
     def load_checkpoint(self, path: str | Path) -> Path:
         """Put the trainer back to a checkpoint and tell the hooks."""
+        self.background.make_way()  # it may be the one that is meant
         found = checkpointing.load_checkpoint(self, path)
         self.moment.checkpoint_path, self.moment.resumed = str(found), True
         self.note("checkpoint_loaded", path=str(found))
         if self.running:
-            self.record.log(self.moment.step, self.moment.epoch, "resumed", True)
-            self.record.flush()
+            self.record.resumed(self.moment.step, self.moment.epoch)
         if heard := self.hooks.fire.on_checkpoint_load:
             heard(self.moment)
         return found
@@ -371,7 +433,7 @@ class Trainer:
             self.moment.phase == "train" and not self.told_non_finite
         ):  # the first of an epoch; they are counted at its end
             self.told_non_finite = True
-            self.record.event("non_finite_loss", self.moment.step, batch_idx=self.moment.batch_idx, value=value)
+            self.note("non_finite_loss", batch_idx=self.moment.batch_idx, value=value)
 
     def note_non_finite(self, count: int) -> None:
         """So many losses of an epoch were NaN or infinite."""
