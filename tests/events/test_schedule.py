@@ -178,3 +178,60 @@ def test_schedules_print_as_sentences() -> None:
 def test_always_is_told_apart(schedule: Schedule, always: bool) -> None:
     """Only a schedule that nothing ever gates skips the question."""
     assert schedule.always is always
+
+
+names = st.sampled_from("ab")
+loader_quantities = st.builds(Quantity, st.integers(1, 5).map(float), st.just("batches"), names)
+loader_schedules = st.builds(
+    Schedule,
+    every=st.none() | loader_quantities,
+    at=st.lists(loader_quantities, max_size=2).map(tuple),
+    start=st.none() | loader_quantities,
+    stop=st.none() | loader_quantities,
+)
+
+
+def clocks(order: list[str]) -> list[Reading]:
+    """The clock at every batch of loaders that come in this order."""
+    return [
+        Reading(index, index, 1, loader=order[index - 1], by_loader={name: order[:index].count(name) for name in "ab"})
+        for index in range(1, len(order) + 1)
+    ]
+
+
+def met_by_loader(schedule: Schedule, now: Reading) -> bool:
+    """What `due` must answer when only batches of loaders are counted, said in the plainest way."""
+    if schedule.start and now.by_loader[schedule.start.loader] < schedule.start.amount:
+        return False
+    if schedule.stop and now.by_loader[schedule.stop.loader] > schedule.stop.amount:
+        return False
+    if schedule.every is None and not schedule.at:
+        return True
+    points = [(mark.loader, mark.amount) for mark in schedule.at]
+    if schedule.every:
+        points += [(schedule.every.loader, mark) for mark in marks_of(schedule.every)]
+    return (now.loader, now.by_loader[now.loader]) in points
+
+
+@given(loader_schedules, st.lists(names, min_size=1, max_size=30))
+def test_batches_of_a_loader(schedule: Schedule, order: list[str]) -> None:
+    """Due at batches of that loader only, by its own count; and `wait` never skips one."""
+    run = clocks(order)
+    for index, now in enumerate(run):
+        last = run[index - 1] if index else Reading()
+        assert schedule.due(now, last) == met_by_loader(schedule, now)
+        if not schedule.due(now, last):
+            for later in run[index + 1 : index + 1 + schedule.wait(now)]:
+                assert not schedule.due(later, now)
+
+
+def test_batches_of_a_loader_as_people_write_them() -> None:
+    """Any name, printed as it is read; other units have no loader."""
+    for written in ("100 batches of b", "1 batch of my books", "2k batches of 0"):
+        quantity = Quantity.parse(written)
+        assert quantity.unit == "batches" and Quantity.parse(str(quantity)) == quantity
+    assert Quantity.parse("1 batch of my books").loader == "my books"
+    assert Schedule.parse(every="3 batches of b", stop="9 batches of a").loaders == ["b", "a"]
+    assert not Schedule.parse(every="1 batch of b").always
+    with pytest.raises(ConfigError, match="a loader has batches, not epochs; write '10 batches of b'"):
+        Quantity.parse("2 epochs of b")

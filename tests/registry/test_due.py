@@ -204,3 +204,16 @@ def test_the_hand_clock_moves_once_per_micro_batch() -> None:
     assert clock.moved() and not clock.moved()
     clock.read({"step": 2})
     assert clock.moved()
+
+
+def test_the_hand_clock_counts_by_loader() -> None:
+    """A loop of one's own that names its loaders has schedules by loader, too."""
+    registry = HookRegistry()
+    heard: list[int] = []
+    registry.register(
+        lambda batch_idx: heard.append(batch_idx), "probe", event="on_train_batch_end", every="2 batches of b"
+    )
+    for index, name in enumerate("abbabab"):
+        registry.on_train_batch_start(batch_idx=index, dataloader_name=name)
+        registry.on_train_batch_end(batch_idx=index, dataloader_name=name)
+    assert heard == [2, 6]

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from hookline.errors import TrainingError
+from hookline import get_trainer
+from hookline.errors import CheckpointError, TrainingError
 from hookline.trainer.loaders import EpochBatches, epoch_length, named_loaders
 
 
@@ -123,11 +124,106 @@ def test_a_data_loader_without_a_length() -> None:
 
 
 @pytest.mark.parametrize("look_ahead", [True, False])
-def test_skipping(look_ahead: bool) -> None:
-    """An epoch entered half-way goes on behind what was passed over; one that is over gives nothing more."""
-    told = Told({"a": [1, 2], "b": [3, 4]}, look_ahead=look_ahead)
-    told.batches.skip(3)
-    assert [item[:3] for item in told.all()] == [(1, "b", 4)] and told.batches.given == 3
-    streamed = Told({"a": Endless(2)}, look_ahead=look_ahead)
-    streamed.batches.skip(2)
-    assert streamed.all() == []
+@pytest.mark.parametrize("count", range(5))
+def test_an_epoch_is_entered_anywhere(look_ahead: bool, count: int) -> None:
+    """The position after any batch leads to the rest of them, each under its own loader's name."""
+    loaders = {"a": Endless(2), "b": [3, 4]}
+    told = Told(loaders, look_ahead=look_ahead)
+    for _ in range(count):
+        next(iter(told.batches))
+    told.batches.begin() if count == 0 else None
+    again = Told(loaders, look_ahead=look_ahead)
+    again.batches.go_on(told.batches.position, count)
+    expected = [(0, "a", 1), (0, "a", 2), (1, "b", 3), (1, "b", 4)]
+    assert [item[:3] for item in again.all()] == expected[count:] and again.batches.given == count
+
+
+def test_a_loader_that_is_gone() -> None:
+    """A run that was inside a loader cannot go on without it."""
+    told = Told({"a": [1, 2], "b": [3]})
+    next(iter(told.batches))
+    with pytest.raises(CheckpointError, match="inside the loader 'a'; now there are b, c"):
+        Told({"b": [3], "c": [4]}).batches.go_on(told.batches.position, 1)
+
+
+def seen_by(loaders: Any, **options: Any) -> list[list[float]]:
+    """What a run trains on: the first number of every batch, by epoch."""
+    model = torch.nn.Linear(1, 1)
+    options = {"record": False, "console": False, "loss_fn": torch.nn.functional.mse_loss, "max_epochs": 3, **options}
+    trainer = get_trainer("simple", model, loaders, torch.optim.SGD(model.parameters(), 0.0), "cpu", **options)
+    seen: list[list[float]] = []
+    trainer.on("epoch_start", name="new epoch")(lambda: seen.append([]))
+    trainer.on("train_batch_start", name="eye")(lambda batch: seen[-1].append(batch[0].reshape(-1)[0].item()))
+    expected = trainer.total_steps
+    trainer.train()
+    assert expected is None or expected == trainer.step
+    return seen
+
+
+def numbered(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.full((1, 1), float(number)), torch.zeros(1, 1)) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "accumulate", "expected"),
+    [
+        (3, 1, [0, 1, 2]),
+        (0.25, 1, [0, 1]),
+        (1.0, 1, list(range(8))),
+        (0.01, 1, [0]),
+        (99, 1, list(range(8))),
+        (3, 2, [0, 1, 2]),
+    ],
+)
+def test_an_epoch_can_be_cut_short(limit: Any, accumulate: int, expected: list[int]) -> None:
+    """After a number of batches, or a share of them; every epoch alike, its last window short if need be."""
+    assert seen_by(numbered(8), limit_train_batches=limit, accumulate=accumulate) == [expected] * 3
+
+
+def test_the_limit_is_the_epoch_s_not_the_loader_s() -> None:
+    """Several loaders one after the other: the epoch ends inside the one where the limit is reached."""
+    loaders = {"a": numbered(2), "b": numbered(4)}
+    assert seen_by(loaders, limit_train_batches=3, max_epochs=2) == [[0, 1, 0]] * 2
+
+
+def test_a_loader_without_a_length_can_be_limited_by_a_count_only() -> None:
+    """A share of something unknown is refused with the remedy."""
+
+    class Unknown:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(numbered(50))
+
+    assert seen_by(Unknown(), limit_train_batches=2, max_epochs=2) == [[0, 1]] * 2
+    with pytest.raises(TrainingError, match=r"limit_train_batches=0\.5: a loader does not know its length"):
+        seen_by(Unknown(), limit_train_batches=0.5)
+
+
+def shuffled() -> Any:
+    """A DataLoader that draws its order from training's random stream."""
+    data = torch.arange(32.0).reshape(-1, 1)
+    return DataLoader(torch.utils.data.TensorDataset(data, data), batch_size=1, shuffle=True)
+
+
+def test_overfitting_sees_the_same_batches_in_every_epoch_and_attempt() -> None:
+    """Also with a loader that shuffles, and whatever the random streams were; another seed takes others."""
+    torch.manual_seed(1)
+    first = seen_by(shuffled(), overfit_batches=4)
+    torch.manual_seed(2)
+    assert seen_by(shuffled(), overfit_batches=4) == first
+    assert first[0] == first[1] == first[2] and len(set(first[0])) == 4
+    assert seen_by(shuffled(), overfit_batches=4, seed=9)[0] != first[0]
+
+
+def test_overfitting_takes_so_many_of_each_loader_and_of_the_validation() -> None:
+    """A loader that has fewer gives what it has; validation is as short, or it would take longer than training."""
+    validated: list[int] = []
+    model = torch.nn.Linear(1, 1)
+    loaders, optimizer = {"a": numbered(2), "b": numbered(9)}, torch.optim.SGD(model.parameters(), 0.0)
+    options: dict[str, Any] = {"loss_fn": torch.nn.functional.mse_loss, "record": False, "console": False}
+    trainer = get_trainer(
+        "simple", model, loaders, optimizer, "cpu", val_dataloader=numbered(9), overfit_batches=3, **options
+    )
+    trainer.on("validation_batch_start", name="eye")(lambda batch_idx: validated.append(batch_idx))
+    assert trainer.total_steps == 5
+    trainer.train()
+    assert trainer.step == 5 and validated == [0, 1, 2]

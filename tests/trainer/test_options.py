@@ -58,3 +58,37 @@ def test_a_trial_run_is_short_strict_and_leaves_nothing() -> None:
     options = TrainerOptions(fast_dev_run=3, max_epochs=10, max_steps=100)
     assert (options.max_steps, options.epochs, options.record, options.debug) == (3, 1, False, True)
     assert TrainerOptions(fast_dev_run=3, max_steps=2).max_steps == 2
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.0, 1.5, True, "half"])
+def test_a_wrong_limit_is_refused(value: Any) -> None:
+    """An epoch is limited to a count of batches or to a share of them."""
+    with pytest.raises(ConfigError, match=r"trainer\.limit_train_batches: expected a count, or a share such as 0\.1"):
+        TrainerOptions(limit_train_batches=value)
+
+
+def test_validation_is_as_short_as_the_trial() -> None:
+    """fast_dev_run and overfit_batches limit validation, limit_train_batches does not."""
+    assert TrainerOptions(fast_dev_run=2).validation_limit == 2
+    assert TrainerOptions(overfit_batches=3).validation_limit == 3
+    assert TrainerOptions(limit_train_batches=4).validation_limit is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"loader_schedule": "robin"}, r"loader_schedule: 'robin' is no choice; did you mean 'round_robin'"),
+        ({"loader_end": "shortest"}, r"loader_end: loader_schedule='sequential' reads every loader to its end"),
+        ({"loader_weights": {"a": 1}}, r"loader_weights: they are for loader_schedule='weighted', not 'sequential'"),
+        ({"loader_schedule": "weighted", "loader_weights": {}}, r"loader_weights: expected a weight for each loader"),
+        ({"loader_schedule": "weighted", "loader_weights": [1]}, r"loader_weights: expected a weight for each loader"),
+        ({"loader_schedule": "weighted", "loader_weights": {"a": 0}}, r"loader_weights\.a: expected a number above 0"),
+        ({"loader_schedule": "weighted", "loader_weights": {"a": True}}, r"loader_weights\.a: .*got True"),
+        ({"loader_schedule": "weighted", "loader_weights": {"a": float("inf")}}, r"loader_weights\.a: .*got inf"),
+    ],
+    ids=str,
+)
+def test_turns_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:
+    """What a schedule would ignore, and weights that never come up."""
+    with pytest.raises(ConfigError, match=rf"^trainer\.{said}"):
+        TrainerOptions(**given)

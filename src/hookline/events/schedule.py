@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hookline.errors import ConfigError, nearest
@@ -19,8 +20,8 @@ _UNITS = {
 }  # fmt: skip
 _FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 FAR = 2**31
-_EXAMPLES = "10, '10 batches', '2 epochs', '30 s' or '1M tokens'"
-_QUANTITY = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?)([kKMGBT]?)\s*([A-Za-z]*)\s*")
+_EXAMPLES = "10, '10 batches', '10 batches of b', '2 epochs', '30 s' or '1M tokens'"
+_QUANTITY = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?)([kKMGBT]?)\s*([A-Za-z]*)(?:\s+of\s+(\S.*?))?\s*")
 
 
 class Clock(Protocol):
@@ -36,6 +37,13 @@ class Clock(Protocol):
     def tokens(self) -> int: ...
     @property
     def seconds(self) -> float: ...
+    @property
+    def loader(self) -> str:
+        """Whose batch this one is."""
+
+    @property
+    def by_loader(self) -> Mapping[str, int]:
+        """Batches of each loader."""
 
 
 @dataclass(slots=True)
@@ -47,6 +55,8 @@ class Reading:
     epochs: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    loader: str = ""
+    by_loader: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, clock: Clock) -> Reading:
@@ -55,15 +65,26 @@ class Reading:
 
 @dataclass(frozen=True)
 class Quantity:
-    """An amount of one unit: ``10 steps``, ``30 s``, ``1M tokens``."""
+    """An amount of one unit: ``10 steps``, ``30 s``, ``1M tokens``; batches may be those of one loader."""
 
     amount: float
     unit: str
+    loader: str = ""
 
     def __str__(self) -> str:
         amount = int(self.amount) if self.amount == int(self.amount) else self.amount
         one = self.unit.removesuffix("es" if self.unit == "batches" else "s")
-        return f"{amount} {one if amount == 1 else self.unit}"
+        of = f" of {self.loader}" if self.loader else ""
+        return f"{amount} {one if amount == 1 else self.unit}{of}"
+
+    def reading(self, clock: Clock) -> float:
+        """What a clock shows in this unit."""
+        return clock.by_loader.get(self.loader, 0) if self.loader else getattr(clock, self.unit)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it counts things; time and tokens go by between two micro-batches."""
+        return self.unit in ("steps", "batches", "epochs")
 
     @classmethod
     def parse(cls, value: Any, path: str = "every") -> Quantity:
@@ -74,14 +95,16 @@ class Quantity:
         match = _QUANTITY.fullmatch(str(value)) if written else None
         if not match:
             raise ConfigError(path, f"{value!r} is no schedule; write {_EXAMPLES}")
-        number, factor, word = match.groups()
+        number, factor, word, loader = match.groups()
         unit = _UNITS.get(word.lower() or "steps")
         if unit is None:
             raise ConfigError(path, f"{word!r} is no unit; {nearest(word, _UNITS, 30)}")
         amount = float(number.replace("_", "")) * _FACTORS[factor] * unit[1]
         if unit[0] != "seconds" and amount != int(amount):
             raise ConfigError(path, f"{value!r}: {unit[0]} are whole numbers")
-        return cls(amount, unit[0])
+        if loader and unit[0] != "batches":
+            raise ConfigError(path, f"{value!r}: a loader has batches, not {unit[0]}; write '10 batches of {loader}'")
+        return cls(amount, unit[0], loader or "")
 
 
 @dataclass(frozen=True)
@@ -118,8 +141,14 @@ class Schedule:
         )
 
     @property
+    def loaders(self) -> list[str]:
+        """The loaders whose batches are counted."""
+        marks = (self.every, *self.at, self.start, self.stop)
+        return [mark.loader for mark in marks if mark is not None and mark.loader]
+
+    @property
     def by_tokens_or_time(self) -> bool:
-        return any(mark.unit in ("tokens", "seconds") for mark in (*self.at, *([self.every] if self.every else [])))
+        return any(not mark.whole for mark in (*self.at, *([self.every] if self.every else [])))
 
     def __str__(self) -> str:
         parts = [f"every {self.every}"] if self.every else [] if self.at else ["always"]
@@ -130,9 +159,9 @@ class Schedule:
 
     def due(self, now: Clock, before: Clock) -> bool:
         """Whether a hook is due at `now`, when the last micro-batch was at `before`."""
-        if self.start and getattr(now, self.start.unit) < self.start.amount:
+        if self.start and self.start.reading(now) < self.start.amount:
             return False
-        if self.stop and getattr(now, self.stop.unit) > self.stop.amount:
+        if self.stop and self.stop.reading(now) > self.stop.amount:
             return False
         if self.every is None and not self.at:
             return True
@@ -143,14 +172,14 @@ class Schedule:
     def wait(self, now: Clock) -> int:
         """Micro-batches for which `due` cannot become True: a lower bound, 0 when it must be asked again."""
         marks = [*self.at, *([self.every] if self.every else []), *([self.start] if self.start else [])]
-        if not marks or any(mark.unit in ("tokens", "seconds") for mark in marks):
+        if not marks or not all(mark.whole for mark in marks):
             return 0
         return max(0, min(self._distance(mark, now) for mark in marks) - 1)
 
     def _distance(self, mark: Quantity, now: Clock) -> int:
         if mark.unit == "epochs":
             return FAR  # asked anew when an epoch begins
-        here = int(getattr(now, mark.unit))
+        here = int(mark.reading(now))
         if mark is self.every:
             return int(mark.amount) - here % int(mark.amount)
         return int(mark.amount) - here if mark.amount > here else FAR
@@ -158,14 +187,19 @@ class Schedule:
 
 def _reached(period: Quantity, now: Clock, before: Clock) -> bool:
     """Discrete units are due at their multiples; time and tokens when a multiple has been passed."""
-    here = getattr(now, period.unit)
-    if period.unit in ("steps", "batches", "epochs"):
-        return bool(here > 0 and here % period.amount == 0)
-    return bool(here // period.amount > getattr(before, period.unit) // period.amount)
+    here = period.reading(now)
+    if period.whole:
+        return _is_its_turn(period, now) and here > 0 and here % period.amount == 0
+    return here // period.amount > period.reading(before) // period.amount
 
 
 def _passed(point: Quantity, now: Clock, before: Clock) -> bool:
-    here = getattr(now, point.unit)
-    if point.unit in ("steps", "batches", "epochs"):
-        return bool(here == point.amount)
-    return bool(getattr(before, point.unit) < point.amount <= here)
+    here = point.reading(now)
+    if point.whole:
+        return _is_its_turn(point, now) and here == point.amount
+    return point.reading(before) < point.amount <= here
+
+
+def _is_its_turn(mark: Quantity, now: Clock) -> bool:
+    """What counts the batches of one loader is met at a batch of that loader, not at those in between."""
+    return not mark.loader or mark.loader == now.loader

@@ -78,9 +78,10 @@ class HandClock:
     """Tells from the values of events fired by hand where that loop is; what an event does not say stays as it was."""
 
     def __init__(self) -> None:
-        self.now = Reading()
+        self._seen: Counter[str] = Counter()  # micro-batches by loader
+        self.now = Reading(by_loader=self._seen)
         self._born = monotonic()
-        self._position: tuple[int, int, int] | None = None
+        self._position: tuple[int, int, int, str] | None = None
 
     def read(self, values: Mapping[str, Any]) -> None:
         """Take over what an event says about where the loop is."""
@@ -91,8 +92,11 @@ class HandClock:
         now.epochs = said["epoch"] + 1 if "epoch" in said else max(now.epochs, 1)
         now.tokens = said.get("tokens_seen", now.tokens)
         now.seconds = monotonic() - self._born
+        now.loader = str(values.get("dataloader_name", now.loader))
 
     def moved(self) -> bool:
         """Whether another micro-batch has begun since this was last asked, so that the schedules must be."""
-        before, self._position = self._position, (self.now.steps, self.now.batches, self.now.epochs)
+        before, self._position = self._position, (self.now.steps, self.now.batches, self.now.epochs, self.now.loader)
+        if self._position != before and self.now.loader:
+            self._seen[self.now.loader] += 1
         return self._position != before

@@ -50,7 +50,10 @@ def _all_into(model: Any, batch: Any) -> Any:
 
 
 def loss_and_metrics(result: Any) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Find the loss in what a step returned; single numbers beside it in a dict are metrics."""
+    """Find the loss in what a step returned; single numbers beside it in a dict are metrics.
+
+    'output' and 'target' are none, even as single numbers: a validation hands them to the user's own metrics.
+    """
     loss: Any
     metrics: dict[str, Any] = {}
     if isinstance(result, torch.Tensor):
@@ -103,7 +106,7 @@ def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_metric(key: Any, value: Any) -> bool:
-    if key == "loss" or not isinstance(key, str):
+    if key in ("loss", "output", "target") or not isinstance(key, str):
         return False
     return isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
 

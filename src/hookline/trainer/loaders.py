@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from hookline.errors import TrainingError
+from hookline.errors import CheckpointError, TrainingError
+from hookline.trainer.options import TrainerOptions
+from hookline.trainer.positions import (
+    back_to_beginning,
+    begin_after,
+    beginning_of,
+    has_state,
+    own_states,
+    restore_own_states,
+)
+from hookline.trainer.rng import restore_rng, rng_state, rng_untouched, seed_everything
+from hookline.trainer.sampler import ResumableSampler
+from hookline.trainer.turns import Mixing
 
 Loaders = Any  # one iterable, a list of them or a dict of them
+NOTHING = object()
 
 
 def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
@@ -25,7 +39,7 @@ def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
     for name, loader in found.items():
         if not isinstance(loader, Iterable):
             raise TrainingError(f"{role} loader {name!r} is a {type(loader).__name__}, not something to iterate over")
-        if _length(loader) == 0:
+        if known_length(loader) == 0:
             raise TrainingError(f"{role} loader {name!r} is empty: it has no batches")
     return found
 
@@ -40,25 +54,83 @@ def _is_batches(loaders: Any) -> bool:
     )
 
 
+class TrainLoaders(dict[str, Iterable[Any]]):
+    """Loaders to train on, and what an epoch of them is: how they take turns, and how many batches at most."""
+
+    def __init__(self, loaders: Mapping[str, Iterable[Any]], mixing: Mixing, limit: int | None = None) -> None:
+        super().__init__(loaders)
+        self.mixing, self.limit = mixing, limit
+        self.between: dict[str, Any] = {}  # what loaders that can said of themselves when last between two passes
+
+
+def to_train_on(loaders: Loaders, options: TrainerOptions) -> TrainLoaders:
+    """Loaders by name that take turns as the options say, with an epoch cut short if they say so."""
+    found = TrainLoaders(named_loaders(loaders, "train"), Mixing.of(options))
+    if found:
+        found.mixing.check(found)
+        found.limit = smaller(_limit_of(found, options.limit_train_batches), _overfit(found, options.overfit_batches))
+    return found
+
+
+def _limit_of(loaders: TrainLoaders, limit: int | float | None) -> int | None:
+    """A count, or a share of an epoch as a count."""
+    if not isinstance(limit, float):
+        return limit
+    length = epoch_length(loaders)
+    if length is None:
+        why = "a loader does not know its length" if loaders.mixing.schedule != "weighted" else "turns are drawn"
+        raise TrainingError(f"limit_train_batches={limit}: {why}; give a whole number")
+    return max(1, int(limit * length))
+
+
+def _overfit(loaders: TrainLoaders, count: int) -> int | None:
+    """Batches of an epoch when so many of each loader are held; 0 for all."""
+    held = [min(known_length(loader) or count, count) for loader in loaders.values()]
+    return loaders.mixing.length(held) if count else None
+
+
+def held(loaders: Mapping[str, Iterable[Any]], count: int, seed: int | None) -> dict[str, Iterable[Any]]:
+    """The first batches of each loader, read once: the same ones in every epoch and, shuffled or not, every attempt."""
+    with rng_untouched():
+        seed_everything(seed or 0)
+        return {name: list(islice(loader, count)) for name, loader in loaders.items()}
+
+
 def epoch_length(loaders: Mapping[str, Iterable[Any]]) -> int | None:
     """Batches of one epoch; None when a loader does not know its length."""
-    lengths = [_length(loader) for loader in loaders.values()]
-    return None if any(length is None for length in lengths) else sum(length or 0 for length in lengths)
+    mixing, limit = (loaders.mixing, loaders.limit) if isinstance(loaders, TrainLoaders) else (Mixing(), None)
+    return smaller(mixing.length([known_length(loader) for loader in loaders.values()]), limit)
 
 
-def _length(loader: Iterable[Any]) -> int | None:
+def smaller(one: int | None, other: int | None) -> int | None:
+    """The smaller of two limits, either of which may be missing."""
+    return min((limit for limit in (one, other) if limit is not None), default=None)
+
+
+def known_length(loader: Iterable[Any]) -> int | None:
+    """A loader's own word for it, if it has one."""
     try:
         return len(loader)  # type: ignore[arg-type]
     except TypeError:
         return None
 
 
+def gives_what_it_says(loader: Iterable[Any]) -> bool:
+    """Whether its length can be relied on: a list's, or a DataLoader's that counts its own indices."""
+    if isinstance(loader, DataLoader):
+        sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+        inner = getattr(sampler, "sampler", sampler)
+        known = type(inner) in (SequentialSampler, RandomSampler, ResumableSampler)
+        return known and type(sampler) in (type(inner), BatchSampler)
+    return isinstance(loader, Sequence)
+
+
 class EpochBatches:
     """The batches of one epoch, loader after loader. A single loader is iterated over as it is: it costs no frame.
 
-    `enter` is told index and name of a loader when its first batch comes. Without a known length it looks one batch
-    ahead, but only if somebody needs to know the `last` one (`look_ahead`): reading ahead moves the random streams of a
-    dataset that draws.
+    `enter` is told index and name of the loader that batches come from; of several, before each batch. Where the length
+    is unknown or only promised it looks one batch ahead, but only if somebody needs to know the `last` one
+    (`look_ahead`). `position` says where in the epoch the loaders are, and `go_on` enters it there.
     """
 
     def __init__(
@@ -68,73 +140,120 @@ class EpochBatches:
         look_ahead: bool,
         enter: Callable[[int, str], None],
     ) -> None:
-        self.length = epoch_length(loaders)
-        if limit is not None:
-            self.length = limit if self.length is None else min(limit, self.length)
+        # One that says where it is must be read to its end, or it will say that it is still inside the epoch.
+        self.length = None if any(map(has_state, loaders.values())) else epoch_length(loaders)
+        self.length = smaller(self.length, smaller(limit, getattr(loaders, "limit", None)))
         self.last = False  # known by looking ahead
-        self.given = 0  # batches passed over by skip()
-        self._loaders, self._enter = loaders, enter
-        self._look_ahead = look_ahead and self.length is None
+        self.given = 0  # batches that came before the position that the epoch was entered at
+        self._loaders, self._enter = list(loaders.items()), enter
+        self._look_ahead = look_ahead and not all(gives_what_it_says(loader) for loader in loaders.values())
+        self._position: dict[str, Any] = {}
+        self._at = 0  # the loader that the last batch came from
         self._under_way: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         if self._under_way is None:
-            self._under_way = self._looking_ahead(self._begin()) if self._look_ahead else self._begin()
+            self.begin()
+        assert self._under_way is not None
         return self._under_way
 
-    def skip(self, count: int) -> None:
-        """Pass over the batches that an earlier attempt has trained on; the loaders read them all the same."""
-        batches = iter(self)
-        for _ in range(count):
-            next(batches, None)
-        self.given = count
+    def begin(self) -> None:
+        """Begin the epoch, with the first loader."""
+        self._under_way = self._reading(self._begin_loader(0, before=0))
+
+    def go_on(self, position: Mapping[str, Any], count: int) -> None:
+        """Enter the epoch behind so many batches, where an earlier attempt was; random streams stay as they are."""
+        self.check_schedule(position, "sequential")
+        self._at, self.given, self._position = self._index(position["loader"]), count, dict(position)
+        if not self._look_ahead:
+            del self._position["states"]  # where it says that it is will change with every batch
+        loader = dict([self._loaders[self._at]])
+        with rng_untouched():
+            back_to_beginning(loader, position["beginning"])
+            restore_own_states(loader, position["states"])
+            inside = 0 if position["states"] else count - position["before"]
+            batches = begin_after(loader[position["loader"]], inside)
+            if self._look_ahead and inside and "ahead" in position:
+                restore_rng(position["ahead"])
+            self._under_way = self._reading(batches)
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """The loader under way, how it began, and where it says that it is, if it can."""
+        states = {} if self._look_ahead else own_states(dict([self._loaders[self._at]]))
+        return {"states": states, **self._position}
+
+    def states_after(self) -> dict[str, Any]:
+        """What the loaders say of themselves when the epoch is over."""
+        # One that was left before its end says that it is inside the epoch; the next one begins without asking it.
+        return own_states(dict(self._loaders)) if self.length is None else {}
+
+    def close(self) -> None:
+        """Let go of the loaders' iterators: workers that are left to the garbage collector take seconds to end."""
+        self._under_way = None
 
     def refuse_empty(self) -> None:
         """No batch came."""
-        raise TrainingError(f"the training loader gave no batches{_why_empty(self._loaders)}")
+        raise TrainingError(f"the training loader gave no batches{why_empty(dict(self._loaders))}")
 
-    def _begin(self) -> Iterator[Any]:
-        # All begin here, so that what shuffling draws from the random streams does not depend on the batches before.
-        begun = [(name, iter(loader)) for name, loader in self._loaders.items()]
-        if len(begun) == 1:
-            self._enter(0, begun[0][0])
-            return begun[0][1]
-        return self._one_after_another(begun)
+    def check_schedule(self, position: Mapping[str, Any], now: str) -> None:
+        """Half an epoch under one schedule says nothing about the other half under another."""
+        before = position.get("schedule", "sequential")
+        if before != now:
+            raise CheckpointError(
+                f"the run was inside an epoch with loader_schedule={before!r}, which is {now!r} now: go on with the "
+                "same, or from a checkpoint between two epochs"
+            )
 
-    def _one_after_another(self, begun: list[tuple[str, Iterator[Any]]]) -> Iterator[Any]:
-        for index, (name, batches) in enumerate(begun):
+    def _index(self, name: str) -> int:
+        names = [known for known, _ in self._loaders]
+        if name not in names:
+            raise CheckpointError(f"the run was inside the loader {name!r}; now there are {', '.join(names)}")
+        return names.index(name)
+
+    def _begin_loader(self, index: int, before: int) -> Iterator[Any]:
+        """Begin a loader when its turn comes; what it may draw for its order is noted first."""
+        name, loader = self._loaders[index]
+        self._at = index
+        self._position = {"loader": name, "before": before, "beginning": beginning_of({name: loader})}
+        return iter(loader)
+
+    def _reading(self, batches: Iterator[Any]) -> Iterator[Any]:
+        several = len(self._loaders) > 1
+        if several:
+            batches = self._one_after_another(batches)
+        if self._look_ahead:
+            return self._looking_ahead(batches, next(batches, NOTHING))
+        if not several:
+            self._enter(self._at, self._loaders[self._at][0])
+        return batches
+
+    def _one_after_another(self, batches: Iterator[Any]) -> Iterator[Any]:
+        given = self.given
+        while True:
             for batch in batches:
-                self._enter(index, name)
+                given += 1
+                if not self._look_ahead:
+                    self._enter(self._at, self._loaders[self._at][0])
                 yield batch
+            if self._at + 1 == len(self._loaders):
+                return
+            batches = self._begin_loader(self._at + 1, given)
 
-    def _looking_ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
-        nothing = object()
-        held = next(batches, nothing)
-        while held is not nothing:
-            following = next(batches, nothing)
-            self.last = following is nothing
+    def _looking_ahead(self, batches: Iterator[Any], held: Any) -> Iterator[Any]:
+        while held is not NOTHING:
+            self._enter(self._at, self._loaders[self._at][0])
+            under_way = dict([self._loaders[self._at]])
+            # Reading ahead moves the streams of a dataset that draws: a run that goes on must read it from here, too.
+            self._position.update(ahead=rng_state(), states=own_states(under_way))
+            following = next(batches, NOTHING)
+            self.last = following is NOTHING
             yield held
             held = following
 
 
-def generators_of(loaders: Mapping[str, Iterable[Any]]) -> list[torch.Generator]:
-    """The random generators that loaders and their samplers own, each once."""
-    found: dict[int, torch.Generator] = {}
-    for loader in loaders.values():
-        for owner in (loader, getattr(loader, "sampler", None)):
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, torch.Generator):
-                found[id(generator)] = generator
-    return list(found.values())
-
-
-def restore_generators(loaders: Mapping[str, Iterable[Any]], states: list[torch.Tensor]) -> None:
-    """Put the loaders' own generators back to where they were."""
-    for generator, state in zip(generators_of(loaders), states, strict=False):
-        generator.set_state(state)
-
-
-def _why_empty(loaders: Mapping[str, Iterable[Any]]) -> str:
+def why_empty(loaders: Mapping[str, Iterable[Any]]) -> str:
+    """The likely reason why loaders gave nothing, as the end of a sentence."""
     if any(isinstance(loader, Iterator) for loader in loaders.values()):
         return ": it is an iterator, which can be read only once; give a list or a DataLoader"
     return ": check the dataset and the sampler"

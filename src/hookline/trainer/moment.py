@@ -33,6 +33,7 @@ class RunMoment:
         self.batch: Any = None
         self.dataloader_idx = 0
         self.dataloader_name = "train"
+        self.loader_batches: dict[str, int] = {}  # micro-batches of each training loader, when there are several
         self.optimizer_idx = 0
         self.phase = "train"
         self.resumed = False
@@ -68,6 +69,16 @@ class RunMoment:
     @property
     def batches(self) -> int:
         return self.batches_before + self.batch_idx + 1
+
+    @property
+    def loader(self) -> str:
+        return self.dataloader_name
+
+    @property
+    def by_loader(self) -> dict[str, int]:
+        """Micro-batches of each training loader."""
+        names = list(self.trainer.train_loaders)
+        return {names[0]: self.batches} if len(names) == 1 else self.loader_batches
 
     @property
     def epochs(self) -> int:
@@ -200,8 +211,16 @@ class RunMoment:
         if len(self.window) <= 1:
             assert self.live_loss is not None
             return self.live_loss
-        total = sum(weight for _, weight in self.window)
-        return torch.stack([loss * (weight / total) for loss, weight in self.window]).sum()
+        return _weighted_mean(self.window)
+
+    def losses_by_loader(self, loaders: list[str]) -> dict[str, torch.Tensor]:
+        """The same for the micro-batches of each loader, given which one each came from."""
+        if len(self.window) <= 1:
+            return {self.dataloader_name: self.window_tensor().detach()}
+        parts: dict[str, list[tuple[torch.Tensor, float]]] = {}
+        for name, part in zip(loaders, self.window, strict=True):
+            parts.setdefault(name, []).append(part)
+        return {name: _weighted_mean(part) for name, part in parts.items() if any(weight for _, weight in part)}
 
     @property
     def window_loss(self) -> float:
@@ -276,6 +295,11 @@ class LazyStepContext(StepContext):
         if "_norm" not in self.__dict__:
             self._norm = self._read("grad_norm", "grad_norm")
         return self._norm
+
+
+def _weighted_mean(losses: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
+    total = sum(weight for _, weight in losses)
+    return torch.stack([loss * (weight / total) for loss, weight in losses]).sum()
 
 
 def _number(value: Any) -> Any:

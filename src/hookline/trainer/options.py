@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
@@ -34,17 +36,29 @@ class TrainerOptions:
     compile: bool = option(False, "run the model through torch.compile")
     init_from: str | None = option(None, "a checkpoint to take the weights from, and nothing else")
     fast_dev_run: int = option(0, "try so many batches of everything, write nothing, let hooks raise")
+    limit_train_batches: int | float | None = option(None, "an epoch ends after so many batches; 0.1 for a tenth of it")
+    overfit_batches: int = option(0, "train on the first so many batches of each loader again and again; 0 for all")
+    loader_schedule: Literal["sequential", "round_robin", "weighted"] = option("sequential", "how loaders take turns")
+    loader_weights: Mapping[str, float] | None = option(None, "how often each loader is drawn; all alike if null")
+    loader_end: Literal["longest", "shortest"] = option(
+        "longest", "where an epoch of loaders that take turns ends; with the longest, shorter ones begin again"
+    )
+    on_save_error: Literal["stop", "warn"] = option("stop", "a checkpoint cannot be written: end the run, or go on")
+    async_save: bool = option(False, "go on training while a checkpoint is written")
     output_dir: str = option("runs", "where the run's directory is made")
     record: bool = option(True, "write the run's record; false keeps it in memory")
     console: bool = option(True, "say in a line where a run begins and how it ended")
     enable_intervention: bool = option(False, "let forward hooks declared intervene=True change activations")
+    warn_above: float | None = option(0.05, "report a hook that takes more than this share of the run's time")
     debug: bool = option(False, "let every hook's failure end the run")
 
     def __post_init__(self) -> None:
         _check_kinds(self)
         _at_least(self, "accumulate", 1)
-        for name in ("max_epochs", "max_steps", "sanity_batches", "fast_dev_run"):
+        for name in ("max_epochs", "max_steps", "sanity_batches", "fast_dev_run", "overfit_batches"):
             _at_least(self, name, 0)
+        _check_limit(self.limit_train_batches)
+        _check_turns(self)
         if self.validate_every is not None:
             self.validation_period  # noqa: B018 - parsed here so that a wrong one is refused at once
         if self.fast_dev_run:
@@ -60,6 +74,11 @@ class TrainerOptions:
         if period.unit not in ("steps", "epochs"):
             raise ConfigError("trainer.validate_every", f"{self.validate_every!r}: count in steps or epochs")
         return period
+
+    @property
+    def validation_limit(self) -> int | None:
+        """Batches of each validation loader at most: as many as there are to overfit or to try; None for all."""
+        return self.fast_dev_run or self.overfit_batches or None
 
     @property
     def epochs(self) -> int | None:
@@ -80,6 +99,30 @@ def _at_least(options: TrainerOptions, name: str, smallest: int) -> None:
     value = getattr(options, name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < smallest):
         raise ConfigError(f"trainer.{name}", f"expected a whole number, at least {smallest}, got {value!r}")
+
+
+def _check_limit(value: Any) -> None:
+    """A count, or a share of the epoch."""
+    count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if value is not None and not count and not (isinstance(value, float) and 0 < value <= 1):
+        raise ConfigError("trainer.limit_train_batches", f"expected a count, or a share such as 0.1, got {value!r}")
+
+
+def _check_turns(options: TrainerOptions) -> None:
+    """Weights above 0, and nothing that the schedule of the loaders would ignore."""
+    schedule, weights = options.loader_schedule, options.loader_weights
+    if options.loader_end == "shortest" and schedule == "sequential":
+        raise ConfigError("trainer.loader_end", "loader_schedule='sequential' reads every loader to its end")
+    if weights is None:
+        return
+    if schedule != "weighted":
+        raise ConfigError("trainer.loader_weights", f"they are for loader_schedule='weighted', not {schedule!r}")
+    if not isinstance(weights, Mapping) or not weights:
+        raise ConfigError("trainer.loader_weights", f"expected a weight for each loader by name, got {weights!r}")
+    for name, weight in weights.items():
+        number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not number or not 0 < weight < math.inf:
+            raise ConfigError(f"trainer.loader_weights.{name}", f"expected a number above 0, got {weight!r}")
 
 
 def _check_kinds(options: TrainerOptions) -> None:

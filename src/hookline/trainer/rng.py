@@ -24,7 +24,7 @@ def rng_state() -> dict[str, Any]:
 def restore_rng(state: dict[str, Any]) -> None:
     """Put every stream back to where it was."""
     torch.set_rng_state(state["torch"])
-    random.setstate(_tuples(state["python"]))
+    random.setstate(as_tuples(state["python"]))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"])
     if "numpy" in state and "numpy" in sys.modules:
@@ -49,5 +49,6 @@ def rng_untouched() -> Iterator[None]:
         restore_rng(state)
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, (list, tuple)) else value
+def as_tuples(value: Any) -> Any:
+    """A state of Python's generator that has been through JSON, where tuples become lists."""
+    return tuple(as_tuples(item) for item in value) if isinstance(value, (list, tuple)) else value

@@ -57,12 +57,7 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
     with set_aside(trainer, "validation"), rng_untouched(), evaluation(trainer.model):
         if heard := fire.on_validation_start:
             heard(moment)
-        averages = Averages()
-        tokens = 0
-        for name, samples, results in trainer.loop.validation_batches(loaders, limit, fire):
-            averages.add(name, samples, results)
-            tokens += trainer.count_tokens(moment.batch)
-        moment.val_metrics = averages.metrics(language_model=tokens > 0)
+        moment.val_metrics = measured(trainer, loaders, limit, fire)
         moment.eval_metrics = respelled(moment.val_metrics, "val/", "eval/")
         if heard := fire.on_validation_end:
             heard(moment)
@@ -72,12 +67,21 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
     return moment.val_metrics
 
 
+def measured(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None, fire: Fire) -> dict[str, Any]:
+    """The metrics of all batches, the user's own included."""
+    averages, tokens = Averages(), 0
+    with trainer.user_metrics.measuring(loaders, trainer.device) as own:
+        for name, samples, results in trainer.loop.validation_batches(loaders, limit, fire, own.batch):
+            averages.add(name, samples, results)
+            tokens += trainer.count_tokens(trainer.moment.batch)
+        return {**averages.metrics(language_model=tokens > 0), **own.computed()}
+
+
 def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches: int) -> None:
     """Try a few validation batches before the first step, silently: better to fail now than after an epoch."""
     nobody = Fire()
     with set_aside(trainer, "validation"), rng_untouched(), evaluation(trainer.model), trainer.hooks.silenced():
-        for _ in trainer.loop.validation_batches(loaders, batches, nobody):
-            pass
+        measured(trainer, loaders, batches, nobody)
 
 
 class Averages:

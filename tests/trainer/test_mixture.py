@@ -1,0 +1,545 @@
+"""Loaders that take turns: the declared order, names and counters in every event, and exact resuming anywhere."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from hookline import GenericTrainer, ResumableSampler, SimpleTrainer, TrainingHook, read_metrics
+from hookline.errors import CheckpointError, ConfigError, TrainingError
+from hookline.trainer.loaders import TrainLoaders
+from hookline.trainer.mixture import MixedBatches, batches_of_epoch
+from hookline.trainer.turns import Mixing
+
+Sample = tuple[torch.Tensor, torch.Tensor]
+SCHEDULES = [(schedule, end) for schedule in ("round_robin", "weighted") for end in ("longest", "shortest")]
+
+
+class Unknown:
+    """A loader that does not know its length."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items, self.read = items, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.items:
+            self.read += 1
+            yield item
+
+
+class Boastful(Unknown):
+    """A loader whose length is a promise that it does not keep."""
+
+    def __len__(self) -> int:
+        return len(self.items) + 3
+
+
+KINDS = (list, Unknown, Boastful)
+
+
+# ---- the order -----------------------------------------------------------------------------------------------------
+
+
+class Told:
+    """An epoch that writes down what it was told: loader, name, batch, whether it is the last."""
+
+    def __init__(self, loaders: dict[str, Any], mixing: Mixing, epoch: int = 0, limit: int | None = None) -> None:
+        self.where = (-1, "")
+        self.batches = batches_of_epoch(TrainLoaders(loaders, mixing, limit), None, True, self.enter, epoch)
+
+    def enter(self, index: int, name: str) -> None:
+        self.where = (index, name)
+
+    def take(self, count: int | None = None) -> list[tuple[int, str, Any, bool]]:
+        """The next so many, or all that are left."""
+        told: list[tuple[int, str, Any, bool]] = []
+        while count is None or len(told) < count:
+            batch = next(iter(self.batches), None)
+            if batch is None:
+                break
+            told.append((*self.where, batch, self.batches.last))
+            if self.batches.last and count is None:
+                break
+        return told
+
+
+def declared(lengths: list[int], mixing: Mixing, epoch: int) -> list[tuple[int, int]]:
+    """The order that a schedule declares, as (loader, batch), written in the plainest way."""
+    turns = mixing.turns([str(index) for index in range(len(lengths))], epoch)
+    given = [0] * len(lengths)
+    order: list[tuple[int, int]] = []
+    while True:
+        turn = turns.take()
+        if mixing.end == "shortest" and given[turn] == lengths[turn]:
+            return order
+        order.append((turn, given[turn] % lengths[turn]))
+        given[turn] += 1
+        if mixing.end == "longest" and all(have >= want for have, want in zip(given, lengths, strict=True)):
+            return order
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> tuple[list[int], list[type], Mixing, int]:
+    """Lengths and kinds of two to four loaders, how they are mixed, and an epoch."""
+    lengths = draw(st.lists(st.integers(1, 5), min_size=2, max_size=4))
+    kinds = [draw(st.sampled_from(KINDS)) for _ in lengths]
+    schedule, end = draw(st.sampled_from(SCHEDULES))
+    drawn = st.fixed_dictionaries({str(index): st.integers(1, 5) for index in range(len(lengths))})
+    weights = draw(st.none() | drawn) if schedule == "weighted" else None
+    return lengths, kinds, Mixing(schedule, weights, end, draw(st.integers(0, 99))), draw(st.integers(0, 3))
+
+
+def make(lengths: list[int], kinds: list[type]) -> dict[str, Any]:
+    """Loaders named by their index, whose batches say where they come from."""
+    return {
+        str(index): kind([(index, number) for number in range(length)])
+        for index, (length, kind) in enumerate(zip(lengths, kinds, strict=True))
+    }
+
+
+@given(mixtures())
+@settings(deadline=None, max_examples=150)
+def test_a_mixture_is_what_was_declared(mixture: tuple[list[int], list[type], Mixing, int]) -> None:
+    """Over random lengths, kinds, weights and ends: order, names, and which batch is known to be the last."""
+    lengths, kinds, mixing, epoch = mixture
+    order = declared(lengths, mixing, epoch)
+    told = Told(make(lengths, kinds), mixing, epoch).take()
+    assert [batch for _, _, batch, _ in told] == order
+    assert [(index, name) for index, name, _, _ in told] == [(index, str(index)) for index, _ in order]
+    assert [last for *_, last in told] == [False] * (len(order) - 1) + [True]
+    if mixing.schedule == "round_robin":
+        assert mixing.length(lengths) == len(order)
+
+
+@given(mixtures(), st.data())
+@settings(deadline=None, max_examples=150)
+def test_a_mixture_is_entered_anywhere(mixture: tuple[list[int], list[type], Mixing, int], data: st.DataObject) -> None:
+    """The position after any number of batches leads to the rest, also in loaders made anew, and again from there."""
+    lengths, kinds, mixing, epoch = mixture
+    order = declared(lengths, mixing, epoch)
+    first, second = sorted(data.draw(st.tuples(*[st.integers(0, len(order) - 1)] * 2)))
+    told = Told(make(lengths, kinds), mixing, epoch)
+    told.batches.begin()
+    told.take(first)
+    again = Told(make(lengths, kinds), mixing, epoch=99)
+    again.batches.go_on(told.batches.position, first)
+    assert [batch for _, _, batch, _ in again.take(second - first)] == order[first:second]
+    third = Told(make(lengths, kinds), mixing, epoch=99)
+    third.batches.go_on(again.batches.position, second)
+    assert [batch for _, _, batch, _ in third.take()] == order[second:]
+    assert third.batches.given == second
+
+
+def test_only_what_must_is_read_ahead() -> None:
+    """A loader whose length is known is asked for no batch before its turn; one that does not know it, for one."""
+    known = DataLoader(Watched(4), batch_size=1)
+    unknown = Unknown([1, 2, 3, 4])
+    Told({"a": known, "b": unknown}, Mixing("round_robin")).take(4)
+    assert (known.dataset.read, unknown.read) == (2, 3)  # type: ignore[attr-defined]
+
+
+class Watched(Dataset[torch.Tensor]):
+    """Counts what is read of it."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.read = size, 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.read += 1
+        return torch.tensor(index)
+
+
+def test_one_loader_takes_no_turns() -> None:
+    """A single loader is iterated over as it is, whatever the schedule; so are several one after the other."""
+    alone = batches_of_epoch(TrainLoaders({"a": [1]}, Mixing("round_robin")), None, False, lambda *_: None, 0)
+    chained = batches_of_epoch(TrainLoaders({"a": [1], "b": [2]}, Mixing()), None, False, lambda *_: None, 0)
+    assert not isinstance(alone, MixedBatches) and not isinstance(chained, MixedBatches)
+
+
+@pytest.mark.parametrize(("items", "said"), [([], "check the dataset"), (None, "an iterator, which can be read only")])
+def test_a_loader_that_gives_nothing_is_named(items: Any, said: str) -> None:
+    """Found at its turn when its length is not known; an iterator has nothing left when it should begin again."""
+    loader = Unknown([]) if items is not None else iter([1])
+    with pytest.raises(TrainingError, match=f"the training loader 'b' gave no batch.*{said}"):
+        Told({"a": [1, 2, 3], "b": loader}, Mixing("round_robin")).take()
+
+
+def test_another_schedule_or_other_loaders_cannot_go_on() -> None:
+    """Half an epoch says nothing about the rest of another one."""
+    told = Told({"a": [1, 2], "b": [3]}, Mixing("round_robin"))
+    told.take(1)
+    with pytest.raises(CheckpointError, match="loader_schedule='round_robin', which is 'weighted' now"):
+        Told({"a": [1, 2], "b": [3]}, Mixing("weighted")).batches.go_on(told.batches.position, 1)
+    with pytest.raises(CheckpointError, match="loader_schedule='round_robin', which is 'sequential' now"):
+        Told({"a": [1, 2], "b": [3]}, Mixing()).batches.go_on(told.batches.position, 1)
+    with pytest.raises(CheckpointError, match="was mixing the loaders a, b; now there are b, a"):
+        Told({"b": [3], "a": [1, 2]}, Mixing("round_robin")).batches.go_on(told.batches.position, 1)
+
+
+# ---- in a run ------------------------------------------------------------------------------------------------------
+
+
+def numbered(count: int, first: int = 0) -> list[Sample]:
+    return [(torch.full((2, 1), float(first + number)), torch.zeros(2, 1)) for number in range(count)]
+
+
+def make_small(loaders: Any, **options: Any) -> SimpleTrainer:
+    """A model that learns nothing, so that a batch's loss says which batch it was."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    options = {"loader_schedule": "round_robin", "record": False, "console": False, **options}
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    return SimpleTrainer(model, loaders, optimizer, "cpu", loss_fn=nn.functional.mse_loss, **options)
+
+
+@pytest.mark.req("002-42", "002-56", "002-57")
+def test_every_event_knows_its_loader() -> None:
+    """Index and name are those of the batch, at every event of it and under both spellings, validation in between."""
+
+    class Watch(TrainingHook):
+        def __init__(self) -> None:
+            self.seen: list[tuple[str, int, str, float]] = []
+
+        def note(self, event: str, index: int, name: str, batch: Any) -> None:
+            self.seen.append((event, index, name, batch[0][0].item()))
+
+        def on_train_batch_start(self, batch: Any, dataloader_idx: int, dataloader_name: str) -> None:
+            self.note("start", dataloader_idx, dataloader_name, batch)
+
+        def on_after_backward(self, batch: Any, dataloader_idx: int, dataloader_name: str) -> None:
+            self.note("backward", dataloader_idx, dataloader_name, batch)
+
+        def on_train_batch_end(self, batch: Any, loader_idx: int, loader_name: str) -> None:
+            self.note("end", loader_idx, loader_name, batch)
+
+        def on_step_end(self, batch: Any, loader_idx: int, loader_name: str) -> None:
+            self.note("step", loader_idx, loader_name, batch)
+
+    trainer = make_small({"a": numbered(2), "b": numbered(3, 10)}, val_loaders=numbered(1), validate_every=1)
+    watch = Watch()
+    trainer.add_hook(watch)
+    trainer.train()
+    expected = [(0, "a", 0.0), (1, "b", 10.0), (0, "a", 1.0), (1, "b", 11.0), (0, "a", 0.0), (1, "b", 12.0)]
+    assert watch.seen == [(event, *where) for where in expected for event in ("start", "backward", "end", "step")]
+
+
+def test_losses_and_counters_by_loader() -> None:
+    """train/<loader>/loss at the steps of that loader; batches counted over epochs; both in the record."""
+    trainer = make_small({"a": numbered(2, 1), "b": numbered(3, 10)}, max_epochs=2)
+    trainer.train()
+    lines = [line for line in trainer.record.metrics if "train/loss" in line]  # type: ignore[attr-defined]
+    told = [{name: value for name, value in line.items() if name.endswith("/loss")} for line in lines[:2]]
+    assert told == [{"train/loss": 1.0, "train/a/loss": 1.0}, {"train/loss": 100.0, "train/b/loss": 100.0}]
+    assert trainer.loader_batches == {"a": 6, "b": 6}
+    assert trainer.record.run["counters"]["loader_batches"] == {"a": 6, "b": 6}  # type: ignore[attr-defined]
+
+
+def test_a_window_of_several_loaders() -> None:
+    """Each loader's loss is the weighted mean over its own micro-batches of the step."""
+    loaders = {"a": [(torch.ones(1, 1), torch.zeros(1, 1)), (torch.full((3, 1), 2.0), torch.zeros(3, 1))],
+               "b": [(torch.full((2, 1), 3.0), torch.zeros(2, 1))]}  # fmt: skip
+    trainer = make_small(loaders, accumulate=3, loss_weight="samples", limit_train_batches=3)
+    trainer.train()
+    (line,) = [line for line in trainer.record.metrics if "train/loss" in line]  # type: ignore[attr-defined]
+    assert line["train/a/loss"] == pytest.approx((1 * 1 + 3 * 4) / 4)
+    assert line["train/b/loss"] == pytest.approx(9.0)
+    assert line["train/loss"] == pytest.approx((1 + 12 + 18) / 6)
+
+
+def test_one_loader_has_no_loss_of_its_own() -> None:
+    """Its loss is train/loss already; its batches are counted under its name all the same."""
+    trainer = make_small(numbered(3))
+    trainer.train()
+    names = {name for line in trainer.record.metrics for name in line}  # type: ignore[attr-defined]
+    assert "train/train/loss" not in names
+    assert trainer.loader_batches == {"train": 3}
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "round_robin", "weighted"])
+def test_a_schedule_by_loader(schedule: str) -> None:
+    """Due at every second batch of b, and at no other batch in between; counted over epochs."""
+    trainer = make_small({"a": numbered(4), "b": numbered(3, 10)}, loader_schedule=schedule, max_epochs=3)
+    all_names: list[str] = []
+    due: list[int] = []
+    trainer.on("train_batch_end", name="all")(lambda dataloader_name: all_names.append(dataloader_name))
+    trainer.on("train_batch_end", name="some", every="2 batches of b")(lambda: due.append(len(all_names) - 1))
+    trainer.train()
+    of_b = [index for index, name in enumerate(all_names) if name == "b"]
+    assert due == of_b[1::2] and len(due) >= 4
+
+
+def test_a_schedule_of_a_loader_that_is_not_there() -> None:
+    """Refused when the run begins, and of a hook that is added later when it is added."""
+    trainer = make_small({"books": numbered(2), "web": numbered(2)})
+    handle = trainer.add_hook(lambda: None, "probe", event="step_end", every="2 batches of book")
+    with pytest.raises(ConfigError, match=r"probe\.every: every 2 batches of book: .*did you mean 'books'"):
+        trainer.train()
+    handle.remove()
+    seen: list[str] = []
+
+    @trainer.on("train_start")
+    def add(trainer: Any) -> None:
+        try:
+            trainer.add_hook(lambda: None, "late", event="step_end", start="2 batches of webs")
+        except ConfigError as error:
+            seen.append(str(error))
+
+    trainer.train()
+    assert "did you mean 'web'" in seen[0]
+
+
+@pytest.mark.parametrize(("schedule", "end"), SCHEDULES)
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_loaders_without_a_length(schedule: str, end: str, accumulate: int) -> None:
+    """The same batches come as from lists, the last window of an epoch short if need be."""
+
+    def seen(kind: type) -> tuple[list[float], int]:
+        loaders = {"a": kind(numbered(2)), "b": kind(numbered(5, 10))}
+        trainer = make_small(loaders, loader_schedule=schedule, loader_end=end, accumulate=accumulate, max_epochs=2)
+        found: list[float] = []
+        trainer.on("train_batch_end")(lambda batch: found.append(batch[0][0].item()))
+        trainer.train()
+        return found, trainer.step
+
+    assert seen(Unknown) == seen(list) == seen(Boastful)
+
+
+def test_epochs_of_turns_can_be_cut_short() -> None:
+    """After a count or a share of what the turns come to; a share of drawn turns is refused; overfitting holds some."""
+    loaders = {"a": numbered(2), "b": numbered(6)}
+    for options, steps in (({"limit_train_batches": 5}, 5), ({"limit_train_batches": 0.5}, 6), ({}, 12)):
+        trainer = make_small(loaders, **options)
+        assert trainer.total_steps == steps
+        trainer.train()
+        assert trainer.step == steps
+    trainer = make_small({"a": numbered(2), "b": Unknown(numbered(6))}, overfit_batches=3)
+    assert trainer.total_steps == 6
+    trainer.train()
+    assert trainer.loader_batches == {"a": 3, "b": 3}
+    with pytest.raises(TrainingError, match=r"limit_train_batches=0\.5: turns are drawn; give a whole number"):
+        make_small(loaders, loader_schedule="weighted", limit_train_batches=0.5)
+
+
+@pytest.mark.req("002-49")
+def test_fit_takes_one_a_list_or_a_dict() -> None:
+    """And the weights are checked against what is given."""
+    model = nn.Linear(1, 1)
+    config = {"loader_schedule": "weighted", "loader_weights": {"0": 3, "1": 1.5}, "record": False, "console": False}
+    trainer = GenericTrainer(
+        config, model, torch.optim.SGD(model.parameters(), 0.1), device="cpu", loss_fn=nn.functional.mse_loss
+    )
+    trainer.fit([DataLoader(Pairs()), DataLoader(Pairs())], max_steps=4)
+    assert set(trainer.loader_batches) == {"0", "1"}
+    with pytest.raises(ConfigError, match=r"loader_weights\.0: no such loader"):
+        trainer.fit({"a": numbered(2), "b": numbered(2)}, max_steps=8)
+
+
+class Pairs(Dataset[Sample]):
+    """Sixteen samples; draws from torch's and NumPy's global streams for each, as augmentations do."""
+
+    def __init__(self, seed: int = 1) -> None:
+        stream = torch.Generator().manual_seed(seed)
+        self.x, self.y = torch.randn(16, 1, generator=stream), torch.randn(16, 1, generator=stream)
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Sample:
+        return self.x[index] + 0.1 * torch.randn(1) + float(np.random.rand()), self.y[index]
+
+
+# ---- going on ------------------------------------------------------------------------------------------------------
+
+
+class Stateful:
+    """Says where it is; begins anew when iterated after its end, in another order each time."""
+
+    def __init__(self) -> None:
+        self.epoch, self.given, self.restored = 0, 0, False
+
+    def __iter__(self) -> Iterator[Sample]:
+        self.given = self.given if self.restored else 0
+        self.restored = False
+        order = torch.randperm(5, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        while self.given < 5:
+            self.given += 1
+            yield numbered(5)[order[self.given - 1]]
+        self.epoch, self.given = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "given": self.given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.given, self.restored = state["epoch"], state["given"], True
+
+
+class Stream(Unknown):
+    """Of unknown length, shuffled by the global stream, and every batch is augmented by it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in torch.randperm(len(self.items)).tolist():
+            x, y = self.items[index]
+            yield x + torch.randn(1), y
+
+
+def shuffling(size: int, **more: Any) -> DataLoader[Any]:
+    return DataLoader(Subset(Pairs(size), range(size)), batch_size=2, **{"shuffle": True, **more})
+
+
+def shared() -> dict[str, Any]:
+    """Two loaders that draw from one generator of their own."""
+    stream = torch.Generator().manual_seed(3)
+    return {"a": shuffling(6, generator=stream), "b": shuffling(10, generator=stream)}
+
+
+def computed() -> dict[str, Any]:
+    data = Subset(Pairs(), range(6))
+    sampler = ResumableSampler(data, seed=2)
+    return {"a": DataLoader(data, batch_size=2, sampler=sampler), "b": shuffling(10)}
+
+
+LOADERS: dict[str, Any] = {
+    "shuffled": lambda: {"a": shuffling(6), "b": shuffling(10), "c": shuffling(3)},
+    "one generator": shared,
+    "computed order": computed,
+    "unknown length": lambda: {"a": Stream(numbered(3)), "b": shuffling(10), "c": Stream(numbered(4, 10))},
+    "stateful": lambda: {"a": Stateful(), "b": shuffling(6)},
+}
+
+
+def make_trainer(loaders: Any, root: Path, **options: Any) -> SimpleTrainer:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    options = {"max_epochs": 3, "seed": 5, "validate_every": 4, "sanity_batches": 0, "console": False, **options}
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    return SimpleTrainer(
+        model, loaders, optimizer, "cpu", loss_fn=nn.functional.mse_loss, output_dir=str(root),
+        val_loaders={"x": numbered(2), "y": numbered(1)}, **options,
+    )  # fmt: skip
+
+
+class SaveAndStop(TrainingHook):
+    """Saves at a step and ends the run there."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_step_end(self, trainer: Any, step: int) -> None:
+        if step == self.at:
+            trainer.save()
+            trainer.request_stop("tested")
+
+
+class Tally(TrainingHook):
+    """Heard at every third batch of b, over resumes, too."""
+
+    saves = ("heard",)
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    def on_train_batch_end(self, step: int) -> None:
+        self.heard.append(step)
+
+
+def fingerprint(trainer: SimpleTrainer) -> dict[str, Any]:
+    """The whole curve as hex floats, every bit of the model, the counters, and when the hook was due."""
+    assert trainer.run_dir is not None
+    curve = [
+        {name: float(value).hex() for name, value in line.items() if name not in ("time", "resumed")}
+        for line in read_metrics(trainer.run_dir)
+        if line["step"] > 0
+    ]
+    bits = [tensor.numpy().tobytes().hex() for tensor in trainer.model.state_dict().values()]
+    heard = trainer.hooks.get("tally").heard
+    return {"curve": curve, "bits": bits, "batches": trainer.loader_batches, "heard": heard}
+
+
+def run_in_parts(make_loaders: Any, root: Path, stops: list[int], **options: Any) -> SimpleTrainer:
+    """Stop at each of the steps and go on in a new trainer each time; the last one."""
+    run_dir = None
+    for at in [*stops, -1]:
+        trainer = make_trainer(make_loaders(), root, **options)
+        trainer.add_hook(Tally(), "tally", every="3 batches of b")
+        if at > 0:
+            trainer.add_hook(SaveAndStop(at))
+        torch.rand(3), np.random.rand(3)  # another process begins with other streams
+        trainer.fit(resume=run_dir)
+        run_dir = trainer.run_dir
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("kind", "accumulate"), [*((kind, 1) for kind in LOADERS), ("unknown length", 2), ("stateful", 2)]
+)
+@pytest.mark.parametrize(("schedule", "end"), SCHEDULES)
+def test_a_mixture_goes_on_bit_for_bit(kind: str, schedule: str, end: str, accumulate: int, tmp_path: Path) -> None:
+    """Stopped three times, twice inside an epoch: the same curve, weights, counters and due hooks."""
+    options = {"loader_schedule": schedule, "loader_end": end, "accumulate": accumulate}
+    whole = run_in_parts(LOADERS[kind], tmp_path / "whole", [], **options)
+    parts = run_in_parts(LOADERS[kind], tmp_path / "parts", [2, whole.step // 2, whole.step - 1], **options)
+    assert parts.step == whole.step >= 4
+    assert fingerprint(parts) == fingerprint(whole)
+
+
+def test_with_workers(tmp_path: Path) -> None:
+    """Each loader's workers draw from streams of their own, which are brought to where they were."""
+
+    def loaders() -> dict[str, Any]:
+        return {"a": shuffling(4, num_workers=1), "b": shuffling(6, num_workers=1)}
+
+    options = {"loader_schedule": "round_robin", "max_epochs": 2}
+    whole = run_in_parts(loaders, tmp_path / "whole", [], **options)
+    parts = run_in_parts(loaders, tmp_path / "parts", [5], **options)
+    assert fingerprint(parts) == fingerprint(whole)
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "stateful"])
+@pytest.mark.parametrize(("schedule", "end"), SCHEDULES)
+def test_a_mixture_goes_on_between_epochs(kind: str, schedule: str, end: str, tmp_path: Path) -> None:
+    """Turns and orders of the next epoch are those of the unbroken run, also of loaders left inside their data."""
+    options = {"loader_schedule": schedule, "loader_end": end}
+    whole = run_in_parts(LOADERS[kind], tmp_path / "whole", [], **options)
+    assert whole.run_dir is not None
+    ends = [int(line["step"]) for line in read_metrics(whole.run_dir) if "train/epoch_loss" in line]
+    parts = run_in_parts(LOADERS[kind], tmp_path / "parts", [2, ends[0], ends[0] + 1, ends[1]], **options)
+    assert len(ends) == 3 and fingerprint(parts) == fingerprint(whole)
+
+
+@pytest.mark.parametrize("what", ["random streams", "turns"])
+def test_the_comparison_can_fail(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders that begin otherwise, or turns that are not restored, give another curve."""
+    options = {"loader_schedule": "weighted"}
+    whole = run_in_parts(LOADERS["shuffled"], tmp_path / "whole", [], **options)
+    if what == "turns":
+        monkeypatch.setattr("hookline.trainer.turns.Weighted.go_on", lambda turns, state: None)
+    else:
+        monkeypatch.setattr("hookline.trainer.mixture.back_to_beginning", lambda loaders, state: None)
+    parts = run_in_parts(LOADERS["shuffled"], tmp_path / "parts", [5], **options)
+    assert fingerprint(parts) != fingerprint(whole)
+
+
+def test_fit_goes_on_in_the_same_process(tmp_path: Path) -> None:
+    """A run that was stopped inside an epoch and is fitted again takes the turns that are left."""
+    options = {"loader_schedule": "round_robin"}
+    whole = make_trainer(LOADERS["shuffled"](), tmp_path / "whole", seed=None, **options)
+    parts = make_trainer(LOADERS["shuffled"](), tmp_path / "parts", seed=None, **options)
+    seen: dict[Any, list[str]] = {whole: [], parts: []}
+    for trainer, names in seen.items():
+        trainer.on("train_batch_end", name="eye")(lambda dataloader_name, names=names: names.append(dataloader_name))
+        torch.manual_seed(4), np.random.seed(4)
+        if trainer is parts:
+            trainer.fit(max_steps=7)
+        trainer.fit(max_steps=20)
+    assert seen[whole] == seen[parts]
+    assert [p.tolist() for p in whole.model.parameters()] == [p.tolist() for p in parts.model.parameters()]

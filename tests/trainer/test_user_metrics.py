@@ -1,0 +1,262 @@
+"""Metrics of the user's own: by function and by object, over one validation loader and several."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import SimpleTrainer, TrainingHook
+from hookline.errors import TrainingError
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def make_batches(*sizes: int) -> list[Batch]:
+    stream = torch.Generator().manual_seed(3)
+    return [(torch.randn(size, 3, generator=stream), torch.randint(0, 2, (size,), generator=stream)) for size in sizes]
+
+
+def make_trainer(metrics: Any, **options: Any) -> SimpleTrainer:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    options = {"record": False, "console": False, "loss_fn": nn.functional.cross_entropy, **options}
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return SimpleTrainer(model, make_batches(4, 4), optimizer, "cpu", metrics=metrics, **options)
+
+
+def right(output: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The share of right answers."""
+    return (output.argmax(-1) == batch[1]).float().mean()
+
+
+def accuracy_of(trainer: SimpleTrainer, batches: list[Batch]) -> float:
+    """The same over all samples, by hand."""
+    trainer.model.eval()
+    with torch.no_grad():
+        hits = sum(int((trainer.model(x).argmax(-1) == y).sum()) for x, y in batches)
+    trainer.model.train()
+    return hits / sum(len(x) for x, _ in batches)
+
+
+class Accuracy(nn.Module):
+    """A stand-in with the protocol of torchmetrics: a module with states, callable, update, compute and reset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("hits", torch.tensor(0))
+        self.register_buffer("total", torch.tensor(0))
+        self.resets = 0
+
+    def forward(self, predictions: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("an object is updated, not called")
+
+    def update(self, predictions: torch.Tensor, target: torch.Tensor) -> None:
+        assert not torch.is_grad_enabled() and predictions.dim() == 2 and target.dim() == 1
+        self.hits = self.hits + (predictions.argmax(-1) == target).sum()
+        self.total = self.total + len(target)
+
+    def compute(self) -> torch.Tensor:
+        return self.hits.float() / self.total
+
+    def reset(self) -> None:
+        self.hits, self.total = torch.zeros_like(self.hits), torch.zeros_like(self.total)
+        self.resets += 1
+
+
+@pytest.mark.parametrize("metric", [right, lambda output, batch: right(output, batch).item(), Accuracy()])
+def test_functions_and_objects_over_all_samples(metric: Any) -> None:
+    """A short last batch counts as much as its samples, every validation begins at zero, both spellings are told."""
+    trainer, batches = make_trainer({"accuracy": metric}), make_batches(8, 8, 1)
+    told: list[dict[str, float]] = []
+    trainer.on("eval_end")(lambda metrics: told.append(dict(metrics)))
+    expected = accuracy_of(trainer, batches)
+    for _ in range(2):
+        assert trainer.validate(batches)["val/accuracy"] == pytest.approx(expected)
+    assert told[1]["eval/accuracy"] == pytest.approx(expected) and set(told[1]) == {"eval/loss", "eval/accuracy"}
+
+
+@pytest.mark.parametrize("metric", [right, Accuracy()])
+def test_several_loaders(metric: Any) -> None:
+    """Each loader has its own number, and there is that of all samples; the user's object holds the latter."""
+    trainer, near, far = make_trainer({"accuracy": metric}), make_batches(8, 3), make_batches(5)
+    metrics = trainer.validate({"near": near, "far": far})
+    for name, batches in (("near/", near), ("far/", far), ("", near + far)):
+        assert metrics[f"val/{name}accuracy"] == pytest.approx(accuracy_of(trainer, batches))
+    if isinstance(metric, Accuracy):
+        assert metric.compute().item() == pytest.approx(metrics["val/accuracy"])
+
+
+def test_they_are_recorded_and_can_be_monitored() -> None:
+    """In a run they are in the record, and hooks see a function's value at every batch."""
+    trainer = make_trainer({"accuracy": right, "again": Accuracy()}, val_loaders=make_batches(4, 2), max_epochs=2)
+    seen: list[float] = []
+
+    class Watch(TrainingHook):
+        def on_validation_batch_end(self, metrics: dict[str, float]) -> None:
+            seen.append(metrics["accuracy"])
+
+    trainer.add_hook(Watch())
+    trainer.add_hook("early_stopping", monitor="val/again", mode="max", patience=5)
+    trainer.train()
+    lines = [line for line in trainer.record.metrics if "val/loss" in line]  # type: ignore[attr-defined]
+    assert [line["step"] for line in lines] == [2, 4]
+    assert all(line["val/accuracy"] == pytest.approx(line["val/again"]) for line in lines)
+    assert len(seen) == 4 and all(0 <= value <= 1 for value in seen)
+
+
+def hidden(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """A step that keeps the model's output to itself."""
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def explicit(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """A step that says what is measured, and on what."""
+    output = model[2](model[0](batch[0]))  # type: ignore[index]
+    return {"loss": nn.functional.cross_entropy(output, batch[1]), "output": output, "target": batch[1]}
+
+
+@pytest.mark.parametrize("step", [hidden, explicit])
+def test_where_the_output_comes_from(step: Callable[..., Any]) -> None:
+    """What the model returned when it was called, also inside a step_fn; or what step_fn returns as 'output'."""
+    batches = make_batches(6, 2)
+    trainer = make_trainer({"function": right, "object": Accuracy()}, step_fn=step, loss_fn=None)
+    metrics = trainer.validate(batches)
+    expected = accuracy_of(trainer, batches)
+    assert metrics["val/function"] == pytest.approx(expected) and metrics["val/object"] == pytest.approx(expected)
+    assert set(metrics) == {"val/loss", "val/function", "val/object"}
+    trainer.train()
+
+
+def test_a_model_that_is_never_called() -> None:
+    """Said before the first step, with the remedy; and the last batch's output is not taken for this one's."""
+
+    def step(model: nn.Module, batch: Batch) -> torch.Tensor:
+        output = model(batch[0]) if len(batch[0]) == 4 else model[2](model[0](batch[0]))  # type: ignore[index]
+        return nn.functional.cross_entropy(output, batch[1])
+
+    trainer = make_trainer({"accuracy": right}, step_fn=step, loss_fn=None, val_loaders=make_batches(4, 2))
+    with pytest.raises(TrainingError, match=r"did not call the model itself: let it return .*'output': output"):
+        trainer.train()
+    assert trainer.step == 0
+
+
+class Labelled(nn.Module):
+    """Returns what models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.linear(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_logits_and_labels() -> None:
+    """Of a model that returns its loss, objects get the logits and the batch's labels; functions what it returned."""
+    model, metric = Labelled(), Accuracy()
+    batches = [{"x": x, "labels": y} for x, y in make_batches(4, 3)]
+    metrics = {
+        "object": metric,
+        "function": lambda output, batch: right(output["logits"], (batch["x"], batch["labels"])),
+    }
+    trainer = SimpleTrainer(
+        model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu", metrics=metrics, record=False, console=False
+    )
+    found = trainer.validate(batches)
+    assert found["val/object"] == pytest.approx(found["val/function"])
+
+
+def test_an_object_may_compute_several_numbers() -> None:
+    """A dict of numbers, as collections of metrics give, each under its own name."""
+
+    class Both(Accuracy):
+        def compute(self) -> dict[str, Any]:  # type: ignore[override]
+            return {"hits": self.hits, "rate": float(super().compute())}
+
+    metrics = make_trainer({"both": Both()}).validate(make_batches(4))
+    assert metrics["val/both/hits"] == 4 * metrics["val/both/rate"]
+
+
+def test_the_model_carries_nothing_afterwards() -> None:
+    """What watches its output is gone after a validation, also after one that failed."""
+    trainer = make_trainer({"accuracy": right})
+    trainer.validate(make_batches(2))
+    with pytest.raises(RuntimeError):
+        trainer.validate([(torch.randn(2, 7), torch.zeros(2))])
+    assert not trainer.model._forward_hooks
+
+
+def test_training_is_untouched() -> None:
+    """A metric that draws random numbers changes no bit of the training."""
+
+    def drawing(output: torch.Tensor, batch: Batch) -> float:
+        return torch.rand(1).item()
+
+    weights = []
+    for metrics in (None, {"noise": drawing}):
+        torch.manual_seed(1)
+        trainer = make_trainer(metrics, val_loaders=make_batches(2), validate_every=1, seed=1)
+        trainer.train()
+        weights.append([parameter.tolist() for parameter in trainer.model.parameters()])
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ([right], "expected a dict of metrics by name, got a list"),
+        ({"loss": right}, "'loss' is no free name; loss and perplexity are measured anyway"),
+        ({3: right}, "3 is no free name"),
+        ({"accuracy": 0.5}, "'accuracy' is 0.5; give a function of"),
+        ({"accuracy": Accuracy}, "an object with update, compute and reset"),
+    ],
+    ids=["list", "taken", "number", "constant", "class"],
+)
+def test_what_is_no_metric_is_refused(metrics: Any, said: str) -> None:
+    """When the trainer is made, with what would be right."""
+    with pytest.raises(TrainingError, match=said):
+        make_trainer(metrics)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(torch.zeros(3), r"'odd' gave a tensor of shape \(3,\)"), ("high", "'odd' gave 'high'; a metric is one number")],
+)
+def test_what_is_no_number_is_refused(value: Any, said: str) -> None:
+    """By name, at the first batch."""
+    with pytest.raises(TrainingError, match=said):
+        make_trainer({"odd": lambda output, batch: value}).validate(make_batches(2))
+
+
+def test_a_failing_metric_says_whose_it_is() -> None:
+    """The exception is the metric's own, with a note."""
+    with pytest.raises(ZeroDivisionError) as caught:
+        make_trainer({"broken": lambda output, batch: 1 / 0}).validate({"a": make_batches(2), "b": make_batches(2)})
+    assert caught.value.__notes__ == ["in the metric 'broken', on the validation loader 'a'"]
+
+
+def test_a_name_that_the_step_uses_too() -> None:
+    """One of the two would hide the other."""
+
+    def step(model: nn.Module, batch: Batch) -> dict[str, Any]:
+        return {"loss": hidden(model, batch), "accuracy": 1.0}
+
+    with pytest.raises(TrainingError, match="'accuracy' is also what the step returns beside the loss; rename one"):
+        make_trainer({"accuracy": right}, step_fn=step, loss_fn=None).validate(make_batches(2))
+
+
+def test_an_object_that_cannot_be_copied() -> None:
+    """Several loaders need copies of it; the error says for what."""
+
+    class Stuck(Accuracy):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise TypeError("cannot copy a socket")
+
+    metrics = {"stuck": Stuck()}
+    make_trainer(metrics).validate(make_batches(2))
+    with pytest.raises(TypeError, match="socket") as caught:
+        make_trainer(metrics).validate({"a": make_batches(2), "b": make_batches(2)})
+    assert "the metric 'stuck' is copied for each validation loader" in caught.value.__notes__[0]
