@@ -65,7 +65,7 @@ def test_a_manager_made_from_a_config_watches_what_the_config_says() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     manager.watch(model)
     model(torch.ones(1, 2))
-    assert set(manager.get("activation_stats").latest) == {"0"}
+    assert set(manager.get("activation_stats").latest()) == {"0"}
 
 
 def test_scheduled_forward_hooks_cost_their_modules_a_branch() -> None:

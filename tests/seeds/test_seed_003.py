@@ -83,7 +83,7 @@ def test_any_module_by_itself_or_by_pattern():
     assert [state.name for state in manager.get_captured_states("by_module")] == ["1"]
     assert [state.name for state in manager.get_captured_states("by_pattern")] == ["0", "2"]
     torch_hooks = [hook for module in model for hook in module._forward_hooks.values()]
-    assert {hook.__qualname__.split(".")[0] for hook in torch_hooks} == {"Tap"}
+    assert {hook.__name__ for hook in torch_hooks} == {"hookline_tap"}
 
 
 @pytest.mark.req("003-11", "003-20", "003-34")
@@ -338,7 +338,7 @@ def test_the_three_kinds_are_hooks_of_one_manager():
 
 
 def test_monitoring_in_training_is_logged_under_its_true_step():
-    """With a trainer the values are in the record at the steps they belong to, and training is unchanged."""
+    """With a trainer the values are in the record's layers at their own steps, and training is unchanged."""
     from hookline import SimpleTrainer
 
     results = []
@@ -353,7 +353,9 @@ def test_monitoring_in_training_is_logged_under_its_true_step():
         if monitored:
             trainer.add_hook("monitor", modules="0", metrics=["mean", "time"])
         trainer.train()
-        results.append(trainer.record.metrics)
-    logged = {record["step"]: record["activations/0/mean"] for record in results[0]}
+        results.append(trainer.record)
+    means = [layers for layers in results[0].layer_steps if layers.table.columns == ("mean",)]
+    logged = {layers.step: layers.values.item() for layers in means}
     assert logged == {step: pytest.approx(value, rel=1e-5) for step, value in enumerate(expected, 1)}
-    assert [record["train/loss"] for record in results[0]] == [record["train/loss"] for record in results[1]]
+    watched, plain = ([record["train/loss"] for record in result.metrics] for result in results)
+    assert watched == plain

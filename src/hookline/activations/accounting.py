@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hookline.activations.sites import Site
+from hookline.activations.site import Site
 from hookline.registry.entry import Entry
 
 if TYPE_CHECKING:  # the manager makes these reports, so it imports this module
@@ -24,7 +24,7 @@ OFF = "off"
 OTHER_RANK = "not for this rank"
 NOT_DUE = "not due yet"
 BYPASSED = "the module was never called (bypassed)"
-COMPILED = "compiled before the hook was there (or never called)"
+COMPILED = "compiled, and not called there since the hook was registered"
 WAITING = "its patterns wait for a model"
 GONE = "the module no longer exists"
 FAILED = "it failed every time"

@@ -26,11 +26,13 @@ class StoppingCapture(Capture):
 
     def __init__(self, modules: Any, wanted: int, **options: Any) -> None:
         super().__init__(modules, **options)
-        self._wanted = wanted
+        self._wanted, self._seen = wanted, set[str]()
 
-    def _keep(self, name: str, module: torch.nn.Module, step: int, phase: str, **taken: Any) -> None:
-        super()._keep(name, module, step, phase, **taken)
-        if len({state.name for state in self.states}) >= self._wanted:
+    def _add(self, state: CapturedState) -> None:
+        super()._add(state)
+        self._seen.add(state.name)
+        if len(self._seen) >= self._wanted:
+            self._seen.clear()  # for the next run
             raise EnoughSeen
 
 
@@ -59,10 +61,10 @@ class Cache:
 
     def __getitem__(self, name: str) -> Any:
         """The last output of one module, or for a glob a dict of them (inputs where only those were captured)."""
-        last = {state.name: _taken(state) for state in self.states}
+        last = {state.name: state for state in self.states}
         if name in last:
-            return last[name]
-        matching = {key: value for key, value in last.items() if fnmatchcase(key, name)}
+            return last[name].main
+        matching = {key: state.main for key, state in last.items() if fnmatchcase(key, name)}
         if not matching:
             raise HooklineError(f"nothing was captured of {name!r}; {nearest(name, last)}")
         return matching
@@ -92,7 +94,3 @@ def save_states(states: list[CapturedState], path: str | Path) -> Path:
                 about[key] = f"step={state.step} phase={state.phase} layer_idx={state.layer_idx}"
     Path(path).write_bytes(save(tensors, metadata=about))
     return Path(path)
-
-
-def _taken(state: CapturedState) -> Any:
-    return state.outputs if state.taken_outputs is not None else state.inputs

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import torch
 
-from hookline.activations.captured import CapturedState, CaptureStore
+from hookline.activations.captured import CapturedState, CaptureStore, Origin
+from hookline.activations.copies import copy_on_write, mapped, version_of
+from hookline.activations.site import Site
 from hookline.activations.sites import weakly
 from hookline.errors import ConfigError, nearest
 from hookline.registry.base import ForwardHook
@@ -52,8 +54,9 @@ class Capture(ForwardHook):
         self._change = _changes(_dtype(dtype), device, clone, _reduction(reduce))
         self._store = CaptureStore()
         self._own_name = self.name
-        self._calls: dict[str, int] = {}
-        self._calls_lock = threading.Lock()
+        self._calls: dict[str, Iterator[int]] = {}  # numbers of the calls of each module
+        self._parts = parts
+        self._copies = SharedCopies(parts == PARTS)
         # The method names only what is asked for, so nothing else is made.
         methods = {("input",): self._inputs, ("output",): self._outputs, ("input", "output"): self._both}
         self.on_forward: Any = methods[parts]
@@ -73,48 +76,79 @@ class Capture(ForwardHook):
         return self._store.of(self._own_name)
 
     def _inputs(self, name: str, module: Any, inputs: Any, kwargs: Any, step: int, phase: str) -> None:
-        self._keep(name, module, step, phase, inputs=inputs, kwargs=kwargs)
+        self._keep(name, module, step, phase, (inputs, kwargs, None))
 
     def _outputs(self, name: str, module: Any, output: Any, step: int, phase: str) -> None:
-        self._keep(name, module, step, phase, outputs=output)
+        self._keep(name, module, step, phase, (None, None, output))
 
     def _both(self, name: str, module: Any, inputs: Any, kwargs: Any, output: Any, step: int, phase: str) -> None:
-        self._keep(name, module, step, phase, inputs=inputs, kwargs=kwargs, outputs=output)
+        self._keep(name, module, step, phase, (inputs, kwargs, output))
 
-    def _keep(self, name: str, module: torch.nn.Module, step: int, phase: str, **taken: Any) -> None:
-        with self._calls_lock:
-            call = self._calls[name] = self._calls.get(name, 0) + 1
+    def _keep(self, name: str, module: torch.nn.Module, step: int, phase: str, taken: tuple[Any, Any, Any]) -> None:
         ready = None
         if self._change is not None:
-            taken = {part: mapped(self._change, value) for part, value in taken.items()}
+            taken = (mapped(self._change, taken[0]), mapped(self._change, taken[1]), mapped(self._change, taken[2]))
             ready = _arrival(module) if self.device == "cpu" else None
-        state = CapturedState(
-            hook=self._own_name,
-            name=name,
-            layer_idx=self.layer_idx,
-            step=step,
-            call=call,
-            phase=phase,
-            thread=threading.current_thread().name,
-            **{f"taken_{part}": value for part, value in taken.items()},
-            ready=ready,
-            module=weakref.ref(module),
-        )
+        origin, calls = self._origin(name, weakref.ref(module)), self._numbers(name)
+        self._add(CapturedState(origin, next(calls), step, phase, taken, ready))
+
+    def shortcut(self, site: Site, tap: Any) -> Callable[[Any, Any, Any], None] | None:
+        """The same as `on_forward` with everything looked up beforehand; None when states are changed first.
+
+        The tap calls it with the live inputs, keyword inputs and output.
+        """
+        if self._change is not None:
+            return None
+        origin, calls, add = self._origin(site.name, site.module_ref), self._numbers(site.name), self._add
+        takes_inputs, takes_output = "input" in self._parts, "output" in self._parts
+        known, new = self._copies.known, self._copies.new
+
+        def keep(inputs: Any, kwargs: Any, output: Any) -> None:
+            taken_inputs = known(inputs) if takes_inputs else None
+            taken_kwargs = (known(kwargs) if kwargs else {}) if takes_inputs else None
+            taken_output = new(output) if takes_output else None
+            run = tap.run
+            taken = (taken_inputs, taken_kwargs, taken_output)
+            add(CapturedState(origin, next(calls), run.step, run.phase, taken))
+
+        return keep
+
+    def _origin(self, name: str, module: weakref.ref[torch.nn.Module]) -> Origin:
+        return Origin(self._own_name, name, self.layer_idx, module)
+
+    def _numbers(self, name: str) -> Iterator[int]:
+        """The numbers of a module's calls; two threads get the same iterator."""
+        return self._calls.get(name) or self._calls.setdefault(name, count(1))
+
+    def _add(self, state: CapturedState) -> None:
         self._store.add(state, self.max_captured_states)
 
 
-def mapped(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """A nested value with every tensor changed; the copies that hooks get are plain containers, so they can be."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(change, item) for item in value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(mapped(change, item) for item in value)
-    if hasattr(value, "items"):
-        for key, item in list(value.items()):
-            value[key] = mapped(change, item)
-    return value
+class SharedCopies:
+    """Copies of what modules get and give; where both are wanted, an output that is the next input is copied once."""
+
+    def __init__(self, share: bool) -> None:
+        self._share = share
+        self._last: tuple[weakref.ref[torch.Tensor], int, torch.Tensor] | None = None
+
+    def new(self, value: Any) -> Any:
+        """Copy an output."""
+        if not isinstance(value, torch.Tensor):
+            return mapped(copy_on_write, value)
+        made = copy_on_write(value)
+        if self._share:
+            self._last = weakref.ref(value), version_of(value), made
+        return made
+
+    def known(self, value: Any) -> Any:
+        """Copy inputs, unless they are the last output as it was."""
+        return mapped(self._known, value)
+
+    def _known(self, tensor: torch.Tensor) -> torch.Tensor:
+        last = self._last  # another thread may replace it
+        if last is not None and last[0]() is tensor and last[1] == version_of(tensor):
+            return last[2]
+        return copy_on_write(tensor)
 
 
 def _changes(

@@ -5,56 +5,114 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from hookline.activations.copies import copy_on_write, mapped
 from hookline.activations.moment import tensors_in
 
 
-@dataclass(eq=False, slots=True)
-class CapturedState:
-    """What went into a module and came out of it in one call."""
+class Origin(NamedTuple):
+    """Where states come from: which hook took them at which module."""
 
     hook: str
     name: str
     layer_idx: int | None
-    step: int
-    call: int  # which call of the module since it is watched, from 1
-    phase: str
-    thread: str
-    taken_inputs: Any = None
-    taken_kwargs: Any = None
-    taken_outputs: Any = None
-    ready: torch.cuda.Event | None = None  # on its way from the device until then
-    taken_at: float = field(default_factory=time.monotonic)
-    module: weakref.ref[torch.nn.Module] | None = field(default=None, repr=False)
+    module: weakref.ref[torch.nn.Module] | None = None
+
+
+class _Thread(threading.local):
+    """The name of the current thread, asked for once in each."""
+
+    def __init__(self) -> None:
+        self.name = threading.current_thread().name
+
+
+_thread = _Thread()
+
+
+class CapturedState:
+    """What went into a module and came out of it in one call."""
+
+    __slots__ = ("call", "counted", "origin", "phase", "ready", "shown", "step", "taken", "taken_at", "thread")
+
+    def __init__(
+        self,
+        origin: Origin,
+        call: int,
+        step: int,
+        phase: str,
+        taken: tuple[Any, Any, Any],
+        ready: torch.cuda.Event | None = None,
+    ) -> None:
+        self.origin = origin
+        self.call = call  # which call of the module this hook heard, from 1
+        self.step, self.phase = step, phase
+        self.thread = _thread.name
+        self.taken_at = time.monotonic()
+        self.taken = taken  # inputs, keyword inputs, output; states may share tensors, so these are never handed out
+        self.shown: dict[int, Any] | None = None  # what was handed out instead, by place
+        self.ready = ready  # on its way from the device until then
+        self.counted: Sequence[tuple[int, int]] = ()  # the storages a budget counts it for: where, how many bytes
+
+    @property
+    def hook(self) -> str:
+        """The id of the hook that took it."""
+        return self.origin.hook
+
+    @property
+    def name(self) -> str:
+        """The module's name."""
+        return self.origin.name
+
+    @property
+    def layer_idx(self) -> int | None:
+        """The number that was given for the module."""
+        return self.origin.layer_idx
 
     @property
     def inputs(self) -> Any:
         """The positional inputs; None when they were not asked for."""
-        return self._arrived(self.taken_inputs)
+        return self._show(0)
 
     @property
     def kwargs(self) -> Any:
         """The keyword inputs; None when they were not asked for."""
-        return self._arrived(self.taken_kwargs)
+        return self._show(1)
 
     @property
     def outputs(self) -> Any:
         """The output in its own structure; None when it was not asked for."""
-        return self._arrived(self.taken_outputs)
+        return self._show(2)
 
-    def _arrived(self, value: Any) -> Any:
+    @property
+    def main(self) -> Any:
+        """The output; the inputs where only those were asked for."""
+        return self.outputs if self.taken[2] is not None else self.inputs
+
+    def _show(self, place: int) -> Any:
+        """A view of its own for whoever reads: what the reader writes into it reaches no other state."""
         if self.ready is not None:
             self.ready.synchronize()
-        return value
+        if self.shown is None:
+            self.shown = {}
+        if place not in self.shown:
+            self.shown[place] = mapped(copy_on_write, self.taken[place])
+        return self.shown[place]
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor it holds."""
-        return tensors_in((self.taken_inputs, self.taken_kwargs, self.taken_outputs))
+        return tensors_in(self.taken)
+
+    def is_gone(self) -> bool:
+        """Whether its module no longer exists."""
+        return self.origin.module is not None and self.origin.module() is None
+
+    def __repr__(self) -> str:
+        return f"<CapturedState of {self.name!r} by {self.hook!r}: call {self.call}, step {self.step}, {self.phase}>"
 
 
 class CaptureStore:
@@ -68,8 +126,8 @@ class CaptureStore:
         self.limit_bytes = limit_bytes
         self._bytes = 0
         self.dropped = 0  # states that had to go to keep the limits
-        self._states: dict[str, list[CapturedState]] = {}
-        self._shared: dict[int, tuple[int, int]] = {}  # storage -> how many tensors use it, its bytes
+        self._states: dict[str, deque[CapturedState]] = {}
+        self._users: dict[int, int] = {}  # how many captured tensors use a storage
         self._lock = threading.RLock()
 
     @property
@@ -83,13 +141,16 @@ class CaptureStore:
     def add(self, state: CapturedState, max_states: int | None = None) -> None:
         """Keep a state; older ones make way for it."""
         with self._lock:
-            states = self._states.setdefault(state.hook, [])
+            states = self._states.get(state.origin.hook)
+            if states is None:
+                states = self._states[state.origin.hook] = deque()
             states.append(state)
             if self.limit_bytes is not None:
-                self._count(state, 1)
+                self._count(state)
             most = max_states if max_states is not None else self.max_states
             while most is not None and len(states) > most:
-                self._drop(states[0])
+                self.dropped += 1
+                self._uncount(states.popleft())
             while self.limit_bytes is not None and self._bytes > self.limit_bytes:
                 self._drop(self._oldest())
 
@@ -101,16 +162,16 @@ class CaptureStore:
     def clear(self, hook: str | None = None) -> None:
         """Forget the states of one hook, or all."""
         with self._lock:
-            for state in self.of(hook) if hook is not None else list(self._all()):
-                self._forget(state)
+            for name in [hook] if hook is not None else list(self._states):
+                for state in self._states.pop(name, ()):
+                    self._uncount(state)
 
     def sweep(self, max_age: float | None) -> None:
         """Drop states that are too old, and those of modules that no longer exist."""
         now = time.monotonic()
         with self._lock:
             for state in list(self._all()):
-                gone = state.module is not None and state.module() is None
-                if gone or (max_age is not None and now - state.taken_at > max_age):
+                if state.is_gone() or (max_age is not None and now - state.taken_at > max_age):
                     self._drop(state)
 
     def __len__(self) -> int:
@@ -124,28 +185,27 @@ class CaptureStore:
         return min((states[0] for states in self._states.values() if states), key=lambda state: state.taken_at)
 
     def _drop(self, state: CapturedState) -> None:
-        self._forget(state)
         self.dropped += 1
-
-    def _forget(self, state: CapturedState) -> None:
         states = self._states[state.hook]
-        states.remove(state)
+        states.remove(state)  # nearly always the first
         if not states:
             del self._states[state.hook]
-        if self.limit_bytes is not None:
-            self._count(state, -1)
+        self._uncount(state)
 
-    def _count(self, state: CapturedState, by: int) -> None:
-        for tensor in state.tensors():
-            where, size = _storage(tensor)
-            users, _ = self._shared.get(where, (0, size))
-            if users == 0:
+    def _count(self, state: CapturedState) -> None:
+        state.counted = [_storage(tensor) for tensor in state.tensors()]
+        for where, size in state.counted:
+            users = self._users[where] = self._users.get(where, 0) + 1
+            if users == 1:
                 self._bytes += size
-            if users + by == 0:
+
+    def _uncount(self, state: CapturedState) -> None:
+        for where, size in state.counted:
+            self._users[where] -= 1
+            if not self._users[where]:
+                del self._users[where]
                 self._bytes -= size
-                del self._shared[where]
-            else:
-                self._shared[where] = (users + by, size)
+        state.counted = ()
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:

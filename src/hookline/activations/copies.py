@@ -9,52 +9,58 @@ from typing import Any
 
 import torch
 
+from hookline.stats.loan import on_loan
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
 
 def copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
-    """A detached view that becomes a copy at the first write on either side; a clone where torch cannot do that."""
+    """A detached view that becomes a copy at the first write on either side.
+
+    It is a clone at once where torch cannot do that, and for a tensor on loan, whose owner's writes torch does not see.
+    """
+    if on_loan():
+        return tensor.detach().clone()
+    grad = torch.is_grad_enabled()
+    if grad:
+        torch._C._set_grad_enabled(False)  # cheaper than detaching, or than the context manager
     try:
-        return tensor.detach()._lazy_clone()
+        return tensor._lazy_clone()
     except (RuntimeError, AttributeError, NotImplementedError):
         return tensor.detach().clone()
+    finally:
+        if grad:
+            torch._C._set_grad_enabled(True)
 
 
-class Copies:
-    """Makes copies of nested outputs and remembers them, to see afterwards whether somebody wrote into one."""
+def mapped(change: Change, value: Any) -> Any:
+    """The same structure with every tensor changed.
 
-    def __init__(self) -> None:
-        self._made: list[torch.Tensor] = []
+    A container that cannot be made anew from its items (a defaultdict, for one) arrives as a plain one.
+    """
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) is tuple:  # positional inputs are one: by far the commonest
+        return tuple([mapped(change, item) for item in value])
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _remade(lambda items: type(value)(*items), tuple(mapped(change, item) for item in value))
+    if isinstance(value, (tuple, list)):
+        plain = tuple if isinstance(value, tuple) else list
+        return _remade(type(value), plain(mapped(change, item) for item in value))
+    if isinstance(value, Mapping):
+        return _remade(type(value), {key: mapped(change, item) for key, item in value.items()})
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _with_fields(change, value)
+    return value
 
-    def of(self, value: Any) -> Any:
-        """The same structure with every tensor replaced by its copy-on-write view.
 
-        A container that cannot be made anew from its items (a defaultdict, for one) arrives as a plain one.
-        """
-        if isinstance(value, torch.Tensor):
-            made = copy_on_write(value)
-            self._made.append(made)
-            return made
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return _remade(lambda items: type(value)(*items), tuple(self.of(item) for item in value))
-        if isinstance(value, (tuple, list)):
-            plain = tuple if isinstance(value, tuple) else list
-            return _remade(type(value), plain(self.of(item) for item in value))
-        if isinstance(value, Mapping):
-            return _remade(type(value), {key: self.of(item) for key, item in value.items()})
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self._of_fields(value)
-        return value
-
-    def _of_fields(self, value: Any) -> Any:
-        """Copied without its constructor, which may ask for other things or do more than store them."""
-        made = copy.copy(value)
-        for field in dataclasses.fields(value):
-            if hasattr(value, field.name):
-                object.__setattr__(made, field.name, self.of(getattr(value, field.name)))
-        return made
-
-    def written(self) -> bool:
-        """Whether any copy has been written into since it was made."""
-        return any(version_of(tensor) for tensor in self._made)  # a new tensor's version is 0
+def _with_fields(change: Change, value: Any) -> Any:
+    """Copied without its constructor, which may ask for other things or do more than store them."""
+    made = copy.copy(value)
+    for field in dataclasses.fields(value):
+        if hasattr(value, field.name):
+            object.__setattr__(made, field.name, mapped(change, getattr(value, field.name)))
+    return made
 
 
 def _remade(make: Callable[[Any], Any], items: Any) -> Any:
@@ -64,6 +70,29 @@ def _remade(make: Callable[[Any], Any], items: Any) -> Any:
         return items
 
 
+class Copies:
+    """Makes copies of nested outputs and remembers them, to see afterwards whether somebody wrote into one."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[torch.Tensor, int]] = []  # with their versions
+
+    def of(self, value: Any) -> Any:
+        """The same structure with every tensor replaced by its copy-on-write view."""
+        return mapped(self._copy, value)
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        made = copy_on_write(tensor)
+        self._made.append((made, version_of(made)))
+        return made
+
+    def written(self) -> bool:
+        """Whether any copy has been written into since it was made."""
+        return any(version_of(tensor) != version for tensor, version in self._made)
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """How often a tensor has been written to in place; inference tensors don't count."""
-    return 0 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:
+        return 0

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hookline.activations.cache import Cache
 from hookline.activations.captured import CapturedState
-from hookline.activations.moment import tensors_in
+from hookline.activations.moment import first_floating, tensors_in
 from hookline.activations.sites import weakly
 from hookline.errors import HooklineError, nearest
 from hookline.registry.base import ForwardHook
@@ -218,11 +218,6 @@ class Steer(Intervention):
             )
         moved = tensor + self.strength * vector.to(tensor)
         return only_at(self.positions, moved, tensor, self.dim, f"{self._known_as}: positions", name)
-
-
-def first_floating(output: Any) -> Tensor | None:
-    """The first floating tensor of a nested output."""
-    return next((tensor for tensor in tensors_in(output) if tensor.is_floating_point()), None)
 
 
 def fitted(value: Any, like: Tensor, what: str, name: str) -> Tensor:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from hookline.activations.accounting import FireReport, fire_report
+from hookline.activations.attention import AttentionMaps, attention_seen
 from hookline.activations.cache import Cache, StoppingCapture
 from hookline.activations.capture import Capture
 from hookline.activations.captured import CapturedState, CaptureStore
+from hookline.activations.compiled import as_plain_python
 from hookline.activations.debug import Debug
-from hookline.activations.monitor import Monitor
+from hookline.activations.monitor import MONITOR_OPTIONS, Monitor
 from hookline.activations.tap import Tap
 from hookline.errors import HooklineError
 from hookline.registry.handle import Handle
 from hookline.registry.registry import HookRegistry
+
+SomeCache = TypeVar("SomeCache", bound=Cache)
 
 
 class HookManager(HookRegistry):
@@ -81,8 +85,9 @@ class HookManager(HookRegistry):
     def register_monitoring_hook(
         self, module: Any, hook_id: str | None = None, metrics: Sequence[str] | None = None, **options: Any
     ) -> Handle:
-        """Statistics, time and memory of a module's calls, chosen by `metrics`; returns the hook's id."""
-        return self.register(Monitor(module, metrics), hook_id, **options)
+        """Statistics, time and memory of a module's calls, chosen by `metrics`; options as `Monitor`'s."""
+        own = {key: options.pop(key) for key in MONITOR_OPTIONS if key in options}
+        return self.register(Monitor(module, metrics, **own), hook_id, **options)
 
     def register_debug_hook(
         self, module: Any, hook_id: str | None = None, conditions: Any = None, **options: Any
@@ -115,23 +120,50 @@ class HookManager(HookRegistry):
         with one_off(model, modules, early_stop, options) as cache:
             yield cache
 
+    @contextmanager
+    def attention_maps(self, model: torch.nn.Module, modules: Any = None, **options: Any) -> Iterator[AttentionMaps]:
+        """Where every head looks, [batch, heads, queries, keys] per module, for as long as the block lasts.
+
+        `modules` selects those that attend (by default all); `options` are a capture's: `dtype`, `device`, `reduce`, …
+        Each map costs batch x heads x queries x keys numbers and a matrix product; `maps.cost` adds it up.
+
+        >>> with manager.attention_maps(model) as maps:
+        ...     model(batch)
+        >>> maps["blocks.3.attention"]
+        """
+        with attention_seen(model, modules) as (sight, switched):
+            hook = Capture("*", **options)
+            with for_one_block(sight.points, hook, AttentionMaps(hook, model, sight, switched)) as maps:
+                yield maps
+
     def _clean_up(self) -> None:
         self.captures.sweep(self.max_age_seconds)
 
 
 @contextmanager
 def one_off(model: torch.nn.Module, modules: Any, early_stop: bool, options: Mapping[str, Any]) -> Iterator[Cache]:
-    """A manager of its own for one block: no name can be taken, and nothing outlives it but the cache."""
-    manager = HookManager(max_captured_states=None)
-    manager.watch(model)
+    """Capture from a model for one block, which `cache.run` leaves early if asked."""
     hook = Capture(modules, **options)
     if early_stop:
-        probe = manager.register(hook)
-        wanted = len(manager.tap.sites.of(manager.entry(probe)))
-        probe.remove()
-        hook = StoppingCapture(modules, wanted, **options)
-    with manager.register(hook, "cache"):
-        cache = Cache(hook, model)
+        hook = StoppingCapture(modules, _how_many(model, hook), **options)
+    with for_one_block(model, hook, Cache(hook, model)) as cache:
+        yield cache
+
+
+def _how_many(model: torch.nn.Module, hook: Capture) -> int:
+    """How many modules of a model a hook selects."""
+    manager = HookManager()
+    manager.watch(model)
+    with as_plain_python(), manager.register(hook) as probe:
+        return len(manager.tap.sites.of(manager.entry(probe)))
+
+
+@contextmanager
+def for_one_block(watched: torch.nn.Module, hook: Capture, cache: SomeCache) -> Iterator[SomeCache]:
+    """A manager of its own for one block: no name can be taken, and nothing outlives it but the cache."""
+    manager = HookManager(max_captured_states=None)
+    manager.watch(watched)
+    with as_plain_python(), manager.register(hook, "cache"):
         try:
             yield cache
         finally:

@@ -111,4 +111,6 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 def first_floating(value: Any) -> torch.Tensor | None:
     """The first floating-point tensor of a nested value: of an output, what statistics are about."""
+    if isinstance(value, torch.Tensor):  # as nearly always
+        return value if value.is_floating_point() else None
     return next((tensor for tensor in tensors_in(value) if tensor.is_floating_point()), None)

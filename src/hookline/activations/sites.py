@@ -1,88 +1,24 @@
-"""Which modules are watched, under which names, and how often they ran."""
+"""Which modules are watched, and under which names."""
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from time import perf_counter_ns
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
-from hookline.activations.moment import Measured
+from hookline.activations.site import Site
+from hookline.events.dispatch import Fire
 from hookline.registry.entry import Entry
 from hookline.registry.select import select
-
-MOST_NESTED = 100
-Maker = Callable[["Site"], Callable[..., Any]]
-
-
-class Site:
-    """One watched module. It does not keep the module alive."""
-
-    def __init__(self, name: str, module: torch.nn.Module) -> None:
-        self.name = name
-        self.calls = 0  # since it is watched
-        self.fired: dict[str, int] = {}  # by hook
-        self._module = weakref.ref(module)
-        self._before: RemovableHandle | None = None
-        self._after: RemovableHandle | None = None
-        self._begun = threading.local()  # a stack: a module may run inside itself, and in several threads
-
-    @property
-    def module(self) -> torch.nn.Module | None:
-        return self._module()
-
-    @property
-    def attached(self) -> bool:
-        return self._after is not None
-
-    @property
-    def measures(self) -> bool:
-        return self._before is not None
-
-    def attach(self, before: Maker | None, after: Maker | None) -> None:
-        """Have the torch hooks that are wanted, and no others."""
-        module = self.module
-        if (before is None) != (self._before is None) and self._after is not None:
-            self._after.remove()  # the hook behind the module differs with the one before it
-            self._after = None
-        self._before = self._switch(self._before, before, module and module.register_forward_pre_hook)
-        self._after = self._switch(
-            self._after, after, module and (lambda hook: module.register_forward_hook(hook, with_kwargs=True))
-        )
-
-    def _switch(self, handle: RemovableHandle | None, wanted: Maker | None, register: Any) -> RemovableHandle | None:
-        if wanted is None and handle is not None:
-            handle.remove()
-            return None
-        if wanted is not None and handle is None and register is not None:
-            return register(wanted(self))  # type: ignore[no-any-return]
-        return handle
-
-    def begin(self) -> None:
-        """The module is about to run."""
-        stack = self._begun.__dict__.setdefault("stack", [])
-        if len(stack) > MOST_NESTED:  # calls that ended in an exception have left their beginnings here
-            stack.clear()
-        stack.append((perf_counter_ns(), _allocated(self.module)))
-
-    def end(self) -> Measured | None:
-        """What the call cost, if its beginning was seen."""
-        stack = self._begun.__dict__.get("stack")
-        if not stack:
-            return None
-        began, allocated = stack.pop()
-        now = _allocated(self.module) if allocated >= 0 else -1
-        return Measured((perf_counter_ns() - began) / 1e9, now - allocated if now >= 0 else -1)
 
 
 class Sites:
     """The watched modules of a registry: those of one model by name, and any module that was given as it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, fire: Fire) -> None:
+        self._fire = fire
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._sites: weakref.WeakKeyDictionary[torch.nn.Module, Site] = weakref.WeakKeyDictionary()
         self._of: dict[str, tuple[Entry, list[Site]]] = {}
@@ -98,21 +34,23 @@ class Sites:
         """Resolve names against this model; the torch hooks on another one are taken off."""
         if self.model is not model:
             for site in self:
-                site.attach(None, None)
+                site.detach()
             self._sites.clear()
         self._model = weakref.ref(model)
         self._of.clear()
 
     def check(self, entry: Entry, model: torch.nn.Module | None) -> None:
         """Raise when a hook's patterns match nothing in a model."""
-        self._modules(entry, model)
+        chosen = self._modules(entry, model)
+        if model is self.model:  # `of` will be asked next
+            self._of[entry.name] = (entry, [self._site(name, module) for name, module in chosen.items()])
 
     def of(self, entry: Entry) -> list[Site]:
         """The sites that a hook selects."""
         known = self._of.get(entry.name)
         if known is None or known[0] is not entry:
-            chosen = self._modules(entry, self.model)
-            known = self._of[entry.name] = (entry, [self._site(name, module) for name, module in chosen.items()])
+            self.check(entry, self.model)
+            known = self._of[entry.name]
         return known[1]
 
     def forget_others(self, entries: Iterable[Entry]) -> None:
@@ -121,9 +59,10 @@ class Sites:
         self._of = {name: known for name, known in self._of.items() if name in names}
 
     def _site(self, name: str, module: torch.nn.Module) -> Site:
-        if module not in self._sites:
-            self._sites[module] = Site(name, module)
-        return self._sites[module]
+        known = self._sites.get(module)
+        if known is None:
+            known = self._sites[module] = Site(name, module, self._fire)
+        return known
 
     def _modules(self, entry: Entry, model: torch.nn.Module | None) -> dict[str, torch.nn.Module]:
         """What `modules` selects; a module given as it is needs no model, a pattern waits for one."""
@@ -140,14 +79,6 @@ class Sites:
             own = entry.name if len(given) == 1 else f"{entry.name}.{index}"
             chosen[known.get(id(module)) or own] = module
         return chosen
-
-
-def _allocated(module: torch.nn.Module | None) -> int:
-    """Bytes allocated on the module's CUDA device; -1 where there is no such count."""
-    parameter = next(module.parameters(), None) if module is not None else None
-    if parameter is None or parameter.device.type != "cuda":
-        return -1
-    return torch.cuda.memory_allocated(parameter.device)
 
 
 def weakly(modules: Any) -> Any:

@@ -1,0 +1,178 @@
+"""What capturing costs: the outputs of all 64 modules of a tiny model, against its plain forward pass.
+
+nnsight and TransformerLens capture beside it where they are installed. TransformerLens brings a model of its own, so it
+is compared with that model's plain forward pass.
+"""
+
+from collections.abc import Callable
+from copy import deepcopy
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.interleave import Contender, Direct, close_all, interleave, standard_error_of_median
+from bench.table import Table
+from hookline import HookManager
+from hookline.activations.capture import Capture
+
+TITLE = "Capturing all 64 modules of a tiny model"
+COLUMNS = ("forward pass", "µs", "ratio to plain", "± s.e.", "µs more per module", "goal")
+NOTES = [
+    "Tiny: 16 x (LayerNorm, Linear 128-512, GELU, Linear 512-128), 32 rows.",
+    "Smallest: 32 x (Linear 16-16, ReLU), 8 rows.",
+    "Ratio: median over the rounds of (time / plain time) in the same round. Gradients are recorded.",
+    "Attach and remove: a `with manager.capturing(model)` around each forward pass.",
+    "A torch hook that does nothing is the least that any of them can cost.",
+    "TransformerLens: a four-layer model of its own, 64 wide, against the same model without a cache;"
+    " version 3, because 4 makes models only from weights that it downloads.",
+    "nnsight keeps references: what the model writes in place later changes what it holds. Ours are copies on write.",
+]
+MODULES = 64
+Forward = Callable[[], object]
+
+
+def tiny() -> tuple[nn.Sequential, Tensor]:
+    """Sixteen times the second half of a transformer block."""
+    torch.manual_seed(0)
+    groups = [(nn.LayerNorm(128), nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 128)) for _ in range(16)]
+    return nn.Sequential(*(module for group in groups for module in group)), torch.randn(32, 128)
+
+
+def smallest() -> tuple[nn.Sequential, Tensor]:
+    """Modules so small that they are hardly more than their own calls."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(module for _ in range(32) for module in (nn.Linear(16, 16), nn.ReLU()))), torch.randn(8, 16)
+
+
+def plain(model: nn.Module, batch: Tensor) -> Forward:
+    """The model as it is; a manager that watches it without forward hooks puts nothing on it."""
+    HookManager().watch(model)
+    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+        raise AssertionError("a model without forward hooks carries a torch hook")
+    return lambda: model(batch)
+
+
+def torch_hook(model: nn.Module, batch: Tensor) -> Forward:
+    """A torch hook on every module that does nothing."""
+    for module in model.children():
+        module.register_forward_hook(lambda module, inputs, output: None)
+    return lambda: model(batch)
+
+
+def attached(model: nn.Module, batch: Tensor, what: str = "output", enabled: bool = True) -> Forward:
+    """A capture hook that stays."""
+    manager = HookManager(max_captured_states=MODULES)
+    manager.watch(model)
+    manager.register(Capture("?*", what=what), enabled=enabled)
+    return lambda: model(batch)
+
+
+def both(model: nn.Module, batch: Tensor) -> Forward:
+    """Inputs and outputs."""
+    return attached(model, batch, "both")
+
+
+def off(model: nn.Module, batch: Tensor) -> Forward:
+    """A capture hook that is registered and switched off."""
+    return attached(model, batch, enabled=False)
+
+
+def attach_and_remove(model: nn.Module, batch: Tensor) -> Forward:
+    """A block around every forward pass."""
+    manager = HookManager()
+
+    def forward() -> None:
+        with manager.capturing(model, "?*"):
+            model(batch)
+
+    return forward
+
+
+def nnsight(model: nn.Module, batch: Tensor) -> Forward:
+    """The same with nnsight."""
+    from nnsight import NNsight
+
+    traced = NNsight(model)
+
+    def forward() -> None:
+        with traced.trace(batch):
+            kept = []
+            for index in range(MODULES):
+                kept.append(traced[index].output.save())
+
+    return forward
+
+
+def lens(cached: bool) -> Forward:
+    """TransformerLens' own model, with and without its cache."""
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    torch.manual_seed(0)
+    sizes = {"n_layers": 4, "d_model": 64, "n_ctx": 32, "d_head": 16, "n_heads": 4, "d_vocab": 64, "d_mlp": 256}
+    model: Any = HookedTransformer(HookedTransformerConfig(**sizes, act_fn="gelu", device="cpu"))
+    tokens = torch.randint(0, 64, (4, 32))
+    return (lambda: model.run_with_cache(tokens)) if cached else (lambda: model(tokens))
+
+
+ROWS: dict[str, tuple[Callable[[nn.Module, Tensor], Forward], str]] = {
+    "plain": (plain, "no torch hook"),
+    "empty torch hooks": (torch_hook, ""),
+    "registered and off": (off, "≤ 1.5 µs"),
+    "outputs, attached": (attached, "≤ 1.3 x"),
+    "inputs and outputs, attached": (both, ""),
+    "outputs, attach and remove": (attach_and_remove, "≤ 1.8 x"),
+    "outputs, nnsight": (nnsight, ""),
+}
+SIZES = {"tiny": tiny, "smallest": smallest}
+
+
+def build() -> tuple[dict[str, Contender], dict[str, str]]:
+    """The contenders that could be built, and for the others why not."""
+    makers: dict[str, Callable[[], Forward]] = {}
+    for size, make in SIZES.items():
+        model, batch = make()
+        for name, (row, _) in ROWS.items():
+            makers[f"{size}: {name}"] = lambda row=row, model=model, batch=batch: row(deepcopy(model), batch)
+    makers["TransformerLens: plain"] = lambda: lens(cached=False)
+    makers["TransformerLens: with cache"] = lambda: lens(cached=True)
+    contenders: dict[str, Contender] = {}
+    missing: dict[str, str] = {}
+    for key, maker in makers.items():
+        try:
+            forward = maker()
+            forward()
+            contenders[key] = Direct(forward)
+        except ModuleNotFoundError:
+            missing[key] = "not installed"
+        except Exception as failure:  # one contender that fails must not cost the others their row
+            missing[key] = f"failed: {failure}"
+    return contenders, missing
+
+
+def cells(key: str, seconds: dict[str, list[float]]) -> tuple[str, ...]:
+    """One line of the table."""
+    group, name = key.split(": ", 1)
+    own, base = seconds[key], seconds[f"{group}: plain"]
+    goal = ROWS[name][1] if group in SIZES else ""
+    if own is base:
+        return key, f"{median(own) * 1e6:.0f}", "1", "", "", goal
+    ratios = [one / other for one, other in zip(own, base, strict=True)]
+    more = median(one - other for one, other in zip(own, base, strict=True)) / MODULES * 1e6
+    per_module = f"{more:.2f}" if group in SIZES else ""
+    error = standard_error_of_median(ratios)
+    return key, f"{median(own) * 1e6:.0f}", f"{median(ratios):.2f}", f"{error:.3f}", per_module, goal
+
+
+def measure(rounds: int, only: list[str]) -> Table:
+    """Run every contender side by side and tabulate them."""
+    torch.set_num_threads(1)
+    contenders, missing = build()
+    try:
+        seconds = interleave(contenders, max(rounds // 4, 50))
+    finally:
+        close_all(contenders)
+    notes = [f"{max(rounds // 4, 50)} rounds, one timed forward pass each.", *NOTES]
+    notes += [f"{key}: {why}" for key, why in missing.items()]
+    return Table(TITLE, COLUMNS, [cells(key, seconds) for key in contenders], notes)

@@ -1,0 +1,102 @@
+"""What a monitor on every leaf module costs a compiled training step on a GPU: time, memory, graphs."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from bench.statistics import Plain, Training, above, in_turn
+from bench.table import Table
+from hookline import HookManager
+from hookline.activations.monitor import Monitor
+
+TITLE = "Statistics of activations in a compiled model"
+COLUMNS = ("compiled step", "time", "above plain", "± s.e.", "goal", "peak memory", "graphs", "modules heard")
+NOTES = [
+    "GPT-2 small, bf16, batch 8 x 1024, fused AdamW, torch.compile with its defaults; every one of 75 leaf modules.",
+    "Six statistics: mean, std, absmax, zeros, NaNs, infinities. A turn is some steps between two synchronisations.",
+    "Above: median over the rounds of (step / plain step - 1) in the same round.",
+    "Traced: the same six as torch operations in torch hooks, which become part of the graph.",
+]
+STEPS = 10
+
+
+class Compiled(Training):
+    """A compiled GPT-2 small in training."""
+
+    def __init__(self, watch: Callable[[nn.Module], Any] | None = None) -> None:
+        torch._dynamo.reset()
+        counters.clear()
+        super().__init__(768, 12)
+        self.watched = watch(self.model) if watch is not None else None
+        self.model: Any = torch.compile(self.model)
+        for _ in range(3):
+            self.step(Plain())
+        self.graphs = int(counters["stats"]["unique_graphs"])
+
+
+class Traced:
+    """Torch operations that the compiler sees."""
+
+    def __init__(self, model: nn.Module) -> None:
+        leaves = [module for module in model.modules() if not list(module.children())]
+        self.rows = torch.zeros(len(leaves), 6, device="cuda")
+        for row, module in zip(self.rows.unbind(), leaves, strict=True):
+            module.register_forward_hook(partial(self._note, row))
+
+    @staticmethod
+    def _note(row: torch.Tensor, module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        wide = output.detach().float()
+        std, mean = torch.std_mean(wide)
+        counts = ((wide == 0).sum(), wide.isnan().sum(), wide.isinf().sum())
+        row.copy_(torch.stack([mean, std, wide.abs().amax(), *counts]))
+
+
+class Ours:
+    """A monitor, as a user registers it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.manager = HookManager()
+        self.manager.watch(model)
+        self.manager.register(Monitor(lambda name, module: not list(module.children())), "monitor")
+
+
+class Monitored(Compiled):
+    """With what a trainer tells a monitor at the end of a forward pass."""
+
+    def step(self, watcher: Plain) -> None:
+        """The same step; what has arrived is picked up when it is over."""
+        manager = self.watched.manager
+        manager.tap.run.step = self.steps_made + 1
+        super().step(watcher)
+        manager.get("monitor").on_step_end(None, self.steps_made)
+
+    def heard(self) -> int:
+        """At how many modules the monitor fired in every step."""
+        return sum(row.fired == self.steps_made for row in self.watched.manager.fire_report().rows)
+
+
+def rows(rounds: int) -> Iterator[tuple[str, ...]]:
+    """The plain step and both ways to watch."""
+    trainings = {"plain": Compiled(), "traced": Compiled(Traced), "Hookline": Monitored(Ours)}
+    plain = Plain()
+    turns = {name: partial(training.seconds, plain, STEPS) for name, training in trainings.items()}
+    seconds = in_turn(turns, max(rounds // 40, 5))
+    peaks = {name: training.peak(plain, training.step) for name, training in trainings.items()}
+    for name, training in trainings.items():
+        timing = above(seconds[name], seconds["plain"])
+        memory = f"{peaks[name] / peaks['plain'] - 1:+.1%}"
+        heard = str(training.heard()) if isinstance(training, Monitored) else ""
+        goal = "≤ +6 %" if name == "Hookline" else ""
+        yield name, f"{median(seconds[name]) * 1e3:.2f} ms", *timing, goal, memory, str(training.graphs), heard
+
+
+def measure(rounds: int, only: list[str]) -> Table:
+    """Tabulate them, where there is a GPU."""
+    if not torch.cuda.is_available():
+        return Table(TITLE, COLUMNS, [], [*NOTES, "Not measured: there is no CUDA device."])
+    return Table(TITLE, COLUMNS, list(rows(rounds)), NOTES)

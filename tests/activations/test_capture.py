@@ -1,0 +1,147 @@
+"""The capture hook: what it keeps is what the module got and gave, whichever way it is called."""
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hookline import HookManager
+from hookline.activations.capture import Capture
+from hookline.errors import ConfigError
+from hookline.events.schedule import Reading
+
+INPUT = torch.arange(8.0).reshape(2, 4)
+
+
+def make_model() -> nn.Sequential:
+    """Two layers with something in place between them."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
+
+
+def captured(model: nn.Module, hook: Capture, *calls: Any) -> HookManager:
+    """A manager whose hook heard some calls."""
+    manager = HookManager()
+    manager.watch(model)
+    manager.register(hook, "capture")
+    for call in calls:
+        model(call)
+    return manager
+
+
+def test_the_input_that_is_the_last_output_is_copied_once() -> None:
+    """The states share one tensor, unless the model wrote into it in between."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 2))
+    first, second, third = captured(model, Capture("?", what="both"), INPUT).get_captured_states("capture")
+    assert second.taken[0][0] is first.taken[2]
+    assert third.taken[0][0] is second.taken[2]
+    assert torch.equal(third.inputs[0], first.outputs)
+
+
+def test_what_was_written_in_place_is_kept_as_it_was() -> None:
+    """An in-place ReLU gives the tensor it got: three different moments of it are told apart."""
+    model = make_model()
+    first, relu, last = captured(model, Capture("?", what="both"), INPUT - 4).get_captured_states("capture")
+    expected = nn.functional.linear(INPUT - 4, model[0].weight, model[0].bias)
+    assert (expected < 0).any() and torch.equal(first.outputs, expected)
+    assert torch.equal(relu.outputs, expected.relu()) and torch.equal(last.inputs[0], expected.relu())
+
+
+def test_inputs_are_those_at_the_end_of_the_call() -> None:
+    """A module that writes into its own input leaves another one behind, and no stale copy stands in for it."""
+
+    class Spoils(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mul_(0).sum()
+
+    model = nn.Sequential(nn.Identity(), Spoils())
+    _, spoilt = captured(model, Capture("?", what="both"), INPUT.clone()).get_captured_states("capture")
+    assert spoilt.inputs[0].abs().sum() == 0
+
+
+@pytest.mark.parametrize("what", ["input", "output", "both"])
+def test_both_ways_keep_the_same(what: str) -> None:
+    """The direct way and the one by arguments, which a hook that has failed before is called in."""
+    model = make_model()
+    hook = Capture("?", what=what)
+    manager = captured(model, hook, INPUT)
+    manager.entry("capture").failures.add("on_forward")
+    manager.tables.reset()
+    model(INPUT)
+    states = manager.get_captured_states("capture")
+    assert [state.call for state in states] == [1, 1, 1, 2, 2, 2]
+    for direct, named in zip(states[:3], states[3:], strict=True):
+        assert (direct.name, direct.phase, direct.step) == (named.name, named.phase, named.step)
+        for part in ("inputs", "kwargs", "outputs"):
+            one, other = getattr(direct, part), getattr(named, part)
+            assert type(one) is type(other)
+            assert all(map(torch.equal, _tensors(one), _tensors(other)))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return list(value.values() if isinstance(value, dict) else value or ())
+
+
+def test_structures_are_kept() -> None:
+    """An ordered dict in a tuple, keywords, and what is no tensor."""
+
+    class Nested(nn.Module):
+        def forward(self, x: Tensor, *, scale: float) -> Any:
+            return OrderedDict(a=x * scale), "text", None
+
+    manager, module = HookManager(), Nested()
+    manager.register_capture_hook(module, "nested")
+    module(INPUT, scale=2.0)
+    (state,) = manager.get_captured_states("nested")
+    assert type(state.outputs[0]) is OrderedDict and state.outputs[1:] == ("text", None)
+    assert torch.equal(state.outputs[0]["a"], INPUT * 2) and state.kwargs == {"scale": 2.0}
+
+
+@pytest.mark.req("003-37")
+def test_it_is_timed_like_any_hook() -> None:
+    """On a sampled micro-batch its cost is in the accounts."""
+    model, hook = make_model(), Capture()
+    manager = captured(model, hook)
+    for batch in range(1, 20):
+        manager.begin_batch(Reading(batch, batch, 1))
+        model(INPUT)
+    (row,) = manager.costs()
+    assert row["hook"] == "capture" and row["calls"] > 0 and row["seconds"] > 0
+
+
+@pytest.mark.req("003-38")
+def test_a_failure_is_the_hooks_own(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """It is reported by its policy, the model goes on, and afterwards so does the capture."""
+    model, hook = make_model(), Capture("0")
+    manager = captured(model, hook)
+    with monkeypatch.context() as patch:
+        patch.setattr(hook, "_add", lambda state: 1 / 0)
+        assert model(INPUT).shape == (2, 2)
+    assert manager.entry("capture").failures.total == 1 and "ZeroDivisionError" in caplog.text
+    model(INPUT)
+    assert len(hook.states) == 1 and not manager.entry("capture").failures.in_a_row
+
+
+def test_copies_carry_no_graph_and_need_no_grad_mode() -> None:
+    """In training, without gradients and in inference mode."""
+    model = make_model()
+    manager = captured(model, Capture("?", what="both"), INPUT)
+    with torch.no_grad():
+        model(INPUT)
+    with torch.inference_mode():
+        model(INPUT)
+    states = manager.get_captured_states("capture")
+    assert len(states) == 9 and not any(tensor.requires_grad for state in states for tensor in state.tensors())
+
+
+@pytest.mark.parametrize(
+    ("options", "path"), [({"what": "outputs"}, "what"), ({"dtype": "float31"}, "dtype"), ({"reduce": "sum"}, "reduce")]
+)
+def test_wrong_options_are_refused_with_the_nearest(options: dict[str, Any], path: str) -> None:
+    """When the hook is made."""
+    with pytest.raises(ConfigError, match=path):
+        Capture(**options)

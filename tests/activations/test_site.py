@@ -1,0 +1,78 @@
+"""One watched module: torch hooks as wanted, and nothing left behind."""
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookline.activations.site import Site
+from hookline.events.dispatch import Fire
+
+INPUT = torch.ones(1, 2)
+
+
+def hooks_on(module: nn.Module) -> tuple[int, int, int]:
+    """Torch hooks before and behind a module, and how many of these take keywords."""
+    return len(module._forward_pre_hooks), len(module._forward_hooks), len(module._forward_hooks_with_kwargs)
+
+
+def test_attached_measuring_and_detached() -> None:
+    """Each change leaves what is wanted; asking twice is asking once."""
+    module = nn.Linear(2, 2)
+    site = Site("it", module, Fire())
+    for measures, expected in ((False, (0, 1, 1)), (True, (1, 1, 1)), (True, (1, 1, 1)), (False, (0, 1, 1))):
+        site.attach(measures)
+        assert hooks_on(module) == expected and site.attached
+    site.detach()
+    site.detach()
+    assert hooks_on(module) == (0, 0, 0) and not site.attached
+
+
+def test_torch_hooks_of_others_keep_their_places() -> None:
+    """Ours has a key of its own among them."""
+    module, order = nn.Linear(2, 2), []
+    fire = Fire()
+    fire.on_forward = lambda *_: order.append("ours")  # type: ignore[method-assign]
+    site = Site("it", module, fire)
+    module.register_forward_hook(lambda *_: order.append("first"))
+    site.attach(False)
+    last = module.register_forward_hook(lambda *_: order.append("last"))
+    module(INPUT)
+    last.remove()
+    site.detach()
+    module(INPUT)
+    assert order == ["first", "ours", "last", "first"]
+
+
+def test_calls_are_counted_and_told() -> None:
+    """With the module that ran, which of a copied model is the copy."""
+    module, heard = nn.Linear(2, 2), []
+    fire = Fire()
+    site = Site("it", module, fire)
+    site.attach(True)
+    module(INPUT)
+
+    def on_forward(*told: Any) -> None:
+        heard.append(told)
+
+    fire.on_forward = on_forward  # type: ignore[method-assign]
+    twin = copy.deepcopy(module)
+    module(INPUT)
+    twin(INPUT)
+    assert site.calls == 3 and [told[1] for told in heard] == [module, twin]
+    assert all(told[0] is site and told[5].seconds > 0 for told in heard)
+
+
+def test_a_module_is_not_kept_alive() -> None:
+    """And a site without one can still be asked to attach and detach."""
+    module = nn.Linear(2, 2)
+    site, gone = Site("it", module, Fire()), weakref.ref(module)
+    site.attach(False)
+    del module
+    gc.collect()
+    assert gone() is None and site.module is None
+    site.attach(True)
+    site.detach()

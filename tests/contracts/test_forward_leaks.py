@@ -1,0 +1,91 @@
+"""Watching a model for long leaves nothing behind: no tensors, no torch hooks, no growing tables."""
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import ForwardHook, HookManager
+
+INPUT = torch.randn(4, 8)
+
+
+class Look(ForwardHook):
+    """Names much and keeps nothing."""
+
+    def on_forward(self, name: str, inputs: object, output: object, step: int, seconds: float) -> None:
+        """Nothing."""
+
+
+def make_model() -> nn.Sequential:
+    """A few layers."""
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Dropout(0.1))
+
+
+def staying() -> Callable[[], None]:
+    """Hooks of every sort that stay."""
+    model, manager = make_model(), HookManager(max_captured_states=8, memory_limit_mb=1, cleanup_interval=50)
+    manager.watch(model)
+    manager.register(Look())
+    manager.register_capture_hook("?", "capture")
+    manager.register_monitoring_hook("?", "monitor", metrics=["mean", "time"])
+
+    def forward() -> None:
+        manager.tap.run.step += 1
+        model(INPUT).sum().backward()
+        if manager.tap.run.step % 50 == 0:
+            manager.get("monitor").latest()  # in a run every step is picked up; here somebody must
+
+    return forward
+
+
+def coming_and_going() -> Callable[[], None]:
+    """A hook for every forward pass."""
+    model, manager = make_model(), HookManager()
+
+    def forward() -> None:
+        with manager.capturing(model) as cache:
+            model(INPUT)
+        assert len(cache) == 4
+        manager.register_capture_hook(model[0], "short").remove()
+
+    return forward
+
+
+def growth(forward: Callable[[], None], warm_up: int, forwards: int) -> tuple[int, int]:
+    """Tensors and bytes of Python's memory that some forwards left behind."""
+    tracemalloc.start()
+    for _ in range(warm_up):
+        forward()
+    gc.collect()
+    tensors, memory = alive(), tracemalloc.get_traced_memory()[0]
+    for _ in range(forwards):
+        forward()
+    gc.collect()
+    grown = alive() - tensors, tracemalloc.get_traced_memory()[0] - memory
+    tracemalloc.stop()
+    return grown
+
+
+def alive() -> int:
+    """How many tensors there are."""
+    return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
+
+
+@pytest.mark.req("003-34", "003-35")
+@pytest.mark.parametrize("make", [staying, coming_and_going], ids=lambda make: make.__name__)
+def test_nothing_is_left_behind(make: Callable[[], Callable[[], None]]) -> None:
+    """After a warm-up that fills every buffer, three hundred forwards leave no tensor and hardly a byte."""
+    tensors, memory = growth(make(), 1050, 300)
+    assert tensors <= 0 and memory < 30_000
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("make", [staying, coming_and_going], ids=lambda make: make.__name__)
+def test_nothing_is_left_behind_over_ten_thousand_forwards(make: Callable[[], Callable[[], None]]) -> None:
+    """The same at length: what grew by a byte a forward would be seen."""
+    tensors, memory = growth(make(), 1050, 10_000)
+    assert tensors <= 0 and memory < 10_000
