@@ -1,12 +1,13 @@
 """Seconds to write a checkpoint of 124 million parameters with Adam's state, against safetensors' own writer.
 
 Both write the same tensors and wait for the disk; ours also hashes every byte, and writes a manifest and a directory.
+Then, for a model of 30 million: how long training stands still for a checkpoint, with `async_save` and without.
 """
 
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -15,14 +16,18 @@ import torch
 from safetensors.torch import save_file
 
 from bench.table import Table
+from hookline import Trainer, get_trainer
 from hookline.checkpoints import read_checkpoint, write_checkpoint
 
 TITLE = "Checkpoint of 124M parameters and Adam's state"
 PARAMETERS, LAYERS = 124_000_000, 48
 LIMIT = 1.15
+WIDTH, DEPTH = 1581, 12  # 30 million parameters
+SAVES, STEPS_BETWEEN = 6, 4
 NOTES = [
     "The two in turn, each into an empty directory after a sync; all bytes are waited for (fsync).",
     "Ours hashes the tensors in two threads while they are written: it needs a second core to hide that.",
+    "In training: 30M parameters with Adam, a save every few steps; a run's first one also gets memory to copy to.",
 ]
 
 
@@ -73,15 +78,66 @@ def measure(rounds: int, only: list[str]) -> Table:
         started = perf_counter()
         read_checkpoint(path)
         reading = perf_counter() - started
-    return make_table(times, reading)
+        training = {**watch_training(root, async_save=False), **watch_training(root, async_save=True)}
+    return make_table(times, reading, training)
 
 
-def make_table(times: dict[str, list[float]], reading: float) -> Table:
+def make_trainer(root: Path, async_save: bool) -> Trainer:
+    """30 million parameters with Adam; steps as short as such a model's can be."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    batches = [(torch.randn(1, WIDTH), torch.randn(1, WIDTH))] * 10_000
+    options = {"async_save": async_save, "output_dir": str(root), "console": False}
+    return get_trainer("simple", model, batches, optimizer, "cpu", loss_fn=torch.nn.functional.mse_loss, **options)
+
+
+def watch_training(root: Path, async_save: bool) -> dict[str, list[float]]:
+    """Seconds that saves take out of training, and seconds of steps without a save and beside one."""
+    trainer, stopped = make_trainer(root, async_save), []
+    save = trainer.save_if_asked
+
+    def timed() -> None:
+        started, asked = perf_counter(), bool(trainer.save_asked)
+        save()
+        if asked:
+            stopped.append(perf_counter() - started)
+
+    trainer.save_if_asked = timed  # type: ignore[method-assign]
+    alone, beside = seconds_of_steps(trainer, trainer.stepper())
+    if not async_save:
+        return {"in training: it waits for a save": stopped, "in training: a step": alone}
+    names = ("the first save with async_save", "a save with async_save", "a step beside it")
+    return {f"in training: {name}": row for name, row in zip(names, (stopped[:1], stopped[1:], beside), strict=True)}
+
+
+def seconds_of_steps(trainer: Trainer, steps: Iterator[torch.Tensor]) -> tuple[list[float], list[float]]:
+    """Save now and then; the seconds of the steps without a save, and of those while one was being written."""
+    rows: tuple[list[float], list[float]] = ([], [])
+    for _ in range(SAVES):
+        for _ in range(STEPS_BETWEEN):
+            rows[0].append(seconds_of_step(steps))
+        trainer.save()
+        next(steps)
+        while trainer.saving:
+            rows[1].append(seconds_of_step(steps))
+    steps.close()  # type: ignore[attr-defined]
+    return rows
+
+
+def seconds_of_step(steps: Iterator[torch.Tensor]) -> float:
+    started = perf_counter()
+    next(steps)
+    return perf_counter() - started
+
+
+def make_table(times: dict[str, list[float]], reading: float, training: dict[str, list[float]]) -> Table:
     """Medians, and each against the first."""
     table = Table(TITLE, ("what", "median s", "least s", "against safetensors"), notes=list(NOTES))
     base = median(next(iter(times.values())))
     for name, row in times.items():
         table.rows.append((name, f"{median(row):.2f}", f"{min(row):.2f}", f"{median(row) / base:.2f} x"))
     table.rows.append(("hookline read_checkpoint (verified)", f"{reading:.2f}", f"{reading:.2f}", ""))
+    for name, row in training.items():
+        table.rows.append((name, f"{median(row):.2f}", f"{min(row):.2f}", ""))
     table.notes.append(f"{len(next(iter(times.values())))} rounds; the limit is {LIMIT} x.")
     return table

@@ -1,9 +1,10 @@
 """Trains a small model in forked children and kills them; run by test_kill.py, in an interpreter of its own.
 
-    python killed_run.py ROOT KILLS SEED
+    python killed_run.py ROOT KILLS SEED [async_save]
 
 Importing torch takes longer than the training, so one process imports it and forks a child per attempt. Half of the
 children are killed from outside after a random time, the others kill themselves at a random call of a save to the disk.
+With async_save, that call is made while training goes on. The run that is never stopped always waits for its saves.
 Prints JSON: what each attempt came to, and the fingerprint of the run that was never stopped and of the one that was.
 """
 
@@ -27,6 +28,7 @@ from hookline.checkpoints import disk
 from hookline.registry.names import HOOKS
 
 STEPS_PER_EPOCH, EPOCHS, SAVE_EVERY = 18, 2, 2
+STEPS_AHEAD_S = 0.05  # some steps' time
 CALLS_PER_SAVE = 60  # to the disk, about: open, write, fsync and rename
 CURVE = ("train/loss", "train/lr", "train/grad_norm", "train/epoch_loss", "val/loss")
 LEFT_OUT = {"sample_text", "notify", "profiler", "identity"}  # no text here, no network, and a trace per attempt
@@ -68,14 +70,17 @@ def all_hooks() -> list[tuple[str, dict[str, Any]]]:
     return [(name, NEEDED.get(name, {})) for name in HOOKS.names() if name not in LEFT_OUT]
 
 
-def train(root: Path, resume: Path | None) -> Path:
+def train(root: Path, resume: Path | None, async_save: bool) -> Path:
     """The whole run or the rest of it, with every built-in hook; the run's directory."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS_PER_EPOCH * EPOCHS)
     trainer = GenericTrainer(
-        {"max_epochs": EPOCHS, "seed": 7, "console": False, "output_dir": str(root), "validate_every": 5},
+        {
+            "max_epochs": EPOCHS, "seed": 7, "console": False, "output_dir": str(root), "validate_every": 5,
+            "async_save": async_save,
+        },
         model, [optimizer], [scheduler], device="cpu", loss_fn=nn.functional.mse_loss,
     )  # fmt: skip
     for name, parameters in all_hooks():
@@ -105,6 +110,7 @@ def die_at_call(number: int) -> None:
         def call(*arguments: Any) -> Any:
             left[0] -= 1
             if left[0] == 0:
+                time.sleep(STEPS_AHEAD_S)  # a save in the background is overtaken by training
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*arguments)
 
@@ -121,7 +127,7 @@ class DiskCalls:
         return getattr(os, name)
 
 
-def attempt(root: Path, kill_after: float | None, kill_at_call: int | None) -> str:
+def attempt(root: Path, kill_after: float | None, kill_at_call: int | None, async_save: bool = False) -> str:
     """One child that begins or goes on with the run, and is killed if asked; how it ended."""
     left_before = half_written(root)
     child = os.fork()
@@ -131,7 +137,7 @@ def attempt(root: Path, kill_after: float | None, kill_at_call: int | None) -> s
             disk.os = DiskCalls()  # type: ignore[attr-defined]
             if kill_at_call is not None:
                 die_at_call(kill_at_call)
-            train(root, newest_run(root))
+            train(root, newest_run(root), async_save)
             os._exit(0)
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -155,7 +161,7 @@ def newest_run(root: Path) -> Path | None:
     return runs[-1] if runs else None
 
 
-def main(root: Path, kills: int, seed: int) -> None:
+def main(root: Path, kills: int, seed: int, async_save: bool) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     chance = random.Random(seed)
@@ -168,11 +174,11 @@ def main(root: Path, kills: int, seed: int) -> None:
         inside = len(story) % 2 == 1
         after = None if inside else chance.uniform(0.1, 0.1 + 0.4 * share) * seconds
         call = chance.randint(1, int(4 * CALLS_PER_SAVE * share)) if inside else None
-        story.append(attempt(root / "parts", after, call))
+        story.append(attempt(root / "parts", after, call, async_save))
         if "killed" not in story[-1]:
             break
     if "killed" in story[-1]:
-        story.append(attempt(root / "parts", None, None))
+        story.append(attempt(root / "parts", None, None, async_save))
     print(json.dumps({"story": story, "whole": result_of(root / "whole"), "parts": result_of(root / "parts")}))
 
 
@@ -183,4 +189,4 @@ def result_of(root: Path) -> Any:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), "async_save" in sys.argv[4:])

@@ -14,10 +14,10 @@ import hookline
 SCRIPT = Path(__file__).with_name("killed_run.py")
 
 
-def killed_run(root: Path, kills: int, seed: int) -> dict[str, Any]:
-    """Train once without a break and once with so many kills."""
+def killed_run(root: Path, kills: int, seed: int, *how: str) -> dict[str, Any]:
+    """Train once without a break and once with so many kills; `how` may be async_save, for the latter."""
     environment = {**os.environ, "PYTHONPATH": str(Path(hookline.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), str(root), str(kills), str(seed)]
+    command = [sys.executable, str(SCRIPT), str(root), str(kills), str(seed), *how]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -39,8 +39,14 @@ def test_killed_four_times(tmp_path: Path) -> None:
     check(killed_run(tmp_path, 4, seed=1), 4)
 
 
+def test_killed_while_saving_in_the_background(tmp_path: Path) -> None:
+    """With async_save a kill finds training steps ahead of the save, and what is left is what a waiting run leaves."""
+    check(killed_run(tmp_path, 4, 2, "async_save"), 4)
+
+
 @pytest.mark.soak
+@pytest.mark.parametrize("how", [[], ["async_save"]], ids=["waiting", "async_save"])
 @pytest.mark.parametrize("seed", range(3))
-def test_killed_twenty_times(seed: int, tmp_path: Path) -> None:
+def test_killed_twenty_times(seed: int, how: list[str], tmp_path: Path) -> None:
     """The long form: 20 random moments."""
-    check(killed_run(tmp_path, 20, seed), 20)
+    check(killed_run(tmp_path, 20, seed, *how), 20)

@@ -19,6 +19,7 @@ from hookline.checkpoints import disk
 from hookline.checkpoints.codec import decode, encode
 from hookline.checkpoints.hashing import write_hashed
 from hookline.checkpoints.manifest import MANIFEST, STATE, check_files, manifest_text, read_manifest
+from hookline.checkpoints.snapshot import encode_section
 from hookline.checkpoints.tensor_file import file_parts
 from hookline.errors import CheckpointError
 
@@ -31,9 +32,9 @@ _TEMPORARY = re.compile(r"\.tmp-.+-(\d+)-[0-9a-z]+")
 def write_checkpoint(directory: Path, name: str, sections: Mapping[str, Any], meta: Mapping[str, Any]) -> Path:
     """Write ``directory/name`` so that it exists whole and durable, or not at all; its path.
 
-    ``sections`` are trees of state, each with its own safetensors file; ``meta`` is a small tree without
-    tensors, whose ``step`` orders the checkpoints. A name that is taken gets -1, -2 … appended: nothing is
-    overwritten.
+    ``sections`` are trees of state, each with its own safetensors file, or a snapshot of them; ``meta`` is a small
+    tree without tensors, whose ``step`` orders the checkpoints. A name that is taken gets -1, -2 … appended: nothing
+    is overwritten.
     """
     directory = Path(directory)
     for text, what in ((name, "checkpoint"), *((section, "section") for section in sections)):
@@ -95,7 +96,7 @@ def list_checkpoints(directory: Path) -> list[Path]:
         found = [entry for entry in Path(directory).iterdir() if _is_checkpoint(entry)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(found, key=_age_key, reverse=True)
+    return sorted(found, key=age_key, reverse=True)
 
 
 def _is_checkpoint(entry: Path) -> bool:
@@ -138,9 +139,10 @@ def _fill(temporary: Path, sections: Mapping[str, Any], meta: Mapping[str, Any])
     """All files of a checkpoint, each durable before the manifest that vouches for it."""
     plain_meta, skeletons, files = _encode_meta(meta), {}, {}
     for name, tree in sections.items():
-        skeletons[name], tensors = _encode_section(name, tree)
-        if tensors:
-            files[f"{name}{_TENSORS}"] = file_parts(tensors)
+        section = encode_section(name, tree)
+        skeletons[name] = section.value
+        if section.tensors:
+            files[f"{name}{_TENSORS}"] = file_parts(section.tensors)
     state = json.dumps({"sections": skeletons, "meta": plain_meta}, allow_nan=False)
     written = write_hashed(temporary, {**files, STATE: [state.encode("ascii")]})
     disk.write_file(temporary / MANIFEST, [manifest_text(written, plain_meta).encode("ascii")])
@@ -152,13 +154,6 @@ def _encode_meta(meta: Mapping[str, Any]) -> Any:
     if tensors:
         raise CheckpointError(f"meta holds the tensor {next(iter(tensors))!r}; put tensors into a section")
     return plain
-
-
-def _encode_section(name: str, tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-    try:
-        return encode(tree)
-    except CheckpointError as error:
-        raise CheckpointError(f"section {name!r}: {error}") from error
 
 
 def _sweep(directory: Path) -> None:
@@ -198,7 +193,7 @@ def _load_tensors(path: Path, map_location: str | torch.device) -> Mapping[str, 
         raise CheckpointError(f"cannot load {path} to {map_location}: {error}") from error
 
 
-def _age_key(path: Path) -> tuple[float, float, str]:
+def age_key(path: Path) -> tuple[float, float, str]:
     """By the step in meta; a damaged checkpoint's step is taken from the digits in its name."""
     try:
         step = read_manifest(path)["meta"].get("step")

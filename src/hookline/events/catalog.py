@@ -228,7 +228,7 @@ class Events:
         "grads state=own_state step epoch model",
         kind="update",
         order="grads state",
-        fires="every optimizer step",
+        fires="every optimizer step that is not left out",
         gradients="complete, unscaled, reduced; as the links before this one left them",
         inner=True,
     )

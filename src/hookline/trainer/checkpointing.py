@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +24,30 @@ COUNTS = ("skipped_steps", "non_finite_losses")
 PROGRESS = ("step", "steps_done", "epoch", "epoch_over", "batch_idx", "batches_before", "tokens_seen", "loader_batches")
 
 
-def save_checkpoint(trainer: Trainer, name: str | None = None) -> Path:
-    """Write everything a run needs to go on; durable when this returns.
+@dataclass(frozen=True)
+class Draft:
+    """A checkpoint that is about to be written: what, and where."""
+
+    directory: Path
+    name: str
+    sections: Mapping[str, Any]
+    meta: Mapping[str, Any]
+
+    def write(self) -> Path:
+        """Write it; durable when this returns."""
+        return write_checkpoint(self.directory, self.name, self.sections, self.meta)
+
+
+def draft_checkpoint(trainer: Trainer, name: str | None) -> Draft:
+    """Everything a run needs to go on, live; what was logged up to here is on disk.
 
     After a failure in the middle of a step the unfinished step is left out: whoever goes on from there begins behind
     the batch that failed. That is no point of the unbroken run's curve, so it lies where no resume finds it unasked.
     """
+    refuse_half_a_step(trainer)
+    trainer.background.make_way()
+    trainer.loop.flush()
+    trainer.record.settle()  # a resumed run repeats what came after its checkpoint, and nothing before
     moment = trainer.moment
     directory = trainer.checkpoint_dir if moment.step == moment.steps_done else exception_dir(trainer)
     if directory is None:
@@ -39,19 +60,49 @@ def save_checkpoint(trainer: Trainer, name: str | None = None) -> Path:
         "epoch": moment.epoch,
         "lineage": trainer.record.lineage,
     }
-    return write_checkpoint(directory, name or f"step-{moment.steps_done:08d}", collect(trainer), meta)
+    return Draft(directory, name or f"step-{moment.steps_done:08d}", collect(trainer), meta)
+
+
+def refuse_half_a_step(trainer: Trainer) -> None:
+    """A checkpoint is made between two steps, or after a failure."""
+    moment = trainer.moment
+    under_way = moment.step != moment.steps_done or moment.set_aside is not None
+    if under_way and trainer.status != "error":
+        what = "step" if moment.set_aside is None else "validation"
+        raise CheckpointError(
+            f"a {what} is under way, and half a {what} cannot be saved; trainer.save() waits for its end"
+        )
 
 
 def save_as_told(trainer: Trainer, name: str | None) -> None:
-    """Save, and on a failure do what `on_save_error` says: end the run, or go on without, which is told and counted."""
+    """Save, in the background if `async_save` says so; once the run is closing there is nothing to do meanwhile."""
+    trainer.background.finish()  # one at a time
+    with failing_as_told(trainer, trainer.moment.steps_done):
+        if trainer.options.async_save and trainer.status == "training":
+            trainer.background.begin(draft_checkpoint(trainer, name))
+        else:
+            trainer.save_checkpoint(name)
+
+
+@contextmanager
+def failing_as_told(trainer: Trainer, step: int) -> Iterator[None]:
+    """On a failed save do what `on_save_error` says: end the run, or go on without, which is told and counted."""
     try:
-        trainer.save_checkpoint(name)
+        yield
     except CheckpointError as error:
         trainer.failed_saves += 1
-        trainer.note("checkpoint_failed", error=str(error))
+        trainer.note("checkpoint_failed", step, error=str(error))
         if trainer.options.on_save_error == "stop":
             raise
-        logger.warning("step %d has no checkpoint, training goes on: %s", trainer.moment.steps_done, error)
+        logger.warning("step %d has no checkpoint, training goes on: %s", step, error)
+
+
+def tell_saved(trainer: Trainer, path: Path, moment: Any) -> None:
+    """A checkpoint is durable: record and hooks hear of it, with the step of that moment."""
+    trainer.moment.checkpoint_path = str(path)
+    trainer.note("checkpoint_saved", moment.step, path=str(path))
+    if heard := trainer.hooks.fire.on_checkpoint_save:
+        heard(moment)
 
 
 def exception_dir(trainer: Trainer) -> Path | None:
@@ -170,12 +221,13 @@ def restore(trainer: Trainer, sections: dict[str, Any]) -> None:
     if trainer.engine.scaler is not None and sections.get("scaler"):
         trainer.engine.scaler.load_state_dict(sections["scaler"])
     restore_progress(trainer, sections)
-    trainer.chain.states.update(_on(trainer.device, sections["update_state"]))
+    trainer.chain.restore(_on(trainer.device, sections["update_state"]))
     restore_hooks(trainer, sections)
     trainer.hooks.guard.load_state_dict(sections["streams"])
     restore_states(trainer.train_loaders, sections["loaders"]["train"])
     restore_states(trainer.val_loaders, sections["loaders"]["val"])
     restore_own_states(trainer.train_loaders, sections["loaders"]["own"])
+    trainer.train_loaders.between.clear()  # what they said later
     restore_rng(sections["rng"])
 
 

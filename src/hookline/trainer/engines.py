@@ -75,7 +75,8 @@ class Engine:
             return True
         if own_step is not None:
             raise TrainingError("optimizer_step cannot be combined with precision='fp16': the GradScaler owns the step")
-        if not _has_gradients(optimizer):  # which a scaler cannot judge; without one it would have nothing to do
+        if not _has_gradients(optimizer):  # which a scaler cannot judge; there is nothing to scale either
+            optimizer.step()
             return True
         stepped: list[bool] = []
         handle = optimizer.register_step_post_hook(lambda *_: stepped.append(True))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline.checkpoints.abandoned import set_aside_later
 from hookline.errors import ConfigError, TrainingError, nearest
 from hookline.events.policy import Incident, logger
+from hookline.record.jsonsafe import field_values
+from hookline.record.redaction import redact_text
 from hookline.registry.entry import Entry
+from hookline.trainer.async_saves import BackgroundSaves
 from hookline.trainer.checkpointing import (
     has_no_checkpoint_yet,
     lineage_of,
@@ -44,6 +47,7 @@ def running(trainer: Trainer, resume: str | Path | None, fork: bool = False) -> 
                     heard(trainer.moment)
                 yield
                 trainer.save_if_asked()
+                trainer.background.finish()
             trainer.status = "completed"
             outcome, reason = how_it_ended(trainer, signals)
         except BaseException as error:
@@ -138,6 +142,15 @@ def go_on_from(trainer: Trainer, path: Path) -> None:
         trainer.record.resumed(0, 0)
     else:
         trainer.load_checkpoint(path)
+        abandon_later(trainer)
+
+
+def abandon_later(trainer: Trainer) -> None:
+    """What the run had reached beyond this point is not where it will come to."""
+    if trainer.checkpoint_dir is not None:
+        for moved in set_aside_later(trainer.checkpoint_dir, trainer.moment.steps_done):
+            logger.warning("a checkpoint of a later step was set aside: %s", moved)
+            trainer.note("checkpoint_abandoned", path=moved)
 
 
 def tell_doubts(trainer: Trainer) -> None:
@@ -163,12 +176,15 @@ def refuse_blind_plateau(trainer: Trainer) -> None:
 
 
 def fail(trainer: Trainer, error: BaseException) -> None:
-    """The run failed: every hook hears it."""
+    """The run failed: every hook hears it, and a checkpoint that is being written is finished."""
     trainer.status = "error"
     trainer.moment.exception = error
     trainer.record.event("exception", trainer.moment.step, error=f"{type(error).__name__}: {error}")
-    if heard := trainer.hooks.fire.on_exception:
-        heard(trainer.moment)
+    try:
+        if heard := trainer.hooks.fire.on_exception:
+            heard(trainer.moment)
+    finally:
+        trainer.background.finish_after(error)
 
 
 def end(trainer: Trainer, outcome: str, reason: str | None) -> None:
@@ -184,6 +200,7 @@ def end(trainer: Trainer, outcome: str, reason: str | None) -> None:
             heard(moment)
     finally:
         trainer.hooks.close()
+        trainer.background = BackgroundSaves(trainer)  # lets go of the memory that the last one copied to
         trainer.record.extend(trainer.loop.unrecorded)
         trainer.loop.unrecorded.clear()
         costs = trainer.hooks.costs()
@@ -201,8 +218,8 @@ def _read(count: Any) -> int:
 
 
 def hook_list(trainer: Trainer) -> list[dict[str, Any]]:
-    """Every hook with its status, for the record."""
-    return [asdict(hook) for hook in trainer.hooks.list_hooks()]
+    """Every hook with its status, for the record; a parameter is not copied, for it may be a model or hold a lock."""
+    return [field_values(hook) for hook in trainer.hooks.list_hooks()]
 
 
 def counters(trainer: Trainer) -> dict[str, Any]:
@@ -218,12 +235,13 @@ def counters(trainer: Trainer) -> dict[str, Any]:
         "skipped_steps": trainer.skipped_steps,
         "failed_saves": trainer.failed_saves,
         "non_finite_losses": trainer.non_finite_losses,
-        "hook_failures": sum(entry.failures.total for entry in trainer.hooks.entries()),
+        "hook_failures": trainer.hook_failures,
     }
 
 
 def record_incident(trainer: Trainer, incident: Incident) -> None:
-    """Failures, switched-off and overruled hooks belong into events.jsonl."""
+    """Failures, switched-off and overruled hooks belong into events.jsonl; those of hooks removed since count too."""
+    trainer.hook_failures += incident.kind == "failed"
     error = None if incident.error is None else f"{type(incident.error).__name__}: {incident.error}"
     trainer.record.event(
         f"hook_{incident.kind}",
@@ -253,8 +271,9 @@ def opening_line(trainer: Trainer) -> str:
 
 def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
     count = counters(trainer)
+    why = f" ({redact_text(reason)})" if reason else ""  # an exception's words, which may quote a secret
     words = [
-        f"{outcome}{f' ({reason})' if reason else ''}: {_counted(count['step'], 'step')} in {count['seconds']:.1f} s"
+        f"{outcome}{why}: {_counted(count['step'], 'step')} in {count['seconds']:.1f} s"
     ]
     for key, text in (
         ("hook_failures", "hook failure"),

@@ -1,0 +1,101 @@
+"""A snapshot stays as it is, whatever becomes of the state it was taken of, and is written as that state would be."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hookline.checkpoints import read_checkpoint, write_checkpoint
+from hookline.checkpoints.snapshot import Encoded, HostMemory, encode_section
+from hookline.errors import CheckpointError
+
+
+def make_state() -> dict[str, Any]:
+    """Tied, transposed, half-precision, complex, empty and single numbers; a live list and a live array."""
+    weight = torch.randn(4, 3)
+    return {
+        "model": {"weight": weight, "tied": weight, "transposed": weight.t(), "half": torch.ones(2).bfloat16()},
+        "hooks": {"losses": [1.0, 2.0], "array": np.arange(3), "count": {"n": 1}, "empty": torch.empty(0)},
+        "odd": {"complex": torch.ones(2, dtype=torch.complex64), "step": torch.tensor(7)},
+    }
+
+
+def spoil(state: dict[str, Any]) -> None:
+    """What training does to its state."""
+    for tensor in (*state["model"].values(), *state["odd"].values()):
+        tensor.zero_()
+    state["hooks"]["losses"].append(3.0)
+    state["hooks"]["array"] += 1
+    state["hooks"]["count"]["n"] = 2
+
+
+def files_in(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+def test_it_is_written_as_the_state_was(tmp_path: Path) -> None:
+    """Byte for byte, though every value has changed in between; tied tensors are one."""
+    state = make_state()
+    direct = write_checkpoint(tmp_path / "direct", "x", state, {"step": 1})
+    snapshot = HostMemory().snapshot(state)
+    spoil(state)
+    copied = write_checkpoint(tmp_path / "copied", "x", snapshot, {"step": 1})
+    assert files_in(copied) == files_in(direct)
+    model = read_checkpoint(copied)[0]["model"]
+    assert model["weight"] is model["tied"]
+    assert files_in(write_checkpoint(tmp_path / "spoilt", "x", state, {"step": 1})) != files_in(direct)
+
+
+def test_memory_is_used_again() -> None:
+    """The second snapshot lies where the first one did, with its own values; what no longer fits gets new memory."""
+    memory, state = HostMemory(), {"model": {"a": torch.zeros(3), "b": torch.zeros(2), "c": torch.zeros(1)}}
+    first = memory.snapshot(state)["model"].tensors
+    places = {name: tensor.data_ptr() for name, tensor in first.items()}
+    state["model"] = {"a": torch.ones(3), "b": torch.ones(4)}
+    second = memory.snapshot(state)["model"].tensors
+    assert second["a"].data_ptr() == places["a"]
+    assert [tensor.tolist() for tensor in second.values()] == [[1.0] * 3, [1.0] * 4]
+    assert [name for _, name in memory._rooms] == ["a", "b"]  # what is not needed any more is let go of
+
+
+def test_equal_names_of_two_sections_are_apart() -> None:
+    """Each section has room of its own."""
+    copies = HostMemory().snapshot({"model": {"x": torch.zeros(2)}, "hooks": {"x": torch.ones(2)}})
+    assert copies["model"].tensors["x"].sum() == 0 and copies["hooks"].tensors["x"].sum() == 2
+
+
+def test_what_cannot_be_saved_is_refused_at_once() -> None:
+    """With the section and the path of the value, before anything is written."""
+    with pytest.raises(CheckpointError, match=r"section 'hooks': cannot save mine.value: a set has no exact form"):
+        HostMemory().snapshot({"hooks": {"mine": {"value": {1, 2}}}})
+
+
+def test_no_memory_is_a_failed_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is told to warn of failed saves goes on without this one."""
+
+    def refuse(*_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("can't allocate memory: you tried to allocate 1 PB")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(CheckpointError, match="cannot copy the state to the host's memory: can't allocate"):
+        HostMemory().snapshot({"model": {"x": torch.ones(2)}})
+
+
+def test_an_encoded_section_is_left_alone() -> None:
+    """It was taken apart when the snapshot was taken; a checkpoint may hold both kinds."""
+    section = Encoded([1], {})
+    assert encode_section("x", section) is section
+    assert encode_section("x", (1,)).value == {"!": "tuple", "v": [1]}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_from_a_device_it_comes_over_whole() -> None:
+    """Into pinned memory, before the next kernel writes to the source."""
+    source = torch.zeros(1 << 22, device="cuda")
+    source += 1
+    copy = HostMemory().snapshot({"model": {"x": source}})["model"].tensors["x"]
+    source.zero_()
+    assert copy.is_pinned() and copy.device.type == "cpu"
+    assert bool((copy == 1).all())

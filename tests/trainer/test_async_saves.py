@@ -1,0 +1,526 @@
+"""With async_save training goes on while a checkpoint is written, and nothing else is different."""
+
+import errno
+import json
+import os
+import signal
+import threading
+import time
+from concurrent.futures import wait
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from hookline import Trainer, TrainingHook, UpdateHook, get_trainer
+from hookline.checkpoints import disk, list_checkpoints
+from hookline.checkpoints.snapshot import HostMemory
+from hookline.errors import CheckpointError
+from hookline.record import read_json, read_jsonl
+from hookline.trainer.async_saves import BackgroundSaves
+from hookline.trainer.checkpointing import Draft
+
+NEXT_STEP_S = 0.3  # how long a slow disk waits for the next step, which the last one of a run never gets
+
+
+class LiveState(TrainingHook):
+    """Hands out its live state, which every step changes in place."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.tensor, self.array = torch.zeros(3), np.zeros(3)
+
+    def on_step_end(self, loss: float) -> None:
+        self.losses.append(loss)
+        self.tensor += loss
+        self.array += loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": self.losses, "tensor": self.tensor, "array": self.array}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.losses, self.tensor, self.array = state["losses"], state["tensor"], state["array"]
+
+
+class Sum(UpdateHook):
+    """An update hook that keeps its state in place."""
+
+    def init(self, params: Any) -> dict[str, Any]:
+        return {"sum": {name: torch.zeros_like(param) for name, param in params.items()}}
+
+    def on_update(self, grads: Any, state: Any) -> Any:
+        return {name: state["sum"][name].add_(grad).clone() for name, grad in grads.items()}
+
+
+class Tied(torch.nn.Module):
+    """Two layers that share a weight, batch norm and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.norm, self.drop = torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.drop(self.norm(self.first(x)))).mean(1, keepdim=True)
+
+
+def make_trainer(**options: Any) -> Trainer:
+    """Eight steps an epoch, and state of every kind."""
+    torch.manual_seed(0)
+    model, data = Tied(), [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(8)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    options = {
+        "async_save": True, "console": False, "seed": 1, "loss_fn": torch.nn.functional.mse_loss,
+        "scheduler": scheduler, "sanity_batches": 0, **options,
+    }  # fmt: skip
+    return get_trainer("simple", model, data, optimizer, "cpu", **options)
+
+
+class Story(TrainingHook):
+    """What is heard, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def on_step_end(self, step: int) -> None:
+        self.told.append(f"step {step}")
+
+    def on_checkpoint_save(self, step: int) -> None:
+        self.told.append(f"saved {step}")
+
+    def on_exception(self) -> None:
+        self.told.append("exception")
+
+    def on_train_end(self) -> None:
+        self.told.append("end")
+
+
+class Gate:
+    """A disk that stands still until it is told to go on, or to fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened, self.error, self.reached = threading.Event(), 0, threading.Event()
+        self._real = os.write
+        monkeypatch.setattr(disk, "os", SimpleNamespace(**{**vars(os), "write": self.write}))
+
+    def write(self, fd: int, data: Any) -> int:
+        self.reached.set()
+        assert self.opened.wait(20)
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+        return self._real(fd, data)
+
+    def open(self, trainer: Trainer) -> None:
+        """Let everything through, and wait until the save under way is over, so that the next boundary tells of it."""
+        self.opened.set()
+        wait([trainer.background._save.written])  # type: ignore[union-attr]
+
+    def fail(self, trainer: Trainer) -> None:
+        """The same, but the disk is full."""
+        self.error = errno.ENOSPC
+        self.open(trainer)
+        self.error = 0
+
+
+def slow_disk(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A save in the background begins to write when training has made another step; returns how many wrote at once."""
+    real, real_begin, begun, writers, seen = os.write, BackgroundSaves.begin, set[threading.Thread](), [0], list[int]()
+    saved_at = [0]
+
+    def begin(self: BackgroundSaves, draft: Draft) -> None:
+        saved_at[0] = trainer.step
+        real_begin(self, draft)
+
+    def write(fd: int, data: Any) -> int:
+        writers[0] += 1
+        seen.append(writers[0])
+        me, deadline = threading.current_thread(), time.monotonic() + NEXT_STEP_S
+        if me is not threading.main_thread() and me not in begun:
+            begun.add(me)
+            while trainer.step == saved_at[0] and time.monotonic() < deadline:
+                time.sleep(0.001)
+        writers[0] -= 1
+        return real(fd, data)
+
+    monkeypatch.setattr(BackgroundSaves, "begin", begin)
+    monkeypatch.setattr(disk, "os", SimpleNamespace(**{**vars(os), "write": write}))
+    return seen
+
+
+def ask_at(trainer: Trainer, *steps: int) -> Story:
+    """Save at these steps; returns what was heard."""
+    story = Story()
+    trainer.add_hook(story)
+
+    @trainer.on("step_end", name="ask")
+    def ask(step: int, trainer: Trainer) -> None:
+        if step in steps:
+            trainer.save()
+
+    return story
+
+
+def contents(directory: Path) -> dict[str, Any]:
+    """Every checkpoint's files as bytes, but for what no two runs share: the clock and the run's name."""
+    found = {}
+    for path in list_checkpoints(directory):
+        state = json.loads((path / "state.json").read_text())
+        assert state["sections"]["progress"].pop("seconds") > 0 and state["meta"].pop("run_id")
+        tensors = {file.name: file.read_bytes() for file in path.glob("*.safetensors")}
+        found[path.name] = (state, tensors)
+    return found
+
+
+def run_with_everything(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Trainer:
+    """Two epochs with validation, an average, and state that is live; a checkpoint every other step, and per epoch."""
+    val = [(torch.ones(4, 3), torch.ones(4, 1))]
+    trainer = make_trainer(max_epochs=2, val_dataloader=val, validate_every=3, **options)
+    slow_disk(trainer, monkeypatch)
+    for hook in (LiveState(), Sum(), "ema"):
+        trainer.add_hook(hook)
+    trainer.add_checkpointing(save_every_n_steps=2)
+    trainer.train()
+    return trainer
+
+
+def test_the_files_are_those_of_a_run_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same checkpoints with the same bytes in every section, though training had gone on before the first write."""
+    waiting = contents(run_with_everything(monkeypatch, async_save=False).checkpoint_dir)  # type: ignore[arg-type]
+    going_on = contents(run_with_everything(monkeypatch).checkpoint_dir)  # type: ignore[arg-type]
+    assert sorted(going_on) == [f"step-{step:08d}" for step in range(2, 17, 2)]
+    assert len(going_on["step-00000004"][1]) >= 5  # model, optimizers, hooks, update_state, rng
+    assert going_on == waiting
+
+
+def test_without_copies_they_would_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: live tensors in the writer's hands are overwritten by the next step, and the comparison sees it."""
+    waiting = contents(run_with_everything(monkeypatch, async_save=False).checkpoint_dir)  # type: ignore[arg-type]
+    monkeypatch.setattr(HostMemory, "_copied", lambda self, section, parts, before: parts)
+    aliased = contents(run_with_everything(monkeypatch).checkpoint_dir)  # type: ignore[arg-type]
+    different = {
+        file
+        for name, (_, tensors) in aliased.items()
+        for file, data in tensors.items()
+        if data != waiting[name][1][file]
+    }
+    assert {"model.safetensors", "optimizers.safetensors", "hooks.safetensors", "update_state.safetensors"} <= different
+
+
+@pytest.mark.req("002-67", "004-06", "004-23")
+def test_training_goes_on_and_hooks_are_told_at_a_later_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """on_checkpoint_save comes on the thread that trains, once the files are durable, with the step that was saved."""
+    trainer, gate, heard = make_trainer(max_epochs=2), Gate(monkeypatch), []
+    story = ask_at(trainer, 2)
+
+    @trainer.on("checkpoint_save")
+    def saved(trainer: Trainer, step: int, epoch: int, tokens_seen: int, path: str, checkpoint_path: str) -> None:
+        assert (Path(checkpoint_path) / "manifest.json").exists() and trainer.saving is None
+        names = (path, checkpoint_path, trainer.moment.checkpoint_path)
+        heard.append((step, epoch, tokens_seen, trainer.step, trainer.epoch, threading.current_thread(), *names))
+
+    @trainer.on("step_end", at=12)
+    def look(trainer: Trainer) -> None:
+        assert trainer.saving == "step-00000002" and gate.reached.wait(20)
+        assert list_checkpoints(trainer.checkpoint_dir) == []  # type: ignore[arg-type]
+        gate.open(trainer)
+
+    trainer.train()
+    steps = [f"step {step}" for step in range(1, 17)]
+    assert story.told == [*steps[:12], "saved 2", *steps[12:], "end"]
+    directory = str(trainer.checkpoint_dir)
+    path = f"{directory}/step-00000002"
+    assert heard == [(2, 0, 0, 12, 1, threading.current_thread(), directory, path, path)]
+    lines, _ = read_jsonl(trainer.run_dir / "events.jsonl")  # type: ignore[operator]
+    assert [(line["step"], line["path"]) for line in lines if line["kind"] == "checkpoint_saved"] == [(2, path)]
+
+
+def test_it_is_told_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run does not end before what was asked for is durable."""
+    trainer = make_trainer()
+    slow_disk(trainer, monkeypatch)
+    story = ask_at(trainer, 8)
+    trainer.train()
+    assert story.told[-2:] == ["saved 8", "end"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("hookline-save")]
+    assert not trainer.background._memory._rooms  # nothing of the state is held on to
+
+
+def test_the_next_save_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for at every step, all of them are written, one after the other and in order."""
+    trainer = make_trainer()
+    writers = slow_disk(trainer, monkeypatch)
+    story = ask_at(trainer, *range(1, 9))
+    trainer.train()
+    assert [line for line in story.told if "saved" in line] == [f"saved {step}" for step in range(1, 9)]
+    assert story.told.index("saved 1") > story.told.index("step 2")
+    assert set(writers) == {1}
+    assert len(list_checkpoints(trainer.checkpoint_dir)) == 8  # type: ignore[arg-type]
+
+
+def test_several_names_at_one_boundary() -> None:
+    """Each is a checkpoint of that step."""
+    trainer = make_trainer()
+
+    @trainer.on("step_end", at=3)
+    def ask_for_three(trainer: Trainer) -> None:
+        for name in ("one", "two", None, "one"):
+            trainer.save(name)
+
+    story = ask_at(trainer)
+    trainer.train()
+    assert [line for line in story.told if "saved" in line] == ["saved 3"] * 3
+    one, two = (contents(trainer.checkpoint_dir)[name] for name in ("one", "two"))  # type: ignore[arg-type]
+    assert one[1] == two[1]
+
+
+@pytest.mark.parametrize("when", ["on the way", "at the end"])
+def test_a_failure_ends_the_run(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """on_save_error: stop. The next boundary raises what the disk said, on the thread that trains."""
+    trainer, gate = make_trainer(), Gate(monkeypatch)
+    story = ask_at(trainer, 2 if when == "on the way" else 8)
+    if when == "on the way":
+        trainer.on("step_end", at=5)(lambda trainer: gate.fail(trainer))
+    else:
+        gate.error = errno.ENOSPC
+        gate.opened.set()
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoint 'step-0000000[28]'.*No space left on device"):
+        trainer.train()
+    assert story.told[-3:] == [f"step {5 if when == 'on the way' else 8}", "exception", "end"]
+    run = read_json(trainer.run_dir / "run.json")  # type: ignore[operator]
+    assert (run["outcome"], run["counters"]["failed_saves"]) == ("failed", 1)
+    assert list(trainer.checkpoint_dir.iterdir()) == []  # type: ignore[union-attr]
+
+
+def test_a_failure_may_be_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """on_save_error: warn. Training goes on, the saved step is named, and the next checkpoint is made."""
+    trainer, gate = make_trainer(on_save_error="warn"), Gate(monkeypatch)
+    story = ask_at(trainer, 2, 7)
+    trainer.on("step_end", at=5)(lambda trainer: gate.fail(trainer))
+    trainer.train()
+    assert [line for line in story.told if "saved" in line] == ["saved 7"]
+    assert trainer.failed_saves == 1 and trainer.step == 8
+    assert "step 2 has no checkpoint, training goes on: cannot write checkpoint" in caplog.text
+    lines, _ = read_jsonl(trainer.run_dir / "events.jsonl")  # type: ignore[operator]
+    assert [line["step"] for line in lines if line["kind"] == "checkpoint_failed"] == [2]
+
+
+def test_what_cannot_be_saved_fails_at_its_own_boundary(caplog: pytest.LogCaptureFixture) -> None:
+    """State is taken apart when it is copied, so the hook that cannot be saved is named at once."""
+    trainer = make_trainer(on_save_error="warn")
+    trainer.add_hook(LiveState(), "mine")
+    trainer.hooks.get("mine").tensor = {1, 2}
+    trainer.hooks.get("mine").on_step_end = None
+    ask_at(trainer, 2)
+    trainer.on("train_batch_start", at=3)(lambda trainer: caplog.records or pytest.fail("nothing was said"))
+    trainer.train()
+    assert "cannot save mine.tensor: a set has no exact form" in caplog.text
+
+
+def test_an_exception_ends_with_the_save_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks hear of the failure first, then of the checkpoint, which is whole, then of the end."""
+    trainer, gate = make_trainer(), Gate(monkeypatch)
+    story = ask_at(trainer, 2)
+    trainer.on("exception")(lambda: gate.opened.set())
+
+    @trainer.on("before_backward", at=4, on_error="raise")
+    def fail() -> None:
+        raise ValueError("the batch is bad")
+
+    with pytest.raises(ValueError, match="the batch is bad"):
+        trainer.train()
+    assert story.told == ["step 1", "step 2", "step 3", "exception", "saved 2", "end"]
+    again = make_trainer(record=False)
+    assert again.load_checkpoint(trainer.run_dir).name == "step-00000002"  # type: ignore[arg-type]
+
+
+def test_a_failed_save_replaces_no_other_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a note on the exception that ended the run, and counted."""
+    trainer, gate = make_trainer(), Gate(monkeypatch)
+    ask_at(trainer, 2)
+    trainer.on("exception")(lambda trainer: gate.fail(trainer))
+
+    @trainer.on("before_backward", at=4, on_error="raise")
+    def fail() -> None:
+        raise ValueError("the batch is bad")
+
+    with pytest.raises(ValueError, match="the batch is bad") as caught:
+        trainer.train()
+    assert any("No space left on device" in note for note in caught.value.__notes__)
+    assert trainer.failed_saves == 1
+
+
+def test_a_signal_waits_for_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM: the one under way is finished, then that of the step at which the run stops; both are told."""
+    trainer, gate = make_trainer(), Gate(monkeypatch)
+    story = ask_at(trainer, 2)
+
+    @trainer.on("after_backward", at=4)
+    def kill() -> None:
+        threading.Timer(0.05, gate.opened.set).start()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as left:
+        trainer.train()
+    assert left.value.code == 143
+    assert story.told == ["step 1", "step 2", "step 3", "step 4", "saved 2", "saved 4", "end"]
+    assert len(list_checkpoints(trainer.checkpoint_dir)) == 2  # type: ignore[arg-type]
+
+
+def test_a_second_signal_leaves_a_whole_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C twice, while the run waits for the disk: it ends as any failure does, with the save finished."""
+    trainer, gate = make_trainer(), Gate(monkeypatch)
+    story = ask_at(trainer, 2)
+    trainer.on("exception")(lambda: gate.opened.set())
+
+    @trainer.on("after_backward", at=4)
+    def kill() -> None:
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert story.told[-4:] == ["step 4", "exception", "saved 2", "end"]
+    assert [path.name for path in list_checkpoints(trainer.checkpoint_dir)] == ["step-00000002"]  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_loaders_may_fork_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch's workers are made while a save of the last epoch is being written."""
+    trainer, gate = make_trainer(), Gate(monkeypatch)
+    data = TensorDataset(torch.randn(16, 3), torch.randn(16, 1))
+    story = ask_at(trainer, 3)
+    trainer.on("step_end", at=6)(lambda trainer: gate.open(trainer))
+    trainer.fit(DataLoader(data, batch_size=4, num_workers=2), max_epochs=2)
+    assert story.told[5:8] == ["step 6", "saved 3", "step 7"]
+
+
+def test_a_run_that_is_dropped_finishes_its_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing the iterator of a run ends it as an exception does."""
+    trainer = make_trainer()
+    slow_disk(trainer, monkeypatch)
+    story = ask_at(trainer, 2)
+    steps = trainer.stepper()
+    for _ in range(2):
+        next(steps)
+    assert trainer.saving
+    steps.close()  # type: ignore[attr-defined]
+    assert story.told[-2:] == ["saved 2", "end"] and not trainer.saving
+
+
+def test_a_save_at_once_comes_after_the_one_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """save_checkpoint() returns a durable path as ever, and hooks hear of both in order."""
+    trainer = make_trainer(max_epochs=2)
+    slow_disk(trainer, monkeypatch)
+    story, paths = ask_at(trainer, 7), []
+    trainer.on("epoch_end", at="1 epoch")(lambda trainer: paths.append(trainer.save_checkpoint("now")))
+    trainer.train()
+    assert [line for line in story.told if "saved" in line][:2] == ["saved 7", "saved 8"]
+    assert (paths[0] / "manifest.json").exists()
+
+
+def test_a_failure_under_way_is_not_charged_to_a_hook_that_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook that saves at once gets its checkpoint; the earlier save's failure ends the run at the boundary."""
+    trainer, gate, saved = make_trainer(max_epochs=2), Gate(monkeypatch), []
+    ask_at(trainer, 7)
+
+    @trainer.on("epoch_end")
+    def save(trainer: Trainer) -> None:
+        gate.fail(trainer)
+        saved.append(trainer.save_checkpoint("now").name)
+
+    with pytest.raises(CheckpointError, match="step-00000007"):
+        trainer.train()
+    assert saved == ["now"] and trainer.step == 9
+    assert [entry.failures.total for entry in trainer.hooks.entries() if entry.name == "save"] == [0]
+
+
+def test_half_a_validation_is_refused_before_anything_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """save_checkpoint() inside a validation is an error at once, and the save under way is told of outside of it."""
+    trainer, gate, refused = make_scored([0.5] * 4), Gate(monkeypatch), []
+    story = ask_at(trainer, 2)
+
+    @trainer.on("validation_end", name="wrong")
+    def wrong(trainer: Trainer, step: int) -> None:
+        if step == 3:
+            with pytest.raises(CheckpointError, match="half a validation"):
+                trainer.save_checkpoint()
+            refused.append(trainer.saving)
+            gate.open(trainer)
+
+    trainer.train()
+    assert refused == ["step-00000002"] and story.told == ["step 1", "step 2", "step 3", "step 4", "saved 2", "end"]
+
+
+def test_loading_waits_for_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook that goes back to the newest checkpoint means the one that was asked for last."""
+    trainer, loaded = make_trainer(), []
+    slow_disk(trainer, monkeypatch)
+    ask_at(trainer, 2, 4)
+
+    @trainer.on("step_end", at=5)
+    def go_back(trainer: Trainer) -> None:
+        loaded.append(trainer.load_checkpoint(trainer.run_dir).name)  # type: ignore[arg-type]
+        trainer.request_stop("enough")
+
+    trainer.train()
+    assert loaded == ["step-00000004"]
+
+
+def make_scored(scores: list[float], **options: Any) -> Trainer:
+    """Validates after every step, which then has its score."""
+    val = [(torch.ones(4, 3), torch.ones(4, 1))]
+    trainer = make_trainer(val_dataloader=val, validate_every=1, max_steps=len(scores), **options)
+
+    @trainer.on("validation_end", name="score")
+    def score(metrics: dict[str, float], step: int) -> None:
+        metrics["val/score"] = scores[step - 1]
+
+    return trainer
+
+
+def test_the_best_are_kept_as_in_a_run_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names, links and what the hook knows: retention sees durable checkpoints only, and comes to the same."""
+    found = []
+    for async_save in (False, True):
+        trainer = make_scored([0.9, 0.5, 0.7, 0.6, 0.4, 0.45, 0.3, 0.8], async_save=async_save)
+        slow_disk(trainer, monkeypatch)
+        trainer.add_checkpointing(monitor="val/score", save_top_k=2, save_last=True, filename="{step}-{val/score:.2f}")
+        trainer.train()
+        directory, hook = trainer.checkpoint_dir, trainer.hooks.get("checkpoint")
+        assert directory is not None and hook.best_path == directory / "step=7-val_score=0.30"
+        links = {path.name: os.readlink(path) for path in directory.iterdir() if path.is_symlink()}  # noqa: PTH115
+        found.append((sorted(path.name for path in list_checkpoints(directory)), links, hook.kept, hook.state_dict()))
+    assert found[0] == found[1]
+
+
+def test_one_that_is_worse_than_what_is_being_written_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A score is compared with those on disk and with that of the save under way."""
+    trainer, gate = make_scored([0.5, 0.9, 0.7, 0.6, 0.4]), Gate(monkeypatch)
+    trainer.add_checkpointing(monitor="val/score")
+    story = ask_at(trainer)
+    trainer.on("step_end", at=4)(lambda trainer: gate.open(trainer))
+    trainer.train()
+    assert [line for line in story.told if "saved" in line] == ["saved 1", "saved 5"]
+
+
+def test_resuming_from_it_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a checkpoint that was written while training went on, the run comes to the same, bit for bit."""
+    whole = make_trainer(max_epochs=2, async_save=False)
+    whole.add_hook(LiveState())
+    whole.train()
+    first = make_trainer(max_steps=5)
+    slow_disk(first, monkeypatch)
+    first.add_hook(LiveState())
+    first.add_checkpointing(save_every_n_epochs=None, save_every_n_steps=3)
+    first.train()
+    second = make_trainer(max_epochs=2)
+    second.add_hook(LiveState())
+    second.fit(resume=first.run_dir)
+    assert second.hooks.get("live_state").losses == whole.hooks.get("live_state").losses
+    assert all(map(torch.equal, whole.model.state_dict().values(), second.model.state_dict().values()))
