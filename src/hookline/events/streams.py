@@ -31,8 +31,11 @@ class Streams:
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self.sources += [_on_device(index) for index in range(torch.cuda.device_count())]
         self._states: list[Any] = []  # where they stood at the last look
-        self.guard: Callable[[Callable[..., Any], Callable[[], Any]], Callable[..., Any]] = _make_guard(self)
-        """``guard(call, drew)``: the same function, but if it draws, `drew` is called after it."""
+        self.guard, self.guard_event = _make_guards(self)
+        """``guard(call, drew)``: the same function, but if it draws, `drew` is called after it.
+
+        `guard_event` does so for a function of one argument, and is a little faster.
+        """
 
     def look(self) -> bool:
         """Remember where the streams stand; whether a normal is held in reserve, whose use moves no word."""
@@ -59,43 +62,57 @@ def make(streams, {words}):
     {known} = {nothing}
     spare, inside = True, False
 
-    def guard(call, drew):
-        def guarded(*arguments, **named):
+{guard}
+{guard_event}
+    return guard, guard_event
+"""
+
+_ONE_GUARD = """
+    def {name}(call, drew):
+        def guarded({arguments}):
             nonlocal {known}, spare, inside
             if inside:  # an event within an event: the outer one sees everything
-                return call(*arguments, **named)
+                return call({arguments})
             if {moved} or spare:
                 {known} = {now}
                 spare = look()
             inside = True
             try:
-                return call(*arguments, **named)
+                return call({arguments})
             finally:
                 inside = False
                 if {moved} or (spare and not stand_still()):
                     drew()
         return guarded
-    return guard
 """
 
 
-def _make_guard(streams: Streams) -> Any:
+Guarding = Callable[[Callable[..., Any], Callable[[], Any]], Callable[..., Any]]
+
+
+def _make_guards(streams: Streams) -> tuple[Guarding, Guarding]:
     """What runs around every event that a user's hook hears, written out for the words there are: 1 µs, not 4.
 
     States are copied only when training has drawn since the last look, or may have used a normal from the reserve.
     One comes into the reserve only by a draw: as long as no word moves there is none if there was none.
     """
     words = {f"word{n}": word for n, word in enumerate(word for one in streams.sources for word in one.stream.words)}
+    parts = {
+        "known": ", ".join(f"known_{word}" for word in words),
+        "now": ", ".join(f"{word}[0]" for word in words),
+        "moved": " or ".join(f"{word}[0] != known_{word}" for word in words),
+    }
     source = _GUARD.format(
         words=", ".join(words),
-        known=", ".join(f"known_{word}" for word in words),
+        known=parts["known"],
         nothing=", ".join("None" for _ in words),
-        now=", ".join(f"{word}[0]" for word in words),
-        moved=" or ".join(f"{word}[0] != known_{word}" for word in words),
+        guard=_ONE_GUARD.format(name="guard", arguments="*arguments, **named", **parts),
+        guard_event=_ONE_GUARD.format(name="guard_event", arguments="moment", **parts),
     )
     namespace: dict[str, Any] = {}
     exec(compile(source, "<hookline streams>", "exec"), namespace)
-    return namespace["make"](streams, **words)
+    guards: tuple[Guarding, Guarding] = namespace["make"](streams, **words)
+    return guards
 
 
 class OwnStreams:

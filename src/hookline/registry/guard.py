@@ -50,7 +50,8 @@ class Guard:
         streams, watched = self._streams, [item.hook for item in bound if self._protects_from(item)]
         if streams is None or fired is None or not watched or self._one_by_one(event, bound):
             return fired
-        return streams.guard(fired, lambda: self._somebody_drew(event, watched))
+        guard = streams.guard if event.kind == "forward" else streams.guard_event
+        return guard(fired, lambda: self._somebody_drew(event, watched))
 
     def _dressed(self, event: Event, item: Bound, bound: Sequence[Bound]) -> Bound:
         assert self._streams is not None
