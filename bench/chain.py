@@ -20,8 +20,9 @@ from hookline.record.metrics import MetricBuffer
 from hookline.registry.registry import HookRegistry
 
 TITLE = "A chain of update hooks over 124M parameters"
-COLUMNS = ("what is done with the gradients", "time", "ratio", "± s.e.", "goal", "host alone")
-LINKS = [
+COLUMNS = ("what is done with the gradients", "time", "ratio", "± s.e.", "goal", "host alone", "device alone", "ratio")
+SLEEP_CYCLES = 20_000_000  # about 10 ms
+LINKS: list[dict[str, Any]] = [
     {"name": "centralize"},
     {"name": "scale", "params": "blocks.0.*", "factor": 1.0},  # at 0.1 a thousand rounds would leave denormal numbers
     {"name": "measure", "as": "before_clip"},
@@ -31,6 +32,7 @@ LINKS = [
 NOTES = [
     "Ratio: median over the rounds of (time / that of two reads and one write) in the same round.",
     "Host alone: until the last call returned; the device may still be at work.",
+    "Device alone: one step whose launches were all queued before the device began. Its ratio is that of the medians.",
     "By hand: the same five things in a loop over the parameters, with torch operations and without waits.",
     "On CUDA a turn is some steps between two synchronisations; logged values are not written.",
 ]
@@ -118,11 +120,12 @@ def contenders(gradients: Gradients) -> dict[str, Callable[[], object]]:
 
 
 class Turn:
-    """Some steps of one contender; notes how long the host alone was at work."""
+    """Some steps of one contender; notes how long the host alone was at work, and the device alone."""
 
     def __init__(self, call: Callable[[], object], device: str, steps: int) -> None:
         self.call, self.device, self.steps = call, device, steps
         self.host: list[float] = []
+        self.alone: list[float] = []
 
     def __call__(self) -> float:
         """Seconds of a step, after one that is not timed."""
@@ -133,11 +136,25 @@ class Turn:
             self.call()
         self.host.append((perf_counter() - began) / self.steps)
         self._synchronize()
-        return (perf_counter() - began) / self.steps
+        seconds = (perf_counter() - began) / self.steps
+        if self.device == "cuda":
+            self.alone.append(seconds_on_device(self.call))
+        return seconds
 
     def _synchronize(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+
+def seconds_on_device(call: Callable[[], object]) -> float:
+    """What the device alone needs: it sleeps until the host has queued everything."""
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(SLEEP_CYCLES)  # type: ignore[no-untyped-call]
+    began.record()
+    call()
+    ended.record()
+    torch.cuda.synchronize()
+    return float(began.elapsed_time(ended)) / 1e3
 
 
 def rows(device: str, dtype: torch.dtype, rounds: int, only: list[str]) -> Iterator[tuple[str, ...]]:
@@ -152,8 +169,9 @@ def rows(device: str, dtype: torch.dtype, rounds: int, only: list[str]) -> Itera
     }
     seconds = in_turn(turns, rounds)
     for name, values in seconds.items():
-        host = f"{host_ms(turns, name):.3f} ms"
-        yield f"{kind}: {name}", *timing(values, seconds[first]), goal_of(name, device), host
+        host = f"{median(turns[name].host) * 1e3:.3f} ms"
+        alone = device_alone(turns[name], turns[first])
+        yield f"{kind}: {name}", *timing(values, seconds[first]), goal_of(name, device), host, *alone
 
 
 def timing(values: list[float], baseline: list[float]) -> tuple[str, str, str]:
@@ -169,9 +187,11 @@ def goal_of(name: str, device: str) -> str:
     return "≤ 0.01 x" if name.startswith(("identity", "disabled")) else ""
 
 
-def host_ms(turns: Mapping[str, Turn], name: str) -> float:
-    """The median of the host's own time."""
-    return median(turns[name].host) * 1e3
+def device_alone(turn: Turn, first: Turn) -> tuple[str, str]:
+    """The median of the device's own time, and how many times the first one's it is; nothing without a device."""
+    if not turn.alone:
+        return "", ""
+    return f"{median(turn.alone) * 1e3:.3f} ms", f"{median(turn.alone) / median(first.alone):.2f} x"
 
 
 def measure(rounds: int, only: list[str]) -> Table:

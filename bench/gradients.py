@@ -4,7 +4,7 @@ With a CUDA device the step of a GPT is timed alone, and with each way of watchi
 the norms of 500 small parameters are timed against a loop that brings each over with `item()`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from bench.interleave import standard_error_of_median
-from bench.statistics import MODELS, Plain, Training, above, in_turn, seconds_of, wanted
+from bench.statistics import FLUSH_STEPS, MODELS, Plain, Recorder, Training, above, in_turn, seconds_of, wanted
 from bench.table import Table
 from hookline.hooks.gradient_monitor import GradientMonitor
 from hookline.record.memory_record import MemoryRecord
-from hookline.record.run_record import Record, RunRecord
+from hookline.record.run_record import RunRecord
 from hookline.stats.norms import norms
 
 TITLE = "The gradient monitor, every parameter at every step"
@@ -33,23 +33,6 @@ CPU_NOTES = [
     "One torch thread. Ratio: median over the rounds of (time / the loop's time) in the same round.",
     "A whole look: norms before and after the chain, the verdict on every layer, and the record in memory.",
 ]
-FLUSH_STEPS = 10
-
-
-class Recorder:
-    """Stands for the trainer: a model, and a record to write to."""
-
-    def __init__(self, model: nn.Module, record: Record) -> None:
-        self.model, self.record = model, record
-        self.params = dict(model.named_parameters())
-
-    def log(self, name: str, value: float, step: int) -> None:
-        """A number of the run."""
-        self.record.log(step, 0, name, value)
-
-    def log_layers(self, series: str, names: Sequence[str], columns: Sequence[str], values: Tensor, step: int) -> None:
-        """Numbers of every layer."""
-        self.record.layers(series, step, names, columns, values)
 
 
 class Monitored(Plain):
@@ -116,7 +99,7 @@ def gpu_watchers(training: Training, recorder: Recorder) -> dict[str, Plain]:
         "percentiles too, Hookline": monitored("≤ +4 %", percentiles=[10, 50, 90]),
         "histograms and percentiles, Hookline": monitored("≤ +4 %", **all_of_it),
         "the same, one bin to the octave, Hookline": monitored("≤ +4 %", **all_of_it, bins_per_octave=1),
-        "update ratio too, Hookline": monitored(update_ratio=True),
+        "update ratio too, Hookline": monitored(log_update_ratio=True),
     }
 
 

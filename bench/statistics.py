@@ -6,10 +6,11 @@ single tensors are timed against one read of them, and many small parameters aga
 
 import gc
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
@@ -19,6 +20,9 @@ from torch.nn import functional
 
 from bench.interleave import standard_error_of_median
 from bench.table import Table
+from hookline.activations.manager import HookManager
+from hookline.activations.monitor import Monitor
+from hookline.record.run_record import Record, RunRecord
 from hookline.stats.collector import Collector
 from hookline.stats.flush import Flush
 from hookline.stats.histograms import histograms, percentiles
@@ -30,9 +34,11 @@ GPU_NOTES = [
     "Six statistics: mean, std, absmax, zeros, NaNs, infinities; ours are ten. Every leaf module, every step.",
     "Pure bf16, batch 8 x 1024, fused AdamW. A turn is some steps between two synchronisations.",
     "Above: median over the rounds of (step / plain step - 1) in the same round.",
-    "Ours ends with the copy to the host and with picking up what has arrived; nothing is written to a file.",
+    "Ours ends with the copy to the host and with picking up what has arrived. With the record: the monitoring hook, "
+    "whose rows end in layers.jsonl, written once every ten steps as the loop does.",
     "Peak memory: of a training step, and of an evaluation without gradients, above the plain one's.",
 ]
+FLUSH_STEPS = 10
 VOCABULARY = 50304  # GPT-2's 50257, rounded up as people do: matrix products are a third faster for it
 MODELS = (("GPT-2 small", 768, 12, "≤ +5 %", 10), ("width 2048", 2048, 16, "≤ +3 %", 4))
 CPU_NOTES = [
@@ -108,7 +114,7 @@ class Plain:
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Keep the hooks on the leaf modules for a while."""
-        leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
+        leaves = [(name, module) for name, module in model.named_modules() if is_leaf(name, module)]
         hooks = [(module, hook) for name, module in leaves if (hook := self.hook(name))]
         handles = [module.register_forward_hook(hook) for module, hook in hooks]
         yield
@@ -160,6 +166,52 @@ class OurOutputs(Plain):
         void(list(self.flush.ready()))
 
 
+class Recorder:
+    """Stands for the trainer: a model, and a record to write to."""
+
+    def __init__(self, model: nn.Module, record: Record) -> None:
+        self.model, self.record = model, record
+        self.params = dict(model.named_parameters())
+
+    def log(self, name: str, value: float, step: int) -> None:
+        """A number of the run."""
+        self.record.log(step, 0, name, value)
+
+    def log_layers(self, series: str, names: Sequence[str], columns: Sequence[str], values: Tensor, step: int) -> None:
+        """Numbers of every layer."""
+        self.record.layers(series, step, names, columns, values)
+
+
+class OurMonitor(Plain):
+    """The monitoring hook, told of a step's events as the loop tells it, with all that it writes."""
+
+    def __init__(self, recorder: Recorder, goal: str) -> None:
+        self.recorder, self.goal = recorder, goal
+        self.monitor, self.manager = Monitor(is_leaf), HookManager()
+        self.manager.tap.run.step = 1
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Keep the hook on the leaf modules for a while."""
+        self.manager.watch(model)
+        handle = self.manager.register(self.monitor, "monitor")
+        self.monitor.on_train_batch_start()
+        yield
+        handle.remove()
+
+    def after_forward(self, step: int) -> None:
+        """The backward pass comes next, or nothing."""
+        self.monitor.on_before_backward(self.recorder)
+
+    def after_backward(self, step: int, gradients: list[Tensor]) -> None:
+        """The step is as good as over; the next one begins."""
+        self.monitor.on_step_end(self.recorder, step)
+        if step % FLUSH_STEPS == 0:
+            self.recorder.record.flush()
+        self.manager.tap.run.step = step + 1
+        self.monitor.on_train_batch_start()
+
+
 class OurGradients(Plain):
     """Every gradient's statistics in one launch."""
 
@@ -196,6 +248,11 @@ class NaiveGradients(Plain):
             naive(gradient)
 
 
+def is_leaf(name: str, module: nn.Module) -> bool:
+    """Whether there is no module inside."""
+    return not list(module.children())
+
+
 def void(value: object) -> None:
     """Drop a value: what a forward hook returns would replace the module's output."""
 
@@ -220,13 +277,14 @@ def deferred(tensor: Tensor) -> Tensor:
     return torch.stack([mean, std, wide.abs().amax(), (wide == 0).sum(), wide.isnan().sum(), wide.isinf().sum()])
 
 
-def gpu_watchers(goal: str) -> dict[str, Plain]:
+def gpu_watchers(goal: str, recorder: Recorder) -> dict[str, Plain]:
     """Everybody who is timed on a GPU; the plain step first."""
     return {
         "plain step": Plain(),
         "outputs, naive with item()": NaiveOutputs(),
         "outputs, deferred torch operations": DeferredOutputs(),
         "outputs, Hookline": OurOutputs(goal),
+        "outputs with the record, Hookline": OurMonitor(recorder, goal),
         "outputs, Hookline without a limit": OurOutputs(limit_bytes=1 << 62),
         "gradients, naive with item()": NaiveGradients(),
         "gradients, Hookline": OurGradients(),
@@ -288,18 +346,27 @@ class Training:
 def on_gpu(rounds: int, only: list[str]) -> Iterator[tuple[str, ...]]:
     """The rows of both models."""
     for title, width, heads, goal, steps in MODELS:
-        training = Training(width, heads)
-        watchers = {name: who for name, who in gpu_watchers(goal).items() if wanted(name, only) or name == "plain step"}
-        runs = {name: partial(training.seconds, who, steps) for name, who in watchers.items()}
-        seconds = in_turn(runs, max(rounds // 100, 3))
-        train = {name: training.peak(who, training.step) for name, who in watchers.items()}
-        evaluate = {name: training.peak(who, training.evaluate) for name, who in watchers.items()}
-        for name, who in watchers.items():
-            timing = above(seconds[name], seconds["plain step"])
-            memory = [f"{peaks[name] / peaks['plain step'] - 1:+.1%}" for peaks in (train, evaluate)]
-            yield f"{title}: {name}", f"{median(seconds[name]) * 1e3:.2f} ms", *timing, who.goal, *memory
-        del training, watchers, runs
+        with TemporaryDirectory() as root:
+            yield from rows_of_model(title, Training(width, heads), goal, steps, root, rounds, only)
         torch.cuda.empty_cache()
+
+
+def rows_of_model(
+    title: str, training: Training, goal: str, steps: int, root: str, rounds: int, only: list[str]
+) -> Iterator[tuple[str, ...]]:
+    """One row per watcher, timed in turn."""
+    record = RunRecord.create(root, config={}, seed=None)
+    everybody = gpu_watchers(goal, Recorder(training.model, record))
+    watchers = {name: who for name, who in everybody.items() if wanted(name, only) or name == "plain step"}
+    runs = {name: partial(training.seconds, who, steps) for name, who in watchers.items()}
+    seconds = in_turn(runs, max(rounds // 100, 3))
+    train = {name: training.peak(who, training.step) for name, who in watchers.items()}
+    evaluate = {name: training.peak(who, training.evaluate) for name, who in watchers.items()}
+    record.close("completed", None, [], [], {})
+    for name, who in watchers.items():
+        timing = above(seconds[name], seconds["plain step"])
+        memory = [f"{peaks[name] / peaks['plain step'] - 1:+.1%}" for peaks in (train, evaluate)]
+        yield f"{title}: {name}", f"{median(seconds[name]) * 1e3:.2f} ms", *timing, who.goal, *memory
 
 
 def wanted(name: str, only: list[str]) -> bool:

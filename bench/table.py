@@ -6,6 +6,8 @@ import shlex
 import sys
 from dataclasses import dataclass, field
 from datetime import date
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -48,11 +50,20 @@ def cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def device_lines() -> list[str]:
+    """The accelerator, if there is one, with what its kernels were made by."""
+    if not torch.cuda.is_available():
+        return []
+    triton = f", triton {version('triton')}" if find_spec("triton") else ""
+    return [f"- device: {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}{triton}"]
+
+
 def circumstances() -> list[str]:
     """Where and with what the numbers were made."""
     command = shlex.join(["python", "-m", "bench", *sys.argv[1:]])
     return [
         f"- date: {date.today().isoformat()}",
+        *device_lines(),
         f"- processor: {cpu_name()}, {os.cpu_count()} cores, one torch thread",
         f"- python {platform.python_version()}, torch {torch.__version__}",
         f"- command: `{command}`",

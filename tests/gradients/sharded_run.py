@@ -26,6 +26,7 @@ LINKS: list[list[Any]] = [
     ["grokfast"],
     [{"name": "freeze", "params": "vector"}],
     [{"name": "mask", "params": "kernel"}],
+    [{"name": "mask", "masks": {"matrix": torch.tensor([[1, 0, 1]]), "kernel": torch.eye(4, 3).view(4, 3, 1, 1)}}],
     ["skip_nonfinite"],
     [{"name": "spike_guard", "warmup": 1, "action": "clip"}],
     [
@@ -53,9 +54,9 @@ def whole(value: Any) -> Any:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def compare(links: list[Any], mesh: Any) -> None:
+def compare(links: list[Any], mesh: Any, dim: int = 0) -> None:
     """Gradients, logged values and the norm before clipping are those of the whole tensors, on every rank."""
-    plain, cut = Rig(make_params(), *links), Rig(sharded(make_params(), mesh), *links)
+    plain, cut = Rig(make_params(), *links), Rig(sharded(make_params(), mesh, dim), *links)
     wanted, found = plain.step(), {name: whole(grad) for name, grad in cut.step().items()}
     for name, grad in wanted.items():
         assert (grad is None) == (found[name] is None), (links, name)
@@ -76,6 +77,17 @@ def refused(link: Any, mesh: Any, dim: int) -> str:
     return ""
 
 
+def taken(function: Any, mesh: Any) -> str:
+    """What is wrong with the gradients that a function returns."""
+    rig = Rig(sharded(make_params(), mesh))
+    rig.registry.register(function, "returns", event="update", on_error="raise")
+    try:
+        rig.step()
+    except GradientError as error:
+        return str(error)
+    return ""
+
+
 def main(store: str, rank: int) -> None:
     """Both processes do the same."""
     torch.set_num_threads(1)
@@ -85,6 +97,14 @@ def main(store: str, rank: int) -> None:
         compare(links, mesh)
     assert refused("centralize", mesh, 1).startswith("centralize: 'matrix' is sharded within its rows")
     assert refused("clip_adaptive", mesh, 1).startswith("clip_adaptive: 'matrix' is sharded within its rows")
+    mask = {"name": "mask", "masks": {"matrix": torch.tensor([[1, 0, 1]])}}
+    compare([mask], mesh, dim=1)
+    assert taken(lambda grads: {name: whole(grad) for name, grad in grads.items()}, mesh).endswith(
+        "'matrix': returned a plain tensor, the parameter is a DTensor"
+    )
+    assert "'matrix': returned placements" in taken(
+        lambda grads: {name: grad.redistribute(placements=[Replicate()]) for name, grad in grads.items()}, mesh
+    )
     assert refused("noise", mesh, 0).startswith("noise: 'matrix' is sharded over processes")
     dist.destroy_process_group()
     print(f"all the same on rank {rank}", flush=True)

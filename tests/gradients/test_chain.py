@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.errors import GradientError, HooklineError, MissingArgument
+from hookline.errors import GradientError, HooklineError, MissingArgument, StopTraining
 from hookline.events.policy import Incident
 from hookline.gradients.chain import UpdateChain
-from hookline.gradients.transforms import ClipNorm, Identity
-from hookline.registry.base import UpdateHook
+from hookline.gradients.transforms import ClipNorm, Identity, Mask
+from hookline.registry.base import TrainingHook, UpdateHook
 from hookline.registry.registry import HookRegistry
 
 Grads = Mapping[str, torch.Tensor]
@@ -209,10 +209,45 @@ def test_restored_state_is_used_also_by_a_chain_that_has_run(bench: Bench) -> No
     """A checkpoint replaces the state of a link that is compiled already, and comes before init of a new one."""
     bench.registry.register(Counting("count"))
     bench.step()
-    bench.chain.states.update({"count": {"calls": 10}, "later": {"calls": 20}})
+    bench.chain.restore({"count": {"calls": 10}, "later": {"calls": 20}})
     bench.registry.register(Counting("later"))
     bench.step()
     assert bench.chain.states == {"count": {"calls": 11}, "later": {"calls": 21}}
+
+
+def test_a_hook_that_comes_after_its_state_is_initialized_all_the_same(bench: Bench) -> None:
+    """A mask prepares itself in init; with a restored state it would mask nothing."""
+    bench.chain.restore({"mask": {}})
+    bench.registry.register(Mask(masks={"encoder": torch.tensor([0, 1])}))
+    assert bench.step() == [0.0, 2.0]
+
+
+def test_a_removed_hook_takes_its_state_with_it(bench: Bench) -> None:
+    """Nothing is saved of it; and what a checkpoint holds for a stranger is not saved either."""
+    bench.registry.register(Counting("gone"))
+    bench.registry.register(Counting("stays"))
+    bench.step()
+    bench.registry.remove("gone")
+    bench.chain.restore({"stranger": {"calls": 3}})
+    assert list(bench.chain.states) == ["stays"]
+    bench.registry.register(Counting("stranger"))
+    bench.step()
+    bench.registry.remove("stranger")
+    bench.registry.register(Counting("stranger"))
+    assert bench.chain.states["stranger"]["calls"] == 0
+
+
+def test_a_hook_whose_setup_registers_another_keeps_its_state(bench: Bench) -> None:
+    """Also the one that a checkpoint holds for it."""
+
+    class Brings(Counting):
+        def setup(self, registry: HookRegistry) -> None:
+            registry.register(Counting("brought"))
+
+    bench.chain.restore({"brings": {"calls": 5}})
+    bench.registry.register(Brings("brings"))
+    bench.step()
+    assert bench.chain.states["brings"]["calls"] == 6 and bench.chain.states["brought"]["calls"] == 1
 
 
 def test_another_hook_of_the_same_name_gets_a_state_of_its_own(bench: Bench) -> None:
@@ -296,4 +331,199 @@ def test_nothing_of_a_step_is_held_on_to(bench: Bench) -> None:
     bench.registry.register(link(lambda grads: 1 / 0, "fatal", on_error="raise"))
     with pytest.raises(ZeroDivisionError):
         bench.step()
-    assert not bench.chain.known._kept and bench.chain.known._latest is None
+    assert not bench.chain.known._tables and not bench.chain.known.seen._looks
+
+
+# ---- what a user's link may do behind our back -----------------------------------------------------------------------
+
+
+class Skipping:
+    """A moment whose trainer can leave the step out."""
+
+    def __init__(self) -> None:
+        self.step, self.epoch, self.model, self.trainer = 1, 0, None, self
+        self.reasons: list[str] = []
+        self.stops: list[str] = []
+        self.norms: list[tuple[float, bool]] = []
+
+    def skip_step(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def request_stop(self, reason: str, by: str | None = None) -> None:
+        self.stops.append(reason)
+
+    def clipped(self, norm: Any, is_global: bool) -> None:
+        self.norms.append((float(norm), is_global))
+
+
+def ran(bench: Bench) -> Skipping:
+    """The chain, run once where steps can be left out."""
+    moment, fired = Skipping(), bench.registry.fire.on_update
+    assert fired is not None
+    fired(moment)
+    return moment
+
+
+def zero_half(grads: Grads) -> None:
+    """Writes into the first gradient and then fails."""
+    grads["encoder"].zero_()
+    raise ValueError("half-way")
+
+
+def zero_all(grads: Grads) -> None:
+    """Writes into all of them and says nothing."""
+    for grad in grads.values():
+        grad.zero_()
+
+
+def test_half_written_gradients_reach_no_optimizer(bench: Bench) -> None:
+    """A link that did not say that it writes in place and fails half-way: the step is left out, nobody runs behind."""
+    called: list[str] = []
+    bench.registry.register(link(zero_half, "half"))
+    bench.registry.register(link(lambda grads: called.append("behind") or grads, "behind"))
+    assert ran(bench).reasons == ["half left half-written gradients"] and called == []
+    assert isinstance(bench.told[0].error, ValueError)
+    assert any("says inplace = True" in note for note in bench.told[0].error.__notes__)
+
+
+def test_writing_in_place_and_returning_nothing_must_be_declared(bench: Bench) -> None:
+    """The message says what was done and how to say so; once it is said, it works, for functions too."""
+    bench.registry.register(zero_all, event="update")
+    assert ran(bench).reasons == ["zero_all left half-written gradients"]
+    assert "wrote into the gradients in place and returned None" in bench.told[0].message
+    bench.registry.remove("zero_all")
+    bench.reset()
+
+    def declared(grads: Grads) -> None:
+        zero_all(grads)
+
+    declared.inplace = True  # type: ignore[attr-defined]
+    bench.registry.register(declared, event="update")
+    assert bench.step() == [0.0, 0.0] and len(bench.told) == 1
+
+
+def test_where_nobody_can_leave_a_step_out_the_failure_is_raised(bench: Bench) -> None:
+    """A loop of one's own gets the exception instead of wrong gradients."""
+    bench.registry.register(link(zero_half, "half"))
+    with pytest.raises(ValueError, match="half-way"):
+        bench.step()
+
+
+def test_a_failing_link_that_wrote_nothing_costs_no_step(bench: Bench) -> None:
+    """Only writes count, and those of an earlier failure are forgotten."""
+    fail = iter([zero_half, lambda grads: 1 / 0])
+    bench.registry.register(link(lambda grads: next(fail)(grads), "flaky"))
+    assert len(ran(bench).reasons) == 1
+    assert ran(bench).reasons == [] and len(bench.told) == 2
+
+
+@pytest.mark.parametrize("policy", ["raise", "warn"])
+def test_a_stop_from_the_middle_of_a_link_makes_no_half_step(bench: Bench, policy: str) -> None:
+    """With a backup the step is made on the gradients as they were; without one it is left out."""
+
+    def stops(grads: Grads) -> None:
+        grads["encoder"].zero_()
+        raise StopTraining("enough")
+
+    bench.registry.register(link(stops, "stops", inplace=True), on_error=policy)
+    moment = ran(bench)
+    assert moment.stops == ["enough"]
+    if policy == "raise":
+        assert moment.reasons == ["stops left half-written gradients"]
+    else:
+        assert moment.reasons == [] and bench.params["encoder"].grad.tolist() == [1.0, 1.0]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("write", [lambda grad: grad.data.mul_(100), lambda grad: grad.numpy().__imul__(100)])
+def test_norms_are_read_anew_behind_a_users_link(bench: Bench, write: Callable[[torch.Tensor], Any]) -> None:
+    """What is written through .data or NumPy moves no version counter, and is clipped all the same."""
+    bench.registry.register("measure", name="first", on_error="raise")
+    bench.registry.register(link(lambda grads: [write(grad) for grad in grads.values()] and grads, "secretly"))
+    bench.registry.register(ClipNorm(1.0))
+    moment = Skipping()
+    moment.log = lambda name, value: None  # type: ignore[attr-defined]
+    fired = bench.registry.fire.on_update
+    assert fired is not None
+    fired(moment)
+    assert moment.norms == [(pytest.approx(1000**0.5 * 10**0.5 * 10**0.5), True)]
+
+
+def test_what_a_link_returns_stays_its_own(bench: Bench) -> None:
+    """Links behind it write into copies: a state, a parameter, one tensor under two names, an expanded one."""
+    kept = {name: torch.full((2,), 8.0) for name in bench.params}
+    shared = torch.full((2,), 8.0)
+    for returned in (kept, {name: param.detach() for name, param in bench.params.items()},
+                     dict.fromkeys(kept, shared), {name: torch.tensor(8.0).expand(2) for name in kept}):  # fmt: skip
+        values = [tensor.clone() for tensor in returned.values()]
+        returns = link(lambda grads, new=returned: dict(new), "returns")
+        with bench.registry.register(returns), bench.registry.register("scale", factor=0.5):
+            assert bench.step() == [value[0].item() / 2 for value in values]
+        assert all(torch.equal(one, before) for one, before in zip(returned.values(), values, strict=True))
+        bench.reset()
+
+
+def test_links_run_without_autograd(bench: Bench) -> None:
+    """A gradient made from parameters carries no graph; hooks of on_gradient_clip run as at every event."""
+    enabled: list[bool] = []
+    bench.registry.register(
+        link(lambda grads: {name: grad + bench.params[name] for name, grad in grads.items()}, "decay", on_error="raise")
+    )
+    bench.registry.register(ClipNorm(100.0))
+    bench.registry.register(lambda: enabled.append(torch.is_grad_enabled()), "clip", event="gradient_clip")
+    assert bench.step() == [1.0, 2.0] and enabled == [True]
+
+
+def test_a_link_that_clips_must_tell_its_norm(bench: Bench) -> None:
+    """If it does not, that is its failure by its policy, and its gradients are not taken."""
+    bench.registry.register(link(scaled(0.1), "silent", clips=True))
+    assert bench.step() == [1.0, 2.0]
+    assert "set self.clipped_norm" in bench.told[0].message
+
+    class Tells(UpdateHook):
+        clips = True
+
+        def on_update(self, grads: Any) -> Any:
+            self.clipped_norm = grads.norm()
+            return scaled(0.1)(grads)
+
+    bench.registry.register(Tells())
+    assert bench.step() == pytest.approx([0.1, 0.2]) and len(bench.norms) == 1
+
+
+@pytest.mark.parametrize(
+    ("clip", "is_global"),
+    [
+        ({}, True),
+        ({"params": "*"}, True),
+        ({"norm_type": 1.0}, False),
+        ({"params": "encoder"}, False),
+        ({"name": "clip_value", "max_value": 9.0, "params": "decoder"}, False),
+        ({"name": "spike_guard", "action": "clip", "params": "decoder"}, False),
+        ({"name": "spike_guard", "action": "clip"}, True),
+    ],
+)
+def test_the_steps_norm_is_the_global_one_before_clipping(bench: Bench, clip: Any, is_global: bool) -> None:
+    """Whatever the first clip link finds: where that is another norm, the global one is read before it."""
+    entry = {"name": "clip_norm", "max_norm": 0.5, **clip}
+    if entry["name"] != "clip_norm":
+        del entry["max_norm"]
+    second = {"name": "clip_norm", "as": "second", "max_norm": 0.1}
+    bench.registry.load({"update": [{"name": "scale", "factor": 2.0}, entry, second]})
+    moment = ran(bench)
+    globally = [norm for norm, spans_all in moment.norms if spans_all]
+    assert globally[0] == pytest.approx(2 * 10**0.5)
+    assert len(moment.norms) == (2 if is_global else 3) and moment.norms[-2][1] == is_global
+
+
+def test_whoever_hears_on_update_is_an_intervener(bench: Bench) -> None:
+    """A function and a lifecycle hook with that method as much as an update hook; one that says otherwise is not."""
+
+    class Both(TrainingHook):
+        def on_update(self, grads: Grads) -> Grads:
+            return grads
+
+    bench.registry.register(zero_all, event="update")
+    bench.registry.register(Both())
+    bench.registry.register(link(lambda grads: grads, "watches", intervenes=False))
+    marks = {record.name: record.intervenes for record in bench.registry.list_hooks()}
+    assert marks == {"zero_all": True, "both": True, "watches": False}

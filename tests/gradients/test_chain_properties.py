@@ -44,6 +44,20 @@ def raises(grads: Grads) -> Grads:
     raise ValueError("boom")
 
 
+def scribbles(grads: Grads) -> None:
+    """Fails half-way, having written in place."""
+    for grad in list(grads.values())[:2]:
+        grad.mul_(1000)
+    raise ValueError("boom")
+
+
+def overwrites(grads: Grads) -> None:
+    """Writes in place, and returns nothing."""
+    for grad in grads.values():
+        grad.fill_(1e9)
+
+
+IN_PLACE = {"scribbles": scribbles, "overwrites": overwrites}
 BROKEN: dict[str, Callable[[Grads], Any]] = {
     "raises": raises,
     "returns_none": lambda grads: None,
@@ -76,6 +90,13 @@ def gradients(params: Any) -> Grads:
     return {name: param.grad.clone() for name, param in params.items() if param.grad is not None}
 
 
+def composed(chain: list[tuple[str, bool]], grads: Grads) -> Grads:
+    """What is left when those that work have worked in a row."""
+    for kind, _ in chain:
+        grads = PURE[kind](grads) if kind in PURE else grads
+    return grads
+
+
 CHAIN = st.lists(st.tuples(st.sampled_from([*PURE, *BROKEN]), st.booleans()), max_size=7)
 
 
@@ -90,12 +111,33 @@ def test_a_chain_is_the_composition_of_what_works(
     made.registry.desk.watch(lambda incident: told.append(incident.hook))
     for place, (kind, in_place) in enumerate(chain):
         made.registry.register(link(kind, in_place), f"{place}_{kind}")
-    wanted = gradients(made.params)
-    for kind, _ in chain:
-        wanted = PURE[kind](wanted) if kind in PURE else wanted
+    wanted = composed(chain, gradients(made.params))
     after = made.step()
     assert all(torch.equal(after[name], wanted[name]) for name in NAMES)
     assert told == [f"{place}_{kind}" for place, (kind, _) in enumerate(chain) if kind in BROKEN]
+
+
+@given(before=CHAIN, behind=CHAIN, kind=st.sampled_from(sorted(IN_PLACE)), seed=st.integers(0, 3))
+@QUICK
+def test_wrong_writes_in_place_reach_no_optimizer(
+    params: Callable[..., Any], rig: Any, before: Any, behind: Any, kind: str, seed: int
+) -> None:
+    """Wherever a link stands that writes without saying so: declared it is undone, undeclared the step is left out."""
+    for declared in (True, False):
+        made = rig(params(seed=seed))
+        broken = type("Broken", (UpdateHook,), {"on_update": lambda self, grads: IN_PLACE[kind](grads)})()
+        broken.inplace = declared and kind == "scribbles"  # what returns nothing is all right once it is declared
+        for place, (other, in_place) in enumerate(before):
+            made.registry.register(link(other, in_place), f"{place}_{other}")
+        made.registry.register(broken, "broken")
+        for place, (other, in_place) in enumerate(behind, len(before)):
+            made.registry.register(link(other, in_place), f"{place}_{other}")
+        wanted = composed([*before, *behind], gradients(made.params))
+        after = made.step()
+        if broken.inplace:
+            assert all(torch.equal(after[name], wanted[name]) for name in NAMES) and made.trainer.skipped == []
+        else:
+            assert made.trainer.skipped == ["broken left half-written gradients"]
 
 
 def total(grads: Grads) -> torch.Tensor:

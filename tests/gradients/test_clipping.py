@@ -13,6 +13,7 @@ from hookline.gradients.transforms import ClipAdaptive, ClipNorm, ClipValue
 from hookline.gradients.view import Gradients
 
 Make = Callable[..., Any]
+COMPLEX = {"frequencies": torch.complex64, "gains": torch.float32}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
@@ -52,6 +53,36 @@ def test_clip_norm_is_bit_for_bit_torchs_on_a_device(params: Make, dtype: torch.
     ClipNorm(1.0).on_update(Gradients(sets[0]))
     torch.nn.utils.clip_grad_norm_(list(sets[1].values()), 1.0)
     assert_same(*sets)
+
+
+@pytest.mark.parametrize("between", [[], ["measure"], [{"name": "scale", "factor": 1.0}]])
+def test_a_second_clipping_is_torchs_too(params: Make, rig: Any, between: list[Any]) -> None:
+    """What the first one left is read, not computed; whoever measures in between changes no bit."""
+    for seed in range(20):
+        ours, theirs = params(seed=seed), params(seed=seed)
+        first, second = {"name": "clip_norm", "max_norm": 7.3}, {"name": "clip_norm", "as": "second", "max_norm": 1.7}
+        rig(ours, first, *between, second).step()
+        for max_norm in (7.3, 1.7):
+            torch.nn.utils.clip_grad_norm_(list(theirs.values()), max_norm)
+        assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, math.inf])
+def test_complex_gradients_are_clipped_as_torch_clips_them(norm_type: float) -> None:
+    """A complex parameter beside a real one: each complex element counts by its size."""
+    sets = []
+    for _ in range(2):
+        stream = torch.Generator().manual_seed(0)
+        made = {name: torch.nn.Parameter(torch.zeros(3, dtype=dtype)) for name, dtype in COMPLEX.items()}
+        for param in made.values():
+            param.grad = torch.randn(3, dtype=param.dtype, generator=stream)
+        sets.append(made)
+    clip = ClipNorm(0.5, norm_type)
+    clip.on_update(Gradients(sets[0]))
+    norm = torch.nn.utils.clip_grad_norm_(list(sets[1].values()), 0.5, norm_type)
+    torch.testing.assert_close(clip.clipped_norm, norm)
+    for name in COMPLEX:
+        torch.testing.assert_close(sets[0][name].grad, sets[1][name].grad)
 
 
 def test_clip_norm_is_torchs_over_several_precisions(params: Callable[..., Any]) -> None:
@@ -149,3 +180,10 @@ def test_every_clip_link_tells_the_norm_before_it(params: Callable[..., Any], ri
     part = rig(params(), {"name": "clip_value", "max_value": 1.0, "params": "vector"})
     part.step()
     assert not part.clipped[1]
+
+
+@pytest.mark.parametrize("wrong", [{"max_norm": 0}, {"max_norm": "1e-3"}, {"norm_type": 0}, {"norm_type": -1}])
+def test_limits_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    """When the link is made."""
+    with pytest.raises(HooklineError, match=f"clip_norm: {next(iter(wrong))} must be above 0"):
+        ClipNorm(**{"max_norm": 1.0, **wrong})

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hookline.errors import GradientError, HooklineError, RegistrationError
-from hookline.gradients.transforms import Mask
+from hookline.gradients.transforms import Freeze, Mask
 
 
 def test_freeze_removes_the_gradients(params: Callable[..., Any], apply: Callable[..., Any]) -> None:
@@ -67,6 +67,12 @@ def test_a_mask_that_does_not_fit_is_refused_at_registration(params: Callable[..
     """With the parameter and its shape."""
     with pytest.raises((GradientError, RegistrationError), match=r"'matrix' does not fit its shape \(7, 3\)"):
         rig(params(), {"name": "mask", "masks": {"matrix": torch.ones(2)}})
+
+
+def test_freezing_everything_must_be_said() -> None:
+    """`params: null` is more often a slip than a wish."""
+    with pytest.raises(HooklineError, match="params=None would freeze everything"):
+        Freeze(None)
 
 
 def test_a_mask_of_nothing_is_refused() -> None:

@@ -8,6 +8,7 @@ import torch
 
 from hookline.errors import HooklineError
 from hookline.gradients.transforms import Grokfast
+from hookline.gradients.transforms.grokfast import _everywhere
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -56,3 +57,9 @@ def test_wrong_numbers_are_refused(given: dict[str, float], message: str) -> Non
     """An average that never forgets would be the first gradient for ever."""
     with pytest.raises(HooklineError, match=message):
         Grokfast(**given)
+
+
+def test_a_model_may_lie_on_several_devices() -> None:
+    """Whether the gradients are finite is found on one device and brought to each."""
+    flags = _everywhere(torch.tensor(True), [torch.zeros(1), torch.zeros(1, device="meta"), torch.zeros(2)])
+    assert {device.type: flag.device.type for device, flag in flags.items()} == {"cpu": "cpu", "meta": "meta"}

@@ -38,8 +38,19 @@ def test_it_gives_up_when_told_to(rig: Any) -> None:
     chain = chain_of(rig, {"name": "skip_nonfinite", "give_up_after": 2})
     for norm in (math.nan, 1.0, math.nan):
         chain.step(of_norm(norm))
-    with pytest.raises(TrainingError, match="not finite for 2 steps in a row"):
+    with pytest.raises(TrainingError, match=r"left out 2 steps in a row, .*: non-finite gradients"):
         chain.step(of_norm(math.nan))
+
+
+def test_a_spike_guard_gives_up_when_told_to(rig: Any) -> None:
+    """Spikes and what is not finite count together."""
+    entry = {"name": "spike_guard", "factor": 2.0, "warmup": 2, "window": 8, "give_up_after": 3}
+    chain = chain_of(rig, entry)
+    for norm in (1.0, 1.0, 9.0, 1.0, 9.0, math.nan):
+        chain.step(of_norm(norm))
+    assert chain.chain.states["spike_guard"]["in_a_row"] == 2 and chain.chain.states["spike_guard"]["total"] == 3
+    with pytest.raises(TrainingError, match=r"left out 3 steps in a row, .* more than 2 x its running median"):
+        chain.step(of_norm(9.0))
 
 
 def test_a_spike_is_left_out_and_ordinary_steps_are_not(rig: Any) -> None:
@@ -51,9 +62,37 @@ def test_a_spike_is_left_out_and_ordinary_steps_are_not(rig: Any) -> None:
     chain.step(of_norm(3.5))
     assert chain.trainer.skipped == ["the gradient norm is more than 3 x its running median"]
     chain.step(of_norm(math.nan))
-    assert len(chain.trainer.skipped) == 2
+    assert chain.trainer.skipped[1:] == ["non-finite gradients"]
     chain.step(of_norm(1.0))
     assert len(chain.trainer.skipped) == 2
+
+
+def test_a_median_of_nothing_judges_nothing(rig: Any) -> None:
+    """After steps without any gradient to speak of, the first real ones pass, and the median finds its level."""
+    chain = chain_of(rig, {"name": "spike_guard", "factor": 2.0, "warmup": 2, "window": 5})
+    for norm in (0.0, 0.0, 0.0, 1.0, 1.0, 1.0):
+        chain.step(of_norm(norm))
+    assert chain.trainer.skipped == []
+    chain.step(of_norm(5.0))
+    assert len(chain.trainer.skipped) == 1
+
+
+@pytest.mark.parametrize("window", [3, 5, 9])
+def test_another_window_takes_over_the_last_norms(rig: Any, window: int) -> None:
+    """A run may go on with a shorter or a longer one; the newest norms are kept, in their order."""
+    old = chain_of(rig, {"name": "spike_guard", "warmup": 1, "window": 5})
+    for norm in (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6):
+        old.step(of_norm(norm))
+    new = chain_of(rig, {"name": "spike_guard", "warmup": 1, "window": window})
+    new.chain.restore(old.chain.states)
+    newest = [1.2, 1.3, 1.4, 1.5, 1.6]
+    for norm in (1.7, 1.8):
+        new.step(of_norm(norm))
+        newest.append(norm)
+        norms = new.chain.states["spike_guard"]["norms"]
+        assert len(norms) == window
+        assert sorted(norms[~norms.isnan()].tolist()) == pytest.approx(newest[-window:])
+    assert new.trainer.skipped == []
 
 
 def test_its_median_is_that_of_what_it_has_counted(rig: Any) -> None:
@@ -85,6 +124,8 @@ def test_clipping_a_spike_scales_it_to_the_limit_and_asks_nothing(rig: Any) -> N
     assert chain.step(of_norm(10.0))["w"].norm().item() == pytest.approx(2.0)
     assert chain.step(of_norm(1.5))["w"].norm().item() == pytest.approx(1.5)
     assert chain.trainer.skipped == [] and chain.registry.get("spike_guard").waiting.calls == 0
+    spoiled = chain.step({"w": torch.tensor([math.inf, 1.0, 1.0, 1.0])})["w"]
+    assert torch.equal(spoiled, torch.tensor([math.inf, 1.0, 1.0, 1.0]))  # scaled by zero it would be NaN
 
 
 @pytest.mark.parametrize("link", ["skip_nonfinite", {"name": "spike_guard", "warmup": 1}])
@@ -105,5 +146,11 @@ def test_wrong_choices_are_refused() -> None:
     """With the choices."""
     with pytest.raises(HooklineError, match="action='stop' is no choice"):
         SpikeGuard(action="stop")  # type: ignore[arg-type]
-    with pytest.raises(HooklineError, match="give_up_after must be above 0"):
-        SkipNonfinite(give_up_after=0)
+    for wrong in (0, 0.5, True, "3"):
+        with pytest.raises(HooklineError, match="give_up_after must be a whole number above 0"):
+            SkipNonfinite(give_up_after=wrong)  # type: ignore[arg-type]
+    for key, value in {"factor": 1.0, "window": 0.5, "warmup": math.inf, "give_up_after": 2.5}.items():
+        with pytest.raises(HooklineError, match=f"spike_guard: {key} must be"):
+            SpikeGuard(**{key: value})  # type: ignore[arg-type]
+    with pytest.raises(HooklineError, match="with action='clip' there are none"):
+        SpikeGuard(action="clip", give_up_after=3)

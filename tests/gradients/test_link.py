@@ -78,6 +78,28 @@ def test_it_is_not_blamed_for_what_was_non_finite_before(rig: Any) -> None:
     assert after["b"].isnan().all() and chain.registry.entry("spoils").failures.total == 0
 
 
+def test_a_norm_that_overflows_is_no_fault(rig: Any) -> None:
+    """Gradients that are finite and too large for their norm: they are judged element by element."""
+    chain = chain_of(rig, Spoils(value=3e38), on_error="raise")
+    assert chain.step({"a": torch.full((2,), 3e38), "b": torch.ones(2)})["b"].isfinite().all()
+    spoiled = chain_of(rig, Spoils(), on_error="raise")
+    with pytest.raises(GradientError, match="'b'"):
+        spoiled.step({"a": torch.full((2,), 3e38), "b": torch.ones(2)})
+
+
+def test_where_there_are_no_gradients_nothing_is_wrong(rig: Any) -> None:
+    """Neither before the link nor behind it."""
+
+    class Looks(UpdateHook):
+        check_finite = True
+
+        def on_update(self, grads: Any) -> Any:
+            return grads
+
+    chain = chain_of(rig, Looks(), on_error="raise")
+    assert chain.step() == {"a": None, "b": None}
+
+
 def test_unasked_it_is_not_looked_for(rig: Any) -> None:
     """No reading, no wait: NaN passes on, and measure or skip_nonfinite shows it."""
     hook = Spoils()
@@ -104,11 +126,13 @@ def test_the_wait_has_a_row_in_the_cost_table(rig: Any) -> None:
     assert chain.registry.desk.arguments["whether spoils left finite gradients"].calls == 2
 
 
-def test_a_gradient_that_a_failing_link_added_is_gone_again(rig: Any) -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_gradient_that_a_failing_link_added_is_gone_again(rig: Any, in_place: bool) -> None:
     """What was None is None again."""
 
     class Adds(UpdateHook):
         check_finite = True
+        inplace = in_place
 
         def on_update(self, grads: Any) -> Any:
             return {**grads, "b": torch.full((2,), math.nan)}

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LINKS: list[dict[str, Any]] = [
@@ -29,25 +30,52 @@ NAMED = {"ids": [f"{link['name']}{place}" for place, link in enumerate(LINKS)]}
 GUARDS = [{"name": "skip_nonfinite"}, {"name": "spike_guard", "warmup": 1}]
 
 
-class CountingWaits(TorchDispatchMode):
-    """Counts the operations that would make the host wait for a device."""
+class SingleNumbers(TorchDispatchMode):
+    """Counts the operations that bring one number to the host, or need one there."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits = 0
+    waits = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.waits += function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
         return function(*args, **(kwargs or {}))
 
 
+class WholeTensors(TorchFunctionMode):
+    """Counts the calls that bring whole tensors to the host, which on the CPU are no operations at all."""
+
+    waits = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in (torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy):
+            self.waits += args[0].dtype is not torch.uint8  # the states of random streams live on the host
+        return function(*args, **(kwargs or {}))
+
+
 def waits_of(rig: Any, params: Callable[..., Any], *links: Any) -> int:
     """How often the host would wait in three steps."""
-    chain = rig(params(), *links)
-    with CountingWaits() as counting:
+    chain = rig(params())
+    for link in links:
+        chain.registry.register(link, event="update") if callable(link) else chain.registry.load({"update": [link]})
+    with SingleNumbers() as numbers, WholeTensors() as tensors:
         for seed in range(3):
             chain.step({name: one.grad for name, one in params(seed=seed).items() if one.grad is not None})
-    return counting.waits
+    return numbers.waits + tensors.waits
+
+
+WAYS: list[Callable[[torch.Tensor], Any]] = [
+    torch.Tensor.item, bool, float, torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.numpy, torch.nonzero,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_of_waiting_is_counted(rig: Any, params: Callable[..., Any], way: Callable[..., Any]) -> None:
+    """Or the tests below could not fail."""
+
+    def waits(grads: Any) -> Any:
+        way(grads["scalar"])
+        return grads
+
+    assert waits_of(rig, params, waits) == 3
 
 
 @pytest.mark.parametrize("link", LINKS, **NAMED)

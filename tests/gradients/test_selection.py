@@ -64,6 +64,13 @@ def test_a_pattern_that_matches_nothing_is_an_error(pattern: Any) -> None:
         chosen(pattern)
 
 
+@pytest.mark.parametrize("empty", [[], (), set()])
+def test_an_empty_list_is_an_error(empty: Any) -> None:
+    """It is no way to say all, and none is none to say."""
+    with pytest.raises(HooklineError, match="selects nothing; leave params out to select all"):
+        chosen(empty)
+
+
 def test_a_class_needs_a_model() -> None:
     """A chain that was made without one says so."""
     with pytest.raises(HooklineError, match="is about modules, and this chain was made without a model"):

@@ -46,7 +46,7 @@ def test_commit_takes_over_assignments_and_removals(params: dict[str, torch.nn.P
     del grads["b"]
     grads["frozen"] = torch.ones(2)
     grads.commit(grads)
-    assert params["a"].grad is new and params["b"].grad is None
+    assert params["a"].grad is not None and torch.equal(params["a"].grad, new) and params["b"].grad is None
     assert params["frozen"].grad is not None and list(grads) == ["a", "frozen"]
 
 
@@ -68,6 +68,7 @@ def test_commit_takes_a_new_mapping_with_none_for_removed(params: dict[str, torc
         ({"a": torch.zeros(2), "b": torch.zeros(2, dtype=torch.float64)}, "'b': returned dtype torch.float64"),
         ({"a": torch.zeros(2), "b": torch.zeros(2, device="meta")}, "'b': returned device meta"),
         ({"a": torch.zeros(2), "b": torch.zeros(2, requires_grad=True)}, "'b': .*carries a graph; detach it"),
+        ({"a": torch.zeros(2), "b": torch.zeros(2).to_sparse()}, "'b': returned layout torch.sparse_coo"),
     ],
 )
 def test_a_wrong_return_changes_nothing(params: dict[str, torch.nn.Parameter], returned: Any, message: str) -> None:
@@ -76,6 +77,21 @@ def test_a_wrong_return_changes_nothing(params: dict[str, torch.nn.Parameter], r
     with pytest.raises(GradientError, match=message):
         Gradients(params).commit(returned)
     assert params["a"].grad is before and params["b"].grad is not None
+
+
+def test_a_sparse_gradient_may_stay_sparse_or_become_dense(params: dict[str, torch.nn.Parameter]) -> None:
+    """The layout is the parameter's or that of the gradient so far."""
+    for returned in (torch.ones(2).to_sparse(), torch.ones(2)):
+        params["a"].grad = torch.zeros(2).to_sparse()
+        Gradients(params).commit({"a": returned, "b": None})
+        assert params["a"].grad.layout is returned.layout
+
+
+def test_what_is_taken_over_is_nobody_elses(params: dict[str, torch.nn.Parameter]) -> None:
+    """A copy of what was returned; but a gradient that stays is the very same."""
+    new, old = torch.zeros(2), params["b"].grad
+    Gradients(params).commit({"a": new, "b": old})
+    assert params["a"].grad is not new and params["b"].grad is old
 
 
 def test_an_assignment_to_no_parameter_names_the_nearest(params: dict[str, torch.nn.Parameter]) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import GenericTrainer, HooklineError, HooksConfig, Trainer, get_trainer, read_metrics
+from hookline import GenericTrainer, HooklineError, Trainer, get_trainer, read_metrics
 from hookline.hooks.gradient_monitor import GradientMonitor
 from hookline.record.layer_series import read_layers
 from hookline.stats.histograms import BINS, ZERO
@@ -203,7 +203,7 @@ def test_update_ratio_needs_no_learning_rate() -> None:
     """It is the size of what the optimizer added against the size of the weights before, per layer and in all."""
     model = make_model()
     trainer = make_trainer(model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.03))
-    trainer.add_hook(GradientMonitor(log_frequency=1, update_ratio=True))
+    trainer.add_hook(GradientMonitor(log_frequency=1, log_update_ratio=True))
     weights = [{name: param.detach().clone() for name, param in model.named_parameters()}]
     take = lambda model: weights.append({name: param.detach().clone() for name, param in model.named_parameters()})  # noqa: E731
     trainer.on("after_optimizer_step", name="witness")(take)
@@ -225,7 +225,7 @@ def test_an_optimizer_that_leaves_the_step_out_has_no_ratio() -> None:
     trainer = GenericTrainer(
         {}, model, optimizers, device="cpu", loss_fn=nn.functional.mse_loss, record=False, console=False
     )
-    trainer.add_hook(GradientMonitor(log_frequency=1, update_ratio=True))
+    trainer.add_hook(GradientMonitor(log_frequency=1, log_update_ratio=True))
     trainer.on("after_optimizer_step", name="skip")(lambda optimizer_idx, trainer: trainer.skip_step("enough"))
     trainer.fit(make_batches(2), max_epochs=1)
     rows = layers_of(trainer)[1]
@@ -287,6 +287,15 @@ def test_a_filter_that_matches_nothing_ends_the_run_before_its_first_step() -> N
         ({"log_frequency": 0}, "log_frequency: 0 is never due"),
         ({"log_frequency": "often"}, "log_frequency: 'often' is no schedule"),
         ({"percentiles": [10, 101]}, "percentiles: expected numbers from 0 to 100.*101"),
+        ({"percentiles": 50}, "percentiles: expected numbers from 0 to 100, such as .*; got 50"),
+        ({"percentiles": "50"}, "percentiles: expected numbers from 0 to 100, such as .*; got '50'"),
+        ({"percentiles": [True]}, "percentiles: expected numbers from 0 to 100, such as .*; got True"),
+        ({"param_filter": 3}, "param_filter: expected a part of parameters' names, or a list of such; got 3"),
+        ({"param_filter": ["a", 3]}, r"param_filter: expected a part .*; got \['a', 3\]"),
+        ({"vanishing": "x"}, "vanishing: expected a number; got 'x'"),
+        ({"exploding": None}, "exploding: expected a number; got None"),
+        ({"median_ratio": 2}, "median_ratio: expected a number between 0 and 1; got 2"),
+        ({"log_update_ratio": "no"}, "log_update_ratio: expected true or false; got 'no'"),
         ({"log_histogram": True, "bins_per_octave": 3}, "bins_per_octave: expected 1, 2, 4 or 8, got 3"),
         ({"vanishing": 1.0, "exploding": 0.5}, "vanishing=1.0 must be"),
     ],
@@ -300,6 +309,8 @@ def test_wrong_parameters_are_refused(parameters: dict[str, Any], message: str) 
 @pytest.mark.req("002-09")
 def test_the_documents_configuration(tmp_path: Path) -> None:
     """Seed 002's block as it stands, and what it promises is in the run's directory."""
+    from hookline import HooksConfig  # here, so that the rest runs where there is no pydantic
+
     config = HooksConfig(
         enable_gradient_monitor=True,
         gradient_monitor_config={
@@ -391,6 +402,51 @@ def test_exploding_and_non_finite_layers_are_named() -> None:
     assert (metrics["gradients/nans"], metrics["gradients/infs"]) == (1, 2)
     assert (metrics["gradients/layers_exploding"], metrics["gradients/layers_non_finite"]) == (1, 1)
     assert monitor.latest is not None and "0.weight" in str(monitor.latest)
+
+
+class Overflows(nn.Module):
+    """Its gradients are too large for half precision at a large scale, or at every one."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.layer, self.factor = nn.Linear(6, 3), factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x * self.factor)
+        return out
+
+
+def test_a_scaler_that_finds_its_scale_is_no_trouble() -> None:
+    """The steps that it leaves out are recorded and not judged; gradients that overflow at every scale are told."""
+    batches = make_batches(20)
+    model = Overflows(30.0)
+    still = torch.optim.SGD(model.parameters(), lr=0.0)
+    settling = make_trainer(model, batches, precision="fp16", optimizer=still)
+    settling.add_hook(GradientMonitor(log_frequency=1, exploding=1e9))
+    settling.train()
+    assert 0 < settling.skipped_steps <= 16 and told(settling) == []
+    assert metrics_of(settling)[1]["gradients/infs"] + metrics_of(settling)[1]["gradients/nans"] > 0
+    hopeless = make_trainer(Overflows(math.inf), batches, precision="fp16")
+    hopeless.add_hook(GradientMonitor(log_frequency=1, exploding=1e9))
+    hopeless.train()
+    assert [event["measured_at"] for event in told(hopeless)] == [17]
+
+
+def test_what_a_users_link_writes_unseen_is_measured() -> None:
+    """A write through .data moves no version; with a link of the user's the gradients are always read again."""
+    trainer = make_trainer()
+    trainer.add_hook(GradientMonitor(log_frequency=1))
+
+    @trainer.on("update")
+    def secretly(grads: Any) -> Any:
+        for grad in grads.values():
+            grad.data.mul_(3)
+        return grads
+
+    trainer.train()
+    for values in metrics_of(trainer).values():
+        if "gradients/norm" in values:
+            assert values["gradients/final_norm"] == pytest.approx(3 * values["gradients/norm"], rel=1e-5)
 
 
 def test_what_was_told_is_saved() -> None:
@@ -485,7 +541,7 @@ def test_sparse_gradients_are_those_of_the_dense_ones() -> None:
         torch.manual_seed(0)
         model = Tied(False, sparse)
         trainer = make_trainer(model, token_batches(), loss_fn=nn.functional.cross_entropy)
-        trainer.add_hook(GradientMonitor(log_frequency=1, log_histogram=True, percentiles=[5, 95], update_ratio=True))
+        trainer.add_hook(GradientMonitor(1, log_histogram=True, percentiles=[5, 95], log_update_ratio=True))
         trainer.train()
         results.append(trainer)
     steps = [trainer.record.layer_steps for trainer in results]  # type: ignore[attr-defined]
@@ -511,7 +567,7 @@ def test_parameters_that_begin_to_be_trained() -> None:
 def test_no_gradient_anywhere() -> None:
     """A step without any gradient is a look with nothing in it, not a failure."""
     trainer = make_trainer()
-    trainer.add_hook(GradientMonitor(log_frequency=1, percentiles=[50], log_histogram=True, update_ratio=True))
+    trainer.add_hook(GradientMonitor(log_frequency=1, percentiles=[50], log_histogram=True, log_update_ratio=True))
     trainer.on("after_backward", name="thief")(lambda model: model.zero_grad(set_to_none=True))
     trainer.train()
     assert all(math.isnan(row["norm"]) for row in layers_of(trainer)[1].values())
@@ -536,7 +592,7 @@ def result_of(dress: Callable[[Trainer], Any]) -> list[torch.Tensor]:
 
 def test_training_is_bit_for_bit_the_same() -> None:
     """With everything on, at every step, nothing of the training changes."""
-    everything = {"log_histogram": True, "percentiles": [10, 50, 90], "update_ratio": True}
+    everything = {"log_histogram": True, "percentiles": [10, 50, 90], "log_update_ratio": True}
     plain = result_of(lambda trainer: None)
     watched = result_of(lambda trainer: trainer.add_hook(GradientMonitor(log_frequency=1, **everything)))
     assert len(plain) == len(watched) and all(map(torch.equal, plain, watched))
@@ -547,7 +603,7 @@ def test_gradients_are_not_kept_alive() -> None:
     from weakref import ref
 
     trainer = make_trainer()
-    monitor = GradientMonitor(log_frequency=1, update_ratio=True)
+    monitor = GradientMonitor(log_frequency=1, log_update_ratio=True)
     trainer.add_hook(monitor)
     kept: list[Any] = []
     alive: list[int] = []
@@ -589,7 +645,8 @@ def looked_at(device: str, guard: Callable[[Callable[[], Any]], Any]) -> Bystand
     """Three steps of the same model, with the hook's events inside the guard."""
     model = make_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    monitor, trainer = GradientMonitor(1, log_histogram=True, percentiles=[10, 90], update_ratio=True), Bystander(model)
+    monitor = GradientMonitor(1, log_histogram=True, percentiles=[10, 90], log_update_ratio=True)
+    trainer = Bystander(model)
     for step, (inputs, targets) in enumerate(make_batches(3), 1):
         nn.functional.mse_loss(model(inputs.to(device)), targets.to(device)).backward()  # type: ignore[no-untyped-call]
         guard(partial(monitor.on_gradients_ready, trainer, step))
@@ -612,7 +669,6 @@ def test_any_loop_can_tell_it_of_its_steps() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device() -> None:
     """No event of a step that is due makes a host sync, and what arrives is what the CPU finds."""
 

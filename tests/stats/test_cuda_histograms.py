@@ -63,7 +63,6 @@ def test_every_awkward_tensor_on_cuda(awkward_tensors: Callable[[], list[Tensor]
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device() -> None:
     """Counting and reading percentiles make no host sync."""
     tensors = [torch.randn(100_000, device="cuda"), torch.randn(10, device="cuda").double()]

@@ -78,7 +78,6 @@ def test_the_same_bits_every_time_on_cuda() -> None:
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_nothing_waits_for_the_device() -> None:
     """No host sync once the shapes have been seen, nor with new shapes."""
     summarize([torch.randn(1000, device="cuda")])

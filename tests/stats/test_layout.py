@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline.stats.layout import CHUNK_BYTES, layout_of
+from hookline.stats.layout import CHUNK_BYTES, kept_table, layout_of
 
 DTYPES = st.sampled_from([torch.bfloat16, torch.float32, torch.float64, torch.bool])
 CPU = torch.device("cpu")
@@ -38,3 +38,10 @@ def test_repeated_shapes_share_their_tables() -> None:
     first = layout_of(CPU, 0, (10, 20), (torch.float32, torch.float32))
     assert layout_of(CPU, 0, (10, 20), (torch.float32, torch.float32)) is first
     assert layout_of(CPU, 1, (10, 20), (torch.float32, torch.float32)) is not first
+
+
+def test_a_table_of_the_same_numbers_is_kept() -> None:
+    """As addresses mostly are from step to step; other numbers have their own."""
+    first = kept_table(CPU, (2**40, 3))
+    assert first.tolist() == [2**40, 3] and first.dtype is torch.int64
+    assert kept_table(CPU, (2**40, 3)) is first and kept_table(CPU, (3, 2**40)).tolist() == [3, 2**40]

@@ -31,7 +31,7 @@ def test_another_thread_lends_nothing() -> None:
     assert seen == [False]
 
 
-def test_statistics_of_a_tensor_on_loan_are_read_at_once() -> None:
+def test_statistics_of_a_tensor_on_loan_are_of_what_was_shown() -> None:
     """Its owner may write into it afterwards without a version that would tell."""
     collector, tensor = Collector(), torch.ones(4)
     with lending():

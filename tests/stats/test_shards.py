@@ -75,7 +75,8 @@ def trained(sharded):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, "max_grad_norm": 0.1}
     trainer = get_trainer("simple", model, batches, optimizer, "cpu", **options)
-    trainer.add_hook(GradientMonitor(1, log_histogram=True, percentiles=[10, 50], update_ratio=True), on_error="raise")
+    monitor = GradientMonitor(1, log_histogram=True, percentiles=[10, 50], log_update_ratio=True)
+    trainer.add_hook(monitor, on_error="raise")
     trainer.train()
     return trainer.record
 

@@ -1,7 +1,7 @@
 """The update chain: what makes the callable of `on_update`.
 
-Links run in registration order. Each gets the gradients as the links before it left them and returns what the optimizer
-shall use; that is checked and taken over as a whole, so a link that fails leaves them as they were.
+Links run in registration order, without autograd. Each gets the gradients as the links before it left them and returns
+what the optimizer shall use; that is checked and taken over as a whole, so a link that fails leaves them as they were.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 
 from hookline.events.catalog import CATALOG
 from hookline.events.dispatch import Bound, Fired
+from hookline.events.moment import known
 from hookline.gradients.link import Link
 from hookline.gradients.norms import Norms
 from hookline.gradients.selection import choose
@@ -40,8 +41,10 @@ class UpdateChain:
         self._params, self._model = params, model
         self.states: dict[str, Any] = {}
         self._owners: dict[str, Any] = {}  # whose state it is: another hook of the same name gets its own
+        self._waiting: dict[str, Any] = {}  # a checkpoint's states, of hooks that are not registered yet
         self.known = Norms()  # what one link has read, the next need not read again
         registry.admit_with(self._check)
+        registry.watch_changes(self._drop_removed)
         registry.tables.compile_with("on_update", self.compile)
 
     def compile(self, bound: list[Bound], timed: bool) -> Fired | None:
@@ -49,41 +52,74 @@ class UpdateChain:
         if not timed and all(_passes_through(item) for item in bound):
             return None  # the default link alone has nothing to do: it is called where its cost is measured
         links = [self._link(item) for item in bound]
-        reporter = next((link for link in links if getattr(link.bound.owner, "reports_norms", False)), None)
+        self._have_norms_read(links)
 
+        @torch.no_grad()
         def on_update(moment: Any) -> None:
             try:
                 for link in links:
-                    if reporter is None or _passes_through(link.bound):
-                        self._run(link, moment, timed)
-                    else:
-                        self._report(reporter, link, "before", moment)
-                        self._run(link, moment, timed)
-                        self._report(reporter, link, "after", moment)
-                    if link.may_skip and getattr(moment, "skip_asked_at", None) == moment.step:
+                    if not self._run_and_report(link, moment, timed):
                         break  # nobody will use these gradients, and links with a memory should not see them
             finally:
                 self.known.clear()  # it holds on to gradients
 
         return on_update
 
-    def _run(self, link: Link, moment: Any, timed: bool) -> None:
-        """One link, its failure treated by its policy, its time noted, its clipping told."""
+    def _have_norms_read(self, links: list[Link]) -> None:
+        """Around every link if a hook reports them; all before the first clipping if that link finds another norm."""
+        reporter = next((link for link in links if getattr(link.bound.owner, "reports_norms", False)), None)
+        for link in links:
+            link.reporter = None if _passes_through(link.bound) else reporter
+        first_clip = next((link for link in links if link.clips), None)
+        if first_clip is not None and not first_clip.clips_globally:
+            first_clip.everything = Gradients(self._params(), self.known)
+
+    def _run_and_report(self, link: Link, moment: Any, timed: bool) -> bool:
+        """One link, and the norms that are read around it; whether the step goes on."""
+        if link.everything is not None:
+            moment.clipped(link.everything.norm(), True)
+        if link.reporter is None:
+            return self._run(link, moment, timed)
+        self._report(link.reporter, link, "before", moment)
+        goes_on = self._run(link, moment, timed)
+        self._report(link.reporter, link, "after", moment)
+        return goes_on
+
+    def _run(self, link: Link, moment: Any, timed: bool) -> bool:
+        """One link, its failure treated by its policy, its time noted, its clipping told; whether the step goes on."""
         began = perf_counter_ns() if timed else 0
         values = link.values(moment) if link.named else {}
         try:
             link.run(values)
         except Exception as error:
-            if self.registry.desk.failed(ON_UPDATE, link.bound, error, moment) is not None:
-                raise
-            return
+            return self._failed(link, error, moment)
+        finally:
+            if not link.bound.built_in:
+                self.known.clear()  # it may have written in a way that no version counts
         if link.bound.recovering:
             self.registry.desk.recovered(ON_UPDATE, link.bound)
         if timed:
             link.bound.cost.add(perf_counter_ns() - began)
         if link.clips:
-            moment.clipped(link.bound.owner.clipped_norm, link.spans_all and link.bound.owner.norm_type == 2.0)
-            if heard := self.registry.fire.on_gradient_clip:
+            self._tell_clipping(link, moment)
+        return not (link.may_skip and getattr(moment, "skip_asked_at", None) == moment.step)
+
+    def _failed(self, link: Link, error: Exception, moment: Any) -> bool:
+        """By its policy it ends the run or is left out; half-written gradients must reach no optimizer."""
+        if self.registry.desk.failed(ON_UPDATE, link.bound, error, moment) is not None:
+            raise error
+        if not link.half_written:
+            return True
+        skip = getattr(known(moment, "trainer", None), "skip_step", None)
+        if skip is None:
+            raise error  # nobody here can leave the step out but the loop's owner
+        skip(f"{link.bound.hook} left half-written gradients")
+        return False
+
+    def _tell_clipping(self, link: Link, moment: Any) -> None:
+        moment.clipped(link.bound.owner.clipped_norm, link.clips_globally)
+        if heard := self.registry.fire.on_gradient_clip:
+            with torch.enable_grad():  # as at every other event
                 heard(moment)
 
     def _report(self, reporter: Link, link: Link, when: str, moment: Any) -> None:
@@ -111,17 +147,31 @@ class UpdateChain:
         return choose(getattr(hook, "params", None), self._params(), self._model)
 
     def _state_of(self, name: str, hook: Any, chosen: Mapping[str, torch.nn.Parameter]) -> None:
-        """Made once per hook; another hook of the same name gets its own."""
-        if name not in self.states or self._owners.get(name, hook) is not hook:
+        """Made once per hook, and then replaced by what a checkpoint holds for it."""
+        if name not in self.states or self._owners.get(name) is not hook:
             init = getattr(hook, "init", None)
-            self.states[name] = init(chosen) if callable(init) else {}
-        self._owners[name] = hook
+            made = init(chosen) if callable(init) else {}
+            self.states[name] = self._waiting.get(name, made)
+            self._owners[name] = hook
+
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """Take over a checkpoint's states; that of a hook which is not registered yet waits for it."""
+        for name, state in states.items():
+            (self.states if name in self.states else self._waiting)[name] = state
+
+    def _drop_removed(self) -> None:
+        """The set of hooks has changed: a removed one takes its state with it."""
+        if len(self.states) > self.registry.tables.hearers["on_update"]:
+            for name in [name for name in self.states if name not in self.registry]:
+                del self.states[name], self._owners[name]
 
     def _link(self, bound: Bound) -> Link:
         chosen = self._chosen(bound.owner)
         self._state_of(bound.hook, bound.owner, chosen)
+        self._waiting.pop(bound.hook, None)  # it has what it waited for; a successor begins anew
         desk, policy = self.registry.desk, self.registry.entry(bound.hook).policy
-        link = Link(bound, Gradients(chosen, self.known), self.states, may_fail=policy != "raise")
+        spans_all = len(chosen) == len(self._params())
+        link = Link(bound, Gradients(chosen, self.known), self.states, policy != "raise", spans_all)
         if (desk.debug or getattr(bound.owner, "check_finite", False)) and not _passes_through(bound):
             link.finite_check = desk.argument_cost(f"whether {bound.hook} left finite gradients")
         return link

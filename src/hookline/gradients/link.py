@@ -10,7 +10,12 @@ import torch
 
 from hookline.errors import GradientError
 from hookline.events.dispatch import Bound, Cost
+from hookline.gradients.numbers import is_sharded
 from hookline.gradients.view import Gradients
+from hookline.stats.columns import INFS, NANS
+from hookline.stats.pieces import Pieces
+
+Marks = list[tuple[int, int]]
 
 
 class Link:
@@ -19,18 +24,25 @@ class Link:
     Its state is looked up by name at each call, as a checkpoint may replace it.
     """
 
-    def __init__(self, bound: Bound, grads: Gradients, states: Mapping[str, Any], may_fail: bool) -> None:
+    def __init__(
+        self, bound: Bound, grads: Gradients, states: Mapping[str, Any], may_fail: bool, spans_all: bool
+    ) -> None:
         self.bound, self.grads, self.states = bound, grads, states
         owner = bound.owner
         self.in_place = bool(getattr(owner, "inplace", False))
         # What writes in place and may fail without ending the run needs copies to fall back to.
         self.backup = self.in_place and may_fail
+        # A user's link may write in place without saying so, or stop the run half-way: that must be noticed.
+        self.watched = not bound.built_in and not self.backup
+        self.half_written = False  # what it had written when it last failed could not be taken back
         self.only_grads = bound.listener.positional == ("grads",) and not bound.listener.keywords
         self.clips = bool(getattr(owner, "clips", False))
-        self.spans_all = getattr(owner, "params", None) is None
+        self.clips_globally = self.clips and spans_all and getattr(owner, "norm_type", 2.0) == 2.0
         self.named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))
         self.may_skip = "trainer" in self.named  # only a link that has the trainer can leave a step out
         self.finite_check: Cost | None = None  # the account of its wait for the device, where it is checked at all
+        self.reporter: Link | None = None  # who wants its norms before and after
+        self.everything: Gradients | None = None  # what has the step's norm, where this link clips and finds another
 
     def values(self, moment: Any) -> dict[str, Any]:
         """What the hook names beside the gradients and its state."""
@@ -38,41 +50,88 @@ class Link:
 
     def run(self, values: Mapping[str, Any]) -> None:
         """Call the hook once."""
-        grads = self.grads
-        before = self._before()
-        norm = grads.norm() if self.finite_check else None
+        before, marks = self._before(), self._marks() if self.watched else None
+        were_finite = self._finite() if self.finite_check else None
         try:
-            returned = self.bound.listener.call(grads) if self.only_grads else self._call(values)
-            if returned is None and self.in_place:
-                returned = grads
-            if returned is not grads or grads.aside:
-                grads.commit(returned)
-            if norm is not None:
-                self._refuse_non_finite(norm)
-        except Exception:
-            grads.forget()
-            for name, gradient in before.items():
-                grads.params[name].grad = gradient
+            returned = self.bound.listener.call(self.grads) if self.only_grads else self._call(values)
+            self._take(returned, marks)
+            if were_finite is not None:
+                self._refuse_non_finite(were_finite)
+        except Exception as error:
+            self._put_back(before)
+            self.half_written = marks is not None and marks != self._marks()
+            if self.half_written:
+                remedy = "" if self.in_place or DECLARE in str(error) else f"; {DECLARE}"
+                error.add_note(f"it had written into the gradients by then, which cannot be taken back{remedy}")
             raise
 
     def _call(self, values: Mapping[str, Any]) -> Any:
         own = {"grads": self.grads, "own_state": self.states[self.bound.hook]}
         return self.bound.listener.with_values({**values, **own})
 
+    def _take(self, returned: Any, marks: Marks | None) -> None:
+        """Check what the hook returned, and take it over."""
+        if self.clips:
+            _refuse_untold(getattr(self.bound.owner, "clipped_norm", None))
+        if returned is None and self.in_place:
+            returned = self.grads
+        elif returned is None and marks is not None and marks != self._marks():
+            raise GradientError(f"wrote into the gradients in place and returned None; {DECLARE}")
+        if returned is not self.grads or self.grads.aside:
+            self.grads.commit(returned)
+
+    def _marks(self) -> Marks:
+        """Which gradients there are and how often each was written to; holds on to none of them."""
+        return [(id(grad), _memory(grad)._version) for grad in self.grads.tensors()]
+
     def _before(self) -> dict[str, torch.Tensor | None]:
         """What to put back if the hook fails: the gradients themselves, or copies where it writes into them."""
-        if self.backup:
-            return {name: grad.clone() for name, grad in self.grads.items()}
-        return {name: param.grad for name, param in self.grads.params.items()} if self.finite_check else {}
+        if not self.backup and not self.finite_check:
+            return {}
+        now = {name: param.grad for name, param in self.grads.params.items()}
+        return {name: grad if grad is None else grad.clone() for name, grad in now.items()} if self.backup else now
+
+    def _put_back(self, before: Mapping[str, torch.Tensor | None]) -> None:
+        self.grads.forget()
+        for name, gradient in before.items():
+            self.grads.params[name].grad = gradient
+
+    def _finite(self) -> torch.Tensor:
+        """Whether each gradient is finite in every element, on the device; a norm would overflow too early."""
+        if not (tensors := self.grads.tensors()):
+            return torch.ones(0, dtype=torch.bool)
+        rows = Pieces(tensors, list(self.grads)).summarize()
+        return rows[:, NANS] + rows[:, INFS] == 0
 
     def _refuse_non_finite(self, before: torch.Tensor) -> None:
-        """Raise if the gradients were finite before this link and are not now; the host waits for that."""
+        """Raise if all gradients were finite before this link and one is not now; the host waits for that.
+
+        With one that was not, a link that puts gradients in relation to each other can leave none finite.
+        """
         began = perf_counter_ns()
-        broken = bool(before.isfinite() & ~self.grads.norm().isfinite())
+        finite = self._finite()
+        all_before, *now = torch.cat([before.all().reshape(1).to(finite.device), finite]).tolist()
         assert self.finite_check is not None
         self.finite_check.add(perf_counter_ns() - began)
-        if broken:
-            finite = self.grads.norms().isfinite().tolist()
-            culprits = [name for name, fine in zip(self.grads, finite, strict=True) if not fine]
+        culprits = [name for name, fine in zip(self.grads, now, strict=True) if not fine]
+        if all_before and culprits:
             where = repr(culprits[0]) + (f" ({len(culprits)} parameters in all)" if len(culprits) > 1 else "")
             raise GradientError(f"made the gradient of {where} non-finite, which was finite before")
+
+
+DECLARE = "a link that writes in place says inplace = True (in its class, or as an attribute of the function)"
+
+
+def _refuse_untold(norm: Any) -> None:
+    """A link that says that it clips must say what it found."""
+    if not isinstance(norm, (int, float)) and not (isinstance(norm, torch.Tensor) and norm.numel() == 1):
+        raise GradientError(
+            f"says clips = True and left {type(norm).__name__} as its clipped_norm; set self.clipped_norm to the norm "
+            "before clipping, a number or a tensor of one element, at every call"
+        )
+
+
+def _memory(gradient: Any) -> torch.Tensor:
+    """What counts the writes to a gradient: of a DTensor the shard here, for its own count misses some."""
+    memory: torch.Tensor = gradient.to_local() if is_sharded(gradient) else gradient
+    return memory

@@ -2,81 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline.gradients.numbers import any_sharded, are_alike, by_kind, is_sharded, numbers_of
+from hookline.gradients.norm_table import NormTable
+from hookline.gradients.numbers import Seen, any_sharded, is_sharded, numbers_of, places_by_kind
 from hookline.stats.columns import wide_dtype
+from hookline.stats.layout import kept_table
 from hookline.stats.shards import find_shards
-
-
-class _Kept(NamedTuple):
-    """A norm, with the memory it is of and how often that had been written to."""
-
-    memory: Tensor
-    version: int
-    norm: Tensor
 
 
 class Norms:
     """L2 norms of gradients, on their device, kept while the gradients stay as they are.
 
     Whether a gradient was written to is told by its version counter, so nobody needs to say so. Two rules make a run
-    the same whether or not somebody measures: what is kept by reading is what reading again would give, and what is
-    kept without reading (`keep`) is kept by links that change gradients, always.
+    the same whether or not somebody measures: what is kept by reading (`of`) is what reading again would give, and what
+    a link knows otherwise (`keep`) is kept by links that change gradients, always.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, _Kept] = {}
-        self._latest: tuple[list[Tensor], list[int], Tensor] | None = None
+        self.seen = Seen()
+        """What is known of the gradients beside their norms."""
+        self._tables: dict[Any, NormTable] = {}
+        self._derived = False  # some of them were not found in the gradients but computed from others
 
     def of(self, tensors: list[Tensor]) -> Tensor:
         """One norm per gradient, of the whole gradient where it is sharded; float32 for half precision."""
-        memory = numbers_of(tensors)
-        versions = [one._version for one in memory]
-        if self._latest is not None and _same(self._latest, memory, versions):
-            return self._latest[2]
-        self._spread()
-        kept = [self._kept.get(id(one)) for one in memory]
-        stale = [i for i, one in enumerate(kept) if one is None or one.version != versions[i]]
-        found = _read([tensors[i] for i in stale], [memory[i] for i in stale])
-        if len(stale) < len(memory):
-            fresh = dict(zip(stale, found, strict=True))
-            found = [fresh[i] if one is None or i in fresh else one.norm for i, one in enumerate(kept)]
-        if len({norm.device for norm in found}) > 1:
-            found = [norm.to(memory[0].device) for norm in found]
-        self._latest = (memory, versions, torch.stack(found))
-        return self._latest[2]
+        memory = self.seen.numbers(tensors)
+        if self.seen.look(memory).alike:
+            return self._of_one_kind(tensors, memory)
+        groups = places_by_kind(memory)
+        found = [self._of_one_kind([tensors[i] for i in some], [memory[i] for i in some]) for some in groups]
+        home = memory[0].device
+        order = sorted(range(len(memory)), key=[i for some in groups for i in some].__getitem__)
+        return torch.cat([part.to(home) for part in found])[kept_table(home, tuple(order))]
 
-    def keep(self, tensors: list[Tensor], norms: Tensor) -> None:
-        """Norms that a link knows after having written, without reading what it wrote."""
-        self._spread()
-        memory = numbers_of(tensors)
-        self._latest = (memory, [one._version for one in memory], norms)
+    def read(self, tensors: list[Tensor]) -> Tensor:
+        """As `of`, for a link that is exact to the last bit: what was only derived is read."""
+        if self._derived:
+            self._tables.clear()
+            self._derived = False
+        return self.of(tensors)
+
+    def keep(self, tensors: list[Tensor], norms: Tensor, derived: bool = False) -> None:
+        """Norms that a link knows after having written: found on the way, or `derived` from what they were before."""
+        self._derived |= derived
+        memory = self.seen.numbers(tensors)
+        if self.seen.look(memory).alike:
+            self._table(memory[0]).put(memory, norms)
+            return
+        for some in places_by_kind(memory):
+            self._table(memory[some[0]]).put([memory[i] for i in some], norms[kept_table(norms.device, tuple(some))])
 
     def clear(self) -> None:
         """Let go of everything; the step is over."""
-        self._kept.clear()
-        self._latest = None
+        self._tables.clear()
+        self._derived = False
+        self.seen.forget()
 
-    def _spread(self) -> None:
-        """The latest row becomes single norms, to be put together differently."""
-        if self._latest is not None:
-            for memory, version, norm in zip(*self._latest[:2], self._latest[2].unbind(), strict=True):
-                self._kept[id(memory)] = _Kept(memory, version, norm)
-            self._latest = None
+    def _of_one_kind(self, tensors: list[Tensor], memory: list[Tensor]) -> Tensor:
+        table = self._table(memory[0])
+        stale = table.stale(memory)
+        if len(stale) == len(memory):
+            table.put(memory, _read(tensors, memory))
+        elif stale:
+            table.put_some(memory, stale, _read([tensors[i] for i in stale], [memory[i] for i in stale]))
+        return table.row(memory)
+
+    def _table(self, like: Tensor) -> NormTable:
+        kind = like.device, like.dtype
+        if kind not in self._tables:
+            self._tables[kind] = NormTable()
+        return self._tables[kind]
 
 
-def _read(tensors: list[Tensor], memory: list[Tensor]) -> list[Tensor]:
+def _read(tensors: list[Tensor], memory: list[Tensor]) -> Tensor:
     """The norm of each gradient, over all its shards."""
-    norms = read_norms(memory)
-    if any_sharded(tensors):
-        norms = list(_over_shards(tensors, torch.stack(norms)).unbind())
-    return norms
+    norms = torch.stack(read_norms(memory))
+    return _over_shards(tensors, norms) if any_sharded(tensors) else norms
 
 
 def _over_shards(tensors: list[Tensor], norms: Tensor) -> Tensor:
@@ -94,7 +99,7 @@ def total_norm(tensors: list[Tensor], norm_type: float = 2.0) -> Tensor:
     groups: dict[Any, list[Tensor]] = {}
     for tensor, memory in zip(tensors, numbers_of(tensors), strict=True):
         mesh = getattr(tensor, "device_mesh", None)
-        groups.setdefault(mesh, []).append(memory if mesh is None else tensor)
+        groups.setdefault(mesh, []).append(memory if mesh is None and not tensor.is_complex() else tensor)
     norms = [_whole(torch.nn.utils.get_total_norm(group, norm_type)) for group in groups.values()]
     return norms[0] if len(norms) == 1 else torch.nn.utils.get_total_norm(norms, norm_type)
 
@@ -105,26 +110,10 @@ def _whole(norm: Any) -> Tensor:
     return full
 
 
-def read_norms(memory: list[Tensor]) -> list[Tensor]:
-    """The L2 norm of each of these plain tensors, one launch for those of a kind: the operation that torch clips by.
+def read_norms(memory: list[Tensor]) -> tuple[Tensor, ...] | list[Tensor]:
+    """The L2 norm of each of these plain tensors of one kind, in one launch: the operation that torch clips by.
 
     (`hookline.stats.norms` is more exact, and would clip differently in the last bit.)
     """
-    if are_alike(memory):
-        return list(_norms_alike(memory))
-    found: dict[int, Tensor] = {}
-    for alike in by_kind(memory):
-        found.update(zip(map(id, alike), _norms_alike(alike), strict=True))
-    return [found[id(one)] for one in memory]
-
-
-def _norms_alike(memory: list[Tensor]) -> Sequence[Tensor]:
-    if not memory:
-        return []
     dtype = memory[0].dtype
     return torch._foreach_norm(memory, 2.0, dtype=None if wide_dtype(dtype) is dtype else wide_dtype(dtype))
-
-
-def _same(latest: tuple[list[Tensor], list[int], Tensor], memory: list[Tensor], versions: list[int]) -> bool:
-    known, at, _ = latest
-    return at == versions and len(known) == len(memory) and all(map(is_, known, memory))

@@ -1,12 +1,15 @@
 """The memory behind gradients: plain tensors that can be read and written in place, whatever holds them.
 
-Of a DTensor that is the shard on this rank, of a sparse gradient its values. What is computed element by element from
-them, with zero for zero, is right for the whole gradient; sums over them must be taken over the shards, too.
+Of a DTensor that is the shard on this rank, of a sparse gradient its values, of a complex one pairs of real numbers.
+What is computed element by element from them, with zero for zero, is right for the whole gradient; sums over them must
+be taken over the shards, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
+from operator import is_
 from typing import Any
 
 import torch
@@ -18,18 +21,83 @@ from hookline.stats.columns import wide_dtype
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
+class Look:
+    """What some gradients have in common, each thing looked at when somebody asks."""
+
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether none of them is sharded, sparse or complex."""
+        return are_plain(self.tensors, self.tensors[:1] if self.alike else self.tensors)
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all are of one dtype and on one device."""
+        return are_alike(self.tensors)
+
+
+class Seen:
+    """Looks at gradients once, for as long as they are the same tensors.
+
+    A look at hundreds of them takes longer than launching what works on them, and every link of a chain needs it. The
+    lists that it hands out are its own, so that they are known again at once: nobody may change them.
+    """
+
+    def __init__(self) -> None:
+        self._looks: list[Look] = []
+
+    def look(self, tensors: list[Tensor]) -> Look:
+        """What they have in common."""
+        for look in self._looks:
+            if are_same(look.tensors, tensors):
+                return look
+        look = Look(list(tensors))
+        self._looks.append(look)
+        return look
+
+    def numbers(self, tensors: list[Tensor]) -> list[Tensor]:
+        """As `numbers_of`."""
+        look = self.look(tensors)
+        return look.tensors if look.plain else [_memory(tensor) for tensor in tensors]
+
+    def groups(self, tensors: list[Tensor]) -> list[list[Tensor]]:
+        """Their memory, that of each device and dtype by itself."""
+        memory = self.numbers(tensors)
+        return [memory] if memory and self.look(memory).alike else by_kind(memory)
+
+    def forget(self) -> None:
+        """Let go of the tensors."""
+        self._looks.clear()
+
+
+def are_same(some: list[Tensor], others: list[Tensor]) -> bool:
+    """Whether both lists hold the very same tensors, in the same order."""
+    return some is others or (len(some) == len(others) and all(map(is_, some, others)))
+
+
 def numbers_of(tensors: list[Tensor]) -> list[Tensor]:
     """The memory of each gradient; of a sparse one that is not coalesced, a copy of what coalescing gives."""
     return tensors if are_plain(tensors) else [_memory(tensor) for tensor in tensors]
 
 
-def are_plain(tensors: Sequence[Tensor]) -> bool:
-    """Whether none of them is sharded or sparse. The kinds that occur are few, so a set of them is looked at."""
+def are_plain(tensors: Sequence[Tensor], each_dtype: Sequence[Tensor] | None = None) -> bool:
+    """Whether none of them is sharded, sparse or complex; `each_dtype` are those that have all their dtypes, if known.
+
+    The kinds that occur are few, so a set of them is looked at.
+    """
     kinds, layouts = {type(tensor) for tensor in tensors}, {tensor.layout for tensor in tensors}
-    return kinds <= _PLAIN and layouts <= {torch.strided}
+    real = not any(map(torch.is_complex, tensors if each_dtype is None else each_dtype))
+    return real and kinds <= _PLAIN and layouts <= {torch.strided}
 
 
 def _memory(tensor: Tensor) -> Tensor:
+    memory = _here(tensor)
+    return torch.view_as_real(memory) if memory.is_complex() else memory
+
+
+def _here(tensor: Tensor) -> Tensor:
     if is_sharded(tensor):
         _refuse_partial(tensor)
         with torch.no_grad():  # else it would be a new view each time
@@ -57,15 +125,25 @@ def by_kind(tensors: list[Tensor]) -> list[list[Tensor]]:
     """The tensors of each device and dtype by themselves: foreach operations are fused for one kind only."""
     if are_alike(tensors):
         return [tensors] if tensors else []
-    kinds: dict[Any, list[Tensor]] = {}
-    for tensor in tensors:
-        kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return [[tensors[place] for place in places] for places in places_by_kind(tensors)]
+
+
+def places_by_kind(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Where the tensors of each device and dtype stand."""
+    kinds: dict[Any, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(place)
     return list(kinds.values())
 
 
 def multiply_(tensors: list[Tensor], factor: Tensor | float) -> None:
     """Multiply all of them in place by one number, which may still be on a device."""
-    for alike in by_kind(tensors):
+    multiply_groups_(by_kind(tensors), factor)
+
+
+def multiply_groups_(groups: list[list[Tensor]], factor: Tensor | float) -> None:
+    """The same for tensors that are grouped by kind already."""
+    for alike in groups:
         torch._foreach_mul_(alike, _exact(factor, alike[0]))
 
 

@@ -41,7 +41,7 @@ def _take_mean_in_tiles(memory, begin, inside, length, ELEMENT: tl.constexpr, RO
     return tl.sum(tl.sum(squares, axis=1), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["skipped"])
 def centralize_rows(
     pointers,
     owners,
@@ -71,6 +71,19 @@ def centralize_rows(
     else:
         found = _take_mean_in_tiles(memory, begin, inside, length, ELEMENT, ROWS, TILE)
     tl.store(squares + program, found)
+
+
+@triton.jit(do_not_specialize=["skipped"])
+def square_elements(
+    pointers, owners, first_elements, sizes, squares, skipped, ELEMENT: tl.constexpr, TILE: tl.constexpr
+):
+    """Each program adds up the squares of some elements of one tensor, which stays as it is."""
+    program = tl.program_id(0) + skipped
+    owner = tl.load(owners + program)
+    memory = tl.load(pointers + owner).to(tl.pointer_type(ELEMENT), bitcast=True)
+    places = tl.load(first_elements + program) + tl.arange(0, TILE)
+    values = tl.load(memory + places, mask=places < tl.load(sizes + owner), other=0).to(tl.float32)
+    tl.store(squares + program, tl.sum(values * values))
 
 
 @triton.jit

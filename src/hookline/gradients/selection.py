@@ -22,6 +22,8 @@ def choose(pattern: Any, params: Parameters, model: torch.nn.Module | None) -> P
     if pattern is None:
         return params
     patterns = pattern if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
+    if not patterns:
+        raise HooklineError(f"params={pattern!r} selects nothing; leave params out to select all")
     chosen: set[str] = set()
     for one in patterns:
         chosen |= _in_modules(one, params, model) if _is_about_modules(one) else set(select(one, params, "parameter"))

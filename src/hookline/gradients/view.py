@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
+from operator import attrgetter
 from typing import Any
 
 import torch
 
 from hookline.errors import GradientError, nearest
 from hookline.gradients.norms import Norms
-from hookline.gradients.numbers import are_plain, numbers_of
+from hookline.gradients.numbers import Look, is_sharded
+
+_GRAD = attrgetter("grad")
 
 
 class Gradients(MutableMapping[str, torch.Tensor]):
@@ -53,7 +56,11 @@ class Gradients(MutableMapping[str, torch.Tensor]):
         """The gradients that are there, in the order of the parameters."""
         if self.aside:
             return [self[name] for name in self]
-        return [grad for param in self.params.values() if (grad := param.grad) is not None]
+        return [grad for grad in map(_GRAD, self.params.values()) if grad is not None]
+
+    def look(self) -> Look:
+        """What the gradients have in common; the links of a chain look together."""
+        return self.known.seen.look(self.tensors())
 
     @property
     def known(self) -> Norms:
@@ -65,12 +72,16 @@ class Gradients(MutableMapping[str, torch.Tensor]):
 
         A function of single elements that leaves zeros zero is right for the whole gradient.
         """
-        return numbers_of(self.writable())
+        return list(self.known.seen.numbers(self.writable()))
+
+    def groups(self) -> list[list[torch.Tensor]]:
+        """The `numbers`, those of each device and dtype by themselves, as foreach operations want them."""
+        return self.known.seen.groups(self.writable())
 
     def writable(self) -> list[torch.Tensor]:
         """The gradients as `tensors` has them, in a form whose `numbers` can be written to: sparse ones coalesced."""
-        tensors = self.tensors()
-        return tensors if are_plain(tensors) else self._coalesced()
+        look = self.look()
+        return look.tensors if look.plain else self._coalesced()
 
     def norms(self) -> torch.Tensor:
         """One L2 norm per gradient, on the device, of the whole gradient where it is sharded; read once per change."""
@@ -103,8 +114,12 @@ class Gradients(MutableMapping[str, torch.Tensor]):
         for name, gradient in new.items():
             self._check(name, gradient)
         for name, gradient in new.items():
-            self.params[name].grad = gradient
+            self.params[name].grad = self._own(name, gradient)
         self.aside.clear()
+
+    def _own(self, name: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """A gradient that is nobody else's: later links write into it, and the hook may have kept what it returned."""
+        return gradient if gradient is None or gradient is self.params[name].grad else gradient.clone()
 
     def _checked_keys(self, returned: Mapping[str, Any]) -> dict[str, Any]:
         missing = [name for name in self if name not in returned]
@@ -127,8 +142,25 @@ class Gradients(MutableMapping[str, torch.Tensor]):
             wanted, got = getattr(param, fact), getattr(gradient, fact)
             if wanted != got:
                 raise GradientError(f"{name!r}: returned {fact} {_plain(got)}, the parameter has {_plain(wanted)}")
+        self._check_kind(name, param, gradient)
         if gradient.requires_grad:
             raise GradientError(f"{name!r}: returned a gradient that still carries a graph; detach it")
+
+    def _check_kind(self, name: str, param: torch.nn.Parameter, gradient: torch.Tensor) -> None:
+        """As dense, or as sparse, as the parameter or its gradient so far, and cut in the same way."""
+        if type(gradient) is torch.Tensor and type(param) is torch.nn.Parameter and gradient.layout is param.layout:
+            return  # nearly always, and quicker than what follows
+        allowed = {param.layout} if param.grad is None else {param.layout, param.grad.layout}
+        if gradient.layout not in allowed:
+            wanted = " or ".join(sorted(map(str, allowed)))
+            raise GradientError(f"{name!r}: returned layout {gradient.layout}, the gradient has {wanted}")
+        if is_sharded(gradient) != is_sharded(param):
+            got, wanted = ("a DTensor", "plain") if is_sharded(gradient) else ("a plain tensor", "a DTensor")
+            raise GradientError(f"{name!r}: returned {got}, the parameter is {wanted}")
+        for fact in ("device_mesh", "placements"):
+            theirs, ours = getattr(gradient, fact, None), getattr(param, fact, None)
+            if theirs != ours:
+                raise GradientError(f"{name!r}: returned {fact} {theirs}, the parameter has {ours}")
 
 
 def _plain(value: Any) -> Any:

@@ -44,9 +44,14 @@ def percentile_name(point: float) -> str:
 
 
 class Look:
-    """The gradients of some parameters in one step. Of those that have none, the table holds NaN."""
+    """The gradients of some parameters in one step. Of those that have none, the table holds NaN.
 
-    def __init__(self, step: int, params: Mapping[str, torch.nn.Parameter], wanted: Wanted) -> None:
+    `versions_tell` says that whoever writes to them until the optimizer steps does so in a way that versions count.
+    """
+
+    def __init__(
+        self, step: int, params: Mapping[str, torch.nn.Parameter], wanted: Wanted, versions_tell: bool = True
+    ) -> None:
         self.step = step
         self.params, self._wanted = dict(params), wanted
         self._places, grads = self._gradients()
@@ -54,7 +59,8 @@ class Look:
         pieces = Pieces(grads, [name for name, there in self.keys if there])
         self._measured = self._measure(pieces)
         # A DTensor's version misses writes to its shard, so that only plain gradients can be known again.
-        self._seen = [(ref(grad), version_of(grad)) for grad in grads] if pieces.plain else None
+        known_again = pieces.plain and versions_tell
+        self._seen = [(ref(grad), version_of(grad)) for grad in grads] if known_again else None
         self._final: Tensor | None = None
         self._sizes: Tensor | None = None
         self._under_way: StepSize | None = None

@@ -13,9 +13,12 @@ from hookline.errors import ConfigError, NothingMatches, nearest
 from hookline.events.policy import logger
 from hookline.events.schedule import Quantity, Schedule
 from hookline.hooks.gradient_look import Look, Wanted, percentile_name
+from hookline.hooks.parameters import number, switch
 from hookline.registry.base import TrainingHook
 from hookline.stats.flush import Arrival, Flush
 
+UNDER_SCALER = "GradScaler"  # in the reason of a step that was left out because its scaled gradients overflowed
+HALVINGS = 16  # so many overflows in a row are a scaler on its way down from where it begins, 65536
 MOMENTS = ("mean", "std", "min", "max", "absmax", "zeros", "nans", "infs")
 Columns = Mapping[str, Tensor]
 
@@ -29,7 +32,8 @@ class GradientMonitor(TrainingHook):
 
     Per layer, in the model's order, they go to layers.jsonl: the series ``gradients`` and ``gradient_histograms``. What
     is true of all layers goes to metrics.jsonl as ``gradients/…``. A layer whose gradients vanish, explode, are not
-    finite or never arrive is named in events.jsonl, once when it begins and once when it ends.
+    finite or never arrive is named in events.jsonl, once when it begins and once when it ends. What a GradScaler leaves
+    out while it looks for its scale is no trouble.
     """
 
     built_in = True
@@ -42,28 +46,31 @@ class GradientMonitor(TrainingHook):
         log_histogram: bool = False,
         log_norm: bool = True,
         param_filter: str | Sequence[str] | None = None,
-        percentiles: Sequence[float] = (),
+        percentiles: Sequence[float] | None = (),
         bins_per_octave: int = 8,
         log_moments: bool = True,
-        update_ratio: bool = False,
+        log_update_ratio: bool = False,
         vanishing: float = 1e-7,
         exploding: float = 1e3,
-        ratio: float = 1e-4,
+        median_ratio: float = 1e-4,
     ) -> None:
-        self.log_frequency, self.log_norm, self.log_moments = log_frequency, log_norm, log_moments
-        self.param_filter = [param_filter] if isinstance(param_filter, str) else param_filter
+        self.log_frequency, self.log_norm = log_frequency, switch(log_norm, "log_norm")
+        self.param_filter = _checked_filter(param_filter)
         self.schedule = Schedule.parse(every=_checked_frequency(log_frequency))
-        resolution = _checked_resolution(bins_per_octave) if log_histogram else 0
-        self._wanted = Wanted(log_moments, resolution, _checked_points(percentiles), update_ratio)
-        self._limits = Limits(vanishing, exploding, ratio)
+        resolution = _checked_resolution(bins_per_octave) if switch(log_histogram, "log_histogram") else 0
+        moments, ratios = switch(log_moments, "log_moments"), switch(log_update_ratio, "log_update_ratio")
+        self._wanted = Wanted(moments, resolution, _checked_points(percentiles), ratios)
+        self._limits = _checked_limits(vanishing, exploding, median_ratio)
         self.troubled: dict[str, Verdict] = {}
         """The layers that were in trouble at the newest look that has arrived."""
         self._newest: tuple[dict[str, torch.nn.Parameter], Mapping[str, float]] | None = None
         self._told: set[tuple[str, Verdict]] = set()
         self._look: Look | None = None
+        self._overflowed: set[int] = set()  # steps on their way here that a GradScaler left out
+        self._overflows = 0  # of these, how many looks in a row
         self._flush = Flush()
         self._own_name = self.name
-        if not update_ratio:
+        if not log_update_ratio:
             self.on_after_optimizer_step = None  # type: ignore[assignment] # it need not hear it
 
     def setup(self, name: str) -> None:
@@ -72,7 +79,7 @@ class GradientMonitor(TrainingHook):
 
     def close(self) -> None:
         """Let go of what is under way."""
-        self._look, self._flush = None, Flush()
+        self._look, self._flush, self._overflowed = None, Flush(), set()
 
     # ---- looking -------------------------------------------------------------------------------------------------
 
@@ -82,7 +89,7 @@ class GradientMonitor(TrainingHook):
 
     def on_gradients_ready(self, trainer: Any, step: int) -> None:
         """Measure the gradients as the backward passes left them."""
-        self._look = Look(step, self._watched(trainer), self._wanted)
+        self._look = Look(step, self._watched(trainer), self._wanted, versions_tell=not _has_own_links(trainer))
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Measure what the chain made of them; for the update ratio, keep the parameters as they are."""
@@ -95,6 +102,11 @@ class GradientMonitor(TrainingHook):
         """Measure how far the parameters have moved."""
         if self._look is not None:
             self._look.after_step()
+
+    def on_step_skipped(self, reason: str) -> None:
+        """Remember which steps a GradScaler left out: that is how it finds its scale."""
+        if self._look is not None and UNDER_SCALER in reason:
+            self._overflowed.add(self._look.step)
 
     def on_step_end(self, trainer: Any) -> None:
         """Send off what was measured, and record what has arrived."""
@@ -134,6 +146,8 @@ class GradientMonitor(TrainingHook):
             there = [place for place, (_, is_there) in enumerate(keys) if is_there]
             columns = self._columns(table if len(there) == len(names) else table[there])
             self._log_scalars(columns, trainer, step)
+            if self._is_scaling(step):
+                continue
             norms = dict(zip([names[place] for place in there], columns["l2"].tolist(), strict=True))
             self._judge(names, norms, trainer, step)
 
@@ -176,6 +190,12 @@ class GradientMonitor(TrainingHook):
 
     # ---- judging -------------------------------------------------------------------------------------------------
 
+    def _is_scaling(self, step: int) -> bool:
+        """Whether a GradScaler left the step out while it may still be on its way to the right scale."""
+        self._overflows = self._overflows + 1 if step in self._overflowed else 0
+        self._overflowed.discard(step)
+        return 0 < self._overflows <= HALVINGS
+
     @property
     def latest(self) -> GradientFlow | None:
         """The verdict on every layer at the newest look that has arrived; prints as a table in the model's order."""
@@ -214,6 +234,12 @@ def _parameters(trainer: Any) -> Mapping[str, torch.nn.Parameter]:
     return getattr(trainer, "params", None) or dict(trainer.model.named_parameters())
 
 
+def _has_own_links(trainer: Any) -> bool:
+    """Whether an update hook of the user's is on: it may write in ways that no version counts."""
+    entries = getattr(getattr(trainer, "hooks", None), "entries", None)
+    return callable(entries) and any(entry.enabled and not entry.built_in for entry in entries("update"))
+
+
 def _total(norms: Tensor) -> Tensor:
     """The norm of all of them from the norm of each."""
     total: Tensor = torch.linalg.vector_norm(norms)
@@ -233,8 +259,28 @@ def _checked_resolution(bins_per_octave: int) -> int:
     return bins_per_octave
 
 
-def _checked_points(percentiles: Sequence[float]) -> tuple[float, ...]:
-    for point in percentiles:
-        if isinstance(point, bool) or not isinstance(point, (int, float)) or not 0 <= point <= 100:
-            raise ConfigError("percentiles", f"expected numbers from 0 to 100, such as [10, 50, 90]; got {point!r}")
+def _checked_points(percentiles: Sequence[float] | None) -> tuple[float, ...]:
+    if percentiles is None:
+        return ()
+    listed = isinstance(percentiles, Sequence) and not isinstance(percentiles, str)
+    wrong = [point for point in percentiles if not _is_percentage(point)] if listed else [percentiles]
+    if wrong:
+        raise ConfigError("percentiles", f"expected numbers from 0 to 100, such as [10, 50, 90]; got {wrong[0]!r}")
     return tuple(percentiles)
+
+
+def _is_percentage(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 100
+
+
+def _checked_filter(parts: str | Sequence[str] | None) -> Sequence[str] | None:
+    given = [parts] if isinstance(parts, str) else parts
+    if given is not None and not (isinstance(given, (list, tuple)) and all(isinstance(part, str) for part in given)):
+        raise ConfigError("param_filter", f"expected a part of parameters' names, or a list of such; got {parts!r}")
+    return given
+
+
+def _checked_limits(vanishing: float, exploding: float, median_ratio: float) -> Limits:
+    if not 0 < number(median_ratio, "median_ratio") < 1:
+        raise ConfigError("median_ratio", f"expected a number between 0 and 1; got {median_ratio!r}")
+    return Limits(number(vanishing, "vanishing"), number(exploding, "exploding"), median_ratio)

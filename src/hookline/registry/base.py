@@ -25,8 +25,8 @@ class Hook(Events):
     """When the repeating inner events reach this hook; `every=` and its like at registration override it."""
     saves: tuple[str, ...] = ()
     """Attributes saved with the run's checkpoints and restored from them."""
-    intervenes: bool = False
-    """Whether the hook changes training on purpose; listed as such."""
+    intervenes: bool | None = None
+    """Whether the hook changes training on purpose; listed as such. None: if it hears on_update, or has `intervene`."""
 
     def __init__(self, name: str | None = None) -> None:
         if name is not None:
@@ -69,9 +69,13 @@ class UpdateHook(Hook):
     inplace: bool = False
     """Whether `on_update` writes into the gradients it gets; it is then given a backup to fall back to."""
     clips: bool = False
-    """Whether it clips: it then has `norm_type` and, after each call, `clipped_norm`; on_gradient_clip follows it."""
+    """Whether it clips: it then sets `clipped_norm` at each call, and on_gradient_clip follows it."""
+    norm_type: float = 2.0
+    """Which norm `clipped_norm` is."""
+    clipped_norm: Any = None
+    """The norm before the last clipping, of what `params` selects; best left on the device."""
     check_finite: bool = False
-    """Whether making a gradient non-finite is its failure; costs a reading of them and a wait for the device."""
+    """Whether making finite gradients non-finite is its failure; costs two readings and a wait for the device."""
     intervenes = True
 
     def init(self, params: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:

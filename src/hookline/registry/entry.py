@@ -56,7 +56,9 @@ class Entry:
     @property
     def intervenes(self) -> bool:
         """Whether it is declared to change training."""
-        declared = getattr(self.hook, "intervenes", False) or getattr(self.hook, "intervene", False)
+        declared = getattr(self.hook, "intervenes", None)
+        if declared is None:
+            declared = "on_update" in self.listeners or getattr(self.hook, "intervene", False)
         return bool(declared) or not isolates(self.hook)
 
     def bind(self, event: Event) -> Bound:

@@ -48,13 +48,15 @@ class Collector:
     def add(self, key: Hashable, tensor: Tensor, now: bool = False) -> None:
         """Gather one tensor; `now` reads what waits at once, because the tensor is about to be overwritten.
 
-        A tensor on loan always is.
+        One on loan always is, but a launch for each would cost the host more than a copy costs the device.
         """
+        if on_loan():
+            tensor = tensor.clone()
         self._keys.append(key)
         self._tensors.append(tensor)
         self._versions.append(version_of(tensor))
         self._bytes += tensor.nbytes
-        if now or on_loan() or key in self.overwritten:
+        if now or key in self.overwritten:
             self.read()
         elif self._bytes > self._look_at:
             self._look()

@@ -63,19 +63,25 @@ class _Sums(NamedTuple):
 
 def summarize(tensors: Sequence[Tensor]) -> Tensor:
     """One row of statistics per tensor, for tensors that are all on the CPU."""
+    groups = torch_path.alike(tensors).values()
+    if len(groups) == 1:
+        return _rows_alike(tensors)
     rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64)
-    for (shape, _), indices in torch_path.alike(tensors).items():
-        some = [tensors[index] for index in indices]
-        if 0 < shape.numel() <= _SMALL and len(indices) >= _FEW:
-            rows[indices] = _rows(some)
-        else:
-            rows[indices] = torch.tensor([_row(tensor) for tensor in some], dtype=torch.float64)
+    for indices in groups:
+        rows[indices] = _rows_alike([tensors[index] for index in indices])
     return rows
 
 
-def _rows(alike: list[Tensor]) -> Tensor:
-    """The rows of small tensors of one shape and dtype, measured together; those that need care once more."""
+def _rows_alike(alike: Sequence[Tensor]) -> Tensor:
+    """The rows of tensors of one shape and dtype."""
     size = alike[0].numel()
+    if 0 < size <= _SMALL and len(alike) >= _FEW:
+        return _rows(alike, size)
+    return torch.tensor([_row(tensor) for tensor in alike], dtype=torch.float64)
+
+
+def _rows(alike: Sequence[Tensor], size: int) -> Tensor:
+    """The rows of small ones, measured together; those that need care once more."""
     totals, squares, low, high, others = _measure_together(alike, size).double()
     means = totals / size
     deviations = squares - means * totals
@@ -90,7 +96,7 @@ def _rows(alike: list[Tensor]) -> Tensor:
     return rows
 
 
-def _measure_together(alike: list[Tensor], size: int) -> Tensor:
+def _measure_together(alike: Sequence[Tensor], size: int) -> Tensor:
     """Sum, sum of squares, minimum, maximum and how many are not zero: a row each, some tensors at a time."""
     measured: list[Tensor] = []
     many = max(_TOGETHER // size, 1)
@@ -106,7 +112,7 @@ def _measure_together(alike: list[Tensor], size: int) -> Tensor:
     return torch.stack([torch.cat(measured[row::5]) for row in range(5)])
 
 
-def _measure_again(alike: list[Tensor], places: list[int], rows: Tensor) -> None:
+def _measure_again(alike: Sequence[Tensor], places: list[int], rows: Tensor) -> None:
     """Replace the rows of tensors that are far from zero, faint or not finite."""
     many = max(_TOGETHER // alike[0].numel(), 1)
     for start in range(0, len(places), many):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -10,10 +11,17 @@ from torch import Tensor
 from hookline.stats import histograms
 from hookline.stats.cuda_path import ELEMENTS, readable
 from hookline.stats.histogram_kernels import count_chunks, look_up
-from hookline.stats.layout import CHUNK_BYTES, Group, Layout, layout_of, upload
+from hookline.stats.layout import CHUNK_BYTES, Group, Layout, kept_table, layout_of
 
 WARPS = 4
 TILE = 2048  # more would cost registers and with them programs at work at the same time
+COPIES = 2  # of the counters, each with one more for what is no element
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_DECLARATION = (  # PTX: on other devices, and in the interpreter, Triton's own histogram counts
+    f".shared .align 16 .b32 hookline_counters[{COPIES * (histograms.BINS + 1)}]; mov.u32 $0, hookline_counters;"
+    if torch.version.hip is None and not _INTERPRETED
+    else None
+)
 _COUNTED = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -37,7 +45,7 @@ def launch(tensors: Sequence[Tensor], tops: Tensor, stream: int) -> Tensor:
     """Queue the kernels for tensors that can be read as flat memory."""
     sizes, dtypes = tuple([tensor.numel() for tensor in tensors]), tuple([tensor.dtype for tensor in tensors])
     layout = layout_of(tops.device, stream, sizes, dtypes)
-    pointers = upload([tensor.data_ptr() for tensor in tensors], torch.int64, tops.device)
+    pointers = kept_table(tops.device, tuple([tensor.data_ptr() for tensor in tensors]))
     counts = torch.zeros((len(tensors), histograms.BINS), dtype=torch.int64, device=tops.device)
     for group in layout.groups:
         _count(group, layout, pointers, tops, counts)
@@ -60,6 +68,8 @@ def _count(group: Group, layout: Layout, pointers: Tensor, tops: Tensor, counts:
         BINS=histograms.BINS,
         PER_OCTAVE=histograms.PER_OCTAVE,
         PER_SIGN=histograms.PER_SIGN,
+        DECLARATION=_DECLARATION,
+        COPIES=COPIES,
         num_warps=WARPS,
     )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookline.stats import kernels
 from hookline.stats.columns import STATISTICS, wide_dtype
-from hookline.stats.layout import CHUNK_BYTES, VECTOR_BYTES, Group, Layout, layout_of, upload
+from hookline.stats.layout import CHUNK_BYTES, VECTOR_BYTES, Group, Layout, kept_table, layout_of
 
 ELEMENTS: dict[torch.dtype, Any] = {
     torch.bool: tl.int8,
@@ -43,7 +43,7 @@ def launch(tensors: Sequence[Tensor], device: torch.device, stream: int) -> Tens
     """Queue the kernels for tensors that can be read as flat memory."""
     sizes, dtypes = tuple([tensor.numel() for tensor in tensors]), tuple([tensor.dtype for tensor in tensors])
     layout = layout_of(device, stream, sizes, dtypes)
-    pointers = upload([tensor.data_ptr() for tensor in tensors], torch.int64, device)
+    pointers = kept_table(device, tuple([tensor.data_ptr() for tensor in tensors]))
     partials = torch.empty((kernels.PARTIAL_COLUMNS, layout.chunks), dtype=torch.float64, device=device)
     rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64, device=device)
     for group in layout.groups:

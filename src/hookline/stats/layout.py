@@ -81,6 +81,25 @@ def _groups(order: Sequence[int], counts: Sequence[int], dtypes: Sequence[torch.
     )
 
 
+def kept_table(device: torch.device, numbers: tuple[int, ...]) -> Tensor:
+    """Numbers on the device as int64, kept for the next time that the same ones are wanted. Only to be read.
+
+    So are the addresses of tensors: those that a step frees, the next one gets again, mostly for the same tensors.
+    """
+    return _kept_table(device, current_stream(device), numbers)
+
+
+@lru_cache(maxsize=64)
+def _kept_table(device: torch.device, stream: int, numbers: tuple[int, ...]) -> Tensor:
+    """The stream is in the key for the same reason as in that of `layout_of`."""
+    return upload(numbers, torch.int64, device)
+
+
+def current_stream(device: torch.device) -> int:
+    """The stream that is now in use on the device, as a key; 0 where there are none."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
 def upload(numbers: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Numbers on the device, copied in the stream's order without waiting for it."""
     return on_device(torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda"), device)

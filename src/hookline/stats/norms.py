@@ -17,9 +17,9 @@ from hookline.stats.columns import L2, row_dtype, wide_dtype
 from hookline.stats.cpu_path import BLOCK, FAINT, stacked_in_scratch
 from hookline.stats.statistics import summarize
 
-_SMALL = 4096  # elements; up to here tensors alike are squared together: a call costs as much as what it does
+_SMALL = 4096  # elements; up to here tensors alike are read together: a call costs as much as what it does
 _MIDDLING = 65536  # elements; beyond, torch's own norm, which adds up one after the other, loses digits
-_TOGETHER = 131072  # elements that are squared together at most, so that they stay in the cache
+_TOGETHER = 131072  # elements that are read together at most, so that they stay in the cache
 
 
 def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> Tensor:
@@ -62,7 +62,8 @@ def _measure(alike: Sequence[Tensor], size: int) -> Tensor:
 
 def _together(alike: Sequence[Tensor]) -> Tensor:
     wide, _ = stacked_in_scratch(alike, _TOGETHER)
-    return torch.mul(wide, wide, out=wide).sum(dim=1).double().sqrt_()
+    norms: Tensor = torch.linalg.vector_norm(wide, dim=1).double()
+    return norms
 
 
 def _squares(flat: Tensor) -> float:

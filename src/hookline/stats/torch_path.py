@@ -7,11 +7,14 @@ a few dozen operations instead of thousands.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from hookline.stats.columns import STATISTICS, row_dtype, wide_dtype
+
+_KIND = attrgetter("shape", "dtype")
 
 
 def summarize(tensors: Sequence[Tensor]) -> Tensor:
@@ -25,9 +28,12 @@ def summarize(tensors: Sequence[Tensor]) -> Tensor:
 
 def alike(tensors: Sequence[Tensor]) -> dict[tuple[torch.Size, torch.dtype], list[int]]:
     """The places of the tensors that have the same shape and dtype."""
+    kinds = list(map(_KIND, tensors))
+    if len(set(kinds)) == 1:
+        return {kinds[0]: list(range(len(kinds)))}
     places: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        places.setdefault((tensor.shape, tensor.dtype), []).append(index)
+    for index, kind in enumerate(kinds):
+        places.setdefault(kind, []).append(index)
     return places
 
 

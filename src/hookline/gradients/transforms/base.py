@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from hookline.errors import GradientError, HooklineError
-from hookline.gradients.numbers import are_plain, is_sharded, numbers_of
+from hookline.gradients.numbers import is_sharded, numbers_of
 from hookline.gradients.view import Gradients
 from hookline.registry.base import UpdateHook
 
@@ -28,29 +28,47 @@ class Transform(UpdateHook):
 def above_zero(link: str, **given: float) -> None:
     """Refuse numbers that are not above zero, when the link is made."""
     for key, value in given.items():
-        if not value > 0:
+        if not (_is_number(value) and value > 0):
             raise HooklineError(f"{link}: {key} must be above 0, got {value!r}")
+
+
+def above_one(link: str, **given: float) -> None:
+    """Refuse factors that would not enlarge, when the link is made."""
+    for key, value in given.items():
+        if not (_is_number(value) and value > 1):
+            raise HooklineError(f"{link}: {key} must be above 1, got {value!r}")
 
 
 def at_least_zero(link: str, **given: float) -> None:
     """Refuse negative numbers and nan, when the link is made."""
     for key, value in given.items():
-        if not value >= 0:
+        if not (_is_number(value) and value >= 0):
             raise HooklineError(f"{link}: {key} must be at least 0, got {value!r}")
 
 
 def below_one(link: str, **given: float) -> None:
     """Refuse what is no share of a whole, when the link is made."""
     for key, value in given.items():
-        if not 0 <= value < 1:
+        if not (_is_number(value) and 0 <= value < 1):
             raise HooklineError(f"{link}: {key} must be at least 0 and below 1, got {value!r}")
+
+
+def whole_from_one(link: str, **given: float) -> None:
+    """Refuse what counts nothing: parts of one, zero, and what is no number."""
+    for key, value in given.items():
+        if not (_is_number(value) and value >= 1 and float(value).is_integer()):
+            raise HooklineError(f"{link}: {key} must be a whole number above 0, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def whole_rows(link: str, grads: Gradients) -> list[Tensor]:
     """The gradients' memory for a link that computes along rows; refuses those that have no whole row here."""
-    tensors = grads.tensors()
-    if are_plain(tensors):
-        return tensors
+    look = grads.look()
+    if look.plain:
+        return look.tensors
     for name, tensor in grads.items():
         if is_sharded(tensor) and any(place.is_shard() and place.dim for place in tensor.placements):  # type: ignore[attr-defined]
             raise GradientError(f"{link}: {name!r} is sharded within its rows; {_LEAVE_OUT}")
@@ -58,14 +76,16 @@ def whole_rows(link: str, grads: Gradients) -> list[Tensor]:
 
 
 def dense(link: str, grads: Gradients) -> list[Tensor]:
-    """The gradients' memory for a link that does not leave zeros zero; refuses sparse gradients by name."""
-    tensors = grads.tensors()
-    if are_plain(tensors):
-        return tensors
+    """The gradients' memory for a link that does not leave zeros zero; refuses sparse and complex ones by name."""
+    look = grads.look()
+    if look.plain:
+        return look.tensors
     for name, tensor in grads.items():
         if tensor.is_sparse:
             raise GradientError(f"{link}: the gradient of {name!r} is sparse; {_LEAVE_OUT}")
-    return numbers_of(tensors)
+        if tensor.is_complex():
+            raise GradientError(f"{link}: the gradient of {name!r} is complex; {_LEAVE_OUT}")
+    return numbers_of(look.tensors)
 
 
 _LEAVE_OUT = "leave it out with params= (a list of patterns, or a predicate)"

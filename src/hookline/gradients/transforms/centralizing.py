@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hookline.gradients.numbers import any_sharded
+from hookline.gradients.norms import Norms
 from hookline.gradients.transforms.base import Transform, whole_rows
 from hookline.gradients.view import Gradients
 from hookline.stats.statistics import has_kernels
@@ -21,33 +21,36 @@ class Centralize(Transform):
     name = "centralize"
 
     def on_update(self, grads: Gradients) -> None:
-        matrices = [matrix for matrix in whole_rows("centralize", grads) if matrix.dim() > 1]
-        for device, together in by_device(matrices).items():
-            if has_kernels(device):
-                _with_kernels(together, grads)
+        look = grads.look()
+        tensors = look.tensors if look.plain else whole_rows("centralize", grads)
+        for together in [tensors] if look.plain and look.alike else by_device(tensors):
+            if together and has_kernels(together[0].device):
+                _with_kernels(together, grads.known if look.plain else None)  # of shards they are not the whole ones'
             else:
                 _with_torch(together)
 
 
-def _with_torch(matrices: list[Tensor]) -> None:
-    for matrix in matrices:
-        matrix.sub_(torch.mean(matrix, dim=tuple(range(1, matrix.dim())), keepdim=True))
+def _with_torch(tensors: list[Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.dim() > 1:
+            tensor.sub_(torch.mean(tensor, dim=tuple(range(1, tensor.dim())), keepdim=True))
 
 
-def _with_kernels(matrices: list[Tensor], grads: Gradients) -> None:
-    """In one launch for all rows of a length; it finds the norms, too, so that nobody must read for them."""
+def _with_kernels(tensors: list[Tensor], known: Norms | None) -> None:
+    """In one launch for all rows of a length; it finds every norm, too, so that nobody must read for them."""
     from hookline.gradients import cuda_rows  # only now: it imports Triton
 
-    fitting = [matrix for matrix in matrices if cuda_rows.fits(matrix)]
-    _with_torch([matrix for matrix in matrices if not cuda_rows.fits(matrix)])
-    norms = cuda_rows.centralize(fitting) if fitting else None
-    if norms is not None and not any_sharded(grads.tensors()):  # else they are those of the shards here
-        grads.known.keep(fitting, norms)
+    fitting, others = cuda_rows.which_fit(tensors)
+    _with_torch(others)
+    if fitting:
+        norms = cuda_rows.centralize(fitting)
+        if known is not None:
+            known.keep(fitting, norms)
 
 
-def by_device(tensors: list[Tensor]) -> dict[torch.device, list[Tensor]]:
+def by_device(tensors: list[Tensor]) -> list[list[Tensor]]:
     """The tensors of each device by themselves."""
     devices: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:
         devices.setdefault(tensor.device, []).append(tensor)
-    return devices
+    return list(devices.values())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hookline.gradients.norms import Norms, total_norm
-from hookline.gradients.numbers import are_alike, by_kind, multiply_, numbers_of
+from hookline.gradients.numbers import multiply_groups_, numbers_of
 from hookline.gradients.transforms.base import Transform, above_zero, whole_rows
 from hookline.gradients.view import Gradients
 from hookline.stats.columns import wide_dtype
@@ -18,38 +18,36 @@ class Clip(Transform):
     """A link that clips: `on_gradient_clip` follows it, with the norm that it found."""
 
     clips = True
-    norm_type = 2.0
-    clipped_norm: Tensor | None = None
-    """The norm before the last clipping, on the device."""
 
 
 class ClipNorm(Clip):
     """Scales all gradients so that their global norm is at most `max_norm`: bit for bit what `clip_grad_norm_` does.
 
-    A run without its clipping would be another run, so a failure here ends it.
+    (Behind `centralize` on CUDA the norms are those that its kernel found, which may differ in the last bit.) A run
+    without its clipping would be another run, so a failure here ends it.
     """
 
     built_in = True
     name = "clip_norm"
 
     def __init__(self, max_norm: float, norm_type: float = 2.0, params: Any = None) -> None:
-        above_zero("clip_norm", max_norm=max_norm)
+        above_zero("clip_norm", max_norm=max_norm, norm_type=norm_type)
         super().__init__(params)
         self.max_norm = float(max_norm)
         self.norm_type = float(norm_type)
 
     def on_update(self, grads: Gradients) -> None:
         tensors = grads.writable()
-        numbers = numbers_of(tensors)
-        known = grads.known.of(tensors) if self.norm_type == 2.0 and numbers and are_alike(numbers) else None
+        groups = grads.known.seen.groups(tensors)
+        known = grads.known.read(tensors) if self.norm_type == 2.0 and len(groups) == 1 else None
         if known is None:
             self.clipped_norm = total_norm(tensors, self.norm_type)
         else:  # in the gradients' own precision, as torch has it
-            self.clipped_norm = torch.linalg.vector_norm(known.to(numbers[0].dtype))
+            self.clipped_norm = torch.linalg.vector_norm(known.to(groups[0][0].dtype))
         factor = torch.clamp(self.max_norm / (self.clipped_norm + 1e-6), max=1.0)
-        multiply_(numbers, factor)
+        multiply_groups_(groups, factor)
         if known is not None:
-            grads.known.keep(tensors, known * factor)
+            grads.known.keep(tensors, known * factor, derived=True)
 
 
 class ClipValue(Clip):
@@ -65,7 +63,7 @@ class ClipValue(Clip):
 
     def on_update(self, grads: Gradients) -> None:
         self.clipped_norm = grads.norm()
-        for alike in by_kind(grads.numbers()):
+        for alike in grads.groups():
             torch._foreach_clamp_min_(alike, -self.max_value)
             torch._foreach_clamp_max_(alike, self.max_value)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hookline.errors import GradientError, HooklineError
-from hookline.gradients.numbers import by_kind
+from hookline.gradients.numbers import is_sharded
 from hookline.gradients.transforms.base import Transform, dense
 from hookline.gradients.view import Gradients
 from hookline.registry.select import select
@@ -26,6 +26,8 @@ class Freeze(Transform):
     inplace = False
 
     def __init__(self, params: Any) -> None:
+        if params is None:
+            raise HooklineError("freeze: params=None would freeze everything; say which, or '*' if you mean it")
         super().__init__(params)
 
     def on_update(self, grads: Gradients) -> dict[str, None]:
@@ -58,7 +60,7 @@ class Mask(Transform):
 
     def on_update(self, grads: Gradients) -> None:
         if self.masks is None:
-            for alike in by_kind(grads.numbers()):
+            for alike in grads.groups():
                 torch._foreach_zero_(alike)
             return
         for name, gradient in zip(grads, dense("mask", grads), strict=True):
@@ -72,4 +74,16 @@ def _dropped(name: str, param: Tensor, mask: Any) -> Tensor:
     except (RuntimeError, TypeError) as error:
         shape = tuple(param.shape)
         raise GradientError(f"mask: the mask of {name!r} does not fit its shape {shape}: {error}") from error
-    return ~keep
+    return _cut_like(name, param, ~keep) if is_sharded(param) else ~keep
+
+
+def _cut_like(name: str, param: Any, whole: Tensor) -> Tensor:
+    """This rank's part of what every rank holds as a whole; nothing is sent."""
+    from torch.distributed.tensor import distribute_tensor  # only now: importing it takes a second
+
+    try:
+        part: Tensor = distribute_tensor(whole, param.device_mesh, param.placements, src_data_rank=None).to_local()
+    except (RuntimeError, NotImplementedError, AssertionError) as error:
+        places = param.placements
+        raise GradientError(f"mask: the mask of {name!r} cannot be cut as it is cut ({places}): {error}") from error
+    return part

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hookline.gradients.numbers import multiply_, numbers_of
 from hookline.gradients.transforms.base import Transform, at_least_zero, below_one, dense
@@ -37,12 +38,17 @@ class Grokfast(Transform):
         gradients, averages = dense("grokfast", grads), state["averages"]
         if not gradients:
             return
-        finite = grads.norm().isfinite()
+        finite = _everywhere(grads.norm().isfinite(), gradients)
         for name, tensor in grads.items():
             if name not in averages:
-                averages[name] = torch.where(finite, tensor, 0.0)
+                averages[name] = torch.where(finite[tensor.device], tensor, 0.0)
         slow = numbers_of([averages[name] for name in grads])
-        seen = [torch.where(finite, new, old) for new, old in zip(gradients, slow, strict=True)]
+        seen = [torch.where(finite[new.device], new, old) for new, old in zip(gradients, slow, strict=True)]
         multiply_(slow, self.alpha)
         torch._foreach_add_(slow, seen, alpha=1 - self.alpha)
         torch._foreach_add_(gradients, slow, alpha=self.lamb)
+
+
+def _everywhere(flag: Tensor, tensors: list[Tensor]) -> dict[torch.device, Tensor]:
+    """The flag on each of the tensors' devices."""
+    return {device: flag.to(device) for device in {tensor.device for tensor in tensors}}

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from hookline.errors import HooklineError, nearest
-from hookline.gradients.numbers import by_kind, multiply_
+from hookline.gradients.numbers import multiply_groups_
 from hookline.gradients.transforms.base import Transform, above_zero
 from hookline.gradients.view import Gradients
 
@@ -23,7 +23,7 @@ class Scale(Transform):
         self.factor = float(factor)
 
     def on_update(self, grads: Gradients) -> None:
-        multiply_(grads.numbers(), self.factor)
+        multiply_groups_(grads.groups(), self.factor)
 
 
 class Normalize(Transform):
@@ -45,7 +45,7 @@ class Normalize(Transform):
 
     def on_update(self, grads: Gradients) -> None:
         if self.by == "all":
-            multiply_(grads.numbers(), 1.0 / (grads.norm() + self.eps))
+            multiply_groups_(grads.groups(), 1.0 / (grads.norm() + self.eps))
             return
         for gradient, norm in zip(grads.numbers(), grads.norms().unbind(), strict=True):
             gradient.div_(norm.to(gradient.device) + self.eps)
@@ -58,5 +58,5 @@ class Sign(Transform):
     name = "sign"
 
     def on_update(self, grads: Gradients) -> None:
-        for alike in by_kind(grads.numbers()):
+        for alike in grads.groups():
             torch._foreach_sign_(alike)

@@ -1,0 +1,75 @@
+"""The row of norms: replaced, extended and gathered from without taking it apart."""
+
+import torch
+from torch import Tensor
+
+from hookline.gradients.norm_table import NormTable
+
+
+def tensors(many: int) -> list[Tensor]:
+    """Some that differ."""
+    return [torch.full((2,), float(number)) for number in range(many)]
+
+
+def filled(memory: list[Tensor]) -> NormTable:
+    """A table that has 0, 1, 2, … for them."""
+    table = NormTable()
+    table.put(memory, torch.arange(float(len(memory))))
+    return table
+
+
+def test_at_first_everything_is_stale() -> None:
+    """And nothing once it was put."""
+    memory = tensors(3)
+    assert NormTable().stale(memory) == [0, 1, 2]
+    table = filled(memory)
+    assert table.stale(memory) == [] and table.row(memory).tolist() == [0.0, 1.0, 2.0]
+
+
+def test_what_was_written_to_is_stale() -> None:
+    """Whether all are asked for or some, in whatever order."""
+    memory = tensors(4)
+    table = filled(memory)
+    memory[2].add_(1)
+    assert table.stale(memory) == [2] and table.stale([memory[3], memory[2]]) == [1]
+
+
+def test_a_few_are_replaced() -> None:
+    """The others stay, and so does a row that was handed out before."""
+    memory = tensors(4)
+    table = filled(memory)
+    before = table.row(memory)
+    memory[1].add_(1)
+    memory[3].add_(1)
+    table.put_some(memory, [1, 3], torch.tensor([10.0, 30.0]))
+    assert table.stale(memory) == []
+    assert table.row(memory).tolist() == [0.0, 10.0, 2.0, 30.0] and before.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_other_choices_are_gathered() -> None:
+    """In their own order; a list of the same tensors need not be the same list."""
+    memory = tensors(4)
+    table = filled(memory)
+    assert table.row([memory[3], memory[0]]).tolist() == [3.0, 0.0] and table.row(list(memory)) is table.row(memory)
+
+
+def test_new_ones_come_behind() -> None:
+    """Together with some that are there already."""
+    memory, other = tensors(2), torch.ones(5)
+    table = filled(memory)
+    table.put([other, memory[0]], torch.tensor([7.0, 8.0]))
+    assert table.stale([*memory, other]) == [] and table.row([*memory, other]).tolist() == [8.0, 1.0, 7.0]
+    other.zero_()
+    assert table.stale([other, memory[1]]) == [0]
+    table.put_some([other, memory[1]], [0], torch.tensor([9.0]))
+    assert table.row([memory[1], other]).tolist() == [1.0, 9.0]
+
+
+def test_no_address_is_taken_for_another_tensors() -> None:
+    """The table holds on to what it has norms of."""
+    table = NormTable()
+    for value in range(5):
+        fresh = [torch.full((3,), float(value))]
+        assert table.stale(fresh) == [0]
+        table.put(fresh, torch.tensor([float(value)]))
+        assert table.row(fresh).tolist() == [float(value)]
