@@ -7,7 +7,11 @@ from importlib.util import find_spec
 from bench.table import save
 
 ROUNDS, QUICK_ROUNDS = 1200, 200
-BENCHMARKS = [name for name in ("overhead", "dispatch", "importtime", "statistics") if find_spec(f"bench.{name}")]
+NAMES = (
+    "overhead", "dispatch", "importtime", "statistics", "gradients", "chain", "capture", "compiled", "checkpoint",
+    "monitors",
+)  # fmt: skip
+BENCHMARKS = [name for name in NAMES if find_spec(f"bench.{name}")]
 
 
 def parse() -> argparse.Namespace:

@@ -17,8 +17,8 @@ TITLE = "All monitors on, each every ten steps"
 COLUMNS = ("contender", "median ms", "mean ms", "above none", "99th percentile / median", "goal")
 NOTES = [
     "Model: a small language model (2 blocks, width 128, context 64, batch 8), AdamW; one thread.",
-    "Blocks of ten steps of each contender in turn; above none: the mean over blocks of (monitored / none) - 1, after the"
-    " 5 % at either end, where the machine's own interruptions are, are left out.",
+    "Blocks of ten steps of each contender in turn; above none: the mean over blocks of (monitored / none) - 1, without"
+    " the 5 % at either end, where the machine's own interruptions are.",
     "Percentile: of single steps; that of the run without hooks shows what the machine does by itself.",
 ]
 BLOCK = 10

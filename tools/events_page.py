@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
+import hookline
 from hookline.cli.hooks import first_sentence, kind_of, parameter_list
 from hookline.events.catalog import ARGUMENT_ALIASES, ARGUMENTS, CATALOG, Event
 from hookline.registry.names import HOOKS
@@ -63,9 +64,16 @@ def hooks_table() -> str:
     return "\n".join(_table(("name", "kind", "what it does", "parameters"), rows))
 
 
+def names_table() -> str:
+    """Everything that `hookline` exports, as docs/api.md shows it."""
+    rows = [(f"`{name}`", _visible(first_sentence(getattr(hookline, name)))) for name in hookline.__all__]
+    return "\n".join(_table(("name", "what it is"), rows))
+
+
 MADE_TABLES: dict[str, tuple[str, Callable[[], str]]] = {  # name in the markers -> page and maker
     "trainer options": ("training.md", options_table),
     "built-in hooks": ("config.md", hooks_table),
+    "public names": ("api.md", names_table),
 }
 
 

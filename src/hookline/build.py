@@ -19,7 +19,7 @@ from hookline.registry.names import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS
 from hookline.registry.names import TRAINERS as TRAINER_NAMES
 from hookline.trainer.engines import Engine, find_device
 from hookline.trainer.forward import StepFunction, count_tokens
-from hookline.trainer.loaders import Loaders, epoch_length, named_loaders
+from hookline.trainer.loaders import Loaders, epoch_length, to_train_on
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.rng import seed_everything
 from hookline.trainer.trainer import Parts, Trainer, as_list
@@ -116,6 +116,7 @@ def trainer_from_config(
 
     written = config.as_mapping() if isinstance(config, RunConfig) else config
     settings = as_run_config(resolve_references(written))
+    from_file = from_file or is_from_file(config)  # a mapping read from a file stays one, also where nobody says so
     gate, options = Gate(tuple(allow), from_file), settings.trainer
     components = find_components(settings, gate)
     read_hooks(settings.hooks, allow=gate.allow, from_file=from_file)
@@ -183,7 +184,7 @@ def make_scheduler(component: Component | None, optimizer: Any, options: Trainer
 
 def planned_steps(options: TrainerOptions, train: Loaders) -> int | None:
     """How many optimizer steps the options ask for, if that can be known."""
-    length = epoch_length(named_loaders(train, "train"))
+    length = epoch_length(to_train_on(train, options))
     if options.max_steps is not None or length is None or options.epochs is None:
         return options.max_steps
     return -(-length // options.accumulate) * options.epochs
@@ -207,7 +208,7 @@ def make_manager(
     manager = HookManager(enable_intervention=intervene)
     for hook in listed:
         manager.register(hook)
-    manager.load({} if hooks is None or listed else hooks, allow=allow, from_file=from_file)
+    manager.load({} if hooks is None or hooks is listed else hooks, allow=allow, from_file=from_file)
     return manager
 
 
@@ -223,6 +224,7 @@ def make_parts(
     step_fn: StepFunction | None = None,
     loss_fn: Callable[..., Any] | None = None,
     optimizer_step: Callable[..., Any] | None = None,
+    metrics: Mapping[str, Any] | None = None,
     count_tokens: Callable[[Any], int] = count_tokens,
     config: Any = None,
     resolved: Mapping[str, Any] | None = None,
@@ -245,6 +247,7 @@ def make_parts(
         step_fn=checked_function(step_fn, "step_fn"),
         loss_fn=checked_function(loss_fn, "loss_fn"),
         optimizer_step=checked_function(optimizer_step, "optimizer_step"),
+        metrics=metrics,
         count_tokens=count_tokens,
         config=settings if config is None else config,
         describe=lambda: (

@@ -232,7 +232,7 @@ def test_hooks_lists_every_hook(capsys: Captured) -> None:
     out = capsys.readouterr().out
     assert all(f"{name}  " in out for name in HOOKS.names())
     assert "clip_norm  update\n" in out
-    assert "parameters  max_norm, norm_type=2.0\n" in out
+    assert "parameters  max_norm, norm_type=2.0, params=null\n" in out
     assert "save_every_n_epochs=1, save_every_n_steps=null" in out.replace("\n" + " " * 16, " ")
     assert max(map(len, out.splitlines())) <= 80
 

@@ -10,7 +10,8 @@ import pytest
 
 from hookline.cli import main
 from hookline.cli.schema import OPTIONS_OF_HOOKS, config_schema
-from hookline.config.schemas import HooksConfig, RunConfig
+from hookline.config.references import resolve_references
+from hookline.config.schemas import HooksConfig, RunConfig, as_run_config
 from hookline.config.yaml_text import read_yaml
 from hookline.registry.loading import OPTIONS
 from hookline.registry.names import HOOKS
@@ -84,6 +85,7 @@ def test_the_default_job_fits(schema: dict[str, Any]) -> None:
         {"lifecycle": ["mypackage.hooks.Mine", {"name": "mypackage.hooks.Mine", "anything": 3}]},
         {"enable_early_stopping_hook": True, "early_stopping_config": {"patience": 3, "on_error": "raise"}},
         {"hook_classes": ["mypackage.hooks.Mine"], "hook_configs": {"Mine": {"threshold": 5.0}}},
+        {"lifecycle": [{"name": "nan_forensics", "stop_run": False}, {"name": "loss_spike", "stop": "3 epochs"}]},
     ],
     ids=str,
 )
@@ -93,9 +95,26 @@ def test_right_hooks_fit(hooks: dict[str, Any], schema: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    "option", [{"max_steps": "${env:STEPS}"}, {"console": "${env:TALK}"}, {"precision": "${env:PRECISION}"}], ids=str
+)
+def test_options_may_be_references(
+    option: dict[str, Any], schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editor accepts what loading takes: the environment's value in the place of a number, a switch or a word."""
+    for name, value in (("STEPS", "7"), ("TALK", "false"), ("PRECISION", "bf16")):
+        monkeypatch.setenv(name, value)
+    assert fits({**LEAST, "trainer": option}, schema, schema)
+    (name,) = option
+    assert getattr(as_run_config(resolve_references({**LEAST, "trainer": option})).trainer, name) in (7, False, "bf16")
+    assert "default" in schema["$defs"]["TrainerOptions"]["properties"][name]
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"hooks": {"lifecycle": ["consol_log"]}},
+        {"hooks": {"lifecycle": [{"name": "loss_spike", "stop": True}]}},
+        {"trainer": {"max_steps": "seven"}},
         {"hooks": {"lifecycle": [{"name": "early_stopping", "patients": 5}]}},
         {"hooks": {"lifecycle": [{"name": "early_stopping", "patience": "five"}]}},
         {"hooks": {"lifecycle": [{"name": "early_stopping", "mode": "lowest"}]}},

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from hookline.config.schemas import HooksConfig, RunConfig, TrainerConfig, as_run_config, as_trainer_config
-from hookline.errors import ConfigError
-from hookline.registry.loading import KEYS, read_hooks
+from hookline.errors import ConfigError, HooklineError
+from hookline.registry.loading import FLAGS, KEYS, read_hooks
 from hookline.registry.registry import HookRegistry
 from hookline.trainer.options import TrainerOptions
 
@@ -43,6 +43,57 @@ def test_flags_become_hooks() -> None:
     """The flat form reaches the registry with its parameters."""
     registry = HookRegistry(HooksConfig(enable_logging_hook=True, logging_config={"log_every_n_batches": 7}))
     assert registry.get("console_log").log_every_n_batches == 7
+
+
+SWITCHED = {  # each switch of the flat form with the seed's parameters, and the entry that says the same
+    "enable_logging_hook": ({"log_every_n_batches": 7}, "console_log"),
+    "enable_model_checkpoint_hook": ({"save_top_k": 3, "monitor": "val/loss", "mode": "min"}, "checkpoint"),
+    "enable_early_stopping_hook": ({"patience": 10, "min_delta": 0.0001, "on_error": "raise"}, "early_stopping"),
+    "enable_lr_monitor": ({"log_momentum": True, "frequency": "epoch"}, "lr_monitor"),
+    "enable_gradient_monitor": ({"log_frequency": 100, "percentiles": [10, 50, 90]}, "gradient_monitor"),
+}
+
+
+@pytest.mark.req("002-19", "002-27", "002-35")
+@pytest.mark.parametrize("switch", SWITCHED)
+def test_both_forms_make_the_same_hook(switch: str) -> None:
+    """A switch with its parameters and an entry in a list give one hook, with the same options and parameters."""
+    parameters, name = SWITCHED[switch]
+    flat = HookRegistry(HooksConfig(**{switch: True, FLAGS[switch][1]: parameters}))
+    listed = HookRegistry(HooksConfig(lifecycle=[{"name": name, **parameters}]))
+    first, second = flat.entry(name), listed.entry(name)
+    assert type(first.hook) is type(second.hook)
+    assert (first.policy, first.schedule, first.parameters) == (second.policy, second.schedule, second.parameters)
+
+
+def test_every_switch_is_there() -> None:
+    """The switches that the registry knows are those of the seed, and each leads to a hook."""
+    assert set(SWITCHED) == set(FLAGS)
+    registry = HookRegistry(HooksConfig(**dict.fromkeys(FLAGS, True)))
+    assert {name for name, _ in FLAGS.values()} <= set(registry)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"enable_early_stoping_hook": True}, "did you mean 'enable_early_stopping_hook'"),
+        ({"model_checkpoint_confg": {}}, "did you mean 'model_checkpoint_config'"),
+        (
+            {"enable_model_checkpoint_hook": True, "model_checkpoint_config": {"save_topk": 3}},
+            "hooks.model_checkpoint_config: CheckpointHook has no parameter 'save_topk'; did you mean 'save_top_k'",
+        ),
+        (
+            {"enable_lr_monitor": True, "lr_monitor_config": {"frequency": "epochs"}},
+            "frequency: 'epochs' is no choice; did you mean 'epoch'",
+        ),
+    ],
+    ids=str,
+)
+def test_a_slip_in_the_flat_form_names_the_nearest(config: dict[str, Any], words: str) -> None:
+    """Whether it is a switch or a hook's parameter, before anything is trained."""
+    with pytest.raises(HooklineError) as caught:
+        HookRegistry(HooksConfig(**config))
+    assert words in str(caught.value)
 
 
 def test_trainer_config_has_every_option() -> None:

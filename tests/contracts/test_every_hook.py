@@ -1,5 +1,6 @@
 """One contract for every hook a config may name: adding a built-in adds its tests."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,17 @@ import torch
 from torch import nn
 
 from hookline import GenericTrainer, HookManager, HooksConfig
-from hookline.registry.loading import find_hook
+from hookline.registry.loading import RESERVED, find_hook
 from hookline.registry.names import HOOKS
 
-NEEDED: dict[str, dict[str, Any]] = {"clip_norm": {"max_norm": 0.5}}  # parameters without a default
+NEEDED: dict[str, dict[str, Any]] = {
+    "notify": {"webhook_url": "https://hooks.example.org/x", "notify_on": []},  # parameters without a default
+    "clip_norm": {"max_norm": 0.5},
+    "clip_value": {"max_value": 0.01},
+    "freeze": {"params": "0.*"},
+    "mask": {"params": "0.*"},
+    "scale": {"factor": 0.5},
+}
 
 
 def entry(name: str) -> dict[str, Any]:
@@ -48,6 +56,16 @@ def test_it_is_documented_and_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HOOKS.names())
+def test_its_parameters_can_be_given_by_name(name: str) -> None:
+    """No parameter of its constructor has a name that the registry keeps for itself: it could never be set.
+
+    Only `name` may be there: it is the instance's own, which `as` gives.
+    """
+    taken = set(RESERVED) - {"name"}
+    assert [one for one in inspect.signature(find_hook(name)).parameters if one in taken] == []
+
+
+@pytest.mark.parametrize("name", HOOKS.names())
 def test_it_runs_saves_and_goes_on(name: str, tmp_path: Path) -> None:
     """Built from a config it trains without a failure, is saved with the run, and a new one takes its state over."""
     trainer = make_trainer(name, tmp_path)
@@ -65,7 +83,7 @@ def test_it_runs_saves_and_goes_on(name: str, tmp_path: Path) -> None:
 def test_it_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
     """Removed, it leaves no torch hook on the model and is closed once."""
     trainer = make_trainer(name, tmp_path)
-    trainer.fit(batches()[:1], max_epochs=1)
+    trainer.fit(batches()[:1], batches()[:1], max_epochs=1)
     entry_of = trainer.hooks.entry(name)
     trainer.remove_hook(name)
     assert entry_of.closed

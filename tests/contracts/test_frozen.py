@@ -12,12 +12,13 @@ from hookline.registry.names import HOOKS
 from hookline.trainer.options import TrainerOptions
 
 NAMES = """
-    ActivationStats BaseTrainer CheckpointHook ClipNorm ConsoleLogHook ForwardHook GenericTrainer HookManager
-    HookRegistry HookRunner HooklineError HooksConfig Identity JSONLogHook RunConfig RunControl Schedule SimpleTrainer
-    StepContext StopTraining Trainer TrainerConfig TrainerHooks TrainingHook UpdateHook get_trainer load_config
-    not_an_event read_metrics register_data register_hook register_loss register_model register_optimizer
-    register_scheduler
-    register_trainer trainer_from_config
+    ActivationStats BaseTrainer CheckpointHook ClipNorm ConsoleLogHook DebugHook EMAHook EarlyStopping ForwardHook
+    GenericTrainer GradientMonitor HookManager HookRegistry HookRunner HooklineError HooksConfig Identity JSONLogHook
+    LayerSeries LearningRateMonitor LossSpike ModelCheckpoint NanForensics NotifyHook Profiler ResumableSampler
+    RunConfig RunControl Sample Schedule SimpleTrainer StallWatchdog StepContext StopTraining ThroughputMonitor
+    Trainer TrainerConfig TrainerHooks TrainingHook UpdateHook allow_host get_trainer load_config not_an_event
+    read_layers read_metrics register_data register_hook register_loss register_model register_optimizer
+    register_scheduler register_trainer replay_crash trainer_from_config
 """
 
 RUN = "config device epoch model optimizer state step tokens_seen trainer"
@@ -50,8 +51,10 @@ EVENTS = {
 
 RESERVED_KEYS = "name as enabled every at start stop before after on_error ranks"
 TRAINER_KEYS = """
-    accumulate compile console debug deterministic enable_intervention fast_dev_run init_from loss_weight max_epochs
-    max_grad_norm max_steps output_dir precision record sanity_batches scheduler_interval seed validate_every
+    accumulate async_save compile console debug deterministic enable_intervention fast_dev_run init_from
+    limit_train_batches loader_end loader_schedule loader_weights
+    loss_weight max_epochs max_grad_norm max_steps on_save_error output_dir overfit_batches precision record
+    sanity_batches scheduler_interval seed validate_every warn_above
 """
 HOOKS_KEYS = """
     early_stopping_config enable_early_stopping_hook enable_gradient_monitor enable_logging_hook enable_lr_monitor
@@ -59,7 +62,10 @@ HOOKS_KEYS = """
     lr_monitor_config model_checkpoint_config update
 """
 BUILT_IN = """
-    activation_stats capture checkpoint clip_norm console_log debug gradient_flow identity json_log monitor sample_text
+    activation_stats capture centralize checkpoint clip_adaptive clip_norm clip_value console_log debug debug_training
+    early_stopping ema freeze gradient_flow gradient_monitor grokfast identity json_log link_norms loss_spike
+    lr_monitor mask measure monitor nan_forensics noise normalize notify profiler sample_text scale sign
+    skip_nonfinite spike_guard stall_watchdog throughput
 """
 
 

@@ -1,5 +1,6 @@
 """Observers are harmless: bit for bit the same losses, parameters, optimizer state and random streams."""
 
+import inspect
 import io
 import random
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from hookline import ForwardHook, HooklineError, Trainer, TrainingHook, get_trainer
+from hookline.registry.loading import find_hook
+from hookline.registry.names import HOOKS
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -161,6 +164,7 @@ def observing_built_ins(trainer: Trainer) -> None:
     trainer.add_hook("console_log", log_every_n_batches=1, stream=io.StringIO())
     trainer.add_hook("json_log", log_every_n_batches=1, path="log.jsonl")
     trainer.add_hook("activation_stats")
+    trainer.add_hook("gradient_monitor", log_frequency=1, log_histogram=True, percentiles=[50], log_update_ratio=True)
 
 
 def vandals(trainer: Trainer) -> None:
@@ -231,6 +235,25 @@ def test_with_record_checkpoints_and_validation(reference: Result, tmp_path: Pat
 
     result = trained(dress, record=True, val_dataloader=make_batches()[:3], output_dir=str(tmp_path / "runs"))
     assert result.differs_from(reference) == []
+
+
+def test_with_every_built_in_on(reference: Result, tmp_path: Path) -> None:
+    """All observing built-ins at once, on disk, with a validation every five steps: the end is the bare loop's."""
+
+    def dress(trainer: Trainer) -> None:
+        for name in HOOKS.built_in:
+            hook = find_hook(name)
+            if name not in trainer.hooks and not hook.intervenes and not needs_parameters(hook):
+                trainer.add_hook(name)
+        assert {"checkpoint", "early_stopping", "ema", "lr_monitor", "profiler", "throughput"} <= set(trainer.hooks)
+
+    options = {"val_dataloader": make_batches()[:3], "validate_every": 5, "output_dir": str(tmp_path / "runs")}
+    assert trained(dress, record=True, **options).differs_from(reference) == []
+
+
+def needs_parameters(hook: Any) -> bool:
+    """Whether a hook cannot be made without being told something."""
+    return any(one.default is one.empty for one in inspect.signature(hook).parameters.values())
 
 
 def test_the_comparison_can_fail(reference: Result) -> None:

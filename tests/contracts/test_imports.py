@@ -13,7 +13,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "hookline"
 
 BELOW_HOOKS = {"errors", "events", "registry", "stats", "activations", "gradients", "record", "checkpoints"}
 BELOW_CONFIG = BELOW_HOOKS | {"hooks", "trainer"}
-EVERYTHING = BELOW_CONFIG | {"hosts", "config", "jobs", "build", "cli", "testing", "__init__"}
+EVERYTHING = BELOW_CONFIG | {"hosts", "config", "jobs", "build", "cli", "testing", "verification", "__init__"}
 
 # Which parts of hookline each part may import; a part may always import itself.
 # Lists are transitive: what a part's own imports may use, it may use too. A dotted entry allows that one module.
@@ -34,13 +34,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "build": EVERYTHING,
     "cli": EVERYTHING,
     "testing": EVERYTHING,
+    "verification": EVERYTHING,
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
 }
 
 HOT_PATH = ("events", "registry", "stats", "activations", "gradients", "trainer")
 HEAVY = {"pydantic", "rich", "yaml"}
-LOADED_ON_FIRST_USE = ("hosts", "config", "jobs", "build", "cli", "testing")
+LOADED_ON_FIRST_USE = ("hosts", "config", "jobs", "build", "cli", "testing", "verification")
 
 
 def part_of(path: Path) -> str:

@@ -24,6 +24,7 @@ from hookline.config.overrides import apply_override
 from hookline.config.references import resolve_references
 from hookline.config.schemas import as_run_config
 from hookline.config.yaml_text import read_yaml
+from hookline.hooks import webhook
 from hookline.registry import names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +109,8 @@ COMMANDS = [
 
 @pytest.fixture(autouse=True)
 def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a page registers is forgotten after it."""
+    """What a page registers or allows is forgotten after it."""
+    monkeypatch.setattr(webhook, "_allowed", set())
     for registry in REGISTRIES:
         monkeypatch.setattr(registry, "_added", dict(registry._added))
 
@@ -161,6 +163,7 @@ def test_a_broken_promise_is_noticed() -> None:
 def test_yaml_blocks_with_hooks_load(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every YAML block with hooks loads through the registry, and one that is a whole run fits the schema."""
     monkeypatch.setenv("HOME", str(Path.cwd()))
+    monkeypatch.setenv("SLACK_URL", "https://hooks.example.org/services/x")
     for module in (other for other in blocks_of(block.page) if other.text.startswith("# myparts.py\n")):
         run_block(module, {"__name__": "myparts"})
     config = resolve_references(read_yaml(block.text, block.where))

@@ -71,6 +71,37 @@ def test_a_bad_batch_is_named() -> None:
     assert str(found).startswith("the batch itself is not finite in batch[0]; ")
 
 
+class SpoilsItsWeight(torch.autograd.Function):
+    """A product whose backward gives its weight NaN, and its input what is right."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return grad @ weight.T, x.T @ grad * float("nan")
+
+
+class Spoils(nn.Module):
+    """A layer made of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return SpoilsItsWeight.apply(x, self.weight)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def test_a_module_that_spoils_only_its_own_parameter_is_named() -> None:
+    """The gradients that it hands on are finite; those of its weight are not."""
+    found = autopsy_of(make_trainer(Nested(Spoils())))
+    assert (found.gradients, found.backward_module) == (("1.inner.weight",), "1.inner")
+
+
 def test_bad_parameters_are_named() -> None:
     """A weight that had gone bad in an earlier step."""
     trainer = make_trainer(nn.ReLU())

@@ -212,6 +212,61 @@ def test_a_metric_of_training_ranks_steps() -> None:
     assert saved(trainer) == ["best", *(f"step-{step:08d}" for step in (1, 2, 5, 6))]
 
 
+@pytest.mark.parametrize("every", [1, 50])
+@pytest.mark.parametrize("validates", [True, False])
+def test_a_metric_of_training_needs_no_validation(every: int, validates: bool) -> None:
+    """Ranked by steps, it is missed neither at a validation nor for want of one, however rarely steps are saved."""
+    model = Scripted([9, 9, 9])
+    trainer = GenericTrainer(
+        None, model, torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False, sanity_batches=0
+    )
+    trainer.add_hook("checkpoint", monitor="train/loss", save_every_n_steps=every, save_top_k=2)
+    trainer.fit([torch.ones(2)] * 2, [torch.ones(1)] if validates else None, max_epochs=3)
+    assert [one.step for one in trainer.hooks.get("checkpoint").kept] == ([5, 6] if every == 1 else [])
+
+
+def test_a_metric_of_training_is_looked_at_with_every_epoch() -> None:
+    """Without steps to save, at the end of epochs; a misspelt one is told there, or at the first step."""
+    assert links(run([9, 9, 9], {"monitor": "train/epoch_loss"})) == {"best": "step-00000006"}
+    for more in ({}, {"save_every_n_steps": 1}):
+        with pytest.raises(MetricMissing, match=r"there is no metric 'train/los' at .*did you mean 'train/loss'"):
+            run([9], {"monitor": "train/los", **more})
+
+
+def test_a_monitored_metric_needs_no_number_of_epochs() -> None:
+    """With save_every_n_epochs null, every validation is looked at."""
+    config = {"monitor": "val/loss", "save_every_n_epochs": None, "save_top_k": -1}
+    assert saved(run([3, 2, 1], config)) == ["best", *(f"step-{step:08d}" for step in (2, 4, 6))]
+
+
+def test_another_run_has_another_ranking(tmp_path: Path) -> None:
+    """A hook that goes on to a second trainer, or a second fit, ranks what that run measures and nothing before."""
+    hook = CheckpointHook(monitor="val/loss", save_last=True)
+    for losses, best in (([3, 1, 2], 2), ([6, 5, 7], 2)):
+        model = Scripted([*losses, 9])
+        trainer = GenericTrainer(
+            None, model, torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False, sanity_batches=0,
+            output_dir=str(tmp_path),
+        )  # fmt: skip
+        trainer.add_hook(hook)
+        trainer.fit([torch.ones(2)], [torch.ones(1)], max_epochs=3)
+        assert links(trainer) == {"best": f"step-{best:08d}", "last": "step-00000003"}
+        assert hook.best_path == trainer.checkpoint_dir / f"step-{best:08d}"  # type: ignore[operator]
+    trainer.fit(max_epochs=4)
+    assert links(trainer) == {"best": "step-00000004", "last": "step-00000004"} and hook.best_score == 9.0
+
+
+def test_a_slip_in_the_file_name_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A metric that a validation does not have would be 'none' for ever; saves by steps may go without one."""
+    config = {"monitor": "val/loss", "filename": "{epoch}_{val/los:.1f}_{eval/loss:.1f}", "save_every_n_steps": 1}
+    trainer = run([2, 1], {**config, "auto_insert_metric_name": False, "save_top_k": -1})
+    assert "1_none_1.0" in saved(trainer)
+    assert [record.getMessage() for record in caplog.records] == [
+        "hook 'checkpoint': 'val/los' in filename is written as 'none' at step 2; "
+        "did you mean 'val/loss'? Valid: val/loss"
+    ]
+
+
 def test_values_that_are_not_finite_are_never_the_best() -> None:
     """NaN and infinity are not ranked, in either mode; with save_last they are still saved."""
     for mode, best in (("min", "step-00000006"), ("max", "step-00000004")):
@@ -288,6 +343,10 @@ def test_every_n_epochs_counts_validations_of_those_epochs() -> None:
         ({"save_every_n_epochs": 0}, "expected a whole number, at least 1, or null for never; got 0"),
         ({"save_top_k": -2}, "save_top_k"),
         ({"save_top_k": True}, "save_top_k"),
+        ({"save_last": "no"}, "save_last: expected true or false; got 'no'"),
+        ({"save_on_train_epoch_end": "false"}, "save_on_train_epoch_end: expected true or false"),
+        ({"monitor": ""}, "monitor: expected a text that is not empty"),
+        ({"save_every": 7}, "save_every: expected a text"),
         ({"mode": "maximum"}, "mode: 'maximum' is no choice"),
         ({"filename": "../../{epoch}"}, "'/' cannot be in a name"),
         ({"save_every": "2 epochs"}, "there is save_every_n_epochs"),

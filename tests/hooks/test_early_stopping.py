@@ -275,6 +275,48 @@ def test_the_best_weights_come_back() -> None:
         assert trainer.hooks.entry("early_stopping").intervenes
 
 
+@pytest.mark.parametrize("min_delta", [0.0, 0.5])
+def test_what_reaches_the_target_is_the_best(min_delta: float) -> None:
+    """The run ends with the weights that reached it, also where they gained less than min_delta."""
+    config = {"target": 1.0, "patience": 5, "min_delta": min_delta, "restore_best_weights": True}
+    trainer = run([3, 1.25, 1.0, 9], config)
+    assert trainer.stop_reason == "val/loss 1 has reached its target 1"
+    assert trainer.model.weight.item() == trainer.step == 6  # type: ignore[union-attr, operator]
+    assert trainer.hooks.get("early_stopping").best == 1.0
+
+
+def test_another_run_begins_to_wait_anew() -> None:
+    """A hook that goes on to a second trainer, or a second fit, knows nothing of the first run."""
+    hook = EarlyStopping(patience=2, restore_best_weights=True)
+    for _ in range(2):
+        model = Scripted([5, 6, 4, 4, 4])
+        options: dict[str, Any] = {"device": "cpu", "record": False, "console": False, "sanity_batches": 0}
+        trainer = GenericTrainer(None, model, torch.optim.SGD(model.parameters(), lr=1.0), **options)
+        trainer.add_hook(hook)
+        trainer.fit([torch.ones(2)], [torch.ones(1)], max_epochs=9)
+        assert (trainer.step, hook.best_step, model.weight.item()) == (5, 3, 3.0)
+    model.losses += [9, 8, 7]
+    trainer.fit(max_epochs=8)
+    assert (trainer.step, trainer.stop_reason, hook.best) == (8, None, 7.0)
+
+
+def test_a_metric_is_not_missed_before_the_first_validation() -> None:
+    """One that a hook adds to validations is waited for at the ends of epochs that have none, and missed after."""
+    for name, ends in (("bleu", None), ("blue", 2)):
+        model = Scripted([1] * 4)
+        options: dict[str, Any] = {"device": "cpu", "record": False, "console": False, "sanity_batches": 0}
+        trainer = GenericTrainer(None, model, torch.optim.SGD(model.parameters(), 1.0), **options)
+        trainer.on("validation_end", name="adds")(lambda metrics: metrics.update(bleu=1.0))
+        trainer.add_hook(EarlyStopping(name, check_on_train_epoch_end=True))
+        trainer.options.validate_every = "2 epochs"
+        if ends is None:
+            trainer.fit([torch.ones(2)], [torch.ones(1)], max_epochs=4)
+        else:
+            with pytest.raises(MetricMissing, match="there is no metric 'blue' at the end of the epoch, step 2"):
+                trainer.fit([torch.ones(2)], [torch.ones(1)], max_epochs=4)
+            assert trainer.step == ends
+
+
 def test_a_failed_run_keeps_its_weights() -> None:
     """After an exception the weights are those that failed, to be looked at."""
     with pytest.raises(IndexError):
@@ -314,6 +356,9 @@ def test_it_goes_on_waiting_over_a_resume(tmp_path: Path) -> None:
         ({"mode": "mni"}, "did you mean 'min'"),
         ({"patience": -1}, "patience: expected a whole number, at least 0; got -1"),
         ({"patience": True}, "patience"),
+        ({"monitor": None}, "monitor: expected a text that is not empty; got None"),
+        ({"strict": "no"}, "strict: expected true or false; got 'no'"),
+        ({"restore_best_weights": 1}, "restore_best_weights: expected true or false"),
         ({"min_delta": -0.1}, "min_delta: expected a number, at least 0"),
         ({"min_delta": NAN}, "min_delta"),
         ({"min_delta_mode": "relative"}, "did you mean 'rel'"),

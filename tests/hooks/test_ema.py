@@ -220,6 +220,39 @@ def test_early_stopping_keeps_the_weights_that_were_validated(ema_first: bool) -
     assert same(weights_of(trainer.model), kept[0])
 
 
+def test_the_validated_weights_are_kept_for_the_end_of_the_epoch() -> None:
+    """Checked at the end of the epoch, by when training goes on, the best weights are still those validated."""
+    options: dict[str, Any] = {"mode": "max", "min_delta": 1e9, "check_on_train_epoch_end": True}
+    trainer = make_trainer(EMAHook(0.5), EarlyStopping(restore_best_weights=True, **options), max_epochs=2)
+    kept: list[dict[str, torch.Tensor]] = []
+    trainer.on("validation_end", name="keep")(lambda model: kept.append(weights_of(model)))
+    trainer.train()
+    assert same(weights_of(trainer.model), kept[0])
+
+
+@pytest.mark.parametrize("event", ["validation_start", "validation_batch_end", "validation_end"])
+@pytest.mark.parametrize("how", ["disable_hook", "remove_hook"])
+def test_switched_off_in_a_validation_it_puts_the_weights_back(event: str, how: str) -> None:
+    """At whichever of its events, the model has its own weights again, and training is what it would be without."""
+    results = []
+    for off in (False, True):
+        trainer = make_trainer(EMAHook(0.5), max_epochs=3)
+
+        @trainer.on(event, name="off")
+        def switch_off(trainer: Trainer, epoch: int, off: bool = off) -> None:
+            if off and epoch == 0 and "ema" in trainer.hooks:
+                getattr(trainer, how)("ema")
+
+        trainer.train()
+        results.append(weights_of(trainer.model))
+    assert same(*results)
+
+
+def test_its_failure_ends_the_run() -> None:
+    """Half an average in the model would spoil training without a word."""
+    assert make_trainer(EMAHook()).hooks.entry("ema").policy == "raise"
+
+
 def test_wrong_options_are_refused() -> None:
     """A decay that is no share."""
     with pytest.raises(ConfigError, match=r"decay: expected a number, at least 0, at most 1; got 1\.5"):

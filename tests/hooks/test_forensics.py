@@ -72,7 +72,7 @@ def test_bad_gradients_of_a_good_loss_are_found() -> None:
 
 def test_without_stop_the_run_goes_on() -> None:
     """One crash is kept, the record says so, and nothing more is looked at."""
-    trainer, hook = make_trainer(bad=2), NanForensics(stop=False)
+    trainer, hook = make_trainer(bad=2), NanForensics(stop_run=False)
     trainer.add_hook(hook)
     trainer.train()
     assert trainer.step == 8 and not finite(trainer)
@@ -87,6 +87,37 @@ def test_the_micro_batch_of_a_window_is_found() -> None:
     assert hook.crash is not None and trainer.step == 2
     assert replay_crash(hook.crash, trainer).then["batch_idx"] == 5
     assert finite(trainer)
+
+
+@pytest.mark.parametrize("bad", [4, 5])
+def test_the_micro_batch_whose_gradients_are_bad_is_found(bad: int) -> None:
+    """Each of a window is run again until one goes wrong by itself, first or last."""
+    trainer, hook = make_trainer(accumulate=2, loss_fn=lambda out, y: (out * y).pow(2).sum().sqrt()), NanForensics()
+    trainer.train_loaders["train"][bad][1].zero_()  # type: ignore[index]
+    trainer.add_hook(hook)
+    trainer.train()
+    assert hook.crash is not None and hook.autopsy is not None and trainer.step == 3
+    assert hook.autopsy.loss == 0 and hook.autopsy.gradients
+    replay = replay_crash(hook.crash, trainer)
+    assert replay.same and replay.then["batch_idx"] == bad
+
+
+def test_a_step_that_was_not_heard_to_its_end_is_forgotten() -> None:
+    """On a schedule by batches, and after a run that failed: no batch of another step is blamed or held."""
+    trainer, hook = make_trainer(accumulate=2), NanForensics()
+    trainer.add_hook(hook, every="3 batches")
+    held: list[list[int]] = []
+    trainer.on("train_batch_start", name="look", after="nan_forensics")(
+        lambda: held.append([scene.batch_idx for scene in hook._scenes])
+    )
+    trainer.train()
+    assert held == [[], [], [2], [2], [2], [5], [], []]
+    trainer = make_trainer(accumulate=2)
+    trainer.add_hook(hook)
+    trainer.on("before_backward", name="bomb", on_error="raise", at=2)(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert hook._scenes == [] and hook.crash is None
 
 
 def test_a_run_without_a_record_keeps_its_crash_elsewhere() -> None:

@@ -74,6 +74,29 @@ def test_a_missing_metric_is_named_once(server: Server, caplog: pytest.LogCaptur
     assert warned == ["hook 'notify': no metric 'val/los'; did you mean 'val/loss'? Valid: val/loss"]
 
 
+def test_the_metric_may_be_spelled_eval(server: Server) -> None:
+    """`eval/loss` is `val/loss`, as everywhere."""
+    make_trainer(NotifyHook(server.url, monitor="eval/loss")).train()
+    assert "new best model: eval/loss " in server.texts[0]
+
+
+def test_a_validation_outside_of_a_run_is_no_news(server: Server) -> None:
+    """trainer.validate() before or after the run posts nothing and moves no best value."""
+    hook = NotifyHook(server.url, ["best_model"])
+    make_trainer(hook).validate()
+    hook.close()
+    assert server.texts == [] and hook.best == float("inf")
+
+
+def test_a_second_run_has_its_own_best(server: Server) -> None:
+    """A hook that goes on to another run compares with nothing of the first."""
+    hook = NotifyHook(server.url, ["best_model"])
+    make_trainer(hook).train()
+    hook.best = -1.0  # better than the next run will ever be
+    make_trainer(hook).train()
+    assert len(server.texts) == 2 and "(before: " not in server.texts[1]
+
+
 @pytest.mark.parametrize("occasions", [EVERYTHING, ["exception"], ["training_end"]], ids=str)
 def test_an_exception_is_told_once(server: Server, occasions: list[str]) -> None:
     """As an exception where that is asked for, else as the end; the error itself gets through unchanged."""
@@ -201,6 +224,18 @@ def test_the_url_is_in_no_record(server: Server, caplog: pytest.LogCaptureFixtur
     assert "SECRETPART" not in text + caplog.text
 
 
+def test_the_url_is_taken_out_of_what_others_say(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line, and somebody's error that repeats the URL or its path, do not bring it into the record."""
+    monkeypatch.setattr("sys.argv", ["train.py", f"hooks.lifecycle=[{{webhook_url: {server.url}}}]", server.url])
+    trainer = make_trainer(NotifyHook(server.url, []))
+    secret = "/services/T000/SECRETPART"
+    trainer.on("step_end", name="bad")(lambda: (_ for _ in ()).throw(OSError(f"{server.url}, url: {secret}")))
+    trainer.train()
+    assert trainer.run_dir is not None
+    text = written_by(trainer.run_dir)
+    assert "OSError" in text and "train.py" in text and "SECRETPART" not in text
+
+
 CONFIG = """
 model: {name: char_gpt, context: 16, width: 8, heads: 2, layers: 1}
 data: {name: stdlib_text, context: 16, batch_size: 2, max_bytes: 60000}
@@ -238,8 +273,11 @@ def test_a_config_cannot_allow_hosts() -> None:
         ({"notify_on": 3}, "notify: 'int' object is not iterable"),
         ({"mode": "maximum"}, "mode: 'maximum' is no choice; did you mean 'max'"),
         ({"timeout": 0}, "timeout: expected a number, at least 0.01"),
-        ({"queue": 0}, "queue: expected a number, at least 1"),
-        ({"retries": [1]}, "retries: expected a number"),
+        ({"timeout": float("inf")}, "timeout: expected a number, at least 0.01, at most 3600; got inf"),
+        ({"queue": 0}, "queue: expected a whole number, at least 1"),
+        ({"retries": [1]}, "retries: expected a whole number"),
+        ({"retries": 1.5}, "retries: expected a whole number"),
+        ({"monitor": ["val/loss"]}, "monitor: expected a text"),
         ({"notify_on": "heartbeat", "heartbeat": "often"}, "every: 'often' is no schedule"),
         ({"webhook_url": "http://example.org/SECRETPART"}, "http would send its secret unencrypted"),
     ],

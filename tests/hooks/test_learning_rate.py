@@ -73,6 +73,14 @@ def test_all_groups_by_name() -> None:
     assert not any(key.startswith(("momentum/Adagrad", "beta2/Adagrad")) for key in line)
 
 
+def test_groups_of_one_name_are_told_apart() -> None:
+    """The second of a name gets a number, so that it does not overwrite the first."""
+    model = nn.Linear(3, 1)
+    groups = [{"params": [model.weight], "name": "a", "lr": 0.1}, {"params": [model.bias], "name": "a", "lr": 0.2}]
+    line = recorded({}, torch.optim.SGD(groups, lr=1.0), model)[0]
+    assert {key: value for key, value in line.items() if key.startswith("lr")} == {"lr/a": 0.1, "lr/a-1": 0.2}
+
+
 def test_a_schedule_thins_it_out() -> None:
     """Registered with every=2, it costs nothing at the other steps."""
     model = nn.Linear(3, 1)

@@ -150,6 +150,21 @@ def test_a_fault_in_sending_does_not_end_the_thread() -> None:
     assert told == ["ValueError while sending"] and sent == [b"y"]
 
 
+def test_neither_nonsense_nor_a_failing_listener_ends_the_thread() -> None:
+    """Whatever goes wrong around one message, the next one is tried."""
+    told: list[str] = []
+
+    def listen(why: str) -> None:
+        told.append(why)
+        raise OSError("nobody listens")
+
+    outbox = Outbox(lambda message: None, retries=1.5, on_failure=listen)  # type: ignore[arg-type]
+    outbox.put(b"x")
+    outbox.put(b"y")
+    assert outbox.close(5) == 0
+    assert told == ["TypeError while sending"] * 2 and outbox.failed == 2
+
+
 def test_without_messages_there_is_no_thread() -> None:
     """A run that tells nobody anything has nothing running beside it."""
     before = threading.active_count()

@@ -13,7 +13,7 @@ from hookline import Profiler, Trainer, get_trainer
 from hookline.errors import ConfigError
 
 
-def train(profiler: Profiler, steps: int = 8, every: int | None = None, **options: Any) -> Trainer:
+def train(profiler: Profiler, steps: int = 8, every: int | str | None = None, **options: Any) -> Trainer:
     """A short run on disk with the profiler."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
@@ -76,10 +76,27 @@ def test_a_run_that_ends_in_the_window_still_writes() -> None:
     assert len(profiler.traces) == 1
 
 
-def test_another_schedule_traces_single_steps() -> None:
-    """Registered with every=4, each due step is a trace of its own."""
-    train(profiler := Profiler(), every=4)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_another_schedule_traces_single_steps(accumulate: int) -> None:
+    """Registered with every=4, each due step is a trace of its own, wherever its own windows would be."""
+    train(profiler := Profiler(first_step=4), steps=9 * accumulate, every=4, accumulate=accumulate)
     assert [path.name for path in profiler.traces] == ["step-00000004.json.gz", "step-00000008.json.gz"]
+    assert [names_in(path).count("aten::linear") for path in profiler.traces] == [2 * accumulate] * 2
+
+
+def test_a_schedule_of_batches_traces_micro_batches() -> None:
+    """The end of the step may not be heard there, so the trace ends with the micro-batch."""
+    train(profiler := Profiler(), every="3 batches", accumulate=2)
+    assert [names_in(path).count("aten::linear") for path in profiler.traces] == [2, 2]
+
+
+def test_windows_side_by_side_are_two_traces() -> None:
+    """The second has no step left to warm up on; windows that overlap are refused."""
+    train(profiler := Profiler(first_step=[5, 2], steps=3), steps=10)
+    assert [path.name for path in profiler.traces] == ["step-00000002.json.gz", "step-00000005.json.gz"]
+    assert [names_in(path).count("aten::linear") for path in profiler.traces] == [6, 6]
+    with pytest.raises(ConfigError, match="the trace from step 2 on lasts until step 4, so none can begin at 4"):
+        Profiler(first_step=[2, 4], steps=3)
 
 
 def test_without_a_record_it_needs_a_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -94,3 +111,7 @@ def test_wrong_options_are_refused() -> None:
     """Steps count from 1."""
     with pytest.raises(ConfigError, match="first_step: expected a whole number, at least 1; got 0"):
         Profiler(first_step=0)
+    with pytest.raises(ConfigError, match=r"first_step: expected a whole number, at least 1; got 10\.0"):
+        Profiler(first_step=10.0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="with_stack: expected true or false"):
+        Profiler(with_stack="no")  # type: ignore[arg-type]

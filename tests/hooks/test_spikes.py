@@ -80,7 +80,7 @@ def test_it_can_end_the_run_and_its_memory_is_saved() -> None:
         "simple", model, batches, torch.optim.SGD(model.parameters(), 1e-4), "cpu",
         loss_fn=torch.nn.functional.mse_loss, console=False,
     )  # fmt: skip
-    hook = LossSpike(stop=True)
+    hook = LossSpike(stop_run=True)
     trainer.add_hook(hook)
     trainer.train()
     assert trainer.step == 31 and trainer.stopped_by == "loss_spike"
@@ -92,7 +92,19 @@ def test_it_can_end_the_run_and_its_memory_is_saved() -> None:
     assert again.spikes == hook.spikes
 
 
-@pytest.mark.parametrize("parameters", [{"warmup": 1}, {"warmup": 200}, {"factor": 0}], ids=str)
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"warmup": 1},
+        {"warmup": 200},
+        {"factor": 0},
+        {"factor": "8"},
+        {"window": 50.5},
+        {"factor": float("inf")},
+        {"stop_run": "no"},
+    ],
+    ids=str,
+)
 def test_wrong_parameters_are_refused(parameters: dict[str, Any]) -> None:
     """A window that is never full, or a factor that everything exceeds."""
     with pytest.raises(ConfigError):

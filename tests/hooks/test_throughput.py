@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import ThroughputMonitor, Trainer, get_trainer
+from hookline import ThroughputMonitor, Trainer, TrainingHook, get_trainer
 from hookline.errors import ConfigError
 from hookline.hooks import throughput
 from hookline.record.memory_record import MemoryRecord
@@ -68,6 +68,13 @@ def trained(clock: Clock, monitor: ThroughputMonitor, batches: list[Any], **opti
     return trainer
 
 
+class FunctionHooks(TrainingHook):
+    """A user's hook that has these functions for events."""
+
+    def __init__(self, **functions: Any) -> None:
+        vars(self).update(functions)
+
+
 def reports(trainer: Trainer) -> dict[int, dict[str, float]]:
     """What was reported, by step."""
     assert isinstance(trainer.record, MemoryRecord)
@@ -87,7 +94,7 @@ def test_rates_and_waits(clock: Clock) -> None:
     """Four seconds a step, one of them spent waiting for data; two rows and 16 tokens a step."""
     trainer = trained(clock, ThroughputMonitor(log_every_n_steps=5), [tokens()] * 12)
     found = reports(trainer)
-    assert list(found) == [5, 10]
+    assert list(found) == [5, 10, 12]
     assert found[10] == pytest.approx(
         {
             "step_seconds": 4.0,
@@ -100,10 +107,40 @@ def test_rates_and_waits(clock: Clock) -> None:
     )
 
 
+@pytest.mark.parametrize("steps", [3, 10])
+def test_the_steps_that_are_left_are_reported_at_the_end(clock: Clock, steps: int) -> None:
+    """A run shorter than a window, or just as long, has its report, with every step and token in it."""
+    found = reports(trained(clock, ThroughputMonitor(10), [tokens()] * steps))
+    seconds = 4.0 * steps - 1  # nobody waits for a batch after the last one
+    assert list(found) == [steps]
+    assert found[steps]["step_seconds"] == pytest.approx(seconds / steps)
+    assert found[steps]["tokens_per_s"] == pytest.approx(16 * steps / seconds)
+    assert found[steps]["samples_per_s"] == pytest.approx(2 * steps / seconds)
+
+
+def test_hooks_are_no_wait_for_data(clock: Clock) -> None:
+    """What other hooks do when a step is over makes it longer, and nothing else."""
+    slow = FunctionHooks(on_step_end=lambda: clock.passes(7.0), on_train_batch_end=lambda: clock.passes(5.0))
+    found = reports(trained(clock, ThroughputMonitor(5), [tokens()] * 11, hooks=[slow]))
+    assert found[10]["data_wait_seconds"] == pytest.approx(1.0)
+    assert found[10]["step_seconds"] == pytest.approx(16.0)
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_the_turn_of_an_epoch_is_left_out(clock: Clock, validates: bool) -> None:
+    """With a validation before it or without: neither slow hooks there nor what comes after them count."""
+    slow = FunctionHooks(on_epoch_end=lambda: clock.passes(50.0), on_epoch_start=lambda: clock.passes(20.0))
+    more = {"val_dataloader": [tokens()]} if validates else {}
+    trainer = trained(clock, ThroughputMonitor(4), [tokens()] * 3, max_epochs=4, hooks=[slow], **more)
+    found = reports(trainer)
+    assert list(found) == [4, 8, 12] and found[8]["step_seconds"] == pytest.approx(4.0)
+    assert found[8]["data_wait_seconds"] == pytest.approx(1.0)
+
+
 def test_accumulation_counts_steps(clock: Clock) -> None:
     """Two micro-batches are one step, of eight seconds."""
     found = reports(trained(clock, ThroughputMonitor(2), [tokens()] * 12, accumulate=2))
-    assert list(found) == [2, 4]
+    assert list(found) == [2, 4, 6]
     assert found[4]["step_seconds"] == pytest.approx(8.0) and found[4]["samples_per_s"] == pytest.approx(0.5)
     assert found[4]["data_wait_seconds"] == pytest.approx(2.0)
 
@@ -129,6 +166,14 @@ def test_on_a_schedule_rates_are_right(clock: Clock) -> None:
     found = reports(trained(clock, ThroughputMonitor(1), [tokens()] * 21, every=5))
     assert found[14]["step_seconds"] == pytest.approx(4.0) and found[14]["samples_per_s"] == pytest.approx(0.5)
     assert "data_wait_seconds" not in found[14]
+
+
+def test_on_a_schedule_validations_are_left_out_and_steps_are_not(clock: Clock) -> None:
+    """Steps between the last one heard and a validation are training all the same."""
+    options = {"val_dataloader": [tokens()], "validate_every": 7, "every": 5}
+    found = reports(trained(clock, ThroughputMonitor(1), [tokens()] * 21, **options))
+    last = 7.0 / 2  # two steps, and one wait for a batch between them
+    assert [values["step_seconds"] for values in found.values()] == pytest.approx([4.0, 4.0, 4.0, last])
 
 
 def test_devices_are_asked_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:

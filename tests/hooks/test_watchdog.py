@@ -37,7 +37,7 @@ def test_a_hanging_step_is_in_the_record(caplog: pytest.LogCaptureFixture) -> No
     trainer.train()
     stall, over = events_of(trainer)
     assert (stall["kind"], stall["step"], stall["by"]) == ("stall", 3, "stall_watchdog")
-    assert 0.1 < stall["seconds"] < 0.4
+    assert 0.1 <= stall["seconds"] < 0.4
     main = next(stack for stack in stall["stacks"] if stack["thread"] == threading.main_thread().name)
     assert "in a_hand_that_sleeps: time.sleep(seconds)" in main["stack"][-1]
     assert over["kind"] == "stall_over" and 0.4 < over["seconds"] < 2
@@ -89,6 +89,50 @@ def test_each_stall_is_told_once() -> None:
     assert hook.stalls == 2
 
 
+def test_added_in_mid_run_it_begins_to_look() -> None:
+    """It hears no on_train_start, and needs none."""
+    trainer, hook = make_trainer(), StallWatchdog(seconds=0.1)
+    trainer.on("step_end", at=1, name="add")(lambda trainer: trainer.add_hook(hook))
+    trainer.on("before_backward", at=3, name="hang")(lambda: a_hand_that_sleeps(0.4))
+    trainer.train()
+    assert hook.stalls == 1 and [event["step"] for event in events_of(trainer)][:1] == [3]
+
+
+def test_what_comes_after_the_last_step_is_no_stall() -> None:
+    """Hooks that take their time when the run has ended hang nothing."""
+    trainer, hook = make_trainer(), StallWatchdog(seconds=0.1)
+    trainer.add_hook(hook)
+    trainer.on("train_end", name="slow")(lambda: a_hand_that_sleeps(0.4))
+    trainer.train()
+    assert hook.stalls == 0
+
+
+def test_steps_by_hand_are_watched_and_the_time_between_them_is_not() -> None:
+    """Whoever makes single steps may think between them; no thread is left waiting."""
+    trainer, hook = make_trainer(record=False), StallWatchdog(seconds=0.1)
+    trainer.add_hook(hook)
+    trainer.on("before_backward", at=2, name="hang")(lambda: a_hand_that_sleeps(0.4))
+    batch = trainer.train_loaders["train"][0]  # type: ignore[index]
+    for stalls in (0, 1):
+        trainer.training_step(batch)
+        assert hook.stalls == stalls
+        a_hand_that_sleeps(0.3)
+        assert [thread.name for thread in threading.enumerate() if "watchdog" in thread.name] == []
+
+
+def test_it_warns_before_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk that the record is on may be what hangs."""
+    order: list[str] = []
+    monkeypatch.setattr("hookline.hooks.watchdog.logger.warning", lambda *message: order.append("warned"))
+    trainer = make_trainer(record=False)
+    trainer.add_hook(StallWatchdog(seconds=0.05))
+    note = trainer.note
+    monkeypatch.setattr(trainer, "note", lambda kind, **fields: order.append(kind) or note(kind, **fields))
+    trainer.on("before_backward", at=2, name="hang")(lambda: a_hand_that_sleeps(0.3))
+    trainer.train()
+    assert order[:2] == ["warned", "stall"]
+
+
 def test_a_failing_run_stops_it_too() -> None:
     """The thread ends with the run, however that ends."""
     trainer = make_trainer()
@@ -101,7 +145,7 @@ def test_a_failing_run_stops_it_too() -> None:
     assert [thread.name for thread in threading.enumerate() if "watchdog" in thread.name] == []
 
 
-@pytest.mark.parametrize("seconds", [0, -1, True, "5"])
+@pytest.mark.parametrize("seconds", [0, -1, True, "5", float("inf"), float("nan")])
 def test_a_wrong_time_is_refused(seconds: Any) -> None:
     """It must be a number above zero."""
     with pytest.raises(ConfigError, match="seconds"):

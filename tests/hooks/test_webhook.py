@@ -75,21 +75,21 @@ ONLY_WHEN_NAMED = [
 @pytest.mark.parametrize("address", ALWAYS_REFUSED)
 def test_link_local_and_metadata_addresses_are_always_refused(address: str) -> None:
     """In every way of writing them, and also when the host was named."""
-    assert problem_with(address, named=False)
-    assert problem_with(address, named=True)
+    assert problem_with(address, named=False, host="relay.corp")
+    assert problem_with(address, named=True, host="relay.corp")
 
 
 @pytest.mark.parametrize("address", ONLY_WHEN_NAMED)
 def test_local_and_private_addresses_must_be_named(address: str) -> None:
     """Refused with the remedy, unless somebody named the host in code or on the command line."""
-    assert "--allow-host" in str(problem_with(address, named=False))
-    assert problem_with(address, named=True) is None
+    assert "--allow-host relay.corp" in str(problem_with(address, named=False, host="relay.corp"))
+    assert problem_with(address, named=True, host="relay.corp") is None
 
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"])
 def test_public_addresses_are_fine(address: str) -> None:
     """An address that everybody can reach needs no permission."""
-    assert problem_with(address, named=False) is None
+    assert problem_with(address, named=False, host="relay.corp") is None
 
 
 def test_a_name_that_leads_inside_is_refused_when_it_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +100,59 @@ def test_a_name_that_leads_inside_is_refused_when_it_is_looked_up(monkeypatch: p
     with pytest.raises(Undelivered, match=r"evil\.example\.org: 10\.0\.0\.7 is a loopback or private") as caught:
         Webhook("https://evil.example.org/x", 1).post(b"{}")
     assert not caught.value.try_again
+    assert str(caught.value).endswith("(--allow-host evil.example.org)")  # what was judged is the host that was named
+
+
+def test_the_other_addresses_of_the_look_up_are_tried(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host may have an address that does not answer; the one that does is asked first from then on."""
+    answers = [(2, 1, 6, "", (address, server.server_port)) for address in ("127.0.0.2", "127.0.0.1", "127.0.0.3")]
+    tried: list[str] = []
+    connect = socket.create_connection
+
+    def note(address: Any, *rest: Any) -> Any:
+        tried.append(address[0])
+        return connect(address, *rest)
+
+    allow_host("two.example.org")
+    made = Webhook(f"http://two.example.org:{server.server_port}/x", 5)
+    monkeypatch.setattr("hookline.hooks.webhook.socket.getaddrinfo", _only_for("two.example.org", lambda name: answers))
+    monkeypatch.setattr("hookline.hooks.webhook.socket.create_connection", note)
+    made.post(b"{}")
+    made.post(b"{}")
+    assert tried == ["127.0.0.2", "127.0.0.1", "127.0.0.1"] and len(server.received) == 2
+
+
+def test_the_deadline_holds_while_the_name_is_looked_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow name server uses up the attempt's time; it does not win the rest of the attempt any."""
+    server.then = dripping
+    answer = [(2, 1, 6, "", ("127.0.0.1", server.server_port))]
+
+    def slow(name: str) -> Any:
+        time.sleep(0.5)
+        return answer
+
+    allow_host("slow.example.org")
+    made = Webhook(f"http://slow.example.org:{server.server_port}/x", 0.3)
+    monkeypatch.setattr("hookline.hooks.webhook.socket.getaddrinfo", _only_for("slow.example.org", slow))
+    for seconds in (0.0, 0.6):
+        made.timeout = 0.3 + seconds
+        began = time.monotonic()
+        with pytest.raises(Undelivered, match=r"slow\.example\.org: no answer within") as caught:
+            made.post(b"{}")
+        assert time.monotonic() - began < made.timeout + 0.3 and caught.value.try_again
+    assert len(server.received) == 1
+
+
+def test_a_name_that_is_not_found_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look-up's own error is told."""
+
+    def nothing(name: str) -> Any:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr("hookline.hooks.webhook.socket.getaddrinfo", _only_for("gone.example.org", nothing))
+    with pytest.raises(Undelivered, match=r"gone\.example\.org: gaierror \(Name or service not known\)") as caught:
+        Webhook("https://gone.example.org/x", 1).post(b"{}")
+    assert caught.value.try_again
 
 
 def test_the_name_is_looked_up_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +260,7 @@ def test_tls_checks_the_certificate_against_the_name(
     names: list[Any] = []
     url = encrypted(server, certificate, names)
     allow_host("localhost")
-    monkeypatch.setattr(Webhook, "address", lambda self: "127.0.0.1")
+    monkeypatch.setattr(Webhook, "addresses", lambda self, deadline: ["127.0.0.1"])
     with pytest.raises(Undelivered, match="SSLCertVerificationError") as caught:
         Webhook(url, 5).post(b"{}")
     assert not caught.value.try_again

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline.record.redaction import REDACTED, is_secret_key, redact, redact_text
+from hookline.record.redaction import REDACTED, is_secret_key, keep_secret, redact, redact_text
 
 
 class Resolved(str):
@@ -82,6 +82,25 @@ def test_command_lines() -> None:
     expected = ["train", "--token", REDACTED, f"--api-key={REDACTED}", f"hooks.slack.webhook={REDACTED}", "--lr", "0.1", "a.lr=2"]  # fmt: skip  # noqa: E501
     assert redact(argv) == expected
     assert redact(["--token", "--verbose", "x"]) == ["--token", "--verbose", "x"]
+
+
+def test_yaml_on_a_command_line() -> None:
+    """A pair inside braces needs no quotes; before a URL it needs no braces; plain words after a colon stay."""
+    url = "https://relay.example.org/T000/verysecret"
+    assert redact_text(f"x=[{{name: notify, webhook_url: {url}}}]") == f"x=[{{name: notify, webhook_url: {REDACTED}}}]"
+    assert redact_text("x=[{password: hunter2, lr: 1}]") == f"x=[{{password: {REDACTED}, lr: 1}}]"
+    assert redact_text(f"webhook_url: {url}") == f"webhook_url: {REDACTED}"
+    for plain in ("[{webhook_url: ${env:SLACK}, lr: 1}]", "token: expected a text", "a: https://example.org/x"):
+        assert redact_text(plain) == plain
+
+
+def test_what_is_kept_secret_is_in_no_text() -> None:
+    """A URL, and its path where that is long enough to be nothing else, whatever the words around it."""
+    keep_secret("https://kept.example.org/T000/verysecret?x=1")
+    keep_secret("https://kept.example.org/x")
+    said = "cannot post to https://kept.example.org/T000/verysecret?x=1: no route to /T000/verysecret?x=1 in /x"
+    assert redact_text(said) == f"cannot post to {REDACTED}: no route to {REDACTED} in /x"
+    assert redact({"note": "https://kept.example.org/x"}) == {"note": REDACTED}
 
 
 def test_known_shapes_of_tokens() -> None:

@@ -157,6 +157,7 @@ def test_registries_without_a_config_start_empty() -> None:
         ),
         ({"hook_classes": [3]}, r"hooks\.hook_classes\.0: expected a class path"),
         ({"hook_classes": ["no path.x"]}, "is no dotted path"),
+        ({"logging_config": {"every": "x"}}, r"hooks\.logging_config\.every: 'x' is no schedule"),
         ({"hook_configs": {"Missing": {}}}, r"hooks\.hook_configs\.Missing: no such class in hook_classes"),
         ([], "expected a mapping"),
         (3, "expected a mapping"),
@@ -189,6 +190,20 @@ def test_wrong_hooks_are_refused_with_their_path(entry: Any, message: str) -> No
     """A misspelt parameter, a missing one and a hook under the wrong kind say where they stand."""
     with pytest.raises(RegistrationError, match=message):
         HookRegistry({"forward": [entry]})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"patiense": 2}, r"^hooks\.early_stopping_config: .*did you mean 'patience'"),
+        ({"patience": -1}, r"^hooks\.early_stopping_config: .*patience: expected a whole number"),
+    ],
+)
+def test_the_parameters_of_a_hook_that_is_off_are_checked(parameters: dict[str, Any], message: str) -> None:
+    """A slip is told before the day that the hook is switched on; what is right makes no hook."""
+    with pytest.raises(HooklineError, match=message):
+        HookRegistry({"early_stopping_config": parameters})
+    assert list(HookRegistry({"early_stopping_config": {"patience": 2}})) == ["identity"]
 
 
 def test_a_config_is_loaded_as_a_whole_or_not_at_all() -> None:

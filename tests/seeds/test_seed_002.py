@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
 
+import hookline
 from hookline import GenericTrainer, HooksConfig, StopTraining, TrainerHooks
 
 # ---- the blocks ------------------------------------------------------------------------------------------------------
@@ -725,3 +727,13 @@ def test_any_hook_can_stop_the_run_with_a_reason(way):
     assert trainer.step == 4
     assert trainer.record.run["outcome"] == "stopped"
     assert trainer.record.run["reason"] == "stopped by enough: good enough"
+
+
+@pytest.mark.req("002-84")
+def test_see_also():
+    """There are a guide to observability, a reference of every public name, and example hooks."""
+    root = Path(__file__).resolve().parents[2]
+    guide, reference = ((root / "docs" / name).read_text() for name in ("observability.md", "api.md"))
+    assert all(f"`{name}`" in guide for name in ("console_log", "throughput", "events.jsonl", "profiler"))
+    assert [name for name in hookline.__all__ if f"| `{name}` |" not in reference] == []
+    assert {"heartbeat.py", "upload_after_save.py"} <= {path.name for path in (root / "examples").iterdir()}

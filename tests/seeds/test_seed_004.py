@@ -227,6 +227,25 @@ def test_grad_histogram_hook_is_really_populated(monkeypatch):
         assert norm > 1e-4
 
 
+@pytest.mark.req("004-31", "004-36")
+def test_the_gradient_monitor_sees_what_the_hook_stashes(monkeypatch):
+    """The built-in monitor records the same norms before clipping, and those after it, which the seed lacked."""
+    logged = {}
+    wandb = types.SimpleNamespace(log=lambda values, step: logged.update({step: values}))
+    monkeypatch.setattr(sys.modules[__name__], "wandb", wandb, raising=False)
+    trainer = make_trainer(max_grad_norm=1e-4)
+    trainer.add_hook(PopulatedGradHistogramHook())
+    trainer.add_hook("gradient_monitor", log_frequency=1)
+    trainer.train()
+    layers = {one.step: one for one in trainer.record.layer_steps}
+    assert sorted(layers) == sorted(logged) == [1, 2, 3, 4, 5, 6]
+    for step, found in layers.items():
+        norms = dict(zip(found.table.names, found.values[:, found.table.columns.index("norm")].tolist(), strict=True))
+        assert {f"grad_norm/{name}": pytest.approx(norm, rel=1e-5) for name, norm in norms.items()} == logged[step]
+        final = found.values[:, found.table.columns.index("final_norm")]
+        assert final.norm().item() == pytest.approx(1e-4, rel=0.02)
+
+
 @pytest.mark.req("004-29", "004-30", "004-01")
 def test_heartbeat_and_upload_are_hooks(tmp_path):
     """A heartbeat on every step and an upload after every save need a hook each and no fork."""

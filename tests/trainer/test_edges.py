@@ -389,6 +389,6 @@ def test_schedulers_move_only_when_their_optimizers_stepped() -> None:
     trainer.on("after_optimizer_step", name="stepped")(lambda optimizer_idx: stepped.append(optimizer_idx))
     trainer.train()
     steps = 4 - trainer.skipped_steps  # the scaler may have to find its scale first
-    assert 0 < steps and stepped == [0, 1] * steps
+    assert steps > 0 and stepped == [0, 1] * steps
     assert used.param_groups[0]["lr"] == pytest.approx(1e-3 * 0.5**steps)
     assert unused.param_groups[0]["lr"] == pytest.approx(0.5**steps)

@@ -1,8 +1,8 @@
 """The tap: keeps torch hooks on the modules that forward hooks select, and makes the callable of `on_forward`.
 
 Torch hooks are attached when the first forward hook that selects a module is registered and removed with the last, so a
-model nobody watches carries none. A hook that is not due costs its modules one branch per call, one that is off nothing:
-its torch hooks are taken away, unless a compiler is in use, which would compile anew each time they come back.
+model nobody watches carries none. A hook that is not due costs its modules one branch per call. One that is off costs
+nothing: its torch hooks are taken away, unless a compiler is in use, which would compile anew when they come back.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from hookline.registry.base import ForwardHook, UpdateHook
 from hookline.registry.loading import RESERVED
 from hookline.registry.names import HOOKS
 
-_NOT_FOR_CONFIGS = ("stream", "name")  # an open file cannot be written down; `name:` is the hook's type there
+NOT_FOR_CONFIGS = ("stream", "name")  # an open file cannot be written down; `name:` is the hook's type there
 
 
 def run(options: argparse.Namespace) -> int:
@@ -56,7 +56,7 @@ def parameter_list(factory: Any) -> list[str]:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
         return []
-    return [_parameter(parameter) for parameter in parameters if parameter.name not in _NOT_FOR_CONFIGS]
+    return [_parameter(parameter) for parameter in parameters if parameter.name not in NOT_FOR_CONFIGS]
 
 
 def _parameter(parameter: inspect.Parameter) -> str:

@@ -64,8 +64,9 @@ def config_schema() -> dict[str, Any]:
     for key, names in PARTS.items():
         needed = key in schema["required"]
         schema["properties"][key] = _part(names) if needed else {"anyOf": [_part(names), {"type": "null"}]}
+    options = definitions["TrainerOptions"]["properties"]
     for option in fields(TrainerOptions):
-        definitions["TrainerOptions"]["properties"][option.name]["description"] = option.metadata["about"]
+        options[option.name] = {**_or_reference(options[option.name]), "description": option.metadata["about"]}
     _describe_hooks(definitions)
     return {"$schema": DIALECT, **schema, "title": "A run of hookline"}
 
@@ -113,11 +114,18 @@ def _parameter(parameter: inspect.Parameter, hints: dict[str, Any]) -> dict[str,
         kind = TypeAdapter(hints[parameter.name]).json_schema()
     except Exception:  # pydantic raises several kinds of error for types that are not its own
         kind = {}
-    if kind and {"type": "string"} not in (kinds := kind.get("anyOf", [kind])):
-        kind = {"anyOf": [*kinds, REFERENCE]}
+    kind = _or_reference(kind) if kind else kind
     if parameter.default is not parameter.empty and _is_plain(parameter.default):
         kind["default"] = parameter.default
     return kind
+
+
+def _or_reference(kind: dict[str, Any]) -> dict[str, Any]:
+    """The same, or a reference that stands for it; what may be any text may be one already."""
+    about = {key: value for key, value in kind.items() if key in ("default", "title")}
+    bare = {key: value for key, value in kind.items() if key not in about}
+    kinds = bare.get("anyOf", [bare])
+    return kind if {"type": "string"} in kinds else {**about, "anyOf": [*kinds, REFERENCE]}
 
 
 def _required(name: str) -> list[str]:

@@ -28,16 +28,23 @@ def read_settings(words: list[str], more: list[str] | None = None) -> tuple[dict
 
 def _sort(words: list[str]) -> tuple[list[str], list[str]]:
     """Files and overrides; a word with '=' in it is a file only if there is one of that name."""
-    sources = [word for word in words if "=" not in word or Path(word).is_file()]
+    sources = [word for word in words if "=" not in word or _is_file(word)]
     for word in sources:
         _refuse_half_override(word)
     return sources, [word for word in words if word not in sources]
 
 
+def _is_file(word: str) -> bool:
+    try:
+        return Path(word).is_file()
+    except OSError:  # too long for a name, as an override may well be
+        return False
+
+
 def _refuse_half_override(word: str) -> None:
     """`trainer.max_steps` is no file that cannot be read, but an override that lacks its value."""
     begins_like_a_path = word.split(".")[0] in RunConfig.model_fields
-    if begins_like_a_path and not word.endswith(FORMATS) and not Path(word).exists():
+    if begins_like_a_path and not word.endswith(FORMATS) and not _is_file(word):
         raise ConfigError(word, f"an override needs a value: {word}=value (and a config file ends in {FORMATS[0]})")
 
 

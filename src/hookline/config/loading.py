@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hookline.config.overrides import apply_override
+from hookline.config.plain_values import MAX_DEPTH, plain_copy
 from hookline.config.problems import shown
 from hookline.config.schemas import RunConfig
-from hookline.config.yaml_text import MAX_DEPTH, MAX_NODES, read_yaml
+from hookline.config.yaml_text import read_yaml
 from hookline.errors import ConfigError
 
-MAX_BYTES = 1_000_000
+MAX_BYTES = 250_000
+
+# A key of many parts, `a.b.c…`: reading one takes tomllib quadratic time, minutes for a file full of it.
+_PART = r"""(?:"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'|[\w-]++)"""
+_LONG_TOML_KEY = re.compile(rf"(?<![\w\\-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_DEPTH}}}")
 
 
 class FileConfig(dict[str, Any]):
@@ -34,10 +40,11 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
         where = str(source) if isinstance(source, str | Path) else ""
         got = "nothing: it is empty" if tree is None else shown(tree)
         raise ConfigError(where, f"expected a mapping with {', '.join(RunConfig.model_fields)}, got {got}")
-    copied = _plain_copy(tree, str(source) if from_file else "config")
+    copied = plain_copy(tree, str(source) if from_file else "config")
     for override in overrides:
         apply_override(copied, override)
-    return (_marked(copied) if from_file else copied), from_file
+    checked = plain_copy(copied, "the config with its overrides")
+    return (_marked(checked) if from_file else checked), from_file
 
 
 def _marked(tree: Any) -> Any:
@@ -64,16 +71,21 @@ def _read_text(path: Path) -> str:
         if len(content) > MAX_BYTES:
             raise ConfigError(str(path), f"is larger than {MAX_BYTES // 1000} kB; that is no configuration")
         return content.decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(str(path), f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(str(path), f"is not text in UTF-8 (byte {error.start})") from None
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in its name
+        raise ConfigError(repr(str(path)), f"cannot be read: {error}") from None
 
 
 def _read_toml(text: str, where: str) -> Any:
+    if found := _LONG_TOML_KEY.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise ConfigError(where, f"is nested deeper than {MAX_DEPTH} levels (line {line})")
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also of a number with thousands of digits, which is no TOMLDecodeError
         raise ConfigError(where, f"is no valid TOML: {error}") from None
 
 
@@ -88,7 +100,7 @@ def _read_json(text: str, where: str) -> Any:
 
     try:
         return json.loads(text, object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # also of a number with thousands of digits, which is no JSONDecodeError
         raise ConfigError(where, f"is no valid JSON: {error}") from None
 
 
@@ -99,19 +111,3 @@ _READERS: dict[str, Callable[[str, str], Any]] = {
     ".json": _read_json,
 }
 FORMATS = tuple(_READERS)
-
-
-def _plain_copy(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A copy that overrides may change; aliases in it are written out, so that a change reaches one place only."""
-    count = 0
-
-    def copy(value: Any, depth: int) -> Any:
-        nonlocal count
-        count += 1
-        if depth > MAX_DEPTH or count > MAX_NODES:
-            raise ConfigError(where, f"is too large: more than {MAX_DEPTH} levels deep, or than {MAX_NODES} values")
-        if isinstance(value, Mapping):
-            return {key: copy(item, depth + 1) for key, item in value.items()}
-        return [copy(item, depth + 1) for item in value] if isinstance(value, list | tuple) else value
-
-    return {key: copy(item, 1) for key, item in tree.items()}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
-from hookline.errors import ConfigError, nearest
+from hookline.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _ENVIRONMENT = "env:"
@@ -40,9 +41,9 @@ def resolve_references(tree: Any, environment: Mapping[str, str] | None = None) 
 
 
 def restore_references(resolved: Any, written: Any) -> Any:
-    """A copy of `resolved` that has the references of `written` where those were."""
+    """A copy of `resolved` whose texts know the references of `written` that they came from."""
     if isinstance(written, str) and _REFERENCE.search(written):
-        return written
+        return Resolved(resolved, written) if isinstance(resolved, str) else written
     if isinstance(resolved, Mapping) and isinstance(written, Mapping):
         return {key: restore_references(value, written.get(key)) for key, value in resolved.items()}
     if isinstance(resolved, list | tuple) and isinstance(written, list | tuple) and len(resolved) == len(written):
@@ -61,6 +62,8 @@ def _each_string(tree: Any, path: str, change: Callable[[str, str], str]) -> Any
 
 
 def _resolve(text: str, path: str, variables: Mapping[str, str]) -> str:
+    if "${" in _REFERENCE.sub("", text):
+        raise ConfigError(path, "'${' begins a reference that does not end, or holds another; write ${env:NAME}")
     if not _REFERENCE.search(text):
         return text
     return Resolved(_REFERENCE.sub(lambda match: _value(match[1], path, variables), text), text)
@@ -71,7 +74,7 @@ def _value(inner: str, path: str, variables: Mapping[str, str]) -> str:
         raise ConfigError(path, f"${{{inner}}} is no reference; write ${{env:NAME}} for an environment variable")
     name = inner.removeprefix(_ENVIRONMENT)
     if name not in variables:
-        close = nearest(name, variables, 0).partition(" Valid")[0] if variables else ""
-        hint = f"; {close}" if close.startswith("did") else ""
+        close = get_close_matches(name, variables, n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(path, f"the environment variable {name!r} is not set{hint}")
     return variables[name]

@@ -7,14 +7,43 @@ from typing import Any
 
 import yaml
 
+from hookline.config.plain_values import MAX_DEPTH, MAX_NODES
 from hookline.errors import ConfigError
 
-MAX_DEPTH = 50
-MAX_NODES = 100_000
+MAX_DIGITS = 100  # of a number: `1:1:1:…`, which YAML counts in sixties, takes quadratic time
+
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """`yaml.safe_load`'s loader, which also takes 5e-3 for a number, as everybody who writes it means."""
+    """`yaml.safe_load`'s loader, which also takes 5e-3 for a number, as everybody who writes it means.
+
+    While it reads, and not when it has read all, it refuses tags and what is too deep or too large.
+    """
+
+    def __init__(self, text: str, where: str) -> None:
+        super().__init__(text)
+        self._where, self._depth, self._nodes = where, 0, 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Read one value, and those inside it."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it open
+        self._nodes += 1
+        if self._depth > MAX_DEPTH:
+            raise self._refusal(event, f"is nested deeper than {MAX_DEPTH} levels")
+        if self._nodes > MAX_NODES:
+            raise self._refusal(event, f"holds more than {MAX_NODES} values")
+        if (tag := getattr(event, "tag", None)) is not None:
+            problem = f"the tag {_short_tag(tag)!r} is refused: a config holds plain values and can create no objects"
+            raise self._refusal(event, f"{problem}; drop the tag, and name a registered component instead")
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def _refusal(self, event: Any, problem: str) -> ConfigError:
+        return ConfigError(self._where, f"line {event.start_mark.line + 1}: {problem}")
 
 
 _PlainLoader.add_implicit_resolver(
@@ -27,12 +56,10 @@ _PlainLoader.add_implicit_resolver(
 def read_yaml(text: str, where: str) -> Any:
     """The value of a YAML document; `where` begins every error message.
 
-    Checked on the way, each before the next step may be expensive: depth and tags while parsing, duplicate keys and
-    the size with all aliases written out before anything is made.
+    Duplicate keys, long numbers and the size with all aliases written out are checked before anything is made.
     """
     try:
-        _check_events(text, where)
-        loader = _PlainLoader(text)
+        loader = _PlainLoader(text, where)
         try:
             node = loader.get_single_node()
             if node is None:
@@ -43,21 +70,8 @@ def read_yaml(text: str, where: str) -> Any:
             loader.dispose()
     except yaml.YAMLError as error:
         raise ConfigError(where, f"is no valid YAML: {_one_line(error)}") from None
-
-
-def _check_events(text: str, where: str) -> None:
-    depth = 0
-    for event in yaml.parse(text, Loader=_PlainLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise ConfigError(where, f"is nested deeper than {MAX_DEPTH} levels (line {event.start_mark.line + 1})")
-        tag = getattr(event, "tag", None)
-        if tag is not None:
-            raise ConfigError(
-                where,
-                f"line {event.start_mark.line + 1}: the tag {_short_tag(tag)!r} is refused: a config holds plain "
-                "values and can create no objects; drop the tag, and name a registered component instead",
-            )
+    except (ValueError, OverflowError) as error:  # 2001-13-45, or "\\UFFFFFFFF"
+        raise ConfigError(where, f"holds a date, number or character that does not exist: {error}") from None
 
 
 def _short_tag(tag: str) -> str:
@@ -72,6 +86,8 @@ def _expanded(node: yaml.Node, where: str, sizes: dict[int, int], above: set[int
         raise ConfigError(where, f"line {node.start_mark.line + 1}: a value contains itself")
     if isinstance(node, yaml.MappingNode):
         _check_keys(node, where)
+    if node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:
+        raise ConfigError(where, f"line {node.start_mark.line + 1}: a number has more than {MAX_DIGITS} digits")
     above.add(id(node))
     size = 1 + sum(_expanded(child, where, sizes, above) for child in _children(node))
     above.discard(id(node))

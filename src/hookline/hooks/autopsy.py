@@ -41,7 +41,7 @@ class Autopsy:
     gradients: tuple[str, ...] = ()
     """Which parameters' gradients are not finite, although the loss is."""
     backward_module: str | None = None
-    """The module whose backward turned finite gradients into others."""
+    """The module whose backward turned finite gradients into others, for its inputs or its own parameters."""
     operation: str | None = None
     """The operation whose backward gave NaN, as torch's anomaly detection calls it."""
 
@@ -99,7 +99,7 @@ def examine(trainer: Any, batch: Any, random_state: Mapping[str, Any], by: str =
         batch=bad_tensors(named_tensors(batch)),
         parameters=bad_tensors(dict(model.named_parameters())),
         gradients=bad,
-        backward_module=trace.culprit() if bad else None,
+        backward_module=trace.culprit(bad) if bad else None,
         operation=operation,
     )
 
@@ -144,9 +144,14 @@ class BackwardTrace(ForwardHook):
                 if tensor.requires_grad:
                     tensor.register_hook(side.append)  # type: ignore[no-untyped-call]
 
-    def culprit(self) -> str | None:
-        """The last module of the forward pass, and there the innermost, that got finite gradients and gave others."""
-        guilty = [call.name for call in self._calls if _finite(call.came) and not _finite(call.left)]
+    def culprit(self, parameters: Sequence[str]) -> str | None:
+        """The last module of the forward pass, and there the innermost, that got finite gradients and gave others.
+
+        It may have given them to what it was called with, or to `parameters` of its own, those that ended up bad.
+        """
+        owners = {name.rpartition(".")[0] for name in parameters}
+        got_finite = [call for call in self._calls if _finite(call.came)]
+        guilty = [call.name for call in got_finite if call.name in owners or not _finite(call.left)]
         return next((one for one in reversed(guilty) if not any(_inside(other, one) for other in guilty)), None)
 
 

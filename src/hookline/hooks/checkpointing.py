@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from hookline.checkpoints.file_names import FileName
 from hookline.checkpoints.retention import ALL, Kept, best_first, delete_checkpoints, point_to, surplus, would_be_kept
-from hookline.errors import ConfigError
+from hookline.errors import ConfigError, nearest
 from hookline.events.policy import logger
 from hookline.events.schedule import Quantity, Reading, Schedule
-from hookline.hooks.metric_hook import MODES, MetricHook, Occasion, note
-from hookline.hooks.parameters import one_of, whole_number, whole_number_or_none
+from hookline.hooks.metric_hook import MODES, MetricHook, Occasion, is_of_training, metric_key
+from hookline.hooks.parameters import one_of, switch, text_or_none, whole_number, whole_number_or_none
 
 BY_STEP = "step-{step:08d}"
 
@@ -29,6 +29,7 @@ class Asked:
     score: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     name: str = ""
+    validated: bool = False
 
 
 class CheckpointHook(MetricHook):
@@ -40,13 +41,15 @@ class CheckpointHook(MetricHook):
     With `monitor` it looks at that metric after every validation (of every n-th epoch), or at the end of the epoch with
     `save_on_train_epoch_end`, and saves only what is among the best `save_top_k` (1 unless given; -1 for all), lowest
     or highest as `mode` says; `best_path` and the link ``best`` lead to the best one. Values that are not finite are
-    never among them, and an old value is never taken for a new one. Saves by steps or time have no score: such a
-    checkpoint stays while it is one of the newest two, which are never deleted. `save_last` saves at every look, and
-    keeps the last one.
+    never among them, and an old value is never taken for a new one. A metric of training (``train/…``) is looked at by
+    steps where these are saved, else at the end of epochs. For any other metric saves by steps or time have no score:
+    such a checkpoint stays while it is one of the newest two, which are never deleted. `save_last` saves at every look,
+    and keeps the last one.
 
     `filename` may name metrics: ``epoch_{epoch}_loss_{val/loss:.2f}``; with `auto_insert_metric_name` their names
     stand before the values. `save_on_exception` saves when the run fails: between two steps as always; out of the
-    middle of a step into ``exception/``, to go on after the batch that failed. A failure to save ends the run.
+    middle of a step into ``exception/``, to go on after the batch that failed. A failure to save ends the run, unless
+    the trainer's `on_save_error` says otherwise.
     """
 
     built_in = True
@@ -69,21 +72,32 @@ class CheckpointHook(MetricHook):
     ) -> None:
         self.save_every_n_epochs = whole_number_or_none(save_every_n_epochs, "save_every_n_epochs")
         self.save_every_n_steps = whole_number_or_none(save_every_n_steps, "save_every_n_steps")
-        self.save_every = save_every
-        self.monitor, self.mode = monitor, one_of(mode, MODES, "mode")
+        self.save_every = text_or_none(save_every, "save_every")
+        self.monitor, self.mode = text_or_none(monitor, "monitor"), one_of(mode, MODES, "mode")
         self.save_top_k = (ALL if monitor is None else 1) if save_top_k is None else _top_k(save_top_k)
-        self.save_last, self.save_on_exception = save_last, save_on_exception
-        self.save_on_train_epoch_end = monitor is None if save_on_train_epoch_end is None else save_on_train_epoch_end
-        self.filename, self.auto_insert_metric_name = filename, auto_insert_metric_name
+        self.save_last = switch(save_last, "save_last")
+        self.save_on_exception = switch(save_on_exception, "save_on_exception")
+        self.filename = text_or_none(filename, "filename")
+        self.auto_insert_metric_name = switch(auto_insert_metric_name, "auto_insert_metric_name")
         self._file_name = FileName(filename or BY_STEP, with_names=auto_insert_metric_name and filename is not None)
-        self._epochs = Schedule.parse(every=f"{save_every_n_epochs} epochs") if save_every_n_epochs else None
-        at_epochs = self.save_on_train_epoch_end
-        self.look_at(steps=self._step_schedule(), validation=not at_epochs, epochs=at_epochs)
+        self._epochs = Schedule.parse(every=f"{save_every_n_epochs or 1} epochs")
+        self._choose_occasions(save_on_train_epoch_end)
         self.kept: list[Kept] = []
+        self._told_fields: set[str] = set()  # metrics of the file name that were not there when they should have been
         self._asked: Asked | None = None
+        self._under_way: Asked | None = None  # the one that was given its name last, until it is durable
         self._written: set[str] = set()  # by this process, so that their bytes need not be read to be trusted
         self._directory: Path | None = None
         self._failed, self._saved_at = False, -1
+
+    def _choose_occasions(self, at_epochs: bool | None) -> None:
+        """Steps as their schedule says; beside them the end of epochs or validations, wherever the metric is new."""
+        steps, of_training = self._step_schedule(), is_of_training(self.key)
+        if at_epochs is None:
+            at_epochs = self.monitor is None or (of_training and steps is None)
+        self.save_on_train_epoch_end = switch(at_epochs, "save_on_train_epoch_end")
+        by_steps_only = of_training and steps is not None
+        self.look_at(steps=steps, validation=not at_epochs and not by_steps_only, epochs=at_epochs)
 
     def _step_schedule(self) -> Schedule | None:
         """When to save inside an epoch; None for never."""
@@ -102,22 +116,33 @@ class CheckpointHook(MetricHook):
         if not self._is_due(occasion):
             return
         score = self._score(occasion)
-        good = score is not None and would_be_kept(score, self.kept, self.save_top_k, self.mode)
+        rivals = [*self.kept, *self._soon_kept(trainer)]
+        good = score is not None and would_be_kept(score, rivals, self.save_top_k, self.mode)
         if good or self.save_last or occasion.what == "step":
-            self._ask(trainer, Asked(occasion.step, occasion.epoch, score, occasion.metrics))
+            asked = Asked(occasion.step, occasion.epoch, score, occasion.metrics, validated=occasion.validated)
+            self._ask(trainer, asked)
+
+    def _soon_kept(self, trainer: Any) -> list[Kept]:
+        """The one that is being written while training goes on: it counts, or a worse one would be saved after it."""
+        soon, saving = self._under_way, getattr(trainer, "saving", None)
+        return [Kept(soon.name, soon.step, soon.score)] if soon is not None and soon.name == saving else []
 
     def _is_due(self, occasion: Occasion) -> bool:
-        """Steps come on the hook's schedule; of epochs and validations, those of every n-th epoch count."""
+        """Steps come on the hook's schedule; of epochs and validations, those of every n-th epoch count.
+
+        Without a number of epochs a metric is looked at whenever it is new; without a metric, epochs save nothing.
+        """
         if occasion.what == "step":
             return True
-        return self._epochs is not None and self._epochs.due(Reading(epochs=occasion.epoch + 1), Reading())
+        never = self.save_every_n_epochs is None and self.monitor is None
+        return not never and self._epochs.due(Reading(epochs=occasion.epoch + 1), Reading())
 
     def _score(self, occasion: Occasion) -> float | None:
         """What the checkpoint is ranked by; without a metric the newest is the best."""
         if self.monitor is None:
             return float(occasion.step if self.mode == "max" else -occasion.step)
-        if occasion.what == "step" and self.key not in occasion.metrics:
-            return None  # steps are saved whatever was measured there
+        if occasion.what == "step" and not is_of_training(self.key) and self.key not in occasion.metrics:
+            return None  # it comes with validations; steps are saved whatever was measured there
         value = self.value(occasion)
         return value if value is not None and math.isfinite(value) else None
 
@@ -134,17 +159,36 @@ class CheckpointHook(MetricHook):
 
     def _make_name(self) -> str:
         """Called when the checkpoint is written, by when the step's validation may have been made."""
-        asked = self._asked
-        if asked is None:  # somebody took it back: a run that went wrong in between
-            return ""
-        name = self._file_name.fill(asked.epoch, asked.step, _both_spellings(asked.metrics))
-        self._asked = replace(asked, name=name)
-        return name
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            metrics = _both_spellings(asked.metrics)
+            self._tell_missing_fields(asked, metrics)
+            self._under_way = replace(asked, name=self._file_name.fill(asked.epoch, asked.step, metrics))
+        # None when somebody took it back: a run that went wrong in between. Whoever asks twice gets one name.
+        return "" if self._under_way is None else self._under_way.name
 
-    def on_train_start(self) -> None:
-        """Another run, maybe in another directory: nothing in it is known to be whole."""
+    def _tell_missing_fields(self, asked: Asked, metrics: Mapping[str, float]) -> None:
+        """A slip in the file name would be 'none' for ever; but a save by steps need not have what validations have."""
+        for name in self._file_name.fields:
+            due = asked.validated or is_of_training(metric_key(name))
+            if due and name not in metrics and name not in self._told_fields:
+                self._told_fields.add(name)
+                where = f"{name!r} in filename is written as 'none'"
+                nearby = nearest(metric_key(name), asked.metrics)
+                logger.warning("hook %r: %s at step %d; %s", self.called, where, asked.step, nearby)
+
+    def on_train_start(self, trainer: Any = None, resumed: bool = False) -> None:
+        """Another run, maybe in another directory: nothing in it is known to be whole, nor is another run's ranked."""
         self._failed, self._saved_at = False, -1
         self._written.clear()
+        if not resumed or self._directory != getattr(trainer, "checkpoint_dir", None):
+            self.forget()
+
+    def forget(self) -> None:
+        """Begin with an empty ranking."""
+        super().forget()
+        self.kept, self._asked, self._under_way, self._directory = [], None, None, None
+        self._told_fields.clear()
 
     def on_exception(self) -> None:
         """Not yet: others may have to put the weights right first."""
@@ -153,19 +197,19 @@ class CheckpointHook(MetricHook):
     def on_train_end(self, trainer: Any) -> None:
         """After a failure, save what there is, beside the ranking, unless somebody has saved this step."""
         if self._failed and self.save_on_exception and self._saved_at != trainer.step:
-            self._asked = None
+            self._asked = self._under_way = None
             trainer.save()
 
     # ---- keeping the best ------------------------------------------------------------------------------------------
 
     def on_checkpoint_save(self, trainer: Any, checkpoint_path: str, step: int) -> None:
         """A checkpoint is durable. If it is ours, it takes its place, and then what is too many goes."""
-        path, asked = Path(checkpoint_path), self._asked
+        path, asked = Path(checkpoint_path), self._under_way
         self._written.add(path.name)
         self._saved_at = step
         if asked is None or asked.step != step or not _is_named(path.name, asked.name):
             return
-        self._asked, self._directory = None, path.parent
+        self._under_way, self._directory = None, path.parent
         self.kept.append(Kept(path.name, step, asked.score))
         self._point_links(path.parent)  # before anything is deleted: they never lead nowhere
         self._tell(trainer, self.kept[-1])
@@ -174,11 +218,11 @@ class CheckpointHook(MetricHook):
     def _tell(self, trainer: Any, new: Kept) -> None:
         """Say in the record which one is the best, when that is another one now."""
         if self.monitor is not None and self._best == new:
-            note(trainer, "best_checkpoint", by=self._own_name, path=new.name, monitor=self.monitor, value=new.score)
+            self.note(trainer, "best_checkpoint", path=new.name, monitor=self.monitor, value=new.score)
 
     def _point_links(self, directory: Path) -> None:
         """``best`` and ``last``; a second checkpoint hook's have its name behind them."""
-        own = self._own_name or self.name
+        own = self.called
         suffix = "" if own == self.name else "-" + re.sub("[^A-Za-z0-9_=-]", "_", own)
         best = self._best if self.monitor is not None else None
         for link, target in (("best", best), ("last", self.kept[-1] if self.save_last else None)):
@@ -194,7 +238,7 @@ class CheckpointHook(MetricHook):
         try:
             gone = delete_checkpoints(directory, doomed, self._written)
         except OSError as error:  # they are tried again after the next save
-            logger.warning("hook %r: a checkpoint cannot be deleted: %s", self._own_name, error)
+            logger.warning("hook %r: a checkpoint cannot be deleted: %s", self.called, error)
             return
         self.kept = [one for one in self.kept if one.name not in gone]
 
@@ -227,22 +271,22 @@ class CheckpointHook(MetricHook):
 
     def state_dict(self) -> dict[str, Any]:
         """What is on disk, and the checkpoint that is being written right now: this state is part of it."""
-        asked = None if self._asked is None else asdict(self._asked)
+        asked = None if self._under_way is None else asdict(self._under_way)
         return {"kept": [asdict(one) for one in self.kept], "asked": asked, "seen": self._seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what was on disk; `on_checkpoint_load` looks what of it is still there."""
         self.kept, self._seen = [Kept(**one) for one in state["kept"]], state["seen"]
-        self._asked = None if state["asked"] is None else Asked(**state["asked"])
+        self._under_way = None if state["asked"] is None else Asked(**state["asked"])
 
     def on_checkpoint_load(self, checkpoint_path: str, path: str) -> None:
         """The loaded checkpoint joins those that it knew of; what this run does not have is forgotten, not deleted."""
-        directory, loaded, asked = Path(path), Path(checkpoint_path).resolve().name, self._asked
+        directory, loaded, asked = Path(path), Path(checkpoint_path).resolve().name, self._under_way
         if asked is not None:
             name = loaded if _is_named(loaded, asked.name) else asked.name
             self.kept.append(Kept(name, asked.step, asked.score))
         self.kept = [one for one in self.kept if one.name and (directory / one.name).is_dir()]
-        self._asked, self._directory = None, directory
+        self._asked, self._under_way, self._directory = None, None, directory
 
 
 ModelCheckpoint = CheckpointHook

@@ -11,6 +11,7 @@ from time import monotonic
 from typing import Any, TextIO
 
 from hookline.events.schedule import Schedule
+from hookline.hooks.parameters import switch, whole_number
 from hookline.registry.base import TrainingHook
 
 
@@ -25,8 +26,8 @@ class ConsoleLogHook(TrainingHook):
     runs_last = True  # its table at the end counts what the others cost, at the end too
 
     def __init__(self, log_every_n_batches: int = 10, costs: bool = True, stream: TextIO | None = None) -> None:
-        self.log_every_n_batches = log_every_n_batches
-        self.costs = costs
+        self.log_every_n_batches = whole_number(log_every_n_batches, "log_every_n_batches")
+        self.costs = switch(costs, "costs")
         self.schedule = Schedule.parse(every=f"{log_every_n_batches} batches")
         self._stream = stream
         self._open_line = False

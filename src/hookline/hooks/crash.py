@@ -35,6 +35,7 @@ class Scene:
     batch_idx: int
     dataloader_name: str
     random_state: dict[str, Any]
+    step: int = 0
     loss: torch.Tensor | None = None
 
 

@@ -10,6 +10,7 @@ from hookline.events.policy import logger
 from hookline.hooks.autopsy import Autopsy, named_tensors
 from hookline.hooks.crash import Scene
 from hookline.hooks.forensics import NanForensics
+from hookline.hooks.parameters import switch
 
 
 class DebugHook(NanForensics):
@@ -26,10 +27,10 @@ class DebugHook(NanForensics):
     name = "debug_training"
 
     def __init__(
-        self, break_on_nan: bool = True, log_shapes: bool = False, state: bool = True, stop: bool = False
+        self, break_on_nan: bool = True, log_shapes: bool = False, state: bool = True, stop_run: bool = False
     ) -> None:
-        super().__init__(state=state, stop=stop)
-        self.break_on_nan, self.log_shapes = break_on_nan, log_shapes
+        super().__init__(state=state, stop_run=stop_run)
+        self.break_on_nan, self.log_shapes = switch(break_on_nan, "break_on_nan"), switch(log_shapes, "log_shapes")
         self._shapes: dict[str, str] = {}
 
     def on_train_batch_start(self, trainer: Any, batch: Any, batch_idx: int, dataloader_name: str) -> None:
@@ -48,7 +49,7 @@ class DebugHook(NanForensics):
         if self.break_on_nan and not at_terminal():
             return super()._keep_evidence(trainer, scene, reason, autopsy)
         logger.warning("step %d: %s; %s", trainer.step, reason, autopsy)
-        trainer.note("non_finite", by=self._own_name, reason=reason, autopsy=str(autopsy))
+        self.note(trainer, "non_finite", reason=reason, autopsy=str(autopsy))
         return self._break(trainer, scene.batch, autopsy, reason) if self.break_on_nan else None
 
     def _break(self, trainer: Any, batch: Any, autopsy: Autopsy, reason: str) -> None:

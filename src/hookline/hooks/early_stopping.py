@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -10,8 +11,16 @@ import torch
 
 from hookline.errors import ConfigError
 from hookline.events.schedule import Quantity, Schedule
-from hookline.hooks.metric_hook import MODES, MetricHook, Occasion, better, note
-from hookline.hooks.parameters import number, number_or_none, one_of, whole_number, whole_number_or_none
+from hookline.hooks.metric_hook import MODES, MetricHook, Occasion, better
+from hookline.hooks.parameters import (
+    number,
+    number_or_none,
+    one_of,
+    switch,
+    text,
+    whole_number,
+    whole_number_or_none,
+)
 
 
 class EarlyStopping(MetricHook):
@@ -47,20 +56,22 @@ class EarlyStopping(MetricHook):
         strict: bool = True,
         verbose: bool = False,
     ) -> None:
-        self.monitor, self.strict, self.verbose = monitor, strict, verbose
+        self.monitor = text(monitor, "monitor")
+        self.strict, self.verbose = switch(strict, "strict"), switch(verbose, "verbose")
         self.patience, self.mode = whole_number(patience, "patience", 0), one_of(mode, MODES, "mode")
         self.min_delta = number(min_delta, "min_delta", 0)
         self.min_delta_mode = one_of(min_delta_mode, ("abs", "rel"), "min_delta_mode")
-        self.check_on_train_epoch_end = check_on_train_epoch_end
+        self.check_on_train_epoch_end = switch(check_on_train_epoch_end, "check_on_train_epoch_end")
         self.check_every_n_steps = whole_number_or_none(check_every_n_steps, "check_every_n_steps")
         self.warmup, self._warmup = warmup, _before(warmup)
         self.target = number_or_none(target, "target")
         self.divergence_threshold = number_or_none(divergence_threshold, "divergence_threshold")
         self.on_non_finite = one_of(on_non_finite, ("stop", "count", "ignore"), "on_non_finite")
-        self.restore_best_weights = self.intervenes = restore_best_weights
+        self.restore_best_weights = self.intervenes = switch(restore_best_weights, "restore_best_weights")
         self.best: float | None = None
         self.best_step = self.waited = 0
         self._best_weights: dict[str, Any] | None = None
+        self._validated_weights: tuple[int, dict[str, Any]] | None = None  # with their step, for the end of the epoch
         self._failed = False
         self._choose_occasions()
 
@@ -86,7 +97,8 @@ class EarlyStopping(MetricHook):
             return
         if not math.isfinite(value) and self.on_non_finite == "ignore":
             return
-        reason = self._at_once(value) or self._improved(trainer, value, occasion.step)
+        out_of_patience = self._improved(trainer, value, occasion.step)  # first: what reaches the target is the best
+        reason = self._at_once(value) or out_of_patience
         if reason is not None:
             self._say(f"stopping: {reason}")
             trainer.request_stop(reason)
@@ -99,12 +111,15 @@ class EarlyStopping(MetricHook):
         """Why one look is enough to end the run."""
         if not math.isfinite(value):
             return f"{self.monitor} is {value}" if self.on_non_finite == "stop" else None
-        if self.target is not None and not better(self.mode, self.target, value):
+        if self.target is not None and self._on_target(value):
             return f"{self.monitor} {_shown(value)} has reached its target {_shown(self.target)}"
         limit = self.divergence_threshold
         if limit is not None and better(self.mode, limit, value):
             return f"{self.monitor} {_shown(value)} is worse than {_shown(limit)}, its divergence threshold"
         return None
+
+    def _on_target(self, value: float) -> bool:
+        return self.target is not None and not better(self.mode, self.target, value)
 
     def _improved(self, trainer: Any, value: float, step: int) -> str | None:
         """Compare with the best; why to stop, once there was patience enough."""
@@ -112,7 +127,7 @@ class EarlyStopping(MetricHook):
             self._say(f"{self.monitor} improved to {_shown(value)}" + ("" if self.best is None else self._on_best()))
             self.best, self.best_step, self.waited = value, step, 0
             if self.restore_best_weights:
-                self._best_weights = _copy_of(trainer.model)
+                self._best_weights = self._weights_at(step, trainer.model)
             return None
         self.waited += 1
         sentence = f"{self.monitor} has not improved{self._on_best()} for {_counted(self.waited, 'check')}"
@@ -127,19 +142,43 @@ class EarlyStopping(MetricHook):
         if self.best is None:
             return True
         delta = self.min_delta * (abs(self.best) if self.min_delta_mode == "rel" else 1.0)
+        if self._on_target(value):  # the run ends with it, however little is gained
+            delta = 0.0
         return better(self.mode, value, self.best - delta if self.mode == "min" else self.best + delta)
 
     def _on_best(self) -> str:
         return "" if self.best is None else f" on {_shown(self.best)}"
 
-    def _say(self, text: str) -> None:
+    def _say(self, sentence: str) -> None:
         if self.verbose:
-            print(f"{self._own_name or self.name}: {text}", flush=True)
+            print(f"{self.called}: {sentence}", flush=True)
 
     # ---- the best weights ------------------------------------------------------------------------------------------
 
-    def on_train_start(self) -> None:
+    def on_train_start(self, resumed: bool = False) -> None:
+        """Another run has another best."""
         self._failed = False
+        if not resumed:
+            self.forget()
+
+    def forget(self) -> None:
+        """Begin to wait anew."""
+        super().forget()
+        self.best, self.best_step, self.waited = None, 0, 0
+        self._best_weights = self._validated_weights = None
+
+    def on_validation_end(self, trainer: Any, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """Where the check comes with the end of the epoch, `ema` will have put training's own weights back by then."""
+        super().on_validation_end(trainer, step, epoch, metrics)
+        value = self._validation.metrics.get(self.key) if self._validation.step == step else None
+        wanted = self.restore_best_weights and self._looks_at_epochs
+        if wanted and value is not None and self._is_improvement(value):
+            self._validated_weights = step, _copy_of(trainer.model)
+
+    def _weights_at(self, step: int, model: torch.nn.Module) -> dict[str, Any]:
+        """Those that were validated at the step, else the model's as it is."""
+        kept, self._validated_weights = self._validated_weights, None
+        return kept[1] if kept is not None and kept[0] == step else _copy_of(model)
 
     def on_exception(self) -> None:
         """Leave the weights as they are: whoever looks into the failure wants to see them."""
@@ -149,7 +188,7 @@ class EarlyStopping(MetricHook):
         """Put the best weights back, if that was asked for; the record says so."""
         if self._best_weights is not None and not self._failed:
             trainer.model.load_state_dict(self._best_weights)
-            note(trainer, "best_weights_restored", by=self._own_name, saved_at=self.best_step, value=self.best)
+            self.note(trainer, "best_weights_restored", saved_at=self.best_step, value=self.best)
             self._say(f"the model has the weights of step {self.best_step} again, the best ones")
 
     def state_dict(self) -> dict[str, Any]:

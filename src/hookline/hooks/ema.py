@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ import torch
 
 from hookline.checkpoints import read_checkpoint
 from hookline.errors import CheckpointError, nearest
-from hookline.hooks.parameters import number
-from hookline.registry.base import TrainingHook
+from hookline.hooks.named_hook import NamedHook
+from hookline.hooks.parameters import number, switch
 
 HALF = (torch.float16, torch.bfloat16)
 
 
-class EMAHook(TrainingHook):
+class EMAHook(NamedHook):
     """Keeps an exponential moving average of the weights; validation measures the average.
 
     After every optimizer step ``average = decay * average + (1 - decay) * weights``. With `warmup` the decay begins
@@ -25,18 +25,24 @@ class EMAHook(TrainingHook):
     weights are averaged in float32. `buffers` averages floating-point buffers too; else validation uses the model's.
 
     During a validation the model has the averaged weights; afterwards it has its own again, bit for bit, so that
-    training is what it would be without. The average is saved with checkpoints: `EMAHook.weights_in(path)` reads it.
+    training is what it would be without, also when the hook is switched off or removed meanwhile. The average is saved
+    with checkpoints: `EMAHook.weights_in(path)` reads it.
     """
 
     built_in = True
     name = "ema"
+    on_error = "raise"  # a failure half-way would leave a mixture of weights in the model
     runs_last = True  # whoever looks at the model when a validation ends shall see what was validated
 
     def __init__(self, decay: float = 0.999, warmup: bool = True, buffers: bool = False) -> None:
-        self.decay, self.warmup, self.buffers = number(decay, "decay", 0, 1), warmup, buffers
+        self.decay = number(decay, "decay", 0, 1)
+        self.warmup, self.buffers = switch(warmup, "warmup"), switch(buffers, "buffers")
         self.updates = 0
         self.average: dict[str, torch.Tensor] = {}
         self._live: dict[str, torch.Tensor] | None = None  # the model's own, while it has the average
+        self._holder: torch.nn.Module | None = None  # the model that has it
+        self._registry: Any = None
+        self._unwatch: Callable[[], None] | None = None
         self._nested = 0  # validations inside the one that took the average in
         self._moved = False  # whether an optimizer of this step has stepped
         self._known: tuple[torch.nn.Module, dict[str, torch.Tensor]] | None = None  # walking over a model is slow
@@ -88,9 +94,29 @@ class EMAHook(TrainingHook):
         """Look again: somebody may have replaced a parameter."""
         self._known = None
 
+    # ---- in a registry ---------------------------------------------------------------------------------------------
+
+    def setup(self, name: str, registry: Any = None) -> None:
+        """Hear of being switched off, which is no event, and may happen in the middle of a validation."""
+        super().setup(name)
+        self._registry = registry
+        self._unwatch = None if registry is None else registry.watch_changes(self._look_whether_it_is_on)
+
+    def _look_whether_it_is_on(self) -> None:
+        if self._live is not None and not self._is_on:
+            self._put_right()
+
+    @property
+    def _is_on(self) -> bool:
+        registry = self._registry
+        return registry is None or (self.called in registry and registry.is_enabled(self.called))
+
     def close(self) -> None:
-        """Hold on to nothing of the model's."""
-        self._known = None
+        """Leave the model with its own weights, and hold on to nothing of it."""
+        if self._unwatch is not None:
+            self._unwatch()
+        self._put_right()
+        self._known = self._unwatch = None
 
     # ---- validating ------------------------------------------------------------------------------------------------
 
@@ -101,7 +127,7 @@ class EMAHook(TrainingHook):
         try:
             yield model
         finally:
-            self._put_back(model)
+            self._put_back()
 
     def copy_to(self, model: torch.nn.Module) -> None:
         """Give a model the averaged weights for good."""
@@ -110,39 +136,42 @@ class EMAHook(TrainingHook):
                 weight.copy_(self.average[name])
 
     def on_validation_start(self, model: torch.nn.Module) -> None:
-        self._take_in(model)
+        """Unless an earlier hook of this very event has switched it off: nobody would put the weights back."""
+        if self._is_on:
+            self._take_in(model)
 
-    def on_validation_end(self, model: torch.nn.Module) -> None:
-        self._put_back(model)
+    def on_validation_end(self) -> None:
+        self._put_back()
 
-    def on_train_batch_start(self, model: torch.nn.Module) -> None:
+    def on_train_batch_start(self) -> None:
         """A validation that failed, and whose failure a hook forgave, has not put the weights back."""
         if self._live is not None:
-            self._put_right(model)
+            self._put_right()
 
-    def on_exception(self, model: torch.nn.Module) -> None:
-        self._put_right(model)
+    def on_exception(self) -> None:
+        self._put_right()
 
     def _take_in(self, model: torch.nn.Module) -> None:
         if self._live is not None:
             self._nested += 1
         elif self.average:  # there is none before the first step
             self._live = {name: weight.clone() for name, weight in self._weights(model).items() if name in self.average}
+            self._holder = model
             self.copy_to(model)
 
-    def _put_back(self, model: torch.nn.Module) -> None:
+    def _put_back(self) -> None:
         if self._nested:
             self._nested -= 1
-        elif self._live is not None:
-            weights = self._weights(model)
+        elif self._live is not None and self._holder is not None:
+            weights = self._weights(self._holder)
             for name, own in self._live.items():
                 weights[name].copy_(own)
-            self._live = None
+            self._live = self._holder = None
 
-    def _put_right(self, model: torch.nn.Module) -> None:
+    def _put_right(self) -> None:
         """No validation is under way, whatever became of the last one."""
         self._nested = 0
-        self._put_back(model)
+        self._put_back()
 
     # ---- saving ----------------------------------------------------------------------------------------------------
 

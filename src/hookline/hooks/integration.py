@@ -12,28 +12,29 @@ from typing import Any
 from hookline.errors import ConfigError, RegistrationError, nearest
 from hookline.events.policy import Incident, logger
 from hookline.events.schedule import Schedule
+from hookline.hooks.metric_hook import MODES, better, metric_key, numbers
+from hookline.hooks.named_hook import NamedHook
 from hookline.hooks.notifications import Outbox
+from hookline.hooks.parameters import number, one_of, text, whole_number
 from hookline.hooks.webhook import Webhook
-from hookline.record.redaction import redact_text
-from hookline.registry.base import TrainingHook
+from hookline.record.redaction import keep_secret, redact_text
 
 OCCASIONS = ("training_end", "best_model", "exception", "early_stop", "hook_failure", "heartbeat")
-MODES = ("min", "max")
-SMALLEST = {"timeout": 0.01, "retries": 0, "backoff": 0, "queue": 1, "wait_at_end": 0}
+HOUR = 3600.0  # seconds: nobody waits longer for a message
 LONGEST_TEXT = 3000  # characters; Slack cuts at about 4000
 STOPPED = "stopped by "
 
 
-class NotifyHook(TrainingHook):
+class NotifyHook(NamedHook):
     """Posts to a webhook, in the JSON that Slack takes, when something in `notify_on` happens to the run.
 
     `notify_on` holds any of training_end, best_model, exception, early_stop, hook_failure and heartbeat. The end of a
     run is told once: as the exception, else as the early stop, else as the end. `best_model` follows `monitor` at every
     validation; `heartbeat` says how often to say that the run is alive.
 
-    Messages go out from a thread of their own: training neither waits for them nor fails with them. At the end of the
-    run up to `wait_at_end` seconds are given to what is still queued. The URL is a secret: write ``${env:NAME}`` in a
-    config; no record, message or error shows more of it than its host.
+    Messages go out from a thread of their own: training neither waits for them nor fails with them. The end of the run
+    waits up to `wait_at_end` seconds for what is still queued. The URL is a secret: write ``${env:NAME}`` in a config;
+    no record, message or error shows more of it than its host.
     """
 
     built_in = True
@@ -53,29 +54,30 @@ class NotifyHook(TrainingHook):
         queue: int = 100,
         wait_at_end: float = 10.0,
     ) -> None:
-        self.webhook_url, self.heartbeat, self.wait_at_end = webhook_url, heartbeat, wait_at_end
-        self.timeout, self.retries, self.backoff, self.queue = timeout, retries, backoff, queue
+        self.webhook_url, self.heartbeat = webhook_url, heartbeat
         self._told: set[Any] = set()
         self._trainer: Any = None
         self._unwatch: Any = None
-        self._own_name, self._failed = self.name, False
+        self._failed = False
         with _the_url_kept_out():
-            self.notify_on = [_choice(one, OCCASIONS, "notify_on") for one in _listed(notify_on)]
-            self.monitor, self.mode = monitor, _choice(mode, MODES, "mode")
-            for name, smallest in SMALLEST.items():
-                _at_least(getattr(self, name), smallest, name)
+            self.notify_on = [one_of(one, OCCASIONS, "notify_on") for one in _listed(notify_on)]
+            self.monitor, self.mode = text(monitor, "monitor"), one_of(mode, MODES, "mode")
+            self.timeout, self.backoff = number(timeout, "timeout", 0.01, HOUR), number(backoff, "backoff", 0, HOUR)
+            self.retries, self.queue = whole_number(retries, "retries", 0), whole_number(queue, "queue")
+            self.wait_at_end = number(wait_at_end, "wait_at_end", 0, HOUR)
             self.schedule = Schedule.parse(every=heartbeat) if "heartbeat" in self.notify_on else None
             webhook = Webhook(webhook_url, timeout)
-        self.best = math.inf if mode == "min" else -math.inf
+        keep_secret(webhook_url)
+        self.best = self._worst = math.inf if mode == "min" else -math.inf
         self._outbox = Outbox(webhook.post, limit=queue, retries=retries, backoff=backoff, on_failure=self._undelivered)
         if "heartbeat" not in self.notify_on:  # an event nobody hears costs nothing
             self.on_step_end = None  # type: ignore[assignment]
         if "best_model" not in self.notify_on:
             self.on_validation_end = None  # type: ignore[assignment]
 
-    def setup(self, registry: Any, name: str) -> None:
+    def setup(self, name: str, registry: Any = None) -> None:
         """Listen to the desk where failures of hooks are treated."""
-        self._own_name = name
+        super().setup(name)
         if "hook_failure" in self.notify_on:
             self._unwatch = registry.desk.watch(self._on_incident)
 
@@ -86,28 +88,35 @@ class NotifyHook(TrainingHook):
         outbox = self._outbox
         left = outbox.close(self.wait_at_end)
         if left:
-            logger.warning("hook %r: %d messages did not go out within %g s", self._own_name, left, self.wait_at_end)
-        self._note("notified", sent=outbox.sent, failed=outbox.failed, dropped=outbox.dropped, unsent=left)
+            logger.warning("hook %r: %d messages did not go out within %g s", self.called, left, self.wait_at_end)
+        counts = {"sent": outbox.sent, "failed": outbox.failed, "dropped": outbox.dropped, "unsent": left}
+        self.note(self._trainer, "notified", **counts)
         self._unwatch = self._trainer = None
 
     # ---- what is told ----------------------------------------------------------------------------------------------
 
-    def on_train_start(self, trainer: Any) -> None:
+    def on_train_start(self, trainer: Any, resumed: bool = False) -> None:
+        """Another run, which has another best."""
         self._trainer, self._failed = trainer, False
         self._told.clear()
+        if not resumed:
+            self.best = self._worst
 
     def on_step_end(self, trainer: Any, step: int, epoch: int, loss: float) -> None:
         """On the schedule of `heartbeat`, and only then is the loss read."""
         of = f" of {trainer.total_steps}" if trainer.total_steps else ""
         self.tell(f"alive at step {step}{of}, epoch {epoch}, loss {loss:.4g}")
 
-    def on_validation_end(self, metrics: Mapping[str, Any], step: int, epoch: int) -> None:
-        value = metrics.get(self.monitor)
+    def on_validation_end(self, metrics: Mapping[str, Any], step: int, epoch: int, trainer: Any = None) -> None:
+        """A validation that somebody makes before or after the run is no news of it."""
+        if not getattr(trainer, "running", True):
+            return
+        value = numbers(metrics).get(metric_key(self.monitor))
         if value is None:
             self._miss(metrics)
-        elif (value < self.best) if self.mode == "min" else (value > self.best):  # NaN is neither
+        elif better(self.mode, value, self.best):  # NaN is not
             before = f" (before: {self.best:.4g})" if math.isfinite(self.best) else ""
-            self.best = float(value)
+            self.best = value
             self.tell(f"new best model: {self.monitor} {value:.4g}{before} at step {step}, epoch {epoch}")
 
     def on_exception(self, exception: BaseException, step: int) -> None:
@@ -124,14 +133,15 @@ class NotifyHook(TrainingHook):
     def _on_incident(self, incident: Incident) -> None:
         """Once for each hook, event and kind of trouble; what this hook does wrong it cannot tell itself."""
         what = (incident.hook, incident.event, incident.kind)
-        if incident.kind in ("failed", "disabled") and incident.hook != self._own_name and what not in self._told:
+        if incident.kind in ("failed", "disabled") and incident.hook != self.called and what not in self._told:
             self._told.add(what)
             self.tell(f"hook {incident.hook!r} in {incident.event}, step {incident.step}: {incident.message}")
 
     def _miss(self, metrics: Mapping[str, Any]) -> None:
         if self.monitor not in self._told:
             self._told.add(self.monitor)
-            logger.warning("hook %r: no metric %r; %s", self._own_name, self.monitor, nearest(self.monitor, metrics))
+            nearby = nearest(metric_key(self.monitor), metrics)
+            logger.warning("hook %r: no metric %r; %s", self.called, self.monitor, nearby)
 
     # ---- how it is told --------------------------------------------------------------------------------------------
 
@@ -145,12 +155,8 @@ class NotifyHook(TrainingHook):
         """In the outbox's thread: a message was given up. The console hears of each reason once."""
         if why not in self._told:
             self._told.add(why)
-            logger.warning("hook %r: a message was not delivered: %s", self._own_name, why)
-        self._note("notification_failed", why=why)
-
-    def _note(self, kind: str, **fields: Any) -> None:
-        if callable(note := getattr(self._trainer, "note", None)):
-            note(kind, by=self._own_name, **fields)
+            logger.warning("hook %r: a message was not delivered: %s", self.called, why)
+        self.note(self._trainer, "notification_failed", why=why)
 
 
 @contextmanager
@@ -164,17 +170,6 @@ def _the_url_kept_out() -> Iterator[None]:
 
 def _listed(given: Sequence[str]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
-
-
-def _choice(given: str, choices: Sequence[str], name: str) -> str:
-    if given not in choices:
-        raise ConfigError(name, f"{given!r} is no choice; {nearest(str(given), choices)}")
-    return given
-
-
-def _at_least(value: Any, smallest: float, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= smallest:
-        raise ConfigError(name, f"expected a number, at least {smallest:g}, got {value!r}")
 
 
 def _escaped(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from hookline.hooks.parameters import one_of
+from hookline.hooks.parameters import one_of, switch
 from hookline.registry.base import TrainingHook
 
 
@@ -13,7 +13,8 @@ class LearningRateMonitor(TrainingHook):
     """Records the learning rate of every parameter group: ``lr``, or ``lr/<optimizer>/<group>`` if there are several.
 
     Every step it is the rate that the step uses; with ``frequency="epoch"`` the one that an epoch begins with. A group
-    goes by its key "name", else by its number. `log_momentum` adds ``momentum`` (SGD's, or Adam's first beta) and
+    goes by its key "name", else by its number; of several of one name the later ones get a number behind it, as do
+    optimizers of one class. `log_momentum` adds ``momentum`` (SGD's, or Adam's first beta) and
     ``beta2``, `log_weight_decay` adds ``weight_decay``, for the groups that have them.
     """
 
@@ -26,7 +27,8 @@ class LearningRateMonitor(TrainingHook):
         log_weight_decay: bool = False,
         frequency: Literal["step", "epoch"] = "step",
     ) -> None:
-        self.log_momentum, self.log_weight_decay = log_momentum, log_weight_decay
+        self.log_momentum = switch(log_momentum, "log_momentum")
+        self.log_weight_decay = switch(log_weight_decay, "log_weight_decay")
         self.frequency = one_of(frequency, ("step", "epoch"), "frequency")
         if frequency == "epoch":
             self.on_before_optimizer_step = None  # type: ignore[assignment]  # steps need not be heard
@@ -64,14 +66,15 @@ def _momentum(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _labelled_groups(optimizers: Sequence[Any], index: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """One optimizer's groups, each with what is appended to a metric's name to tell it from the others."""
     groups = optimizers[index].param_groups
-    optimizer = f"/{_class_names(optimizers)[index]}" if len(optimizers) > 1 else ""
-    for number, group in enumerate(groups):
-        alone = len(groups) == 1 and "name" not in group
-        yield optimizer + ("" if alone else f"/{group.get('name', f'group_{number}')}"), group
+    classes = _told_apart([type(one).__name__ for one in optimizers])
+    optimizer = f"/{classes[index]}" if len(optimizers) > 1 else ""
+    alone = len(groups) == 1 and "name" not in groups[0]
+    names = _told_apart([str(group.get("name", f"group_{number}")) for number, group in enumerate(groups)])
+    for name, group in zip(names, groups, strict=True):
+        yield optimizer + ("" if alone else f"/{name}"), group
 
 
-def _class_names(optimizers: Sequence[Any]) -> list[str]:
+def _told_apart(names: Sequence[str]) -> list[str]:
     """'AdamW', 'SGD', 'AdamW-1'."""
-    names = [type(one).__name__ for one in optimizers]
     before = [names[:index].count(name) for index, name in enumerate(names)]
     return [f"{name}-{count}" if count else name for name, count in zip(names, before, strict=True)]

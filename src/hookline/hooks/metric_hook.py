@@ -13,7 +13,7 @@ from typing import Any
 from hookline.errors import MetricMissing, nearest
 from hookline.events.policy import logger
 from hookline.events.schedule import Schedule
-from hookline.registry.base import TrainingHook
+from hookline.hooks.named_hook import NamedHook
 
 MODES = ("min", "max")
 
@@ -27,26 +27,26 @@ class Occasion:
     epoch: int
     metrics: dict[str, float] = field(default_factory=dict)
     validated: bool = False  # whether a validation's are among them
+    awaited: bool = True  # whether, if not, a validation can still come
 
     def __str__(self) -> str:
         moment = {"step": "at", "validation": "after the validation at", "epoch": "at the end of the epoch,"}[self.what]
         return f"{moment} step {self.step}"
 
 
-class MetricHook(TrainingHook):
+class MetricHook(NamedHook):
     """What checkpoints and early stopping share: `look` is called at the occasions that `look_at` chose."""
 
     monitor: str | None = None
 
     _validation = Occasion("validation", -1, -1)
     _batch: tuple[int, Mapping[str, float]] = (-1, {})
-    _looks_at_validation = _looks_at_epochs = _told_missing = False
+    _looks_at_steps = _looks_at_validation = _looks_at_epochs = _told_missing = False
     _seen = False  # whether the monitored metric was there once
-    _own_name: str | None = None
 
     def look_at(self, *, steps: Schedule | None, validation: bool, epochs: bool) -> None:
         """Choose the occasions, in the constructor: steps that are not looked at are not heard, and cost nothing."""
-        self._looks_at_validation, self._looks_at_epochs = validation, epochs
+        self._looks_at_steps, self._looks_at_validation, self._looks_at_epochs = steps is not None, validation, epochs
         if steps is None:
             self.on_step_end = self.on_train_batch_end = None  # type: ignore[assignment]
         else:
@@ -57,10 +57,6 @@ class MetricHook(TrainingHook):
         raise NotImplementedError
 
     # ---- the occasions ---------------------------------------------------------------------------------------------
-
-    def setup(self, name: str) -> None:
-        """Take the name that errors and messages shall use."""
-        self._own_name = name
 
     def on_train_batch_end(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Keep what step_fn and other hooks measured, for the end of the step; heard on the hook's schedule only."""
@@ -92,27 +88,38 @@ class MetricHook(TrainingHook):
             metrics = numbers({"loss": latest, "train/loss": latest, "train/epoch_loss": mean})
             validated = self._validation.step == step
             found = {**metrics, **self._validation.metrics} if validated else metrics
-            self.look(trainer, Occasion("epoch", step, epoch, found, validated))
-        elif self._looks_at_validation and self._validation.step < 0 and not getattr(trainer, "val_loaders", True):
-            self._miss(f"{self._own_name or self.name} waits for a validation, and there are no val_loaders")
+            self.look(trainer, Occasion("epoch", step, epoch, found, validated, _will_validate(trainer)))
+        elif self._looks_at_validation and self._validation.step < 0 and not _will_validate(trainer):
+            self._miss(f"{self.called} waits for a validation, and there are no val_loaders")
 
     # ---- the metric ------------------------------------------------------------------------------------------------
 
     @property
     def key(self) -> str:
-        """The monitored metric under the name that `metrics` has for it: ``eval/…`` is ``val/…``."""
-        monitor = self.monitor or ""
-        return f"val/{monitor.removeprefix('eval/')}" if monitor.startswith("eval/") else monitor
+        """The monitored metric under the name that `metrics` has for it."""
+        return metric_key(self.monitor or "")
 
     def value(self, occasion: Occasion) -> float | None:
         """The monitored metric's new value; None where none was to be expected, or none is there and it is forgiven."""
         if self.key in occasion.metrics:
             self._seen = True
             return occasion.metrics[self.key]
-        comes_with_validation = self.key.startswith("val/") or self._seen
-        if not comes_with_validation or occasion.validated:
+        if self._is_expected(occasion):
             self._miss(f"there is no metric {self.monitor!r} {occasion}; {nearest(self.key, occasion.metrics)}")
         return None
+
+    def _is_expected(self, occasion: Occasion) -> bool:
+        """Metrics of training come with the steps, where these are looked at; all others come with a validation."""
+        if occasion.what == "step":
+            return True
+        if is_of_training(self.key):
+            return not self._looks_at_steps
+        return occasion.validated or not occasion.awaited
+
+    def forget(self) -> None:
+        """Another run begins: what was measured in the last one is not this one's."""
+        self._validation, self._batch = MetricHook._validation, MetricHook._batch
+        self._seen = self._told_missing = False
 
     @property
     def forgives(self) -> bool:
@@ -124,7 +131,21 @@ class MetricHook(TrainingHook):
             raise MetricMissing(problem)
         if not self._told_missing:
             self._told_missing = True
-            logger.warning("hook %r: %s", self._own_name or self.name, problem)
+            logger.warning("hook %r: %s", self.called, problem)
+
+
+def metric_key(monitor: str) -> str:
+    """A metric's name as `metrics` has it at `on_validation_end`: ``eval/…`` is ``val/…``."""
+    return f"val/{monitor.removeprefix('eval/')}" if monitor.startswith("eval/") else monitor
+
+
+def is_of_training(key: str) -> bool:
+    """Whether a metric is measured by steps of training."""
+    return key == "loss" or key.startswith("train/")
+
+
+def _will_validate(trainer: Any) -> bool:
+    return bool(getattr(trainer, "val_loaders", True))
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -142,9 +163,3 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 def better(mode: str, value: float, other: float) -> bool:
     """Whether a value is strictly better than another."""
     return value < other if mode == "min" else value > other
-
-
-def note(trainer: Any, kind: str, **fields: Any) -> None:
-    """Write a decision into the run's record, where the run keeps one."""
-    if callable(write := getattr(trainer, "note", None)):
-        write(kind, **fields)

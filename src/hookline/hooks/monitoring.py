@@ -11,13 +11,13 @@ from hookline.activations.monitor import Monitor
 from hookline.events.policy import logger
 from hookline.events.schedule import Schedule
 from hookline.hooks.gradient_monitor import GradientMonitor
+from hookline.hooks.parameters import whole_number
 from hookline.hooks.throughput import ThroughputMonitor
+from hookline.record.redaction import redact
 from hookline.record.writers import JsonLines
 from hookline.registry.base import TrainingHook
 
-__all__ = ["ActivationStats", "GradientMonitor", "JSONLogHook"]  # the gradient monitor has its own file
-
-__all__ = ["ActivationStats", "JSONLogHook", "ThroughputMonitor"]
+__all__ = ["ActivationStats", "GradientMonitor", "JSONLogHook", "ThroughputMonitor"]  # two have files of their own
 
 
 class JSONLogHook(TrainingHook):
@@ -27,7 +27,7 @@ class JSONLogHook(TrainingHook):
     name = "json_log"
 
     def __init__(self, log_every_n_batches: int = 100, path: str | None = None) -> None:
-        self.log_every_n_batches = log_every_n_batches
+        self.log_every_n_batches = whole_number(log_every_n_batches, "log_every_n_batches")
         self.path = path
         self.schedule = Schedule.parse(every=f"{log_every_n_batches} batches")
         self._lines: JsonLines | None = None
@@ -58,7 +58,7 @@ class JSONLogHook(TrainingHook):
             self._lines = JsonLines(where)
         if self._lines is not None:
             told = {key: value for key, value in state.items() if key not in ("model", "optimizer")}
-            self._lines.write({"event": event, "time": time(), **told, **more})
+            self._lines.write(redact({"event": event, "time": time(), **told, **more}))  # the state is everybody's
 
     def _where(self, trainer: Any) -> Path | None:
         """The file to write to; None, said once, when the run keeps no record on disk and nobody gave a path."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 
 from hookline.hooks.webhook import Undelivered
@@ -74,23 +75,30 @@ class Outbox:
             return self._waiting.popleft() if self._thread is me and self._waiting else None
 
     def _deliver(self, message: bytes, me: threading.Thread) -> None:
-        for attempt in range(self._retries + 1):
+        """One message; whatever goes wrong with it, the thread lives on for the next."""
+        try:
+            self._try(message, me)
+        except Undelivered as error:
+            self._give_up(str(error))
+        except Exception as error:
+            self._give_up(f"{type(error).__name__} while sending")
+        else:
+            self.sent += 1
+
+    def _try(self, message: bytes, me: threading.Thread) -> None:
+        for attempt in range(self._retries):
             try:
-                self._send(message)
+                return self._send(message)
             except Undelivered as error:
-                if not error.try_again or attempt == self._retries or self._thread is not me:
-                    return self._give_up(str(error))
+                if not error.try_again or self._thread is not me:
+                    raise
                 self._pause(max(error.wait, min(self._backoff * 2**attempt, LONGEST_PAUSE)))
-            except Exception as error:  # a fault of ours must not end the thread
-                return self._give_up(f"{type(error).__name__} while sending")
-            else:
-                self.sent += 1
-                return None
-        return None
+        return self._send(message)
 
     def _give_up(self, why: str) -> None:
         self.failed += 1
-        self._on_failure(why)
+        with suppress(Exception):  # the listener's trouble is not the next message's
+            self._on_failure(why)
 
     def _pause(self, seconds: float) -> None:
         """Wait, but not while somebody waits for the last messages to go out."""

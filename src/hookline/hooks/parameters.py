@@ -30,6 +30,25 @@ def whole_number_or_none(value: Any, name: str, smallest: int = 1) -> int | None
     return value
 
 
+def switch(value: Any, name: str) -> bool:
+    """True or false; a word such as "no" would count as true."""
+    if not isinstance(value, bool):
+        raise ConfigError(name, f"expected true or false; got {value!r}")
+    return value
+
+
+def text(value: Any, name: str) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(name, f"expected a text that is not empty; got {value!r}")
+    return value
+
+
+def text_or_none(value: Any, name: str) -> str | None:
+    """The same, where null means that there is none."""
+    return None if value is None else text(value, name)
+
+
 def number(value: Any, name: str, smallest: float = -math.inf, largest: float = math.inf) -> float:
     """A finite number between two bounds, both included."""
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from torch import profiler
 
+from hookline.errors import ConfigError
 from hookline.events.policy import logger
 from hookline.events.schedule import Quantity, Schedule
-from hookline.hooks.metric_hook import note
-from hookline.hooks.parameters import whole_number
-from hookline.registry.base import TrainingHook
+from hookline.hooks.named_hook import NamedHook
+from hookline.hooks.parameters import switch, whole_number
 
 
-class Profiler(TrainingHook):
+class Profiler(NamedHook):
     """Writes a torch.profiler trace of a few steps, from each `first_step` on, into ``traces/`` in the run's directory.
 
     A trace opens in Perfetto or in chrome://tracing. The profiler is warmed up on `warmup` steps before each window;
     outside of the windows the hook is not called at all. The traced steps are slower, the more so with `with_stack`.
-    On another schedule (``every: 1000``) each step that is due is a trace of its own.
+    On another schedule (``every: 1000``) each step that is due is a trace of its own, or each micro-batch, where that
+    counts batches, tokens or seconds.
     """
 
     built_in = True
@@ -36,29 +38,46 @@ class Profiler(TrainingHook):
         with_stack: bool = False,
         directory: str | None = None,
     ) -> None:
-        firsts = [first_step] if isinstance(first_step, int) else list(first_step)
-        self.first_step = [whole_number(first, "first_step") for first in firsts]
+        several = isinstance(first_step, Sequence) and not isinstance(first_step, str)
+        firsts: list[Any] = list(first_step) if several else [first_step]  # type: ignore[arg-type]
+        self.first_step = sorted(whole_number(first, "first_step") for first in firsts)
         self.steps, self.warmup = whole_number(steps, "steps"), whole_number(warmup, "warmup", 0)
-        self.record_shapes, self.profile_memory, self.with_stack = record_shapes, profile_memory, with_stack
-        self.directory = directory
-        self._steps = {step for first in firsts for step in range(max(first - warmup, 1), first + steps)}
-        self.schedule = Schedule(at=tuple(Quantity(step, "steps") for step in sorted(self._steps)))
+        self.record_shapes, self.with_stack = switch(record_shapes, "record_shapes"), switch(with_stack, "with_stack")
+        self.profile_memory, self.directory = switch(profile_memory, "profile_memory"), directory
+        self._windows = [(first, first + steps - 1) for first in self.first_step]
+        self._refuse_overlaps()
+        heard = {step for first, last in self._windows for step in range(max(first - warmup, 1), last + 1)}
+        self.schedule = Schedule(at=tuple(Quantity(step, "steps") for step in sorted(heard)))
         self.traces: list[Path] = []
         self._profile: profiler.profile | None = None
         self._trainer: Any = None
-        self._first, self._own_name, self._told = 0, self.name, False
+        self._window = (0, 0)  # the first and the last step of the trace that is being made
+        self._ends_with_the_batch = self._told = False
 
-    def setup(self, name: str) -> None:
-        """Take the name that messages shall use."""
-        self._own_name = name
+    def _refuse_overlaps(self) -> None:
+        for (first, last), (following, _) in pairwise(self._windows):
+            if following <= last:
+                why = f"the trace from step {first} on lasts until step {last}, so none can begin at {following}"
+                raise ConfigError("first_step", f"{why}; leave at least steps={self.steps} between them")
 
     def on_train_batch_start(self, trainer: Any, step: int) -> None:
-        """The first micro-batch of a window opens it."""
+        """The first micro-batch of a window opens it; one whose end was not heard ends here."""
+        if step > self._window[1]:
+            self._finish()
         if self._profile is None:
-            first = next((one for one in self.first_step if one - self.warmup <= step <= one), step)
-            self._trainer, self._first = trainer, first
-            self._profile = self._make_profile(first - step)
+            self._trainer, self._window = trainer, self._window_at(trainer, step)
+            self._profile = self._make_profile(self._window[0] - step)
             self._profile.start()
+
+    def _window_at(self, trainer: Any, step: int) -> tuple[int, int]:
+        """The window that begins here or is warmed up for; on another schedule than its own, this step alone."""
+        schedule = trainer.hooks.entry(self.called).schedule
+        if schedule != self.schedule:
+            marks = [mark for mark in (schedule.every, *schedule.at) if mark is not None]
+            self._ends_with_the_batch = any(mark.unit not in ("steps", "epochs") for mark in marks)
+            return step, step
+        first, last = next(window for window in self._windows if step <= window[1])
+        return max(first, step), last
 
     def _make_profile(self, warmup: int) -> profiler.profile:
         return profiler.profile(
@@ -69,9 +88,14 @@ class Profiler(TrainingHook):
             with_stack=self.with_stack,
         )
 
+    def on_train_batch_end(self) -> None:
+        """Of a schedule that counts something smaller than steps, the end of this one may not be heard."""
+        if self._ends_with_the_batch:
+            self._finish()
+
     def on_step_end(self, step: int) -> None:
         """One step more in the trace; the window ends with the last of its steps."""
-        if step + 1 not in self._steps:
+        if step >= self._window[1]:
             self._finish()
         elif self._profile is not None:
             self._profile.step()
@@ -93,10 +117,10 @@ class Profiler(TrainingHook):
         directory = self._where()
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True)
-            path = directory / f"step-{self._first:08d}.json.gz"
+            path = directory / f"step-{self._window[0]:08d}.json.gz"
             profile.export_chrome_trace(str(path))
             self.traces.append(path)
-            note(self._trainer, "trace_written", by=self._own_name, path=str(path))
+            self.note(self._trainer, "trace_written", path=str(path))
 
     def _where(self) -> Path | None:
         """The directory to write to; None, said once, when the run keeps no record on disk and nobody gave one."""
@@ -106,5 +130,5 @@ class Profiler(TrainingHook):
             return Path(self._trainer.run_dir) / "traces"
         if not self._told:
             self._told = True
-            logger.warning("%s writes nothing: this run keeps no record on disk; give it a directory", self._own_name)
+            logger.warning("%s writes nothing: this run keeps no record on disk; give it a directory", self.called)
         return None

@@ -10,7 +10,8 @@ from typing import Any
 
 from hookline.errors import ConfigError
 from hookline.events.policy import logger
-from hookline.registry.base import TrainingHook
+from hookline.hooks.named_hook import NamedHook
+from hookline.hooks.parameters import number, switch, whole_number
 
 NORMAL = 1.4826  # makes the median distance from the median comparable to a standard deviation
 FLOOR = 1e-3  # of the median: a loss that hardly moves has next to no spread, and everything would stand out
@@ -34,13 +35,13 @@ class Spike:
         return f"step {self.step}: loss {self.loss:.4g} is {above} (batch {self.batch_idx} of {self.dataloader_name!r})"
 
 
-class LossSpike(TrainingHook):
+class LossSpike(NamedHook):
     """Notes a step whose loss stands out above the last `window` ones, with the batch that it came from.
 
     A loss stands out when it is more than `factor` spreads above their median. The spread is the median distance from
     the median, scaled so that it equals a standard deviation where losses are normally distributed: earlier spikes move
     neither. Nothing is judged before `warmup` losses are there; losses that are not finite are `nan_forensics`'
-    business. Spikes are in `spikes`, in the record, and told on the console. With `stop` the run ends.
+    business. Spikes are in `spikes`, in the record, and told on the console. With `stop_run` the run ends.
 
     Each step waits for the device to read the loss.
     """
@@ -48,19 +49,20 @@ class LossSpike(TrainingHook):
     built_in = True
     name = "loss_spike"
 
-    def __init__(self, factor: float = 8.0, window: int = 100, warmup: int = 20, stop: bool = False) -> None:
-        if not 2 <= warmup <= window:
-            raise ConfigError("warmup", f"{warmup!r} must be at least 2 and at most the window, {window!r}")
-        if not factor > 0:
-            raise ConfigError("factor", f"expected a number above 0, got {factor!r}")
-        self.factor, self.window, self.warmup, self.stop = factor, window, warmup, stop
+    def __init__(self, factor: float = 8.0, window: int = 100, warmup: int = 20, stop_run: bool = False) -> None:
+        self.factor = number(factor, "factor", 0.1)
+        self.window, self.warmup = whole_number(window, "window", 2), whole_number(warmup, "warmup", 2)
+        if warmup > window:
+            raise ConfigError("warmup", f"expected at most the window, {window}; got {warmup}")
+        self.stop_run = switch(stop_run, "stop_run")
         self.spikes: list[Spike] = []
         self._recent: deque[float] = deque(maxlen=window)
-        self._own_name = self.name
 
-    def setup(self, name: str) -> None:
-        """Sign notes with the name it goes by."""
-        self._own_name = name
+    def on_train_start(self, resumed: bool = False) -> None:
+        """Another run has other losses."""
+        if not resumed:
+            self.spikes = []
+            self._recent.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """The losses it compares with."""
@@ -88,10 +90,9 @@ class LossSpike(TrainingHook):
 
     def _tell(self, trainer: Any, spike: Spike) -> None:
         self.spikes.append(spike)
-        logger.warning("hook %r: %s", self._own_name, spike)
-        if callable(note := getattr(trainer, "note", None)):
-            fields = asdict(spike)
-            del fields["step"]  # a note carries the run's own
-            note("loss_spike", by=self._own_name, **fields)
-        if self.stop:
-            trainer.request_stop(str(spike), by=self._own_name)
+        logger.warning("hook %r: %s", self.called, spike)
+        fields = asdict(spike)
+        del fields["step"]  # a note carries the run's own
+        self.note(trainer, "loss_spike", **fields)
+        if self.stop_run:
+            trainer.request_stop(str(spike), by=self.called)

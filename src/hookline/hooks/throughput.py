@@ -22,7 +22,7 @@ class Window:
 
     began: float
     step: int  # the last one before it
-    tokens: int  # seen up to its first batch, which is counted here as the next window's first is there
+    tokens: int  # seen before its first batch
     left_out: float = 0.0  # seconds of validations, checkpoints and the turn of an epoch
     samples: int = 0
     steps_heard: int = 0
@@ -33,11 +33,14 @@ class Window:
 class ThroughputMonitor(TrainingHook):
     """Records samples and tokens a second, seconds a step, the wait for data, and the device's memory and utilisation.
 
-    Every `log_every_n_steps` it reports the mean since the last report, as ``throughput/…``; validations, checkpoints
-    and the turns of epochs are left out. Nothing waits for the device: a full queue makes the host wait as well, so the
-    figures of a window are right, not those of one step. With `flops_per_token` or `flops_per_sample` (forward and
-    backward) it adds ``tflops``, and with the device's `peak_flops` the share of it that is used, ``mfu``. Utilisation
-    needs the package pynvml. On a schedule of its own (``every: 10``) what is counted by batch is an estimate.
+    Every `log_every_n_steps`, and at the end for the steps that are left, it reports the mean since the last report, as
+    ``throughput/…``; validations, checkpoints and the turns of epochs are left out. The wait for data is what passes
+    between the end of a step, its hooks included, and the start of the next batch. Nothing waits for the device: a full
+    queue makes the host wait as well, so the figures of a window are right, not those of one step.
+
+    With `flops_per_token` or `flops_per_sample` (forward and backward) it adds ``tflops``, and with the device's
+    `peak_flops` the share of it that is used, ``mfu``. Utilisation needs the package pynvml. On a schedule of its own
+    (``every: 10``) what is counted by batch is an estimate.
     """
 
     built_in = True
@@ -55,8 +58,9 @@ class ThroughputMonitor(TrainingHook):
         self.flops_per_sample = number_or_none(flops_per_sample, "flops_per_sample", 0)
         self.peak_flops = number_or_none(peak_flops, "peak_flops", 1)
         self._window: Window | None = None
-        self._ended = 0.0  # when the last micro-batch did; 0.0 when something else came after it
+        self._ended = 0.0  # when the last micro-batch, or what is left out after it, did
         self._heard = -1  # the step of the last micro-batch heard
+        self._done = self._tokens = -1  # the last step whose end was heard, and the tokens seen by then
         self._knows_utilisation = True
 
     # ---- counting --------------------------------------------------------------------------------------------------
@@ -64,11 +68,11 @@ class ThroughputMonitor(TrainingHook):
     def on_train_batch_start(self, trainer: Any, batch: Any, step: int, tokens_seen: int) -> None:
         """The batch is there: the wait for it is over, and the steps before it can be reported."""
         now, window = perf_counter(), self._window
-        if window is None:
-            window = self._window = Window(now, step - 1, tokens_seen)
-        elif step - 1 - window.step >= self.log_every_n_steps:
-            self._report(trainer, window, step - 1, tokens_seen, now)
-            window = self._window = Window(now, step - 1, tokens_seen)
+        if window is None or step - 1 - window.step >= self.log_every_n_steps:
+            tokens = tokens_seen - _tokens_in(batch, trainer)
+            if window is not None:
+                self._report(trainer, window, step - 1, tokens, now)
+            window = self._window = Window(now, step - 1, tokens)
         if self._ended and step - self._heard <= 1:  # on a schedule, the micro-batch before may not have been heard
             window.waited += now - self._ended
             window.waits += 1
@@ -79,23 +83,46 @@ class ThroughputMonitor(TrainingHook):
     def on_train_batch_end(self) -> None:
         self._ended = perf_counter()
 
+    def on_step_end(self, step: int, tokens_seen: int) -> None:
+        """Users' hooks have been called by now: what they took is no wait for data."""
+        self._ended, self._done, self._tokens = perf_counter(), step, tokens_seen
+
+    def on_validation_start(self, step: int, tokens_seen: int) -> None:
+        self._catch_up(step, tokens_seen)
+
     def on_validation_end(self) -> None:
         self._leave_out()
 
-    def on_checkpoint_save(self) -> None:
+    def on_checkpoint_save(self, step: int, tokens_seen: int) -> None:
+        self._catch_up(step, tokens_seen)
         self._leave_out()
+
+    def on_epoch_end(self, step: int, tokens_seen: int) -> None:
+        self._catch_up(step, tokens_seen)
 
     def on_epoch_start(self) -> None:
         self._leave_out()
 
+    def _catch_up(self, step: int, tokens_seen: int) -> None:
+        """On a schedule, the steps since the last one heard were training."""
+        if self._ended and step > self._heard:
+            self._heard = step
+            self.on_step_end(step, tokens_seen)
+
     def _leave_out(self) -> None:
-        """What came after the last micro-batch was neither training nor waiting for data."""
+        """What came since the last micro-batch was neither training nor waiting for data."""
+        now = perf_counter()
         if self._window is not None and self._ended:
-            self._window.left_out += perf_counter() - self._ended
-        self._ended = 0.0
+            self._window.left_out += now - self._ended
+            self._ended = now
+
+    def on_train_end(self, trainer: Any = None) -> None:
+        """Report the steps since the last report."""
+        if trainer is not None and self._window is not None and self._done > self._window.step:
+            self._report(trainer, self._window, self._done, self._tokens, self._ended)
 
     def close(self) -> None:
-        self._window, self._ended = None, 0.0
+        self._window, self._ended, self._done = None, 0.0, -1
 
     # ---- reporting -------------------------------------------------------------------------------------------------
 
@@ -137,6 +164,12 @@ class ThroughputMonitor(TrainingHook):
                 yield "device_utilisation", torch.cuda.utilization(device) / 100
             except Exception:  # no pynvml, or a driver that does not tell: not asked again
                 self._knows_utilisation = False
+
+
+def _tokens_in(batch: Any, trainer: Any) -> int:
+    """The tokens of a batch, as the run counts them; they are among those seen when the batch begins."""
+    count = getattr(trainer, "count_tokens", None)
+    return int(count(batch)) if callable(count) else 0
 
 
 def _samples(batch: Any) -> int:

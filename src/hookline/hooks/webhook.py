@@ -1,4 +1,4 @@
-"""One POST to a webhook: the host is looked up once, judged, and talked to at that address and no other."""
+"""One POST to a webhook: the host is looked up once, judged, and talked to at the addresses found then, no other."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
+from time import monotonic
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from hookline.errors import HooklineError, RegistrationError
@@ -96,7 +98,7 @@ def read_url(url: str) -> Place:
     named = host in _allowed
     if parts.scheme == "http" and not named:
         raise RegistrationError(f"webhook_url: http would send its secret unencrypted; use https, or {_remedy(host)}")
-    if _is_address(host) and (problem := problem_with(host, named)):
+    if _is_address(host) and (problem := problem_with(host, named, host)):
         raise RegistrationError(f"webhook_url: {problem}")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Place(parts.scheme, host, parts.port or PORTS[parts.scheme], path, named)
@@ -120,15 +122,15 @@ def _remedy(host: str) -> str:
     return f"name the host in code (hookline.allow_host({host!r})) or on the command line (--allow-host {host})"
 
 
-def problem_with(address: str, named: bool) -> str | None:
-    """Why nothing may be posted to an address; None when it may. `named`: its host was named with `allow_host`."""
+def problem_with(address: str, named: bool, host: str) -> str | None:
+    """Why nothing may be posted to an address of a host; None when it may. `named`: by `allow_host`, the host was."""
     found = _embedded(ipaddress.ip_address(address))
     if found.is_link_local or found in METADATA:
         return f"{address} is a link-local or metadata address, which is always refused"
     local = found.is_loopback or not found.is_global or getattr(found, "is_site_local", False)
     if found.is_multicast or found.is_unspecified or (found.is_reserved and not found.is_loopback):
         return f"{address} is no single host's address"
-    return f"{address} is a loopback or private address; {_remedy(address)}" if local and not named else None
+    return f"{address} is a loopback or private address; {_remedy(host)}" if local and not named else None
 
 
 def _embedded(address: Address) -> Address:
@@ -140,13 +142,31 @@ def _embedded(address: Address) -> Address:
     return address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else address)
 
 
+class Deadline:
+    """When an attempt is over, whatever it waits for."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = monotonic() + seconds
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is."""
+        return monotonic() >= self._until
+
+    def left(self) -> float:
+        """The seconds that are left; when there are none, that is an error."""
+        if self.passed:
+            raise TimeoutError
+        return max(self._until - monotonic(), 1e-3)
+
+
 class Webhook:
     """Posts to one place, with a deadline for each attempt; follows no redirect and heeds no proxy."""
 
     def __init__(self, url: str, timeout: float) -> None:
         self.place = read_url(url)
         self.timeout = timeout
-        self._address: str | None = None
+        self._addresses: list[str] = []  # that were judged, the one that answered last in front
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -155,19 +175,16 @@ class Webhook:
 
     def post(self, body: bytes) -> None:
         """Deliver one JSON text; raises `Undelivered`, whose message holds nothing of the URL but its host."""
-        connection = self._connection()
-        overdue = threading.Event()
-        alarm = threading.Timer(self.timeout, _hang_up, (connection, overdue))
-        alarm.daemon = True
-        alarm.start()
+        connection, deadline = self._connection(), Deadline(self.timeout)
         try:
-            self._connect(connection)
-            status, wait = self._ask(connection, body)
+            connection.sock = self._reach(deadline)
+            with _hanging_up(connection, deadline):
+                self._encrypt(connection, deadline)
+                status, wait = self._ask(connection, body)
         except (OSError, http.client.HTTPException) as error:
-            why = f"no answer within {self.timeout:g} s" if overdue.is_set() else _plainly(error)
+            why = f"no answer within {self.timeout:g} s" if deadline.passed else _plainly(error)
             raise Undelivered(f"{self.place.host}: {why}", try_again=not isinstance(error, ssl.SSLError)) from None
         finally:
-            alarm.cancel()
             connection.close()
         self._judge(status, wait)
 
@@ -176,14 +193,28 @@ class Webhook:
             return http.client.HTTPConnection(self.place.host, self.place.port, timeout=self.timeout)
         return http.client.HTTPSConnection(self.place.host, self.place.port, timeout=self.timeout, context=self._tls)
 
-    def _connect(self, connection: http.client.HTTPConnection) -> None:
-        """To the address that was judged. The host's name still goes into the certificate check, SNI and Host."""
-        connection.sock = socket.create_connection((self.address(), self.place.port), self.timeout)
+    def _reach(self, deadline: Deadline) -> socket.socket:
+        """A connection to the first of the judged addresses that takes one; it is asked first the next time."""
+        *others, last = self.addresses(deadline)
+        for address in others:
+            with suppress(OSError):
+                return self._connected(address, deadline.left() / (len(others) + 1))
+        return self._connected(last, deadline.left())
+
+    def _connected(self, address: str, seconds: float) -> socket.socket:
+        reached = socket.create_connection((address, self.place.port), seconds)
+        self._addresses = [address, *(other for other in self._addresses if other != address)]
+        return reached
+
+    def _encrypt(self, connection: http.client.HTTPConnection, deadline: Deadline) -> None:
+        """The host's name, not the address, goes into the certificate check, SNI and Host."""
+        connection.sock.settimeout(deadline.left())
         if self.place.scheme == "https":
             plain, host = connection.sock, self.place.host
             connection.sock = encrypted = self._tls.wrap_socket(
                 plain, server_hostname=host, do_handshake_on_connect=False
             )
+            deadline.left()  # it may have passed while neither of the two could be hung up
             encrypted.do_handshake()  # by itself, so that the deadline can end it, too
 
     def _ask(self, connection: http.client.HTTPConnection, body: bytes) -> tuple[int, float]:
@@ -200,22 +231,52 @@ class Webhook:
         moved = " (redirects are not followed)" if 300 <= status < 400 else ""
         raise Undelivered(f"{self.place.host}: HTTP {status}{moved}", try_again=status in TRY_AGAIN, wait=wait)
 
-    def address(self) -> str:
+    def addresses(self, deadline: Deadline) -> list[str]:
         """Where the host is: looked up once, so that no later answer of a name server can lead elsewhere."""
-        if self._address is None:
-            found = socket.getaddrinfo(self.place.host, self.place.port, type=socket.SOCK_STREAM)
-            addresses = [str(entry[4][0]) for entry in found]
-            for address in addresses:
-                if problem := problem_with(address, self.place.named):
+        if not self._addresses:
+            found = _look_up(self.place, deadline)
+            for address in found:
+                if problem := problem_with(address, self.place.named, self.place.host):
                     raise Undelivered(f"{self.place.host}: {problem}", try_again=False)
-            self._address = addresses[0]
-        return self._address
+            self._addresses = found
+        return self._addresses
 
 
-def _hang_up(connection: http.client.HTTPConnection, overdue: threading.Event) -> None:
-    """A socket's own timeout begins anew with every byte; this one does not."""
-    overdue.set()
-    with suppress(OSError, AttributeError):  # nothing is open yet, or no longer
+def _look_up(place: Place, deadline: Deadline) -> list[str]:
+    """The host's addresses, in the name server's order. Looking up cannot be interrupted, so a thread is left to it."""
+    answer: list[Any] = []
+
+    def ask() -> None:
+        try:
+            found = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+            answer.append(list(dict.fromkeys(str(entry[4][0]) for entry in found)))
+        except Exception as error:  # told by whoever waits
+            answer.append(error)
+
+    asking = threading.Thread(target=ask, name="hookline-look-up", daemon=True)
+    asking.start()
+    asking.join(deadline.left())
+    if not answer:
+        raise TimeoutError
+    if isinstance(answer[0], Exception):
+        raise answer[0]
+    return list(answer[0])
+
+
+@contextmanager
+def _hanging_up(connection: http.client.HTTPConnection, deadline: Deadline) -> Iterator[None]:
+    """Hang up at the deadline. A socket's own timeout begins anew with every byte; this one does not."""
+    alarm = threading.Timer(deadline.left(), _hang_up, (connection,))
+    alarm.daemon = True
+    alarm.start()
+    try:
+        yield
+    finally:
+        alarm.cancel()
+
+
+def _hang_up(connection: http.client.HTTPConnection) -> None:
+    with suppress(OSError, AttributeError):  # nothing is open any more
         connection.sock.shutdown(socket.SHUT_RDWR)
 
 

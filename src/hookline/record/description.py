@@ -9,9 +9,17 @@ from typing import Any
 
 from hookline.errors import RecordError, nearest
 from hookline.record import provenance
-from hookline.record.redaction import redact
+from hookline.record.known_secrets import KnownSecrets
+from hookline.record.redaction import redact, secrets_in
 
 OUTCOMES = ("completed", "stopped", "interrupted", "failed")
+
+
+def known_secrets(config: Any) -> KnownSecrets:
+    """What no text of a run may show: the secrets of its config and of the environment, while its record keeps this."""
+    known = KnownSecrets()
+    known.learn(secrets_in([config, os.environ]))
+    return known
 
 
 def describe_run(run_id: str, config: Any, seed: int | None, hooks: list[dict[str, Any]]) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from hookline.record import provenance
-from hookline.record.description import check_outcome, describe_run, event_line, note_the_end
+from hookline.record.description import check_outcome, describe_run, event_line, known_secrets, note_the_end
 from hookline.record.layers import LayerBuffer, Layers
 from hookline.record.metrics import MetricBuffer
-from hookline.record.redaction import redact
+from hookline.record.redaction import redact, secrets_in
 
 _LAYERS_WEIGH = 100  # so many times as much as a record of scalars
 
@@ -40,6 +40,7 @@ class MemoryRecord:
         self.events: list[dict[str, Any]] = []
         self.layer_steps: list[Layers] = []
         self.run: dict[str, Any] = {}
+        self._secrets = known_secrets(config)
         self._config = redact(config or {})
         self._seed = seed
         self._closed = False
@@ -50,6 +51,7 @@ class MemoryRecord:
 
     def start(self, hooks: list[dict[str, Any]], *, lineage: Mapping[str, Any] | None = None) -> None:
         """Fill `run`; git and the environment are left unknown, for asking would touch the disk."""
+        self._secrets.learn(secrets_in(hooks))
         self.run = describe_run(self.run_id, self._config, self._seed, hooks)
         self.run["lineage"] = redact(lineage) if lineage is not None else None
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
 from hookline.record import jsonsafe
+from hookline.record.known_secrets import for_good, without_known
 
 REDACTED = "<redacted>"
 
@@ -22,7 +23,7 @@ _SECRET_WORDS = frozenset({
 _SECRET_PAIRS = frozenset({
     ("api", "key"), ("api", "keys"), ("private", "key"), ("access", "key"), ("auth", "key"), ("ssh", "key"),
     ("signing", "key"), ("encryption", "key"), ("auth", "header"), ("connection", "string"),
-    ("api", "tokens"), ("auth", "tokens"), ("access", "tokens"), ("refresh", "tokens"),
+    ("account", "key"), ("api", "tokens"), ("auth", "tokens"), ("access", "tokens"), ("refresh", "tokens"),
 })  # fmt: skip
 # "token" means a piece of text at least as often as a credential, so these keep their value.
 _TEXT_TOKEN_WORDS = frozenset({
@@ -32,17 +33,29 @@ _TEXT_TOKEN_WORDS = frozenset({
 
 _REFERENCE = re.compile(r"\$\{[^{}]+\}")
 _URL = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+_SCHEME_AND_HOST = re.compile(r"[^/]*//[^/]*")
 _SECRET_URL = re.compile(r"://[^/?#]*@|webhook|://hooks\.", re.IGNORECASE)
 _QUERY_PAIR = re.compile(r"[?&;#]([^=&;#]+)=([^&;#]*)")
 _SECRET_PARAMETERS = frozenset({"key", "sig", "signature", "code", "auth"})
 _LONG_PARAMETER = re.compile(r"[A-Za-z0-9._~%+/=-]{20,}")
 _ASSIGNMENT = re.compile(r"([A-Za-z][\w.-]*)(['\"]?\s?=\s?|['\"]\s?:\s?)('[^']*'|\"[^\"]*\"|[^\s,;&)]+)")
+_YAML_PAIR = re.compile(r"(?<![\w.-])([A-Za-z][\w.-]*)(:\s+)('[^']*'|\"[^\"]*\"|\$\{[^{}]*\}|[^\s,}\]]+)")
 _KNOWN_TOKEN = re.compile(
-    r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abeprs]-|AKIA|AIza|eyJ)[A-Za-z0-9_.-]{16,}"
-    r"|\bbearer\s+[A-Za-z0-9._~+/=-]{8,}|(?<=authorization: )\S.*",
+    r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|[sr]k-|[sr]k_live_|[sr]k_test_|npm_|pypi-|xox[abeprs]-|xapp-|AKIA|ASIA|AIza"
+    r"|ya29\.|SG\.|eyJ)[A-Za-z0-9_.-]{16,}"
+    r"|\b\d{8,10}:[A-Za-z0-9_-]{35}\b"  # a Telegram bot's
+    r"|\bbearer\s+[A-Za-z0-9._~+/=-]{8,}|(?<=authorization: )\S.*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.IGNORECASE,
 )
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
+_SHORTEST_PART = 12  # characters of a URL's path: a shorter one may stand for something else
+
+
+def keep_secret(url: str) -> None:
+    """From now on take this URL, and its path alone, out of every text, whatever the words around it are."""
+    path = _SCHEME_AND_HOST.sub("", url)
+    for_good.learn((one, REDACTED) for one in (str.__str__(url), path) if one == url or len(one) >= _SHORTEST_PART)
 
 
 def redact(value: Any) -> Any:
@@ -119,11 +132,32 @@ def _hide(value: Any, depth: int) -> Any:
 
 
 def _reference_of(value: str) -> str | None:
-    """The reference that a value was resolved from, or the value itself when it is one."""
-    reference = getattr(value, "reference", None)
-    if isinstance(reference, str) and _REFERENCE.search(reference):
-        return str.__str__(reference)
-    return str.__str__(value) if _REFERENCE.fullmatch(value) else None
+    """The reference that a value was resolved from, or the value itself when it is one.
+
+    The text around a reference may hold a secret of its own; then it is not shown.
+    """
+    written = getattr(value, "reference", value)
+    if not isinstance(written, str) or not _REFERENCE.search(written):
+        return None
+    around = _REFERENCE.sub("", written)
+    shows_all = not around or (written is not value and redact_text(around) == around)
+    return str.__str__(written) if shows_all else None
+
+
+def secrets_in(value: Any, named: bool = False, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Every text in a config that is secret by where it came from, with what is written in its place.
+
+    That is what a reference stood for, and what stands under a key that names a secret (`named`: a key above did).
+    Paths are left: a record is full of them, and has to name them.
+    """
+    if isinstance(value, Mapping) and depth < _MAX_DEPTH:
+        for key, item in value.items():
+            yield from secrets_in(item, named or is_secret_key(key), depth + 1)
+    elif isinstance(value, (list, tuple)) and depth < _MAX_DEPTH:
+        for item in value:
+            yield from secrets_in(item, named, depth + 1)
+    elif isinstance(value, str) and (named or hasattr(value, "reference")) and not value.startswith(("/", "~", "${")):
+        yield str.__str__(value), _reference_of(value) or REDACTED
 
 
 def is_secret_key(key: Any) -> bool:
@@ -140,8 +174,9 @@ def is_secret_key(key: Any) -> bool:
 
 def redact_text(text: str) -> str:
     """A text (a message, a command line) without the secrets in it; all other words stay."""
-    text = _URL.sub(_redact_url, str.__str__(text))
+    text = _URL.sub(_redact_url, without_known(str.__str__(text)))
     text = _ASSIGNMENT.sub(_redact_assignment, text)
+    text = _YAML_PAIR.sub(_redact_yaml_pair, text)
     return _KNOWN_TOKEN.sub(REDACTED, text)
 
 
@@ -161,3 +196,9 @@ def _redact_assignment(match: re.Match[str]) -> str:
     if not is_secret_key(name) or _REFERENCE.fullmatch(value) or value == REDACTED:
         return match.group()
     return f"{name}{equals}{REDACTED}"
+
+
+def _redact_yaml_pair(match: re.Match[str]) -> str:
+    """Inside braces, or before a URL; in a sentence such as "token: expected a text" there is no secret."""
+    inside = match.string[: match.start()].rstrip().endswith(("{", ","))
+    return _redact_assignment(match) if inside or "://" in match.group(3) else match.group()

@@ -15,12 +15,12 @@ import torch
 
 from hookline.errors import RecordError
 from hookline.record import jsonsafe, provenance
-from hookline.record.description import check_outcome, describe_run, event_line, note_the_end
+from hookline.record.description import check_outcome, describe_run, event_line, known_secrets, note_the_end
 from hookline.record.layers import LayerBuffer, LayerLines
 from hookline.record.lock import RunLock
 from hookline.record.metrics import Entry, MetricBuffer
 from hookline.record.reader import read_json
-from hookline.record.redaction import redact
+from hookline.record.redaction import redact, secrets_in
 from hookline.record.writers import JsonLines, write_json_atomic, write_text_atomic
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
@@ -98,6 +98,7 @@ class RunRecord:
         self.path = path
         self.run_id = path.name
         self.checkpoint_dir = path / "checkpoints"
+        self._secrets = known_secrets(config)
         self._config = redact(config)
         self._seed = seed
         self._run: dict[str, Any] = {}
@@ -133,6 +134,7 @@ class RunRecord:
 
     def start(self, hooks: list[dict[str, Any]], *, lineage: Mapping[str, Any] | None = None) -> None:
         """Write run.json and config.yaml. A run that goes on keeps its start and gets one more attempt."""
+        self._secrets.learn(secrets_in(hooks))
         earlier = _earlier_run(self.path / "run.json")
         run = describe_run(self.run_id, self._config, self._seed, hooks)
         run["started"] = earlier.get("started", run["started"])

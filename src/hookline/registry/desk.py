@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from hookline.errors import StopTraining
+from hookline.errors import HooklineError, StopTraining
 from hookline.events.catalog import Event
 from hookline.events.dispatch import Bound, Cost
 from hookline.events.moment import HandMoment, known, known_step
@@ -73,7 +74,10 @@ class Desk:
         return None
 
     def _strike_out(self, entry: Entry, event: Event, step: int, strikes: int) -> None:
-        self._switch_off(entry.name)
+        if self._entries.get(entry.name) is not entry:
+            return  # another thread has removed it since
+        with suppress(HooklineError):  # or does so now
+            self._switch_off(entry.name)
         message = f"switched off after {strikes} failure{'s' if strikes > 1 else ''} in a row"
         self.report(Incident("disabled", entry.name, event.name, step, message), True)
 

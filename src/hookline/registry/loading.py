@@ -110,6 +110,7 @@ def _one(entry: Any, kind: str, path: str, gate: Gate) -> HookSpec:
     type_name = given["name"]
     if not isinstance(given.get("enabled", True), bool):
         raise ConfigError(f"{path}.enabled", f"expected true or false, got {_shown(given['enabled'])}")
+    _check_instance_name(given.get("as"), f"{path}.as")
     options, parameters = _sorted_out(given, RESERVED, path)
     return HookSpec(
         path=path,
@@ -120,6 +121,12 @@ def _one(entry: Any, kind: str, path: str, gate: Gate) -> HookSpec:
         options=options,
         parameters=parameters,
     )
+
+
+def _check_instance_name(name: Any, path: str) -> None:
+    """A name is printed, recorded and typed again in overrides."""
+    if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
+        raise ConfigError(path, f"expected a name for this instance, got {_shown(name)}")
 
 
 def _sorted_out(
@@ -136,6 +143,16 @@ def _check_options(options: Mapping[str, Any], path: str) -> None:
     Schedule.parse(**{key: options.get(key) for key in ("every", "at", "start", "stop")}, path=path)
     if options.get("on_error") is not None:
         check_policy(options["on_error"], f"{path}.on_error")
+    _check_one_or_more(options.get("ranks"), int, "a rank", f"{path}.ranks")
+    for key in ("before", "after"):
+        _check_one_or_more(options.get(key), str, "a hook's name", f"{path}.{key}")
+
+
+def _check_one_or_more(given: Any, kind: type, what: str, path: str) -> None:
+    """Refuse what is neither one of a kind nor a list of them: a hook on the rank "0" would run nowhere."""
+    listed = given if isinstance(given, (list, tuple, set, frozenset)) else [given]
+    if given is not None and not all(isinstance(one, kind) and not isinstance(one, bool) for one in listed):
+        raise ConfigError(path, f"expected {what} or a list of them, got {_shown(given)}")
 
 
 def _by_class(tree: Mapping[str, Any], gate: Gate) -> Iterator[HookSpec]:
@@ -155,13 +172,23 @@ def _by_class(tree: Mapping[str, Any], gate: Gate) -> Iterator[HookSpec]:
 
 def _by_flag(tree: Mapping[str, Any]) -> Iterator[HookSpec]:
     for flag, (name, key) in FLAGS.items():
+        options, parameters = _sorted_out(tree.get(key) or {}, OPTIONS, f"hooks.{key}")
         if not tree.get(flag):
+            _check_unused(name, parameters, f"hooks.{key}")
             continue
         if name not in HOOKS:
             raise ConfigError(f"hooks.{flag}", f"there is no hook {name!r} yet; {nearest(name, HOOKS.names())}")
-        options, parameters = _sorted_out(tree.get(key) or {}, OPTIONS, f"hooks.{key}")
         path = f"hooks.{key if parameters else flag}"
         yield HookSpec(path, name, name, origin="built-in", options=options, parameters=parameters)
+
+
+def _check_unused(name: str, parameters: Mapping[str, Any], path: str) -> None:
+    """The parameters of a hook that is switched off make none, but a slip in them is told all the same."""
+    if parameters and name in HOOKS:
+        try:
+            make_hook(name, parameters)
+        except RegistrationError as error:
+            raise RegistrationError(f"{path}: {error}") from error
 
 
 def _target(name: str, path: str, gate: Gate) -> str:
@@ -215,7 +242,7 @@ def import_dotted(dotted: str) -> Any:
     found = getattr(module, attribute, None)
     if found is None:
         raise RegistrationError(f"{dotted!r}: {module_name} has no {attribute!r}; {nearest(attribute, vars(module))}")
-    home = getattr(found, "__module__", "")
+    home = getattr(found, "__module__", None) or ""  # None for what is bound to an object, as random.random is
     if not callable(found) or home.split(".")[0] != dotted.split(".")[0]:
         kind = type(found).__name__
         raise RegistrationError(f"{dotted!r} is not a hook class of that package (it is {kind} from {home!r})")

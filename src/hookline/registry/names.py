@@ -44,8 +44,16 @@ class Names:
         if name in self._added:
             return self._added[name]
         if name in self.plugins:
-            return self.plugins[name].load()
+            return self._load_plugin(name)
         raise HooklineError(f"there is no {self.noun} named {name!r}; {nearest(name, self.names(), 40)}")
+
+    def _load_plugin(self, name: str) -> Any:
+        point = self.plugins[name]
+        try:
+            return point.load()
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise RegistrationError(f"the entry point {name!r} ({point.value}) cannot be loaded: {why}") from error
 
     def __contains__(self, name: str) -> bool:
         return name in self.built_in or name in self._added or name in self.plugins

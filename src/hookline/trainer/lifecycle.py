@@ -206,6 +206,7 @@ def end(trainer: Trainer, outcome: str, reason: str | None) -> None:
         costs = trainer.hooks.costs()
         trainer.record.close(outcome, reason, hook_list(trainer), costs, counters(trainer))
         trainer.hooks.guard.end()
+        moment.resumed = False  # the next run of this trainer is another matter
         if trainer.options.console:
             print(closing_line(trainer, outcome, reason), flush=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,11 +56,19 @@ class RunControl(Protocol):
     def log(self, name: str, value: Any, step: int | None = None) -> None:
         """Record a number or a device tensor, at this step unless told another, without waiting for the device."""
 
+    def log_layers(
+        self, series: str, names: Sequence[str], columns: Sequence[str], values: torch.Tensor, step: int | None = None
+    ) -> None:
+        """Record numbers per layer, one row a name and one column a statistic, without waiting for the device."""
+
+    def skip_step(self, reason: str) -> None:
+        """Leave this window's optimizer step out (for guards in the update chain)."""
+
     def request_stop(self, reason: str, by: str | None = None) -> None:
         """End the run in order, once this step is complete."""
 
-    def save(self) -> None:
-        """Write a checkpoint at the next step boundary."""
+    def save(self, name: str | Callable[[], str] | None = None) -> None:
+        """Write a checkpoint at the next step boundary, by its step's name unless it gets one of its own."""
 
     def inference(self) -> AbstractContextManager[torch.nn.Module]:
         """Run the model in eval mode, without grad, with random streams and forward hooks set aside."""

@@ -80,7 +80,7 @@ class Trainer:
         self.stop_reason: str | None = None
         self.stopped_by: str | None = None
         self.save_asked: list[SaveName] = []  # the names of the checkpoints to write at the next boundary
-        self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = 0
+        self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = self.hook_failures = 0
         self.running = self.run_ended = self.named_stateless = self.told_non_finite = False
         self._state: dict[str, Any] = {}
         self._step_fn, self._loss_fn = parts.step_fn, parts.loss_fn
@@ -283,9 +283,9 @@ class Trainer:
             self.loop.next_boundary = 0
 
     @property
-    def saving(self) -> bool:
-        """Whether a checkpoint is being written while training goes on; see `async_save`."""
-        return self.background.under_way
+    def saving(self) -> str | None:
+        """The name of the checkpoint that is being written while training goes on (`async_save`), if there is one."""
+        return self.background.name
 
     @property
     def device(self) -> torch.device:
@@ -385,7 +385,6 @@ class Trainer:
 
     def save_checkpoint(self, name: str | None = None) -> Path:
         """Write a checkpoint now, between two steps or after a failure, and tell the hooks once it is durable."""
-        self.background.make_way()
         path = checkpointing.draft_checkpoint(self, name).write()
         checkpointing.tell_saved(self, path, self.moment)
         return path

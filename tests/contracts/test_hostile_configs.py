@@ -1,0 +1,425 @@
+"""A config made to do harm: nothing of it is imported or executed, nothing is written, and one line says why."""
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hookline.build import trainer_from_config
+from hookline.cli import main
+from hookline.config.loading import load_config
+from hookline.errors import ConfigError
+from hookline.registry import names
+
+SECONDS, MEGABYTES = 2.0, 200
+EXECUTES = (
+    "exec", "compile", "os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen",
+    "pickle.find_class", "ctypes.dlopen", "socket.connect", "shutil.", "os.remove", "os.rename", "os.mkdir",
+)  # fmt: skip
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+PACKAGE = "pretend_parts"
+COMMANDS = ("train", "explain", "modules", "verify")  # that read a config
+
+Captured = pytest.CaptureFixture[str]
+
+_watching: list[list[str]] = []
+_our_own: set[str] = set()  # what good configs have us compile as well: the annotations of our own classes
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if not _watching:
+        return
+    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITES
+    if event.startswith(EXECUTES) or writes:
+        _watching[-1].append(described(event, arguments))
+
+
+def described(event: str, arguments: tuple[Any, ...]) -> str:
+    if event == "exec":  # a code object, whose repr is another each time
+        code = arguments[0]
+        return f"exec {code.co_filename} {code.co_names} {code.co_code.hex()}"
+    return f"{event} {arguments[:2]}"
+
+
+sys.addaudithook(_audit)
+
+
+@contextmanager
+def nothing_happens() -> Iterator[None]:
+    """Fail if anything is imported, compiled, started, sent, deleted or opened for writing, or takes long or much."""
+    began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    modules = set(sys.modules)
+    _watching.append([])
+    try:
+        yield
+    finally:
+        seen = _watching.pop()
+    assert [one for one in seen if one not in _our_own] == []
+    assert set(sys.modules) - modules == set()
+    assert time.process_time() - began < SECONDS
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES * 1024
+
+
+def yaml(**sections: str) -> str:
+    """A config that would train, with some of its sections replaced or added."""
+    small = {
+        "model": "{name: char_gpt, context: 16, width: 8, heads: 2, layers: 1}",
+        "data": "{name: stdlib_text, context: 16, batch_size: 2, max_bytes: 60000}",
+        "optimizer": "{name: sgd, lr: 0.01}",
+        "trainer": "{max_steps: 1, validate_every: null, sanity_batches: 0}",
+    }
+    return "".join(f"{key}: {value}\n" for key, value in {**small, **sections}.items())
+
+
+def hook(entry: str) -> str:
+    return yaml(hooks=f"{{lifecycle: [{entry}]}}")
+
+
+@dataclass
+class Hostile:
+    """One config, what else is on the command line, and what the error must say."""
+
+    text: str | bytes
+    says: str
+    words: tuple[str, ...] = ()
+    suffix: str = ".yaml"
+
+
+DOTTED = [
+    "os.system", "logging.os.system", "subprocess.run", "builtins.exec", "builtins.__import__",
+    "hookline.build.torch.hub.load", "hookline.cli.main", "torch.hub.load", "__main__.anything",
+    "pretend_parts_of_others.Hook",
+]  # fmt: skip
+FOREIGN = [  # what lies about in a package that is allowed, and is not of it
+    "os.system", "hooks.os.system", "hooks.os", "hooks.system", "hooks.run", "hooks.partial", "hooks.bound",
+    "hooks.random", "hooks.torch_load", "hooks.TrainingHook", "hooks.__builtins__", "hooks.__loader__",
+    "hooks.__class__", "hooks.Mine.__init__", "hooks.Mine.__init__.__globals__", "hooks.table", "nothing.Hook",
+]  # fmt: skip
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
+)
+MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 12)
+)
+NOT_ALLOWED, NO_PATH, NO_CLASS = "is not allowed", "is no dotted path", "is not a hook class of that package"
+
+CASES: dict[str, Hostile] = {
+    **{f"hook {name}": Hostile(hook(name), NOT_ALLOWED) for name in DOTTED},
+    **{f"class {name}": Hostile(yaml(hooks=f"{{hook_classes: [{name}]}}"), NOT_ALLOWED) for name in DOTTED},
+    **{
+        f"{part} os.system": Hostile(yaml(**{part: "{name: logging.os.system, command: ls}"}), NOT_ALLOWED)
+        for part in ("model", "data", "optimizer", "scheduler", "loss")
+    },
+    **{
+        f"odd {name!r}": Hostile(hook(json.dumps(name)), NO_PATH)
+        for name in (".os", "os.", "os..system", "a b.c", "a.b()")
+    },
+    "a name that looks like another": Hostile(hook("\uff4f\uff53.system"), NOT_ALLOWED),  # wide letters
+    "a name from the environment": Hostile(yaml(model='"${env:HOSTILE_NAME}"'), NOT_ALLOWED),
+    "an allowed prefix of nothing": Hostile(hook("os.system"), NOT_ALLOWED, ("--allow", "")),
+    "a prefix that is only a beginning": Hostile(hook(f"{PACKAGE}_not.Hook"), NOT_ALLOWED, ("--allow", PACKAGE)),
+    # YAML
+    **{
+        f"tag {tag}": Hostile(yaml(model=f"{{name: {tag}}}"), "is refused")
+        for tag in ("!!python/object/apply:os.system [ls]", "!!python/name:os.system x", "!!python/module:os x",
+                    "!!python/object/new:type [x]", "!!binary aGk=", "!!set {a}", "!mine x",
+                    "!<tag:yaml.org,2002:python/none> x")
+    },
+    "a tag under another name": Hostile(
+        f"%TAG ! tag:yaml.org,2002:python/\n---\n{yaml(model='!object/apply:os.system [ls]')}",
+        "the tag '!!python/object/apply:os.system' is refused",
+    ),
+    "an alias bomb": Hostile(BOMB, "aliases"),
+    "a merge bomb": Hostile(MERGE_BOMB, "aliases"),
+    "a value that contains itself": Hostile("model: &a [*a]", "contains itself"),
+    "an alias to nothing": Hostile("model: *x", "undefined alias"),
+    "a merge with a number": Hostile("model: {<<: 3}", "for merging"),
+    "ten megabytes of nesting": Hostile("[" * 10_000_000, "is larger than"),
+    "nesting": Hostile("model: " + "[" * 200_000, "nested deeper than"),
+    "nesting by indentation": Hostile("".join(f"{' ' * i}a:\n" for i in range(600)), "nested deeper than"),
+    "nesting by question marks": Hostile("? " * 100_000, "nested deeper than"),
+    "many values": Hostile("model: [" + "1," * 120_000 + "]", "more than 10000 values"),
+    "many keys": Hostile("{" + ",".join(f"k{i}: 1" for i in range(20_000)) + "}", "more than 10000 values"),
+    "many anchors": Hostile("model: [" + ",".join(f"&a{i} 1" for i in range(10_001)) + "]", "more than 10000 values"),
+    "many lines": Hostile("model: x\n" + " x\n" * 80_000, "are missing"),
+    "many blank lines": Hostile("\n" * 249_000, "it is empty"),
+    "two documents": Hostile(yaml() + "---\n" + yaml(), "is no valid YAML"),
+    "a newer YAML": Hostile("%YAML 9.9\n---\n" + yaml(), "is no valid YAML"),
+    "a key twice": Hostile(yaml() + "model: other\n", "the key 'model' is there twice"),
+    "a day that never was": Hostile("model: 2001-13-45", "does not exist"),
+    "a letter that never was": Hostile('model: "\\UFFFFFFFF"', "does not exist"),
+    # numbers
+    "counting in sixties": Hostile("model: 1" + ":1" * 100_000, "more than 100 digits"),
+    "sixties and a point": Hostile("model: 1" + ":1" * 40_000 + ".5", "more than 100 digits"),
+    "a long number": Hostile("model: " + "9" * 200_000, "more than 100 digits"),
+    "a long hexadecimal": Hostile("model: 0x" + "f" * 200_000, "more than 100 digits"),
+    "a seed that no generator takes": Hostile(yaml(trainer="{seed: 99999999999999999999}"), "more than 64 bits"),
+    "a number of steps that never ends": Hostile(yaml(trainer=f"{{max_steps: 0x{'f' * 90}}}"), "more than 64 bits"),
+    # keys and text
+    "a number as a key": Hostile(yaml() + "1: 2\n", "expected a key that is a word"),
+    "nothing as a key": Hostile(yaml() + "~: 2\n", "expected a key that is a word"),
+    "a list as a key": Hostile(yaml() + "? [1]\n: 2\n", "is no valid YAML"),
+    "a number as a parameter": Hostile(yaml(model="{name: char_gpt, 1: 2}"), "expected a key that is a word"),
+    "a number as a hook's parameter": Hostile(hook("{name: json_log, 1: 2}"), "expected a key that is a word"),
+    "a key that clears the screen": Hostile(yaml() + '"\\e[2J": 1\n', "no word"),
+    "a key of many lines": Hostile(yaml() + '"a\\nhookline: trained": 1\n', "no word"),
+    "a key without end": Hostile(yaml() + f"? {'k' * 100_000}\n: 1\n", "no word"),
+    "a parameter's name that clears": Hostile(hook('{name: json_log, "\\e[2J": 1}'), "no word"),
+    "a hook's name that clears": Hostile(hook('"\\e[2J"'), "printable"),
+    "an instance's name that clears": Hostile(hook('{name: json_log, as: "\\e]0;owned\\a"}'), "printable"),
+    "an instance's name of two lines": Hostile(hook('{name: json_log, as: "a\\nb"}'), "expected a name"),
+    "an instance that is a number": Hostile(hook("{name: json_log, as: 3}"), "expected a name"),
+    "an instance without a name": Hostile(hook('{name: json_log, as: ""}'), "expected a name"),
+    "a name without end": Hostile(hook("x" * 100_000), "there is no hook named"),
+    "a model's name without end": Hostile(yaml(model="x" * 100_000), "there is no model named"),
+    "half a letter": Hostile(yaml(model='"\\ud800"'), "printable"),
+    "ranks that are no ranks": Hostile(hook('{name: json_log, ranks: "0"}'), "expected a rank"),
+    "an order that is none": Hostile(hook("{name: json_log, before: [[1]]}"), "expected a hook's name"),
+    # files
+    "an output of two names": Hostile(yaml(trainer='{max_steps: 1, output_dir: "runs\\0/etc"}'), "printable"),
+    "an output that clears": Hostile(yaml(trainer='{max_steps: 1, output_dir: "/proc/\\e[2J"}'), "printable"),
+    "a log of two names": Hostile(hook('{name: json_log, path: "a\\0b"}'), "printable"),
+    "weights of two names": Hostile(yaml(trainer='{max_steps: 1, init_from: "a\\0b"}'), "printable"),
+    "data of two names": Hostile(yaml(data='{name: stdlib_text, path: "a\\0b"}'), "printable"),
+    "a pattern that leads away": Hostile(yaml(data="{name: stdlib_text, path: /tmp, pattern: /etc/*}"), "data"),
+    **{
+        f"a checkpoint named {name}": Hostile(hook(f"{{name: checkpoint, filename: {json.dumps(name)}}}"), "filename")
+        for name in ("../x", "/etc/x", "a/b", ".hidden", "best", "{epoch!r}", "{epoch:>999999999}", "{}", "{epoch",
+                     "x" * 500)
+    },
+    # references
+    "a reference to a file": Hostile(hook('{name: json_log, path: "${file:/etc/passwd}"}'), "is no reference"),
+    "a reference to code": Hostile(hook('{name: json_log, path: "${python:1+1}"}'), "is no reference"),
+    "a reference of a shell": Hostile(hook('{name: json_log, path: "$(ls) ${HOME}"}'), "is no reference"),
+    "a reference to nothing": Hostile(hook('{name: json_log, path: "${env:}"}'), "is not set"),
+    "a reference in a reference": Hostile(hook('{name: json_log, path: "${env:${env:HOME}}"}'), "does not end"),
+    "a reference without end": Hostile(hook('{name: json_log, path: "${env:HOME"}'), "does not end"),
+    "a reference's name without end": Hostile(yaml(model='"${env:' + "x" * 90_000 + '}"'), "is not set"),
+    # bytes
+    "no UTF-8": Hostile(b"model: \xff\xfe", "is not text in UTF-8"),
+    "UTF-16": Hostile(yaml().encode("utf-16"), "is not text in UTF-8"),
+    "a NUL": Hostile(b"model: x\x00", "is no valid YAML"),
+    "an escape": Hostile(b"model: \x1b[2J", "is no valid YAML"),
+    # the other formats
+    **{
+        f"{suffix}: {what}": Hostile(text, says, suffix=suffix)
+        for suffix, what, text, says in (
+            (".json", "dotted path", '{"model": "os.system", "data": "stdlib_text", "optimizer": "sgd"}', NOT_ALLOWED),
+            (".json", "key twice", '{"model": 1, "model": 2}', "is there twice"),
+            (".json", "nesting", "[" * 240_000, "nested deeper than"),
+            (".json", "nesting that is read", '{"a":' + "[" * 60 + "]" * 60 + "}", "is too large"),
+            (".json", "many values", '{"a": [' + "1," * 100_000 + "1]}", "is too large"),
+            (".json", "a long number", '{"a": ' + "9" * 200_000 + "}", "is no valid JSON"),
+            (".json", "a large number", '{"a": ' + "9" * 40 + "}", "more than 64 bits"),
+            (".json", "half a letter", '{"\\ud800": 1}', "no word"),
+            (".json", "a control character", '{"a": "\\u001b[2J"}', "printable"),
+            (".json", "a mark and nothing", b"\xef\xbb\xbf", "is no valid JSON"),
+            (".toml", "dotted path", 'model = "os.system"\ndata = "stdlib_text"\noptimizer = "sgd"', NOT_ALLOWED),
+            (".toml", "key twice", "model = 1\nmodel = 2", "is no valid TOML"),
+            (".toml", "nesting", "a = " + "[" * 240_000, "nested deeper than"),
+            (".toml", "nesting by dots", "a." * 120_000 + "a = 1", "nested deeper than"),
+            (".toml", "nesting by quoted dots", '"a b" . ' * 30_000 + "a = 1", "nested deeper than"),
+            (".toml", "nesting by tables", "[" + "a." * 120_000 + "a]", "nested deeper than"),
+            (".toml", "many tables", "[[a]]\n" * 40_000, "is too large"),
+            (".toml", "a string without end", '"' + '\\"' * 120_000, "is no valid TOML"),
+            (".toml", "a long number", "a = " + "9" * 200_000, "is no valid TOML"),
+            (".toml", "a long hexadecimal", "a = 0x" + "f" * 200_000, "more than 64 bits"),
+            (".toml", "a control character", 'a = "\\u001b[2J"', "printable"),
+            (".py", "code", "import os", "cannot tell its format"),
+        )
+    },
+    # the command line
+    "an override with a tag": Hostile(yaml(), "is refused", ("model.width=[!!python/name:os.system x]",)),
+    "an override of two names": Hostile(yaml(), "printable", ('trainer.output_dir="a\\0b"',)),
+    "an override without end": Hostile(yaml(), "is nested deeper", ("model.width=" + "[" * 100_000,)),
+    "an override of many levels": Hostile(yaml(), "is too large", ("model." + "a." * 2_000 + "a=1",)),
+    "an override into Python": Hostile(yaml(), "has no such parameter", ("model.__class__=x",)),
+    "an override with a dotted path": Hostile(yaml(), NOT_ALLOWED, ("loss.name=os.system",)),
+    "another file with a NUL": Hostile(yaml(), "one config at a time", ("a\0.yaml",)),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def everything_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whatever a good config and a wrong one import is there, so that what a hostile one imports shows."""
+    for module in (*(f"cli.{command}" for command in (*COMMANDS, "resume")), "verification"):
+        import_module(f"hookline.{module}")
+    folder = tmp_path_factory.mktemp("good")
+    good = yaml(hooks="{lifecycle: [json_log, checkpoint]}")
+    tried = (("a.yaml", good, 0), ("b.yaml", hook("wrong"), 2), ("c.toml", "=", 2), ("d.json", "{", 2))
+    for name, text, status in tried:
+        (folder / name).write_text(text)
+        _watching.append([])
+        try:
+            assert main(["train", str(folder / name), "--output", str(folder)]) == status
+        finally:
+            _our_own.update(one for one in _watching.pop() if one.startswith(("compile", "exec")))
+
+
+def refusal(capsys: Captured, *words: str) -> str:
+    """The one line of a command that is refused; nothing else may happen, and nothing may be left behind."""
+    before = sorted(Path.cwd().rglob("*"))
+    with nothing_happens():
+        status = main(words)
+    out, err = capsys.readouterr()
+    assert status == 2 and "Traceback" not in out
+    assert err.startswith("hookline: error: ") and err.endswith("\n") and len(err) < 2500
+    assert err[:-1].isprintable() and "--debug" not in err  # one line, ours, and harmless to a terminal
+    assert sorted(Path.cwd().rglob("*")) == before
+    return err
+
+
+def test_the_watch_notices(tmp_path: Path) -> None:
+    """Controls: a started program, an import, a file written and a second lost are seen."""
+    with pytest.raises(AssertionError, match=r"os\.system"), nothing_happens():
+        os.system("true")
+    with pytest.raises(AssertionError, match="open"), nothing_happens():
+        (tmp_path / "x").write_text("")
+    sys.modules.pop("colorsys", None)
+    with pytest.raises(AssertionError, match="colorsys"), nothing_happens():
+        import_module("colorsys")
+    with pytest.raises(AssertionError, match="compile"), nothing_happens():
+        eval("1 + 1")
+    with pytest.raises(AssertionError, match="process_time"), nothing_happens():
+        began = time.process_time()
+        while time.process_time() - began < SECONDS:
+            pass
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_hostile_config_is_refused(case: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that says what is wrong, status 2, in bounded time and memory; nothing imported, executed or written."""
+    hostile = CASES[case]
+    monkeypatch.setenv("HOSTILE_NAME", "logging.os.system")
+    config = Path(f"hostile{hostile.suffix}")
+    config.write_bytes(hostile.text if isinstance(hostile.text, bytes) else hostile.text.encode())
+    assert hostile.says in refusal(capsys, "train", str(config), *hostile.words)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package as people have them, full of names that are not its own; it has been imported already."""
+    folder = tmp_path / PACKAGE
+    folder.mkdir()
+    (folder / "__init__.py").write_text("import os, subprocess\n")
+    (folder / "hooks.py").write_text(
+        "import functools, os\n"
+        "import torch\n"
+        "from os import system\n"
+        "from random import random\n"
+        "from subprocess import run\n"
+        "from hookline import TrainingHook\n"
+        "torch_load, table, bound = torch.hub.load, {'a': 1}, [].append\n"
+        "partial = functools.partial(os.system, 'touch was-here')\n"
+        "class Mine(TrainingHook):\n"
+        "    def on_train_end(self): print('mine')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    import_module(f"{PACKAGE}.hooks")
+    yield PACKAGE
+    for module in [name for name in sys.modules if name.startswith(PACKAGE)]:
+        del sys.modules[module]
+
+
+@pytest.mark.parametrize("part", ["hook", "model"])
+@pytest.mark.parametrize("name", FOREIGN)
+def test_an_allowed_package_lends_nothing(name: str, part: str, package: str, capsys: Captured) -> None:
+    """With `--allow`, only what is defined in that package is reached, not what it imported for itself."""
+    dotted = f"{package}.{name}"
+    Path("c.yaml").write_text(hook(dotted) if part == "hook" else yaml(model=f"{{name: {dotted}, command: ls}}"))
+    assert dotted in refusal(capsys, "train", "c.yaml", "--allow", package)
+
+
+def test_what_is_allowed_works(package: str, capsys: Captured) -> None:
+    """A control: the package's own hook is found, made and heard."""
+    Path("c.yaml").write_text(hook(f"{package}.hooks.Mine"))
+    assert main(["train", "c.yaml", "--allow", package]) == 0
+    assert "mine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_the_same_gate(command: str, capsys: Captured) -> None:
+    """No command reads a config more trustingly than another."""
+    hostile = "{name: logging.os.system, command: ls}"
+    Path("c.yaml").write_text(yaml(model=hostile, hooks=f"{{lifecycle: [{hostile}]}}"))
+    assert NOT_ALLOWED in refusal(capsys, command, "c.yaml")
+
+
+def test_a_run_of_a_stranger(capsys: Captured) -> None:
+    """`resume` reads a run's config as the file it is."""
+    Path("run").mkdir()
+    Path("run/run.json").write_text("{}")
+    Path("run/config.yaml").write_text(yaml(model="{name: logging.os.system, command: ls}"))
+    assert NOT_ALLOWED in refusal(capsys, "resume", "run")
+
+
+def test_a_file_stays_a_file_in_code() -> None:
+    """What `load_config` has read is gated even where nobody passes on that it came from a file."""
+    Path("c.yaml").write_text(yaml(model="{name: logging.os.system, command: ls}"))
+    config, from_file = load_config("c.yaml")
+    assert from_file
+    with nothing_happens(), pytest.raises(ConfigError, match=NOT_ALLOWED):
+        trainer_from_config(config)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package whose entry points take the names of built-ins, and one whose module is not there."""
+    meta = tmp_path / "site" / "shadow-1.0.dist-info"
+    meta.mkdir(parents=True)
+    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: shadow\nVersion: 1.0\n")
+    (meta / "entry_points.txt").write_text(
+        "[hookline.hooks]\njson_log = shadow_plugin:Hook\ngone = shadow_gone:Hook\n"
+        "[hookline.models]\nchar_gpt = shadow_plugin:Hook\n[hookline.optimizers]\nsgd = shadow_plugin:Hook\n"
+    )
+    (tmp_path / "site" / "shadow_plugin.py").write_text("open('was-here', 'w')\nraise SystemExit('owned')\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    for table in (names.HOOKS, names.MODELS, names.OPTIMIZERS):
+        monkeypatch.setattr(table, "_plugins", None)
+
+
+def test_an_entry_point_cannot_take_a_built_ins_place(installed: None, capsys: Captured) -> None:
+    """Built-ins are found first; a plug-in of the same name is never imported, though it is there."""
+    assert names.HOOKS.plugins["json_log"].value == "shadow_plugin:Hook"  # a control: it is installed indeed
+    assert names.HOOKS.origin("json_log") == names.MODELS.origin("char_gpt") == "built-in"
+    Path("c.yaml").write_text(hook("json_log"))
+    assert main(["train", "c.yaml"]) == 0
+    assert "shadow_plugin" not in sys.modules and not Path("was-here").exists()
+
+
+def test_an_entry_point_that_leads_nowhere(installed: None, capsys: Captured) -> None:
+    """It is named, with the module that is not there."""
+    Path("c.yaml").write_text(hook("gone"))
+    assert main(["train", "c.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "--debug" not in error
+    assert "the entry point 'gone'" in error and "shadow_gone" in error
+
+
+def test_a_mark_in_front_is_fine(capsys: Captured) -> None:
+    """A control: what Windows editors put in front of UTF-8 is no attack."""
+    Path("c.yaml").write_bytes(b"\xef\xbb\xbf" + yaml().encode())
+    assert main(["train", "c.yaml"]) == 0
+
+
+@pytest.mark.parametrize("command", ["train", "explain"])
+def test_markup_in_names_is_text(command: str, capsys: Captured) -> None:
+    """Names in brackets are printed as they are written, in tables too, and lead nowhere."""
+    names_given = ["[link=https://x]y", "[/nope]", "[red]z[/red]"]
+    entries = ", ".join(f"{{name: {kind}, as: '{name}'}}" for kind, name in zip(
+        ("json_log", "console_log", "lr_monitor"), names_given, strict=True
+    ))  # fmt: skip
+    Path("c.yaml").write_text(yaml(hooks=f"{{lifecycle: [{entries}]}}"))
+    assert main([command, "c.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert [name for name in names_given if name not in out] == [] and "\x1b" not in out

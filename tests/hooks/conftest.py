@@ -1,0 +1,110 @@
+"""A real HTTP server on this machine, well-behaved or not."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from hookline.hooks import webhook
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+def ok(request: BaseHTTPRequestHandler) -> None:
+    """Take the message."""
+    request.send_response(200)
+    request.end_headers()
+
+
+def status(code: int, **headers: str) -> Answer:
+    """Answer with this status."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(code)
+        for name, value in headers.items():
+            request.send_header(name.replace("_", "-"), value)
+        request.end_headers()
+
+    return answer
+
+
+def silent(request: BaseHTTPRequestHandler) -> None:
+    """Say nothing for a while."""
+    time.sleep(1.5)
+
+
+def dripping(request: BaseHTTPRequestHandler) -> None:
+    """A byte now and then, each of them just before a socket's timeout."""
+    for _ in range(30):
+        try:
+            request.wfile.write(b"H")
+            request.wfile.flush()
+        except OSError:
+            return
+        time.sleep(0.05)
+
+
+def garbage(request: BaseHTTPRequestHandler) -> None:
+    """What is no HTTP."""
+    request.wfile.write(b"\x00\xff\x00 hello\r\n\r\n")
+
+
+class Server(ThreadingHTTPServer):
+    """Notes every message; answers come from `answers`, then from `then`."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.received: list[dict[str, Any]] = []
+        self.requests: list[BaseHTTPRequestHandler] = []
+        self.answers: list[Answer] = []
+        self.then: Answer = ok
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/services/T000/SECRETPART"
+
+    @property
+    def texts(self) -> list[str]:
+        return [message["text"] for message in self.received]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hung up is no news here."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.requests.append(self)
+        self.server.received.append(json.loads(body))
+        answer = self.server.answers.pop(0) if self.server.answers else self.server.then
+        answer(self)
+
+    def log_message(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def own_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test allows is forgotten after it."""
+    monkeypatch.setattr(webhook, "_allowed", set())
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server on 127.0.0.1, which webhooks are allowed to reach."""
+    made = Server()
+    webhook.allow_host("127.0.0.1")
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield made
+    made.shutdown()
+    made.server_close()
+    thread.join()
