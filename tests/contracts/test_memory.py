@@ -74,27 +74,29 @@ def advance(run: Iterator[None], batches: int) -> None:
         next(run)
 
 
+def memory_after(trainer: Trainer, run: Iterator[Any], batches: int) -> int:
+    """What Python has taken after so many more batches, nothing waiting to be written."""
+    advance(run, batches)
+    trainer.loop.flush()
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
 def test_memory_is_flat_over_3000_steps() -> None:
     """From step 500 to step 3,000 neither the number of tensors nor, at the end, Python's memory grows."""
     trainer = make_trainer(3_050)
     run = trainer.stepper()
     advance(run, 501)  # just behind a flush of the record
     tensors = live_tensors()
-    advance(run, 1_900)
+    advance(run, 1_400)
     tracemalloc.start()
     try:
-        advance(run, 100)
-        trainer.loop.flush()  # what waits to be written is no growth
-        gc.collect()
-        before = tracemalloc.get_traced_memory()[0]
-        advance(run, 500)
-        trainer.loop.flush()
-        gc.collect()
-        grown = tracemalloc.get_traced_memory()[0] - before
+        taken = [memory_after(trainer, run, 100) for _ in range(10)][2:]  # the first ones fill caches
     finally:
         tracemalloc.stop()
     assert live_tensors() - tensors <= 160  # what gathers between two flushes of the record, every 50 steps
-    assert grown < 16 * KILOBYTE  # 33 bytes a step
+    # What Python keeps for reuse goes up and down by some 20 kB; the least of several looks does not.
+    assert min(taken[4:]) - min(taken[:4]) < 16 * KILOBYTE  # 40 bytes a step
     advance_to_the_end(run)
 
 
