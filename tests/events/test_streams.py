@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from hookline.events.streams import OwnStreams, Streams, isolates
+from hookline.events.streams import OwnStreams, Seen, Streams, isolates
 
 DRAWS: dict[str, Callable[[], object]] = {
     "torch uniform": lambda: torch.rand(1),
@@ -47,7 +48,7 @@ def test_a_draw_is_noticed_and_undone(what: str) -> None:
     """Whatever was drawn, and from whichever library."""
     seed(1)
     streams, before, moved = Streams(), state(), []
-    streams.guard(DRAWS[what], lambda: moved.extend(streams.put_back()))()
+    streams.guard(DRAWS[what], lambda seen: moved.extend(streams.put_back(seen)))()
     assert moved == [what.split()[0]]
     assert state() == before
 
@@ -84,9 +85,9 @@ def test_without_the_rule_for_spare_normals_something_would_be() -> None:
     """The control: looking at the words alone misses the use of a normal that was held in reserve."""
 
     class WordsAlone(Streams):
-        def look(self) -> bool:
-            super().look()
-            return False
+        def look(self, words: tuple[Any, ...]) -> Seen:
+            self.seen = super().look(words)._replace(spare=False)
+            return self.seen
 
     assert mismatches(WordsAlone) > 15
 
@@ -96,7 +97,7 @@ def test_states_are_copied_only_after_training_has_drawn(monkeypatch: pytest.Mon
     seed(2)
     looks = []
     look = Streams.look
-    monkeypatch.setattr(Streams, "look", lambda self: looks.append(1) or look(self))
+    monkeypatch.setattr(Streams, "look", lambda self, words: looks.append(1) or look(self, words))
     call = Streams().guard(lambda: None, pytest.fail)
     call()
     call()
@@ -110,15 +111,15 @@ def test_an_event_within_an_event_is_the_outer_ones() -> None:
     """A hook that drew and then fires another event does not get its draws hidden."""
     seed(3)
     streams, before, told = Streams(), state(), []
-    inner = streams.guard(lambda: None, lambda: told.append("inner"))
+    inner = streams.guard(lambda: None, lambda seen: told.append("inner"))
 
     def draws_then_fires() -> None:
         torch.rand(1)
         inner()
 
-    def drew() -> None:
+    def drew(seen: Seen) -> None:
         told.append("outer")
-        streams.put_back()
+        streams.put_back(seen)
 
     streams.guard(draws_then_fires, drew)()
     assert told == ["outer"] and state() == before

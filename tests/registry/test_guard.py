@@ -224,7 +224,7 @@ def test_our_own_hooks_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     from hookline.events.streams import Streams
 
     looks = []
-    monkeypatch.setattr(Streams, "look", lambda self: bool(looks.append(1)))
+    monkeypatch.setattr(Streams, "look", lambda self, words: looks.append(1))
     trainer = make_trainer()
     trainer.add_json_logging(log_every_n_batches=1)
     trainer.train()

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hookline.errors import StopTraining
 from hookline.events.arguments import Listener
 from hookline.events.catalog import CATALOG, Event
+from hookline.events.streams import Seen, Streams, look_again_lines, look_lines, watch_names
 
 Fired = Callable[..., Any]
 METRICS = ("metrics", "val_metrics", "eval_metrics")
@@ -81,13 +82,23 @@ class Desk(Protocol):
         """The account of one lazy argument."""
 
 
-def compile_event(event: Event, bound: Sequence[Bound], desk: Desk, timed: bool) -> Fired | None:
+class Watch(NamedTuple):
+    """Who looks whether an event's hooks draw random numbers, and hears of it."""
+
+    streams: Streams
+    drew: Callable[[Seen], Any]
+
+
+def compile_event(
+    event: Event, bound: Sequence[Bound], desk: Desk, timed: bool, watch: Watch | None = None
+) -> Fired | None:
     """The callable of one event for the hooks that hear it now; None when there are none."""
     if not bound:
         return None
     if event.inner and len(bound) <= GENERATED_UP_TO:
-        return _generated(event, bound, desk, timed)
-    return _looped(event, tuple(bound), desk, timed or not event.inner)
+        return _generated(event, bound, desk, timed, watch)
+    fired = _looped(event, tuple(bound), desk, timed or not event.inner)
+    return fired if watch is None else watch.streams.guard(fired, watch.drew)
 
 
 def wanted_attributes(bound: Sequence[Bound]) -> list[str]:
@@ -150,10 +161,11 @@ def _differ(metrics: dict[str, Any], before: dict[str, Any]) -> bool:
         return True
 
 
-def _generated(event: Event, bound: Sequence[Bound], desk: Desk, timed: bool) -> Fired:
-    make = _factory(event_source(event, bound, timed))
+def _generated(event: Event, bound: Sequence[Bound], desk: Desk, timed: bool, watch: Watch | None) -> Fired:
+    make = _factory(event_source(event, bound, timed, watch))
     costs = {name: desk.argument_cost(name) for name in wanted_attributes(bound)} if timed else {}
-    fired: Fired = make(event, tuple(bound), [item.listener.call for item in bound], desk, costs)
+    watched = {} if watch is None else watch_names(*watch)
+    fired: Fired = make(event, tuple(bound), [item.listener.call for item in bound], desk, costs, **watched)
     return fired
 
 
@@ -166,7 +178,7 @@ def _factory(source: str) -> Callable[..., Fired]:
     return make
 
 
-def event_source(event: Event, bound: Sequence[Bound], timed: bool = False) -> str:
+def event_source(event: Event, bound: Sequence[Bound], timed: bool = False, watch: Watch | None = None) -> str:
     """The Python source of the function that calls these listeners (`explain(event, source=True)` prints it)."""
     wanted = wanted_attributes(bound)
     lines = [f"def {event.name}(m):"]
@@ -175,10 +187,15 @@ def event_source(event: Event, bound: Sequence[Bound], timed: bool = False) -> s
     watched = [name for name in wanted if name in METRICS]
     lines += [f"    seen_{name} = dict({name})" for name in watched]
     lines += ["    raised = None"]
+    if watch is not None:
+        lines += [f"    {line}" for line in look_lines(watch.streams)]
     for index, item in enumerate(bound):
         lines += _call_lines(index, item, watched, timed)
+    if watch is not None:
+        lines += [f"    {line}" for line in look_again_lines(watch.streams)]
     lines += ["    if raised is not None:", "        raise raised"]
-    header = ["def make(event, bound, calls, desk, costs):"]
+    more = "" if watch is None else f", {', '.join(watch_names(*watch))}"
+    header = [f"def make(event, bound, calls, desk, costs{more}):"]
     header += ["    failed, recovered, settle = desk.failed, desk.recovered, desk.settle"]
     header += [f"    call{index}, bound{index} = calls[{index}], bound[{index}]" for index in range(len(bound))]
     if timed:

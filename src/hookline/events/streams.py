@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,14 @@ class Source:
     from_portable: Callable[[Any], Any]
 
 
+class Seen(NamedTuple):
+    """Where the streams stood: a word of each, the states to go back to, and whether a normal was held in reserve."""
+
+    words: tuple[Any, ...]
+    states: list[Any]
+    spare: bool
+
+
 class Streams:
     """Every stream that training may draw from: torch, Python, NumPy once it is used, and the CUDA devices."""
 
@@ -30,89 +38,66 @@ class Streams:
         self.sources = [_on_host(*found) for found in kinds_in_use()]
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self.sources += [_on_device(index) for index in range(torch.cuda.device_count())]
-        self._states: list[Any] = []  # where they stood at the last look
-        self.guard, self.guard_event = _make_guards(self)
-        """``guard(call, drew)``: the same function, but if it draws, `drew` is called after it.
+        self.words = [word for source in self.sources for word in source.stream.words]
+        self.seen = Seen((), [], True)
+        """The last look. It serves again until training has drawn, or may have used a normal from the reserve.
 
-        `guard_event` does so for a function of one argument, and is a little faster.
+        One comes into the reserve only by a draw: as long as no word moves there is none if there was none.
         """
 
-    def look(self) -> bool:
-        """Remember where the streams stand; whether a normal is held in reserve, whose use moves no word."""
-        self._states = [source.stream.copy() for source in self.sources]
-        return any(spare[0] for source in self.sources for spare in source.stream.spares)
+    def look(self, words: tuple[Any, ...]) -> Seen:
+        """Copy the states that go with these words."""
+        spare = any(spare[0] for source in self.sources for spare in source.stream.spares)
+        self.seen = Seen(words, [source.stream.copy() for source in self.sources], spare)
+        return self.seen
 
-    def stand_still(self) -> bool:
-        """Whether they stand where they stood at the last look, bit for bit."""
-        return all(source.stream.is_at(state) for source, state in zip(self.sources, self._states, strict=True))
+    def moved(self, seen: Seen) -> list[str]:
+        """The names of the streams that do not stand where they stood, bit for bit."""
+        pairs = zip(self.sources, seen.states, strict=True)
+        return [source.name for source, state in pairs if not source.stream.is_at(state)]
 
-    def put_back(self) -> list[str]:
-        """Put them back to where they stood at the last look; returns the names of those that had moved."""
-        moved = []
-        for source, state in zip(self.sources, self._states, strict=True):
-            if not source.stream.is_at(state):
-                moved.append(source.name)
+    def put_back(self, seen: Seen) -> list[str]:
+        """Put them back to where they stood; returns the names of those that had moved."""
+        moved = self.moved(seen)
+        for source, state in zip(self.sources, seen.states, strict=True):
+            if source.name in moved:
                 source.stream.restore(state)
         return moved
 
-
-_GUARD = """
-def make(streams, {words}):
-    look, stand_still = streams.look, streams.stand_still
-    {known} = {nothing}
-    spare, inside = True, False
-
-{guard}
-{guard_event}
-    return guard, guard_event
-"""
-
-_ONE_GUARD = """
-    def {name}(call, drew):
-        def guarded({arguments}):
-            nonlocal {known}, spare, inside
-            if inside:  # an event within an event: the outer one sees everything
-                return call({arguments})
-            if {moved} or spare:
-                {known} = {now}
-                spare = look()
-            inside = True
-            try:
-                return call({arguments})
-            finally:
-                inside = False
-                if {moved} or (spare and not stand_still()):
-                    drew()
+    def guard(self, call: Callable[..., Any], drew: Callable[[Seen], Any]) -> Callable[..., Any]:
+        """The same function, but if it draws, `drew` is called after it with where the streams had stood."""
+        lines = ["def guarded(*arguments, **named):", *(f"    {line}" for line in look_lines(self))]
+        lines += ["    try:", "        return call(*arguments, **named)", "    finally:"]
+        lines += [f"        {line}" for line in look_again_lines(self)]
+        namespace: dict[str, Any] = {"call": call, **watch_names(self, drew)}
+        exec(compile("\n".join(lines), "<hookline streams>", "exec"), namespace)
+        guarded: Callable[..., Any] = namespace["guarded"]
         return guarded
-"""
 
 
-Guarding = Callable[[Callable[..., Any], Callable[[], Any]], Callable[..., Any]]
+def watch_names(streams: Streams, drew: Callable[[Seen], Any]) -> dict[str, Any]:
+    """What the lines below refer to."""
+    words = {f"word{index}": word for index, word in enumerate(streams.words)}
+    return {**words, "streams": streams, "look": streams.look, "moved": streams.moved, "drew": drew}
 
 
-def _make_guards(streams: Streams) -> tuple[Guarding, Guarding]:
-    """What runs around every event that a user's hook hears, written out for the words there are: 1 µs, not 4.
+def look_lines(streams: Streams) -> list[str]:
+    """Source: where the streams stand, before something that may draw. Written out, for it runs at every event."""
+    return [
+        f"now = ({_all_words(streams)})",
+        "seen = streams.seen",
+        "if now != seen.words or seen.spare:",
+        "    seen = look(now)",
+    ]
 
-    States are copied only when training has drawn since the last look, or may have used a normal from the reserve.
-    One comes into the reserve only by a draw: as long as no word moves there is none if there was none.
-    """
-    words = {f"word{n}": word for n, word in enumerate(word for one in streams.sources for word in one.stream.words)}
-    parts = {
-        "known": ", ".join(f"known_{word}" for word in words),
-        "now": ", ".join(f"{word}[0]" for word in words),
-        "moved": " or ".join(f"{word}[0] != known_{word}" for word in words),
-    }
-    source = _GUARD.format(
-        words=", ".join(words),
-        known=parts["known"],
-        nothing=", ".join("None" for _ in words),
-        guard=_ONE_GUARD.format(name="guard", arguments="*arguments, **named", **parts),
-        guard_event=_ONE_GUARD.format(name="guard_event", arguments="moment", **parts),
-    )
-    namespace: dict[str, Any] = {}
-    exec(compile(source, "<hookline streams>", "exec"), namespace)
-    guards: tuple[Guarding, Guarding] = namespace["make"](streams, **words)
-    return guards
+
+def look_again_lines(streams: Streams) -> list[str]:
+    """Source: whether somebody drew. A normal held in reserve moves no word: then the states are compared."""
+    return [f"if ({_all_words(streams)}) != now or (seen.spare and moved(seen)):", "    drew(seen)"]
+
+
+def _all_words(streams: Streams) -> str:
+    return "".join(f"word{index}[0], " for index in range(len(streams.words)))
 
 
 class OwnStreams:

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from hookline.events.catalog import Event
-from hookline.events.dispatch import Bound, Fired
+from hookline.events.dispatch import Bound, Watch
 from hookline.events.policy import Incident
-from hookline.events.streams import OwnStreams, Streams, isolates
+from hookline.events.streams import OwnStreams, Seen, Streams, isolates
 
 Told = Callable[[Incident, bool], None]
 
@@ -45,13 +45,12 @@ class Guard:
         """The listeners as they shall be called: on their own streams, or watched one by one."""
         return list(bound) if self._streams is None else [self._dressed(event, item, bound) for item in bound]
 
-    def around(self, event: Event, bound: Sequence[Bound], fired: Fired | None) -> Fired | None:
-        """The event's callable with one look before and after it, where that is enough."""
-        streams, watched = self._streams, [item.hook for item in bound if self._protects_from(item)]
-        if streams is None or fired is None or not watched or self._one_by_one(event, bound):
-            return fired
-        guard = streams.guard if event.kind == "forward" else streams.guard_event
-        return guard(fired, lambda: self._somebody_drew(event, watched))
+    def watch(self, event: Event, bound: Sequence[Bound]) -> Watch | None:
+        """One look before and after the whole event, where there is somebody to watch and that is enough."""
+        watched = [item.hook for item in bound if self._protects_from(item)]
+        if self._streams is None or not watched or self._one_by_one(event, bound):
+            return None
+        return Watch(self._streams, lambda seen: self._somebody_drew(event, watched, seen))
 
     def _dressed(self, event: Event, item: Bound, bound: Sequence[Bound]) -> Bound:
         assert self._streams is not None
@@ -59,7 +58,7 @@ class Guard:
         if item.hook in self._own:
             call = self._own[item.hook].lend_to(call)
         elif self._protects_from(item) and self._one_by_one(event, bound):
-            call = self._streams.guard(call, lambda: self._somebody_drew(event, [item.hook]))
+            call = self._streams.guard(call, lambda seen: self._somebody_drew(event, [item.hook], seen))
         else:
             return item
         return replace(item, listener=replace(item.listener, call=call))
@@ -71,10 +70,10 @@ class Guard:
     def _protects_from(self, item: Bound) -> bool:
         return not item.built_in and isolates(item.owner) and item.hook not in self._own
 
-    def _somebody_drew(self, event: Event, among: Sequence[str]) -> None:
+    def _somebody_drew(self, event: Event, among: Sequence[str], seen: Seen) -> None:
         """Put training's streams back; the hook that drew gets its own if it is known, else is looked for."""
         assert self._streams is not None
-        moved = ", ".join(self._streams.put_back())
+        moved = ", ".join(self._streams.put_back(seen))
         if len(among) > 1:
             self._suspects.add(event.name)
         else:

@@ -80,8 +80,11 @@ class Tables:
         for dress in self._dressers:
             bound = dress(event, bound, self.agenda.timed)
         special = self._compilers.get(event.name)
-        fired = self.compile(event, bound) if special is None else special(bound, self.agenda.timed)
-        return self._guard.around(event, bound, fired)
+        watch = self._guard.watch(event, bound)
+        if special is None:
+            return compile_event(event, bound, self._desk, self.agenda.timed, watch)
+        fired = special(bound, self.agenda.timed)
+        return fired if fired is None or watch is None else watch.streams.guard(fired, watch.drew)
 
     def compile(self, event: Event, bound: Sequence[Bound]) -> Fired | None:
         """The callable of one event for these listeners."""
