@@ -95,8 +95,8 @@ def test_memory_is_flat_over_3000_steps() -> None:
     finally:
         tracemalloc.stop()
     assert live_tensors() - tensors <= 160  # what gathers between two flushes of the record, every 50 steps
-    # What Python keeps for reuse goes up and down by some 20 kB; the least of several looks does not.
-    assert min(taken[4:]) - min(taken[:4]) < 16 * KILOBYTE  # 40 bytes a step
+    # What Python keeps for reuse goes up and down by some 30 kB; the least of several looks much less.
+    assert min(taken[4:]) - min(taken[:4]) < 32 * KILOBYTE  # an object kept for every step would be seen
     advance_to_the_end(run)
 
 
