@@ -37,9 +37,12 @@ def test_gradients_are_bit_for_bit_the_same() -> None:
 
 def test_nothing_to_watch() -> None:
     """An activation that needs no gradient is left alone."""
-    watch_gradient(torch.ones(2), lambda gradient: None)
+    needs_none = torch.ones(2)
     with torch.no_grad():
-        watch_gradient(torch.ones(2, requires_grad=True) * 2, lambda gradient: None)
+        without_graph = torch.ones(2, requires_grad=True) * 2
+    for activation in (needs_none, without_graph):
+        watch_gradient(activation, lambda gradient: None)
+        assert not activation._backward_hooks
 
 
 def test_gradients_of_gradients() -> None:

@@ -239,3 +239,11 @@ def test_a_run_control_without_notes_will_do(caplog: pytest.LogCaptureFixture) -
     bare = Bare()
     GradientFlowHook().on_gradients_ready(with_gradients(a=1e-9, b=1.0, c=1.0), bare, 3)
     assert bare.logged["grad_flow/vanishing"] == 1 and "step 3: gradients vanish in a (1e-09" in caplog.text
+
+
+def test_norms_of_gradients_of_every_kind() -> None:
+    """None at all, sparse and complex ones, beside ordinary ones."""
+    sparse = torch.sparse_coo_tensor([[0, 2]], [3.0, 4.0], (5,), check_invariants=True)
+    kinds = [torch.tensor([3.0, 4.0]), sparse, torch.tensor([3 + 4j])]
+    assert gradient_norms([]) == []
+    assert gradient_norms(kinds) == pytest.approx([5.0, 5.0, 5.0])

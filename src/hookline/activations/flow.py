@@ -15,7 +15,7 @@ from hookline.activations.accounting import aligned
 from hookline.errors import HooklineError
 from hookline.events.schedule import Schedule
 from hookline.registry.base import TrainingHook
-from hookline.stats.norms import norms as norms_of
+from hookline.stats.pieces import Pieces
 
 Verdict = Literal["ok", "vanishing", "exploding", "non-finite", "never arrived", "frozen"]
 SAID: dict[Verdict, str] = {
@@ -173,25 +173,9 @@ def _verdict(param: torch.nn.Parameter, norm: float | None, low: float, high: fl
 
 
 def gradient_norms(gradients: Sequence[torch.Tensor]) -> list[float]:
-    """The norm of each gradient, one host read per device; what is not finite in it is not finite in the gradient."""
-    places: dict[torch.device, list[int]] = {}
-    for index, gradient in enumerate(gradients):
-        places.setdefault(gradient.device, []).append(index)
-    norms = [0.0] * len(gradients)
-    for indices in places.values():
-        read = norms_of([_dense(gradients[index]) for index in indices])
-        for index, norm in zip(indices, read.tolist(), strict=True):
-            norms[index] = norm
+    """The norm of each gradient, in one host read; what is not finite in it is not finite in the gradient."""
+    norms: list[float] = Pieces(gradients).norms().tolist()
     return norms
-
-
-def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    """The values of a sparse gradient, this rank's part of a sharded one."""
-    local: Any = gradient.detach()
-    if hasattr(local, "to_local"):
-        local = local.to_local()
-    dense: torch.Tensor = local.coalesce().values() if local.is_sparse else local
-    return dense
 
 
 class GradientFlowHook(TrainingHook):

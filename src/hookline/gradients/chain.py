@@ -23,6 +23,7 @@ from hookline.registry.entry import Entry
 from hookline.registry.registry import HookRegistry
 
 ON_UPDATE = CATALOG["on_update"]
+OVERFLOWED = "non-finite gradients under GradScaler"  # why a step may be left out before the chain
 
 
 class UpdateChain:

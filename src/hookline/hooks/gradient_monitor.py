@@ -12,12 +12,12 @@ from hookline.activations.flow import COUNTED, GradientFlow, Limits, Verdict, ju
 from hookline.errors import ConfigError, NothingMatches, nearest
 from hookline.events.policy import logger
 from hookline.events.schedule import Quantity, Schedule
+from hookline.gradients.chain import OVERFLOWED
 from hookline.hooks.gradient_look import Look, Wanted, percentile_name
 from hookline.hooks.parameters import number, switch
 from hookline.registry.base import TrainingHook
 from hookline.stats.flush import Arrival, Flush
 
-UNDER_SCALER = "GradScaler"  # in the reason of a step that was left out because its scaled gradients overflowed
 HALVINGS = 16  # so many overflows in a row are a scaler on its way down from where it begins, 65536
 MOMENTS = ("mean", "std", "min", "max", "absmax", "zeros", "nans", "infs")
 Columns = Mapping[str, Tensor]
@@ -105,7 +105,7 @@ class GradientMonitor(TrainingHook):
 
     def on_step_skipped(self, reason: str) -> None:
         """Remember which steps a GradScaler left out: that is how it finds its scale."""
-        if self._look is not None and UNDER_SCALER in reason:
+        if self._look is not None and reason == OVERFLOWED:
             self._overflowed.add(self._look.step)
 
     def on_step_end(self, trainer: Any) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hookline.errors import TrainingError
 from hookline.events.dispatch import Fire, Fired
+from hookline.gradients.chain import OVERFLOWED
 from hookline.gradients.numbers import multiply_
 from hookline.trainer.cost_watch import CostWatch
 from hookline.trainer.forward import check_trainable, count_samples, count_tokens, loss_and_metrics
@@ -26,7 +27,7 @@ from hookline.trainer.loaders import EpochBatches
 from hookline.trainer.losses import LossBook
 from hookline.trainer.mixture import batches_of_epoch
 from hookline.trainer.moment import numbers_of
-from hookline.trainer.parameters import unowned_parameters
+from hookline.trainer.parameters import group_sizes, unowned_parameters
 from hookline.trainer.user_metrics import Measure
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class Loop:
         self.more_to_do = not self.plain or self.schedules or len(trainer.optimizers) > 1 or self.by_loader
         self.steps_itself = self.plain and trainer.optimizer_step is None
         self.unowned = unowned_parameters(trainer.model, trainer.params)
-        self.group_sizes = [len(group["params"]) for one in trainer.optimizers for group in one.param_groups]
+        self.group_sizes = group_sizes(trainer.optimizers)
         self.moves = self.engine.moves
         self.in_window = 0  # micro-batches of the step under way; a plain step is one, and is not counted
         self.batches: EpochBatches | None = None  # those under way; None for steps made by hand
@@ -303,7 +304,7 @@ class Loop:
         window = self.moment.window
         self.look_for_new_parameters()
         if self.engine.unscale(self.trainer.optimizers):
-            self.trainer.skip_step("non-finite gradients under GradScaler")
+            self.trainer.skip_step(OVERFLOWED)
         if self.weighted:
             scale = 1.0 / self.total_weight()
         elif len(window) != self.accumulate:
@@ -336,7 +337,7 @@ class Loop:
 
     def look_for_new_parameters(self) -> None:
         """An optimizer may have got another group: what it trains belongs to the chain and the norm from now on."""
-        sizes = [len(group["params"]) for one in self.trainer.optimizers for group in one.param_groups]
+        sizes = group_sizes(self.trainer.optimizers)
         if sizes != self.group_sizes:
             self.trainer.find_parameters()
             self.unowned[:] = unowned_parameters(self.trainer.model, self.trainer.params)

@@ -32,6 +32,11 @@ def trained_parameters(
     return inside | {name: param for key, (param, name) in owned.items() if key not in known}
 
 
+def group_sizes(optimizers: Sequence[torch.optim.Optimizer]) -> list[int]:
+    """How many parameters each group has: another answer means that somebody added some."""
+    return [len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups]
+
+
 def unowned_parameters(model: torch.nn.Module, trained: dict[str, torch.nn.Parameter]) -> list[torch.nn.Parameter]:
     """Parameters of the model that no optimizer clears after a step."""
     owned = {id(param) for param in trained.values()}
