@@ -1,0 +1,131 @@
+"""On a CUDA device: hooks change nothing, a run that was stopped goes on bit for bit, saves need not be waited for."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from hookline import ForwardHook, SimpleTrainer, TrainingHook
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic algorithms are refused without it
+
+
+@pytest.fixture(autouse=True)
+def in_a_scratch_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs are written where nobody looks."""
+    monkeypatch.chdir(tmp_path)
+    yield
+
+
+class SaveAndStop(TrainingHook):
+    """Saves at a step, and ends the run there or some steps later."""
+
+    def __init__(self, at: int, stop_at: int | None = None) -> None:
+        self.at, self.stop_at = at, stop_at or at
+
+    def on_step_end(self, trainer: Any, step: int) -> None:
+        if step == self.at:
+            trainer.save()
+        if step == self.stop_at:
+            trainer.request_stop("tested")
+
+
+class Draws(TrainingHook):
+    """Draws on the device and on the host at every batch."""
+
+    def on_train_batch_start(self) -> None:
+        torch.randn(3, device="cuda"), torch.rand(2)
+
+    def on_train_batch_end(self) -> None:
+        torch.randn(5, device="cuda")
+
+
+class DrawsInside(ForwardHook):
+    """Draws on the device in the middle of the forward pass."""
+
+    def on_forward(self, output: Any) -> None:
+        torch.rand_like(output)
+
+
+class Busy(TrainingHook):
+    """Keeps the device at work for some milliseconds."""
+
+    def on_train_batch_end(self) -> None:
+        torch.cuda._sleep(5_000_000)
+
+
+def make_trainer(*hooks: Any, steps: int = 24, **options: Any) -> SimpleTrainer:
+    """Dropout draws on the device at every step; the loader shuffles on the host."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.3), nn.Linear(64, 4)).cuda()
+    data = TensorDataset(torch.randn(64, 16), torch.randint(0, 4, (64,)))
+    loader, optimizer = DataLoader(data, batch_size=8, shuffle=True), torch.optim.AdamW(model.parameters(), lr=1e-2)
+    trainer = SimpleTrainer(
+        model, loader, optimizer, "cuda", loss_fn=nn.CrossEntropyLoss(),
+        max_steps=steps, max_epochs=9, console=False, seed=5, deterministic=True, **options,
+    )  # fmt: skip
+    for hook in hooks:
+        trainer.add_hook(hook)
+    return trainer
+
+
+def trained(*hooks: Any, resume: Path | None = None, **options: Any) -> SimpleTrainer:
+    trainer = make_trainer(*hooks, **options)
+    trainer.fit(resume=resume)
+    return trainer
+
+
+def outcome(trainer: SimpleTrainer) -> tuple[list[bytes], bytes, bytes]:
+    """The parameters, and where the streams of the device and of the host stand."""
+    params = [param.detach().cpu().view(torch.uint8).numpy().tobytes() for param in trainer.model.parameters()]
+    return params, torch.cuda.get_rng_state().numpy().tobytes(), torch.get_rng_state().numpy().tobytes()
+
+
+def digest(folder: Path) -> dict[str, str]:
+    files = (file for file in folder.rglob("*") if file.suffix == ".safetensors")
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def test_hooks_that_draw_change_nothing() -> None:
+    """On the device, too, a hook's draws are not training's."""
+    plain = outcome(trained())
+    assert outcome(trained(Draws())) == plain
+    assert outcome(trained(DrawsInside())) == plain
+    assert outcome(trained(Draws(), DrawsInside())) == plain
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("stop_at", [5, 8, 13])
+def test_a_stopped_run_goes_on_bit_for_bit(precision: str, stop_at: int) -> None:
+    """Parameters and streams are those of the run that was never stopped."""
+    unbroken = outcome(trained(precision=precision))
+    stopped = trained(SaveAndStop(stop_at), precision=precision)
+    assert outcome(trained(resume=stopped.run_dir, precision=precision)) == unbroken
+
+
+def test_a_save_in_the_background_is_the_state_of_its_step() -> None:
+    """The device trains on while the state is copied; the files are those of a save that was waited for."""
+    waited = trained(SaveAndStop(8, stop_at=20))
+    background = trained(SaveAndStop(8, stop_at=20), async_save=True)
+    found = [digest(trainer.run_dir / "checkpoints") for trainer in (waited, background)]
+    assert found[0]
+    assert found[0] == found[1]
+    assert outcome(trained(resume=background.run_dir)) == outcome(trained())
+
+
+def test_what_hooks_cost_on_the_device_is_measured() -> None:
+    """A hook that launches long kernels and returns at once is found out."""
+    trainer = trained(Busy(), steps=60)
+    row = next(row for row in trainer.hooks.costs() if row["hook"].lower().startswith("busy"))
+    assert row["device_seconds"] > 60 * 1e-3
+    assert row["device_seconds"] > 5 * row["seconds"]
