@@ -6,6 +6,7 @@ contender's result is the median over the rounds of its difference to the baseli
 """
 
 import gc
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -151,6 +152,23 @@ def no_garbage_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Keep this thread, and those it starts, on one core where the system allows it.
+
+    A step that is moved to another core finds that one's caches cold, which costs more than what is to be seen.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def interleave(contenders: dict[str, Contender], rounds: int) -> dict[str, list[float]]:

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from bench import peers
-from bench.interleave import Contender, close_all, interleave, standard_error_of_median
+from bench.interleave import Contender, close_all, interleave, on_one_core, standard_error_of_median
 from bench.table import Table
 
 TITLE = "Overhead per training step"
@@ -112,13 +112,13 @@ def measure(rounds: int, only: list[str]) -> Table:
     """Run every contender side by side and tabulate them."""
     torch.set_num_threads(1)
     rows = entries(only)
-    with scratch_directory():
+    with scratch_directory(), on_one_core():
         contenders, missing = build_all(rows)
         try:
             seconds = interleave(contenders, rounds)
         finally:
             close_all(contenders)
     lines = [cells(row, seconds) for row in rows if row.key in contenders]
-    notes = [f"{rounds} rounds, one timed step each.", *NOTES]
+    notes = [f"{rounds} rounds, one timed step each, on one core.", *NOTES]
     notes += [f"{key}: {why}" for key, why in missing.items()]
     return Table(TITLE, COLUMNS, lines, notes)

@@ -47,11 +47,21 @@ class Cost:
 
     calls: int = 0
     ns: int = 0
+    device_calls: int = 0  # those of the calls that were timed on the device, too
     device_ns: int = 0
 
     def add(self, ns: int) -> None:
         self.calls += 1
         self.ns += ns
+
+    def add_on_device(self, ns: int) -> None:
+        self.device_calls += 1
+        self.device_ns += ns
+
+    @property
+    def all_device_ns(self) -> float:
+        """What all these calls took on the device, if the others were like those that were timed there."""
+        return self.device_ns * self.calls / max(self.device_calls, 1)
 
 
 @dataclass(slots=True)

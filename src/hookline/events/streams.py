@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,13 +32,15 @@ class Seen(NamedTuple):
 
 
 class Streams:
-    """Every stream that training may draw from: torch, Python, NumPy once it is used, and the CUDA devices."""
+    """Every stream that training may draw from: torch, Python, NumPy once it is used, and those of CUDA devices."""
 
-    def __init__(self) -> None:
+    def __init__(self, cuda_devices: Iterable[int] = ()) -> None:
         self.sources = [_on_host(*found) for found in kinds_in_use()]
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self.sources += [_on_device(index) for index in range(torch.cuda.device_count())]
-        self.words = [word for source in self.sources for word in source.stream.words]
+        self.sources += [_on_device(index) for index in cuda_devices]
+        words = [(word, source.stream.read) for source in self.sources for word in source.stream.words]
+        self.names = {f"word{index}": word for index, (word, _) in enumerate(words)}
+        self.where = "".join(f"word{index}{read}, " for index, (_, read) in enumerate(words))
+        """Source: where the streams stand, as a tuple in terms of these names."""
         self.seen = Seen((), [], True)
         """The last look. It serves again until training has drawn, or may have used a normal from the reserve.
 
@@ -77,14 +79,13 @@ class Streams:
 
 def watch_names(streams: Streams, drew: Callable[[Seen], Any]) -> dict[str, Any]:
     """What the lines below refer to."""
-    words = {f"word{index}": word for index, word in enumerate(streams.words)}
-    return {**words, "streams": streams, "look": streams.look, "moved": streams.moved, "drew": drew}
+    return {**streams.names, "streams": streams, "look": streams.look, "moved": streams.moved, "drew": drew}
 
 
 def look_lines(streams: Streams) -> list[str]:
     """Source: where the streams stand, before something that may draw. Written out, for it runs at every event."""
     return [
-        f"now = ({_all_words(streams)})",
+        f"now = ({streams.where})",
         "seen = streams.seen",
         "if now != seen.words or seen.spare:",
         "    seen = look(now)",
@@ -93,11 +94,7 @@ def look_lines(streams: Streams) -> list[str]:
 
 def look_again_lines(streams: Streams) -> list[str]:
     """Source: whether somebody drew. A normal held in reserve moves no word: then the states are compared."""
-    return [f"if ({_all_words(streams)}) != now or (seen.spare and moved(seen)):", "    drew(seen)"]
-
-
-def _all_words(streams: Streams) -> str:
-    return "".join(f"word{index}[0], " for index in range(len(streams.words)))
+    return [f"if ({streams.where}) != now or (seen.spare and moved(seen)):", "    drew(seen)"]
 
 
 class OwnStreams:

@@ -26,9 +26,12 @@ TRIAL = 0x1234567890ABCDEF  # a seed that is easy to find again
 class Stream(Protocol):
     """One generator: seen to move, copied, put back."""
 
+    read: str
+    """What stands behind a word to read it: an index, or the brackets of a call."""
+
     @property
     def words(self) -> Sequence[Any]:
-        """The first item of each: together they differ after every draw, but for a normal that was held in reserve."""
+        """Read, they together differ after every draw, but for a normal that was held in reserve."""
 
     @property
     def spares(self) -> Sequence[Any]:
@@ -92,6 +95,8 @@ class Kind:
 class InPlace:
     """A generator read and written where it lies."""
 
+    read = "[0]"
+
     def __init__(self, kind: Kind, generator: Any) -> None:
         layout = kind.lies_at(generator)
         self.words = [_memory(address, 8).cast("Q") for address in layout.watched]
@@ -133,13 +138,12 @@ class _Attribute:
 class Asked:
     """A generator asked for its state through the library's own functions."""
 
+    read = "()"
+
     def __init__(self, kind: Kind, generator: Any) -> None:
         self._kind, self._generator = kind, generator
-        self.words = [self]
+        self.words = [lambda: _printed(self.copy())]
         self.spares: list[Any] = []  # the state that is asked for shows them
-
-    def __getitem__(self, index: int) -> str:
-        return _printed(self.copy())
 
     def copy(self) -> Any:
         """What the library says."""
@@ -306,13 +310,12 @@ NUMPY = Kind(
 class CudaStream:
     """A CUDA device's default generator: it counts its draws, and says so cheaply."""
 
+    read = "()"
+
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
-        self.words = [self]
+        self.words = [generator.initial_seed, generator.get_offset]
         self.spares: list[Any] = []  # a device keeps none
-
-    def __getitem__(self, index: int) -> tuple[int, int]:
-        return self._generator.initial_seed(), self._generator.get_offset()
 
     def copy(self) -> Any:
         """Seed and offset, as torch gives them."""

@@ -8,7 +8,7 @@ for ever.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,9 +31,9 @@ class Guard:
         self._suspects: set[str] = set()  # events at which somebody drew, and it is not known who
         self._own: dict[str, OwnStreams] = {}
 
-    def begin(self, seed: int, step: Callable[[], int]) -> None:
-        """A run begins: its streams are to be kept as they are. `step` says where it is."""
-        self._streams, self._seed, self._step = Streams(), seed, step
+    def begin(self, seed: int, step: Callable[[], int], cuda_devices: Iterable[int] = ()) -> None:
+        """A run begins: its streams, also on these devices, are to be kept as they are. `step` says where it is."""
+        self._streams, self._seed, self._step = Streams(cuda_devices), seed, step
         self._changed()
 
     def end(self) -> None:

@@ -482,4 +482,5 @@ def _cost_row(entry: Entry, scale: float) -> dict[str, Any]:
         "calls": round(entry.inner_cost.calls * scale) + entry.outer_cost.calls,
         "seconds": (entry.inner_cost.ns * scale + entry.outer_cost.ns) / 1e9,
     }
-    return row | ({"device_seconds": entry.inner_cost.device_ns * scale / 1e9} if entry.inner_cost.device_ns else {})
+    on_device = entry.inner_cost.all_device_ns * scale / 1e9
+    return row | ({"device_seconds": on_device} if on_device else {})

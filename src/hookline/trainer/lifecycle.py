@@ -25,6 +25,7 @@ from hookline.trainer.checkpointing import (
 )
 from hookline.trainer.loaders import epoch_length
 from hookline.trainer.loop import Loop
+from hookline.trainer.parameters import cuda_devices_of
 from hookline.trainer.positions import doubts_about
 from hookline.trainer.rng import seed_everything
 from hookline.trainer.signals import Signals, obeying_signals
@@ -112,7 +113,7 @@ def begin(trainer: Trainer, resume: str | Path | None, fork: bool = False) -> Ca
     trainer.stop_reason = trainer.stopped_by = None
     trainer.moment.begin_run()
     trainer.hooks.reopen()
-    trainer.hooks.guard.begin(options.seed or 0, lambda: trainer.moment.step)
+    trainer.hooks.guard.begin(options.seed or 0, lambda: trainer.moment.step, cuda_devices_of(trainer.model))
     return trainer.hooks.desk.watch(lambda incident: record_incident(trainer, incident))
 
 

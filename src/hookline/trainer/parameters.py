@@ -41,3 +41,11 @@ def unowned_parameters(model: torch.nn.Module, trained: dict[str, torch.nn.Param
     """Parameters of the model that no optimizer clears after a step."""
     owned = {id(param) for param in trained.values()}
     return [param for param in model.parameters() if id(param) not in owned]
+
+
+def cuda_devices_of(model: torch.nn.Module) -> list[int]:
+    """The CUDA devices that a step may draw random numbers on: the current one, and wherever the model lies."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return []
+    tensors = (*model.parameters(), *model.buffers())
+    return sorted({torch.cuda.current_device(), *(one.device.index for one in tensors if one.is_cuda)})
