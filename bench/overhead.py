@@ -21,6 +21,8 @@ NOTES = [
     "Mean: of the same differences without the 1 % at either end; it shows what comes only now and then.",
     "In a thread: a trainer that owns its loop runs in a thread and is stopped in its data iterator. This is"
     " noisier; such rows are compared with the bare loop run the same way.",
+    "Those stepped directly take turns first, among themselves: what a large framework leaves in the caches is no"
+    " cost of its neighbour.",
 ]
 DIRECT, THREAD = "directly", "in a thread"
 HOOK_COUNTS = (0, 10)
@@ -112,13 +114,17 @@ def measure(rounds: int, only: list[str]) -> Table:
     """Run every contender side by side and tabulate them."""
     torch.set_num_threads(1)
     rows = entries(only)
+    seconds: dict[str, list[float]] = {}
+    missing: dict[str, str] = {}
     with scratch_directory(), on_one_core():
-        contenders, missing = build_all(rows)
-        try:
-            seconds = interleave(contenders, rounds)
-        finally:
-            close_all(contenders)
-    lines = [cells(row, seconds) for row in rows if row.key in contenders]
+        for stepped in BASELINES:
+            contenders, failed = build_all([row for row in rows if row.stepped == stepped])
+            missing |= failed
+            try:
+                seconds |= interleave(contenders, rounds)
+            finally:
+                close_all(contenders)
+    lines = [cells(row, seconds) for row in rows if row.key in seconds]
     notes = [f"{rounds} rounds, one timed step each, on one core.", *NOTES]
     notes += [f"{key}: {why}" for key, why in missing.items()]
     return Table(TITLE, COLUMNS, lines, notes)

@@ -56,7 +56,7 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
     """
     trainer, moment, fire, tables, plain = loop.trainer, loop.moment, loop.fire, loop.tables, loop.plain
     optimizers, steps_itself, more_to_do, unowned = trainer.optimizers, loop.steps_itself, loop.more_to_do, loop.unowned
-    recent, unrecorded = loop.losses.recent, loop.unrecorded
+    recent, unrecorded, several = loop.losses.recent, loop.unrecorded, len(optimizers) > 1
 
     for batch in batches:
         # ---- where the run is, and who is due
@@ -91,7 +91,7 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
         if heard := fire.on_after_backward:
             heard(moment)
         if not plain and not loop.window_is_complete():
-            recent.append(detached := loss.detach())
+            recent.append(detached := loss.data)
             if heard := fire.on_train_batch_end:
                 loop.end_batch(heard)
             yield detached
@@ -107,7 +107,9 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
             loop.update(heard)
         if fire.on_step_end:
             moment.keep_gradients()
-        for moment.optimizer_idx, optimizer in enumerate(optimizers):
+        for optimizer in optimizers:
+            if several:
+                moment.optimizer_idx = optimizers.index(optimizer)
             if heard := fire.on_before_optimizer_step:
                 heard(moment)
             if steps_itself and moment.skip_asked_at != step:
@@ -123,7 +125,7 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
             optimizer.zero_grad(set_to_none=True)
         for param in unowned:  # no optimizer clears these
             param.grad = None
-        recent.append(detached := loss.detach())
+        recent.append(detached := loss.data)  # as detach() has it, a microsecond sooner
         if heard := fire.on_train_batch_end:
             loop.end_batch(heard)
 
