@@ -13,6 +13,7 @@ def own_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_verified_hooks.py").write_text(
+        "import logging\n"
         "import torch\n"
         "from hookline import TrainingHook, register_data, register_hook, register_model\n"
         "class Good(TrainingHook):\n"
@@ -20,6 +21,9 @@ def own_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "class Bad(TrainingHook):\n"
         "    def on_train_batch_start(self, step, batch):\n"
         "        if step == 2: batch[0].add_(1)\n"
+        "class Failing(TrainingHook):\n"
+        "    def setup(self, trainer=None): logging.getLogger('hookline').warning('it is %s here', 'cold')\n"
+        "    def on_step_end(self, ctx): raise ValueError('oh no')\n"
         "class Data:\n"
         "    def __init__(self): self.train = [(torch.ones(2, 3) * i, torch.ones(2, 1)) for i in range(8)]\n"
     )
@@ -55,3 +59,33 @@ def test_a_hook_that_writes_gives_status_1(own_hooks: Path, capsys: pytest.Captu
     printed = " ".join(capsys.readouterr().out.split())
     assert "changes training from step 2 on, through the batch" in printed
     assert "Undeclared changes by bad." in printed
+
+
+def test_a_wrong_config_is_all_that_is_said(own_hooks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A config that no trainer can be made of is refused before anything is printed."""
+    allow = ["--allow", "my_verified_hooks", "--allow", "torch"]
+    assert main(["verify", config(own_hooks, "Good"), "model.in_featurs=3", *allow]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("hookline: error: model.in_featurs: ") and printed.err.count("\n") == 1
+
+
+def test_warnings_stand_below_the_table(own_hooks: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What hooks warn of does not come between the lines, and what a verdict says is not said again."""
+    allow = ["--allow", "my_verified_hooks", "--allow", "torch"]
+    assert main(["verify", config(own_hooks, "Failing", "Good"), "--steps", "4", *allow]) == 0
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    above, _, below = printed.out.partition("No hook changes training that does not say so.\n")
+    assert "failed: ValueError: oh no" in above and "it is cold" not in above
+    assert below == "warning: it is cold here\n"
+
+
+def test_a_run_that_fails_does_not_hide_its_warnings(own_hooks: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What was warned of before a hook ended the run is printed, then the error."""
+    allow = ["--allow", "my_verified_hooks", "--allow", "torch"]
+    path = config(own_hooks, "Failing")
+    assert main(["verify", path, "trainer.debug=true", "--steps", "4", *allow]) == 2
+    printed = capfd.readouterr()
+    assert printed.out.endswith("warning: it is cold here\n")
+    assert printed.err == "hookline: error: ValueError: oh no (--debug shows the traceback)\n"

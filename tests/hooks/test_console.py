@@ -1,6 +1,7 @@
 """The console hook: progress, validation, checkpoints, and what each hook cost."""
 
 import io
+import logging
 import random
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 
 from hookline import ConsoleLogHook, Trainer, get_trainer
 from hookline.hooks.console import _duration, _speed, print_costs
+
+logger = logging.getLogger("hookline")
 
 
 class Terminal(io.StringIO):
@@ -68,6 +71,24 @@ def test_a_terminal_line_is_rewritten_in_place() -> None:
     assert text.count("\r\x1b[K") == 2
     assert "\nstep 2  validation  val/loss " in text
     assert text.endswith("\n")
+
+
+def test_a_warning_begins_on_a_line_of_its_own() -> None:
+    """At a terminal the progress line is ended first; when the run is over the log is left alone."""
+    out = Terminal()
+    handler = logging.StreamHandler(out)
+    logger.addHandler(handler)
+    trainer = make_trainer(2)
+    trainer.add_hook(ConsoleLogHook(log_every_n_batches=1, stream=out, costs=False))
+    trainer.on("step_end", name="warns")(lambda step: logger.warning("step %d is odd", step) if step == 1 else None)
+    trainer.on("train_end", name="fails")(lambda step: 1 / 0)
+    try:
+        trainer.train()
+    finally:
+        logger.removeHandler(handler)
+    assert "left\nstep 1 is odd\n\r\x1b[K" in out.getvalue()
+    assert "left\nhook 'fails', on_train_end" in out.getvalue()
+    assert logger.filters == []
 
 
 def test_validation_and_checkpoints_are_told() -> None:

@@ -40,7 +40,7 @@ def test_a_sample_is_printed() -> None:
     trainer.add_hook(SampleText(prompt="abc", length=20, stream=out))
     trainer.train()
     text = out.getvalue()
-    assert text.startswith("a sample, continued from 'abc':\n\nabc")
+    assert text.startswith("\na sample, continued from 'abc':\n\nabc")
     assert len(text.partition("\n\n")[2].removesuffix("\n\n")) == 23
     assert trainer.model.training
 

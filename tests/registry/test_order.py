@@ -161,7 +161,7 @@ def test_reasons_are_told() -> None:
     """explain shows for each place why it is so."""
     made = [Hook("mine", 1, after=("theirs",)), Hook("theirs", 2, built_in=True), Hook("end", 3, last=True)]
     assert [place.why for place in in_order(made, tiers=True)] == [
-        "built-in, runs last, registered as number 2",
+        "built-in, after users' hooks, registered as number 2",
         "user hook, registered as number 1; moved, as it asked to run after 'theirs'",
         "user hook, registered as number 3, kept at the end",
     ]

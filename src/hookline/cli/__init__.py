@@ -93,7 +93,9 @@ def one_line(text: str) -> str:
 def make_parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     parser = argparse.ArgumentParser(
-        prog="hookline", description="Watch, debug and change a PyTorch training run without forking its loop."
+        prog="hookline",
+        description="Watch, debug and change a PyTorch training run without forking its loop.",
+        epilog="hookline train trains a small model at once; hookline COMMAND --help says what a command takes.",
     )
     parser.add_argument("--version", action="version", version=f"hookline {__version__}")
     parser.set_defaults(command=None, debug=False)

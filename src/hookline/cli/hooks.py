@@ -24,6 +24,7 @@ def run(options: argparse.Namespace) -> int:
         print_hook(console, name)
         console.print()
     labelled(console, "every entry", f"also takes {', '.join(RESERVED)}", indent=0, width=13)
+    labelled(console, "in a config", "a parameter without = must be given; the others have the values shown", 0, 13)
     return 0
 
 
@@ -69,6 +70,8 @@ def _in_yaml(value: Any) -> str:
     """A default as one would write it in a config."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_in_yaml, value))}]"
     return repr(value)
 
 

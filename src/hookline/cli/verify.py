@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import redirect_stdout
-from io import StringIO
 from typing import TYPE_CHECKING
 
 from hookline.cli import FAILED
 from hookline.cli.page import entry, open_page
 from hookline.cli.settings import read_settings
+from hookline.cli.silence import silence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,11 +29,18 @@ def run(options: argparse.Namespace) -> int:
     def make_trainer() -> Trainer:
         return trainer_from_config(config, allow=options.allow, from_file=from_file)
 
+    warned: list[str] = []
+    with silence(warned, tracebacks=options.debug):
+        made = [make_trainer()]  # a config that is wrong says so before anything is printed
     console = open_page()
     entry(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
-    with redirect_stdout(StringIO()):  # the hooks have nothing new to say
-        verdicts = verify(make_trainer, options.steps)
-    print_verdicts(console, verdicts)
+    verdicts: list[Verdict] = []
+    try:
+        with silence(warned, tracebacks=options.debug):
+            verdicts = verify(lambda: made.pop() if made else make_trainer(), options.steps)
+        print_verdicts(console, verdicts)
+    finally:
+        print_warnings(console, warned, verdicts)
     return 0 if all(verdict.fine for verdict in verdicts) else FAILED
 
 
@@ -55,3 +61,13 @@ def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
         entry(console, f"Undeclared changes by {', '.join(harmful)}.", indent=0)
     else:
         entry(console, "No hook changes training that does not say so.", indent=0)
+
+
+def print_warnings(console: Console, warned: list[str], verdicts: list[Verdict]) -> None:
+    """What was warned of meanwhile, without what a verdict says already; a traceback keeps its lines."""
+    notes = [note for verdict in verdicts for note in verdict.notes]
+    for text in warned:
+        if "\n" in text:
+            console.print(f"\n{text}", soft_wrap=True)
+        elif not any(text.endswith(note) for note in notes):
+            entry(console, f"warning: {text}", indent=0, hanging=4)

@@ -54,7 +54,7 @@ def _find_instance(tree: dict[str, Any], parts: list[str]) -> list[str]:
     if name not in places:
         raise ConfigError(
             f"hooks.{name}",
-            f"no hook of this config has that name; {nearest(name, [*places, *HooksConfig.model_fields], 40)}",
+            f"no hook of this config has that name; {nearest(name, places or HooksConfig.model_fields, 40)}",
         )
     if len(parts) == 2:
         raise ConfigError(f"hooks.{name}", f"name one of its parameters: hooks.{name}.PARAMETER=value")

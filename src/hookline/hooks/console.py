@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Mapping
+from logging import LogRecord
 from pathlib import Path
 from shutil import get_terminal_size
 from time import monotonic
 from typing import Any, TextIO
 
+from hookline.events.policy import logger
 from hookline.events.schedule import Schedule
 from hookline.hooks.parameters import switch, whole_number
 from hookline.registry.base import TrainingHook
@@ -18,7 +20,8 @@ from hookline.registry.base import TrainingHook
 class ConsoleLogHook(TrainingHook):
     """A progress line with the loss, its mean so far, speed and time left; validation results; at the end, the costs.
 
-    At a terminal the progress line is rewritten in place; elsewhere every line stands by itself.
+    At a terminal the progress line is rewritten in place; Hookline's warnings begin on a line of their own. Elsewhere
+    every line stands by itself.
     """
 
     built_in = True
@@ -35,6 +38,7 @@ class ConsoleLogHook(TrainingHook):
 
     def on_train_start(self, step: int) -> None:
         self._began, self._first_step = monotonic(), step
+        logger.addFilter(self._make_way)
 
     def on_train_batch_end(self, trainer: Any, epoch: int, step: int, state: Mapping[str, Any]) -> None:
         done, total = step - self._first_step, trainer.total_steps
@@ -57,6 +61,10 @@ class ConsoleLogHook(TrainingHook):
         if self.costs and (rows := trainer.hooks.costs()):
             print_costs(rows, monotonic() - self._began, self._out)
 
+    def close(self) -> None:
+        """Leave the log alone."""
+        logger.removeFilter(self._make_way)
+
     @property
     def _out(self) -> TextIO:
         return self._stream or sys.stdout
@@ -69,6 +77,11 @@ class ConsoleLogHook(TrainingHook):
             self._finish_line()
         print(f"\r\x1b[K{line}" if at_terminal else line, end="" if at_terminal else "\n", file=self._out, flush=True)
         self._open_line = at_terminal
+
+    def _make_way(self, record: LogRecord) -> bool:
+        """As a filter of the log it is asked before anything is written there, and lets everything through."""
+        self._finish_line()
+        return True
 
     def _finish_line(self) -> None:
         if self._open_line:

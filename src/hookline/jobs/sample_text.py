@@ -32,7 +32,7 @@ class SampleText(TrainingHook):
         elif vocab is None:
             self._print("sample_text: no sample, because the data has no vocabulary (trainer.hook_data['vocab'])")
         else:
-            self._print(f"a sample, continued from {self.prompt!r}:\n\n{self._sample(trainer, vocab)}\n")
+            self._print(f"\na sample, continued from {self.prompt!r}:\n\n{self._sample(trainer, vocab)}\n")
 
     def _sample(self, trainer: Any, vocab: Any) -> str:
         from hookline.jobs.sampling import generate

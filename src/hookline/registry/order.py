@@ -79,7 +79,7 @@ def _round(places: list[Place], asks: Iterable[Ask]) -> list[Place]:
 
 
 def _tier(hook: Placed, tiers: bool) -> str:
-    kind = ("built-in" if hook.built_in else "user hook") + (", runs last" if tiers and hook.built_in else "")
+    kind = ("built-in" if hook.built_in else "user hook") + (", after users' hooks" if tiers and hook.built_in else "")
     return f"{kind}, registered as number {hook.number}" + (", kept at the end" if hook.last else "")
 
 
