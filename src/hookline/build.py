@@ -21,8 +21,9 @@ from hookline.trainer.engines import Engine, find_device
 from hookline.trainer.forward import StepFunction, count_tokens
 from hookline.trainer.loaders import Loaders, epoch_length, to_train_on
 from hookline.trainer.options import TrainerOptions
+from hookline.trainer.parts import Parts
 from hookline.trainer.rng import seed_everything
-from hookline.trainer.trainer import Parts, Trainer, as_list
+from hookline.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     from hookline.config.schemas import RunConfig
@@ -280,6 +281,15 @@ def make_record(options: TrainerOptions, resolved: Mapping[str, Any], run_dir: P
     if run_dir is not None:
         return RunRecord.create(run_dir.parent, config=resolved, seed=options.seed, run_id=run_dir.name)
     return RunRecord.create(options.output_dir, config=resolved, seed=options.seed)
+
+
+def as_list(value: Any) -> list[Any]:
+    """One thing or several, as a list."""
+    if value is None:
+        return []
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, Iterable) else [value]
 
 
 def checked_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from stopped_runs import SaveAndStop
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -25,19 +26,6 @@ def in_a_scratch_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """Runs are written where nobody looks."""
     monkeypatch.chdir(tmp_path)
     yield
-
-
-class SaveAndStop(TrainingHook):
-    """Saves at a step, and ends the run there or some steps later."""
-
-    def __init__(self, at: int, stop_at: int | None = None) -> None:
-        self.at, self.stop_at = at, stop_at or at
-
-    def on_step_end(self, trainer: Any, step: int) -> None:
-        if step == self.at:
-            trainer.save()
-        if step == self.stop_at:
-            trainer.request_stop("tested")
 
 
 class Draws(TrainingHook):

@@ -4,23 +4,15 @@ import math
 from typing import Any
 
 import pytest
+from clocks import UNITS, micro_batches, schedules
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hookline.errors import ConfigError
 from hookline.events.schedule import Quantity, Reading, Schedule
 
-UNITS = ("steps", "batches", "epochs", "tokens", "seconds")
 WHOLE = ("steps", "batches", "epochs")
 
-quantities = st.builds(Quantity, st.integers(1, 12).map(float), st.sampled_from(UNITS))
-schedules = st.builds(
-    Schedule,
-    every=st.none() | quantities,
-    at=st.lists(quantities, max_size=3).map(tuple),
-    start=st.none() | quantities,
-    stop=st.none() | quantities,
-)
 readings = st.builds(
     Reading,
     st.integers(0, 30),
@@ -79,18 +71,6 @@ def test_wait_never_skips_a_due_micro_batch(
             if run[later].epochs != now.epochs:
                 break
             assert not schedule.due(run[later], run[later - 1]), f"{schedule} at {run[later]}, asked at {now}"
-
-
-def micro_batches(accumulate: int, epochs: list[int], tokens: int) -> list[Reading]:
-    """The clock at every micro-batch of a run whose windows never cross an epoch."""
-    run: list[Reading] = []
-    step = 0
-    for epoch, length in enumerate(epochs, 1):
-        for index in range(length):
-            step += index % accumulate == 0
-            number = len(run) + 1
-            run.append(Reading(step, number, epoch, number * tokens, number * 0.7))
-    return run
 
 
 def test_wait_is_worth_having() -> None:

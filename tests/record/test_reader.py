@@ -1,6 +1,7 @@
 """A record can be read back, also after a crash."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,15 @@ def test_the_last_record_of_a_step_wins(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 1}, {"step": 2, "loss": 3, "val/loss": 5}]
 
 
+def test_a_torn_line_is_told_where_the_reader_was_called(tmp_path: Path) -> None:
+    """The warning names the file, points at the caller's line, and comes once a reading."""
+    (tmp_path / "metrics.jsonl").write_text('{"step":1}\n{"st\n{"step":2}\n{"ste')
+    with pytest.warns(RuntimeWarning) as caught:
+        assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert str(tmp_path / "metrics.jsonl") in str(caught[0].message)
+
+
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     """A missing or damaged file is a RecordError with its path."""
     with pytest.raises(RecordError, match=r"metrics\.jsonl: No such file"):
@@ -80,7 +90,8 @@ def test_a_record_cut_at_every_byte(tmp_path: Path) -> None:
         complete = sum(end <= cut for end in ends)  # the newline itself may be missing
         assert [record["step"] for record in records] == list(range(1, complete + 1))
         assert torn is (cut not in (0, *ends, *(end + 1 for end in ends)))
-        assert [record["step"] for record in read_metrics(tmp_path)] == list(range(1, complete + 1))
+        with pytest.warns(RuntimeWarning, match=r"metrics\.jsonl: a line was torn") if torn else nullcontext():
+            assert [record["step"] for record in read_metrics(tmp_path)] == list(range(1, complete + 1))
 
 
 def test_what_is_written_after_a_cut_is_whole(tmp_path: Path) -> None:

@@ -4,34 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from clocks import micro_batches, schedules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookline.events.schedule import FAR, Quantity, Reading, Schedule
+from hookline.events.schedule import FAR, Reading, Schedule
 from hookline.registry.due import SAMPLE_AT, SAMPLE_EVERY, Agenda, HandClock
 from hookline.registry.registry import HookRegistry
-
-UNITS = ("steps", "batches", "epochs", "tokens", "seconds")
-quantities = st.builds(Quantity, st.integers(1, 14).map(float), st.sampled_from(UNITS))
-schedules = st.builds(
-    Schedule,
-    every=st.none() | quantities,
-    at=st.lists(quantities, max_size=2).map(tuple),
-    start=st.none() | quantities,
-    stop=st.none() | quantities,
-)
-
-
-def micro_batches(accumulate: int, epochs: list[int], tokens: int) -> list[Reading]:
-    """The clock at every micro-batch of a run whose windows never cross an epoch."""
-    run: list[Reading] = []
-    step = 0
-    for epoch, length in enumerate(epochs, 1):
-        for index in range(length):
-            step += index % accumulate == 0
-            number = len(run) + 1
-            run.append(Reading(step, number, epoch, number * tokens, number * 0.7))
-    return run
 
 
 def fire_batch(registry: HookRegistry) -> None:

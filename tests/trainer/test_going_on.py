@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from stopped_runs import SaveAndStop, bits_of, curve_of, run_in_parts
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
-from hookline import ResumableSampler, SimpleTrainer, TrainingHook, read_metrics
+from hookline import ResumableSampler, SimpleTrainer
 
 BATCHES = 8  # of an epoch; there are two
 Sample = tuple[torch.Tensor, torch.Tensor]
@@ -120,42 +121,16 @@ def make_trainer(loaders: Any, root: Path, **options: Any) -> SimpleTrainer:
     )  # fmt: skip
 
 
-class SaveAndStop(TrainingHook):
-    """Saves at a step and ends the run there."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def on_step_end(self, trainer: Any, step: int) -> None:
-        if step == self.at:
-            trainer.save()
-            trainer.request_stop("tested")
-
-
 def fingerprint(trainer: SimpleTrainer) -> dict[str, Any]:
-    """The whole curve as hex floats, and every bit of model and optimizer."""
-    assert trainer.run_dir is not None
-    curve = [
-        {name: float(value).hex() for name, value in line.items() if name not in ("time", "resumed")}
-        for line in read_metrics(trainer.run_dir)
-        if line["step"] > 0
-    ]
+    """The whole curve, and every bit of model and optimizer."""
     state = trainer.optimizers[0].state_dict()["state"]
     tensors = [*trainer.model.state_dict().values(), *(value for one in state.values() for value in one.values())]
-    return {"curve": curve, "bits": [tensor.numpy().tobytes().hex() for tensor in tensors]}
+    return {"curve": curve_of(trainer), "bits": bits_of(tensors)}
 
 
-def run_in_parts(make_loaders: Any, root: Path, stops: list[int], **options: Any) -> SimpleTrainer:
-    """Stop at each of the steps and go on in a new trainer each time; the last one."""
-    run_dir = None
-    for at in [*stops, -1]:
-        trainer = make_trainer(make_loaders(), root, **options)
-        if at > 0:
-            trainer.add_hook(SaveAndStop(at))
-        torch.rand(3), np.random.rand(3)  # another process begins with other streams
-        trainer.fit(resume=run_dir)
-        run_dir = trainer.run_dir
-    return trainer
+def stopped(make_loaders: Any, root: Path, stops: list[int], **options: Any) -> SimpleTrainer:
+    """The run, stopped at each of the steps."""
+    return run_in_parts(lambda: make_trainer(make_loaders(), root, **options), stops)
 
 
 STOPS = {
@@ -169,7 +144,7 @@ def test_a_stopped_run_ends_where_an_unbroken_one_does(kind: str, stops: list[in
     """Shuffling, augmentation, dropout, batch norm, schedule and optimizer go on as if nothing had been."""
     whole = make_trainer(LOADERS[kind](), tmp_path / "whole")
     whole.train()
-    parts = run_in_parts(LOADERS[kind], tmp_path / "parts", stops)
+    parts = stopped(LOADERS[kind], tmp_path / "parts", stops)
     assert parts.step == whole.step == 2 * BATCHES
     assert fingerprint(parts) == fingerprint(whole)
 
@@ -179,7 +154,7 @@ def test_with_two_workers(kind: str, tmp_path: Path) -> None:
     """Workers draw from streams of their own, which are brought to where they were."""
     whole = make_trainer(LOADERS[kind](), tmp_path / "whole")
     whole.train()
-    parts = run_in_parts(LOADERS[kind], tmp_path / "parts", [3, 8, 13])
+    parts = stopped(LOADERS[kind], tmp_path / "parts", [3, 8, 13])
     assert fingerprint(parts) == fingerprint(whole)
 
 
@@ -195,7 +170,7 @@ def test_with_other_options(kind: str, options: dict[str, Any], tmp_path: Path) 
     whole = make_trainer(LOADERS[kind](), tmp_path / "whole", **options)
     whole.train()
     middle = whole.step // 2
-    parts = run_in_parts(LOADERS[kind], tmp_path / "parts", [1, middle, middle + 1], **options)
+    parts = stopped(LOADERS[kind], tmp_path / "parts", [1, middle, middle + 1], **options)
     assert fingerprint(parts) == fingerprint(whole)
 
 
@@ -204,7 +179,7 @@ def test_the_comparison_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     whole = make_trainer(shuffling(), tmp_path / "whole")
     whole.train()
     monkeypatch.setattr("hookline.trainer.checkpointing.restore_rng", lambda state: None)
-    assert fingerprint(run_in_parts(shuffling, tmp_path / "parts", [3])) != fingerprint(whole)
+    assert fingerprint(stopped(shuffling, tmp_path / "parts", [3])) != fingerprint(whole)
 
 
 def test_a_counted_sampler_reads_nothing_twice(tmp_path: Path) -> None:
@@ -218,7 +193,7 @@ def test_a_counted_sampler_reads_nothing_twice(tmp_path: Path) -> None:
     counts = {}
     for name, make in (("counted", counted), ("drawn", shuffling)):
         read: list[int] = []
-        run_in_parts(lambda make=make: make(Watched()), tmp_path / name, [5])
+        stopped(lambda make=make: make(Watched()), tmp_path / name, [5])
         counts[name] = len(read)
     assert counts == {"counted": 64, "drawn": 64 + 20}
 

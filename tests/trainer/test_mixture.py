@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stopped_runs import bits_of, curve_of, run_in_parts
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -428,18 +429,6 @@ def make_trainer(loaders: Any, root: Path, **options: Any) -> SimpleTrainer:
     )  # fmt: skip
 
 
-class SaveAndStop(TrainingHook):
-    """Saves at a step and ends the run there."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def on_step_end(self, trainer: Any, step: int) -> None:
-        if step == self.at:
-            trainer.save()
-            trainer.request_stop("tested")
-
-
 class Tally(TrainingHook):
     """Heard at every third batch of b, over resumes, too."""
 
@@ -453,30 +442,20 @@ class Tally(TrainingHook):
 
 
 def fingerprint(trainer: SimpleTrainer) -> dict[str, Any]:
-    """The whole curve as hex floats, every bit of the model, the counters, and when the hook was due."""
-    assert trainer.run_dir is not None
-    curve = [
-        {name: float(value).hex() for name, value in line.items() if name not in ("time", "resumed")}
-        for line in read_metrics(trainer.run_dir)
-        if line["step"] > 0
-    ]
-    bits = [tensor.numpy().tobytes().hex() for tensor in trainer.model.state_dict().values()]
-    heard = trainer.hooks.get("tally").heard
-    return {"curve": curve, "bits": bits, "batches": trainer.loader_batches, "heard": heard}
+    """The whole curve, every bit of the model, the counters, and when the hook was due."""
+    bits, heard = bits_of(trainer.model.state_dict().values()), trainer.hooks.get("tally").heard
+    return {"curve": curve_of(trainer), "bits": bits, "batches": trainer.loader_batches, "heard": heard}
 
 
-def run_in_parts(make_loaders: Any, root: Path, stops: list[int], **options: Any) -> SimpleTrainer:
-    """Stop at each of the steps and go on in a new trainer each time; the last one."""
-    run_dir = None
-    for at in [*stops, -1]:
+def stopped(make_loaders: Any, root: Path, stops: list[int], **options: Any) -> SimpleTrainer:
+    """The run with its scheduled hook, stopped at each of the steps."""
+
+    def make() -> SimpleTrainer:
         trainer = make_trainer(make_loaders(), root, **options)
         trainer.add_hook(Tally(), "tally", every="3 batches of b")
-        if at > 0:
-            trainer.add_hook(SaveAndStop(at))
-        torch.rand(3), np.random.rand(3)  # another process begins with other streams
-        trainer.fit(resume=run_dir)
-        run_dir = trainer.run_dir
-    return trainer
+        return trainer
+
+    return run_in_parts(make, stops)
 
 
 @pytest.mark.parametrize(
@@ -486,8 +465,8 @@ def run_in_parts(make_loaders: Any, root: Path, stops: list[int], **options: Any
 def test_a_mixture_goes_on_bit_for_bit(kind: str, schedule: str, end: str, accumulate: int, tmp_path: Path) -> None:
     """Stopped three times, twice inside an epoch: the same curve, weights, counters and due hooks."""
     options = {"loader_schedule": schedule, "loader_end": end, "accumulate": accumulate}
-    whole = run_in_parts(LOADERS[kind], tmp_path / "whole", [], **options)
-    parts = run_in_parts(LOADERS[kind], tmp_path / "parts", [2, whole.step // 2, whole.step - 1], **options)
+    whole = stopped(LOADERS[kind], tmp_path / "whole", [], **options)
+    parts = stopped(LOADERS[kind], tmp_path / "parts", [2, whole.step // 2, whole.step - 1], **options)
     assert parts.step == whole.step >= 4
     assert fingerprint(parts) == fingerprint(whole)
 
@@ -499,8 +478,8 @@ def test_with_workers(tmp_path: Path) -> None:
         return {"a": shuffling(4, num_workers=1), "b": shuffling(6, num_workers=1)}
 
     options = {"loader_schedule": "round_robin", "max_epochs": 2}
-    whole = run_in_parts(loaders, tmp_path / "whole", [], **options)
-    parts = run_in_parts(loaders, tmp_path / "parts", [5], **options)
+    whole = stopped(loaders, tmp_path / "whole", [], **options)
+    parts = stopped(loaders, tmp_path / "parts", [5], **options)
     assert fingerprint(parts) == fingerprint(whole)
 
 
@@ -509,10 +488,10 @@ def test_with_workers(tmp_path: Path) -> None:
 def test_a_mixture_goes_on_between_epochs(kind: str, schedule: str, end: str, tmp_path: Path) -> None:
     """Turns and orders of the next epoch are those of the unbroken run, also of loaders left inside their data."""
     options = {"loader_schedule": schedule, "loader_end": end}
-    whole = run_in_parts(LOADERS[kind], tmp_path / "whole", [], **options)
+    whole = stopped(LOADERS[kind], tmp_path / "whole", [], **options)
     assert whole.run_dir is not None
     ends = [int(line["step"]) for line in read_metrics(whole.run_dir) if "train/epoch_loss" in line]
-    parts = run_in_parts(LOADERS[kind], tmp_path / "parts", [2, ends[0], ends[0] + 1, ends[1]], **options)
+    parts = stopped(LOADERS[kind], tmp_path / "parts", [2, ends[0], ends[0] + 1, ends[1]], **options)
     assert len(ends) == 3 and fingerprint(parts) == fingerprint(whole)
 
 
@@ -520,12 +499,12 @@ def test_a_mixture_goes_on_between_epochs(kind: str, schedule: str, end: str, tm
 def test_the_comparison_can_fail(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders that begin otherwise, or turns that are not restored, give another curve."""
     options = {"loader_schedule": "weighted"}
-    whole = run_in_parts(LOADERS["shuffled"], tmp_path / "whole", [], **options)
+    whole = stopped(LOADERS["shuffled"], tmp_path / "whole", [], **options)
     if what == "turns":
         monkeypatch.setattr("hookline.trainer.turns.Weighted.go_on", lambda turns, state: None)
     else:
         monkeypatch.setattr("hookline.trainer.mixture.back_to_beginning", lambda loaders, state: None)
-    parts = run_in_parts(LOADERS["shuffled"], tmp_path / "parts", [5], **options)
+    parts = stopped(LOADERS["shuffled"], tmp_path / "parts", [5], **options)
     assert fingerprint(parts) != fingerprint(whole)
 
 

@@ -197,26 +197,11 @@ def test_aliases_reach_the_same_event() -> None:
     """Both spellings of an event fire together, in registration order."""
     trainer = make_trainer(make_batches(1))
     heard: list[str] = []
-    for spelling in (
-        "train_start",
-        "train_begin",
-        "epoch_start",
-        "epoch_begin",
-        "epoch_end",
-        "train_end",
-        "training_end",
-    ):
+    spellings = ["train_start", "train_begin", "epoch_start", "epoch_begin", "epoch_end", "train_end", "training_end"]
+    for spelling in spellings:
         trainer.on(spelling, name=spelling)(lambda trainer, spelling=spelling: heard.append(spelling))
     trainer.train()
-    assert heard == [
-        "train_start",
-        "train_begin",
-        "epoch_start",
-        "epoch_begin",
-        "epoch_end",
-        "train_end",
-        "training_end",
-    ]
+    assert heard == spellings
 
 
 @pytest.mark.req("002-62", "002-63", "004-31", "004-36")

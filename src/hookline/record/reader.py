@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +34,28 @@ def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
     return records, len(records) < len(lines)
 
 
+def whole_records(path: Path | str) -> list[dict[str, Any]]:
+    """The whole records of a file, for readers that return something else; a torn line is warned of."""
+    records, torn = read_jsonl(path)
+    if torn:
+        message = f"{path}: a line was torn, its writer was killed while writing it; the whole ones were read"
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    return records
+
+
 def read_metrics(run_dir: Path | str) -> list[dict[str, Any]]:
     """One record per step, in order of first appearance; later lines of a step win, field by field.
 
-    A resumed run repeats the steps after its checkpoint; a step may span lines (its validation comes later).
+    A resumed run repeats the steps after its checkpoint; a step may span lines (its validation comes later). A line
+    that was torn by a kill is left out with a `RuntimeWarning`.
     """
     steps: dict[Any, dict[str, Any]] = {}
-    for record in read_jsonl(Path(run_dir) / "metrics.jsonl")[0]:
-        if "step" in record:
-            if (
-                "resumed" in record
-            ):  # the run went back to here: what an earlier attempt wrote of later steps is no more
-                steps = {step: earlier for step, earlier in steps.items() if step <= record["step"]}
-            steps.setdefault(record["step"], {}).update(record)
+    for record in whole_records(Path(run_dir) / "metrics.jsonl"):
+        if "step" not in record:
+            continue
+        if "resumed" in record:  # the run went back to here: later steps of an earlier attempt are no more
+            steps = {step: earlier for step, earlier in steps.items() if step <= record["step"]}
+        steps.setdefault(record["step"], {}).update(record)
     return list(steps.values())
 
 

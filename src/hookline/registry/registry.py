@@ -12,26 +12,20 @@ from typing import Any, ClassVar
 from hookline.errors import HooklineError, RegistrationError, nearest
 from hookline.events.catalog import SPELLINGS, Event, Events, find_event
 from hookline.events.dispatch import Bound, event_source
-from hookline.events.policy import Incident, check_policy
+from hookline.events.policy import Incident
 from hookline.events.schedule import Clock, Schedule
+from hookline.registry.accounts import cost_table, inner_seconds
+from hookline.registry.admission import make_entry, names_of
 from hookline.registry.by_hand import HandFiring, dispatcher
 from hookline.registry.desk import Desk
 from hookline.registry.device_time import DeviceTime
-from hookline.registry.entry import (
-    Entry,
-    HookList,
-    default_name,
-    find_listeners,
-    function_hook,
-    hook_state,
-    load_hook_state,
-    set_up,
-)
+from hookline.registry.entry import Entry, HookList, hook_state, load_hook_state, set_up
 from hookline.registry.guard import Guard
 from hookline.registry.handle import Handle
-from hookline.registry.loading import OPTIONS, HookSpec, hook_parameters, hook_tree, make_hook, read_hooks
+from hookline.registry.loading import HookSpec, hook_tree, make_hook, read_hooks
 from hookline.registry.order import Place, in_order
 from hookline.registry.tables import Tables
+from hookline.registry.telling import calling_hook, explanation
 
 
 class HookRegistry(Events):
@@ -91,31 +85,19 @@ class HookRegistry(Events):
 
         `parameters` go to the constructor when a class, a name or a path is given.
         """
-        made = _function(hook, parameters) if event else make_hook(hook, parameters)
-        if event:
-            listeners = function_hook(made, find_event(event), event if event.startswith("on_") else f"on_{event}")
-            name = name or getattr(made, "__name__", "function")
-        else:
-            listeners = find_listeners(made)
-            _refuse_deaf(made, listeners)
-        schedule = Schedule.parse(every, at, start, stop, name or "")
-        if schedule == Schedule():
-            schedule = getattr(made, "schedule", None) or schedule
-        entry = Entry(
-            name=name or default_name(made),
-            hook=made,
-            number=0,
-            listeners=listeners,
-            built_in=bool(vars(type(made)).get("built_in", False)),
-            policy=check_policy(on_error or str(getattr(made, "on_error", "warn"))),
-            schedule=schedule,
+        entry = make_entry(
+            hook,
+            name,
+            event,
+            parameters,
+            schedule=Schedule.parse(every, at, start, stop, name or ""),
+            on_error=on_error,
+            before=before,
+            after=after,
+            ranks=ranks,
+            origin=origin,
             enabled=enabled,
-            last=last or bool(vars(type(made)).get("runs_last", False)),
-            before=_names(before),
-            after=_names(after),
-            ranks=_ranks(ranks),
-            origin="built-in" if vars(type(made)).get("built_in", False) and origin == "code" else origin,
-            parameters={} if event else hook_parameters(made, parameters),
+            last=last,
         )
         return self._add(entry)
 
@@ -180,7 +162,7 @@ class HookRegistry(Events):
 
         From a file, dotted paths are refused unless they lie under a prefix in `allow`; nothing is imported before.
         """
-        specs = read_hooks(config, allow=_names(allow), from_file=from_file)
+        specs = read_hooks(config, allow=names_of(allow), from_file=from_file)
         handles: list[Handle] = []
         try:
             handles += map(self._load_one, specs)
@@ -250,19 +232,10 @@ class HookRegistry(Events):
     def explain(self, event: str, source: bool = False) -> str:
         """Which hooks hear an event, in which order and why; with `source`, the function that calls them."""
         row = find_event(event)
-        lines = [f"{row.name}: {row.fires}; gradients: {row.gradients}"]
-        entries = dict(self._entries)
-        places = [place for place in self._places(row.kind) if place.name in entries]
-        hearing = [place for place in places if row.name in entries[place.name].listeners]
-        for index, place in enumerate(hearing, 1):
-            entry = entries[place.name]
-            status = "" if entry.enabled else " [disabled]"
-            when = f" ({entry.schedule})" if row.inner and not entry.schedule.always else ""
-            named = ", ".join(row.arguments_of(entry.listeners[row.name].wanted)) or "nothing"
-            lines.append(f"  {index}. {place.name}{status}{when}: {place.why}; names {named}")
+        lines = [*explanation(row, self._places(row.kind), dict(self._entries))]
         if source and (bound := self.listeners(row, due=None)):
             lines.append(event_source(row, bound))
-        return "\n".join(lines if hearing else [*lines, "  nobody hears it"])
+        return "\n".join(lines)
 
     def entries(self, kind: str | None = None) -> list[Entry]:
         """What the registry keeps about each hook, in registration order; of one kind if asked."""
@@ -361,15 +334,7 @@ class HookRegistry(Events):
 
     def who_is_calling(self) -> str | None:
         """The hook that the current call came from, found on the stack: the record says who steered the run."""
-        frame = sys._getframe(1)
-        owners = {id(entry.hook): entry.name for entry in self.entries()}
-        codes = {getattr(entry.hook, "__code__", None): entry.name for entry in self.entries()}
-        while frame is not None:
-            name = owners.get(id(frame.f_locals.get("self"))) or codes.get(frame.f_code)
-            if name is not None:
-                return name
-            frame = frame.f_back  # type: ignore[assignment]
-        return None
+        return calling_hook(sys._getframe(1), self.entries())
 
     def listeners(self, event: Event, due: frozenset[str] | None) -> list[Bound]:
         """The listeners of an event in order; `due=None` counts every scheduled hook as due."""
@@ -426,8 +391,7 @@ class HookRegistry(Events):
 
     def inner_seconds(self) -> dict[str, float]:
         """Host time of every hook inside steps, scaled up from its samples."""
-        scale = self.tables.scale
-        return {entry.name: entry.inner_cost.ns / 1e9 * scale(entry.name) for entry in self.entries()}
+        return inner_seconds(self.entries(), self.tables.scale)
 
     def costs(self) -> list[dict[str, Any]]:
         """Time by hook and by lazy argument, most expensive first; inner events scaled up from their samples.
@@ -435,52 +399,8 @@ class HookRegistry(Events):
         Host time, and on a CUDA device its time, too, for which this waits.
         """
         self.device_time.collect(wait=True)
-        scale = self.tables.scale
-        rows = [_cost_row(entry, scale(entry.name)) for entry in self.entries()]
-        for name, cost in list(self.desk.arguments.items()):
-            if cost.ns > 100_000:  # reading a free argument is no news
-                seconds = cost.ns / 1e9
-                rows.append({"hook": f"reading {name}", "kind": "argument", "calls": cost.calls, "seconds": seconds})
-        told = [row for row in rows if row["calls"] or row["kind"] != "update"]  # a default link that never had to run
-        return sorted(told, key=lambda row: -float(str(row["seconds"])))
+        return cost_table(self.entries(), self.desk.arguments, self.tables.scale)
 
 
 for _spelling in SPELLINGS:
     setattr(HookRegistry, _spelling, dispatcher(_spelling))
-
-
-def _names(value: str | Iterable[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-def _ranks(value: int | Iterable[int] | None) -> frozenset[int] | None:
-    if value is None:
-        return None
-    return frozenset((value,)) if isinstance(value, int) else frozenset(value)
-
-
-def _function(function: Any, unknown: Mapping[str, Any]) -> Any:
-    """A plain function has no constructor: what is left over is a misspelt option."""
-    for key in unknown:
-        raise RegistrationError(f"{key!r} is no option of a hook; {nearest(key, OPTIONS)}")
-    return function
-
-
-def _refuse_deaf(hook: Any, listeners: Mapping[str, Any]) -> None:
-    """An object that hears nothing and is not even meant as a hook is somebody's slip."""
-    if not listeners and not isinstance(hook, Events):
-        raise RegistrationError(
-            f"{getattr(hook, '__name__', type(hook).__name__)!r} hears no event: give a function its event (event=…), "
-            "or a class a method named after one"
-        )
-
-
-def _cost_row(entry: Entry, scale: float) -> dict[str, Any]:
-    row = {
-        "hook": entry.name,
-        "kind": "+".join(entry.kinds),
-        "calls": round(entry.inner_cost.calls * scale) + entry.outer_cost.calls,
-        "seconds": (entry.inner_cost.ns * scale + entry.outer_cost.ns) / 1e9,
-    }
-    on_device = entry.inner_cost.all_device_ns * scale / 1e9
-    return row | ({"device_seconds": on_device} if on_device else {})

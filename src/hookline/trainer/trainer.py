@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,43 +20,21 @@ from hookline.registry.handle import Handle
 from hookline.registry.registry import HookRegistry
 from hookline.trainer import checkpointing
 from hookline.trainer.async_saves import BackgroundSaves
-from hookline.trainer.engines import Engine
-from hookline.trainer.forward import StepFunction, count_samples, count_tokens, make_step
+from hookline.trainer.forward import StepFunction, count_samples, make_step
 from hookline.trainer.lifecycle import running
 from hookline.trainer.loaders import Loaders, epoch_length, held, named_loaders, to_train_on
 from hookline.trainer.loop import Loop, steps_of_run
 from hookline.trainer.moment import RunMoment
-from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parameters import trained_parameters
+from hookline.trainer.parts import Parts
 from hookline.trainer.rerun import Forward, rerunning
 from hookline.trainer.rng import rng_state, rng_untouched
+from hookline.trainer.run_state import RunState
 from hookline.trainer.steering import Steering
 from hookline.trainer.user_metrics import UserMetrics
 from hookline.trainer.validation import evaluation, set_aside, validate
 
 SaveName = str | Callable[[], str] | None
-
-
-@dataclass
-class Parts:
-    """The finished parts that a trainer is made of."""
-
-    model: torch.nn.Module
-    optimizers: list[torch.optim.Optimizer]
-    hooks: HookRegistry
-    engine: Engine
-    options: TrainerOptions
-    schedulers: list[Any] = field(default_factory=list)
-    train_loaders: Loaders = None
-    val_loaders: Loaders = None
-    step_fn: StepFunction | None = None
-    loss_fn: Callable[..., Any] | None = None
-    optimizer_step: Callable[[torch.optim.Optimizer], Any] | None = None
-    metrics: Mapping[str, Any] | None = None
-    count_tokens: Callable[[Any], int] = count_tokens
-    config: Any = None  # what hooks see as trainer.config
-    describe: Callable[[], Mapping[str, Any]] = dict  # the configuration, as the record writes it when a run begins
-    make_record: Callable[[Mapping[str, Any], Path | None], Record] = lambda config, run_dir: MemoryRecord(config)
 
 
 class Trainer:
@@ -82,7 +59,7 @@ class Trainer:
         self.save_asked: list[SaveName] = []  # the names of the checkpoints to write at the next boundary
         self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = self.hook_failures = 0
         self.running = self.run_ended = self.named_stateless = self.told_non_finite = False
-        self._state: dict[str, Any] = {}
+        self.refresh_state = RunState(self).refresh
         self._step_fn, self._loss_fn = parts.step_fn, parts.loss_fn
         if next(self.model.parameters(), None) is None:
             raise TrainingError(f"the model ({type(self.model).__name__}) has no parameters: there is nothing to train")
@@ -401,36 +378,9 @@ class Trainer:
             heard(self.moment)
         return found
 
-    def refresh_state(self) -> dict[str, Any]:
-        """The run as seed 001's state dictionary; one dict per trainer, hooks may add keys."""
-        moment = self.moment
-        self._state.update(
-            model=self.model,
-            optimizer=self.optimizers[0],
-            device=self.device,
-            current_epoch=moment.epoch,
-            current_batch_idx=max(moment.training["batch_idx"], 0),
-            latest_loss=self._safely(lambda: moment.training_loss),
-            avg_loss=self._safely(self.loop.losses.mean),
-            model_params=sum(parameter.numel() for parameter in self.model.parameters()),
-            status=self.status,
-        )
-        return self._state
-
-    def _safely(self, read: Callable[[], float]) -> float:
-        """A number for the state; after a device error it can no longer be read, and closing events must still fire."""
-        try:
-            return read()
-        except RuntimeError:
-            if self.status != "error":
-                raise
-            return math.nan
-
     def saw_non_finite_loss(self, value: float) -> None:
         """A loss that somebody read was NaN or infinite: never hidden."""
-        if (
-            self.moment.phase == "train" and not self.told_non_finite
-        ):  # the first of an epoch; they are counted at its end
+        if self.moment.phase == "train" and not self.told_non_finite:  # an epoch's first; all are counted at its end
             self.told_non_finite = True
             self.note("non_finite_loss", batch_idx=self.moment.batch_idx, value=value)
 
@@ -482,15 +432,6 @@ class Trainer:
 
 
 BaseTrainer = Trainer
-
-
-def as_list(value: Any) -> list[Any]:
-    """One thing or several, as a list."""
-    if value is None:
-        return []
-    if isinstance(value, Mapping):
-        return list(value.values())
-    return list(value) if isinstance(value, (Sequence, Iterable)) else [value]
 
 
 def _name_of(function: Any) -> str | None:

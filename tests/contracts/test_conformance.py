@@ -1,0 +1,76 @@
+"""What is published of the tests' outcomes comes from a run of all of them."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent.parent
+
+PYPROJECT = """
+[tool.pytest.ini_options]
+testpaths = ["tests"]
+addopts = ["-m", "not soak", "-p", "no:cacheprovider"]
+markers = ["req(*ids): shown", "soak: long"]
+"""
+ONE = '''
+import pytest
+
+@pytest.mark.req("000-01")
+def test_good():
+    """It holds. And more."""
+
+@pytest.mark.req("000-01")
+def test_bad():
+    assert False
+'''
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with this suite's conftest, two modules of tests, and the outcomes of an earlier run."""
+    (tmp_path / "tests").mkdir()
+    shutil.copy(TESTS / "conftest.py", tmp_path / "tests")
+    (tmp_path / "tests" / "requirements.tsv").write_text("000-01\tone\n000-02\ttwo\n")
+    (tmp_path / "tests" / "test_one.py").write_text(ONE)
+    (tmp_path / "tests" / "test_two.py").write_text(ONE.replace("000-01", "000-02").replace("assert False", "pass"))
+    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
+    (tmp_path / "torch.py").write_text("def set_num_threads(count): pass\n")  # all that conftest wants of it
+    (tmp_path / "conformance.json").write_text("earlier")
+    return tmp_path
+
+
+def run_tests(project: Path, *arguments: str) -> str:
+    """What is in conformance.json after a test run with these arguments."""
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    done = subprocess.run(command, cwd=project, env={"PYTHONPATH": str(project)}, capture_output=True, text=True)
+    assert done.returncode in (0, 1, 2), done.stdout + done.stderr
+    return (project / "conformance.json").read_text()
+
+
+@pytest.mark.parametrize("arguments", [[], ["tests"], ["-n", "2"]])
+def test_a_whole_run_is_written(project: Path, arguments: list[str]) -> None:
+    """Counts and sentences per requirement, in one process or several."""
+    outcomes = json.loads(run_tests(project, *arguments))
+    counts = {one: (row["passed"], row["failed"], row["skipped"]) for one, row in outcomes.items()}
+    assert counts == {"000-01": (1, 1, 0), "000-02": (2, 0, 0)}
+    assert {"test": "tests/test_one.py::test_good", "sentence": "It holds."} in outcomes["000-01"]["tests"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tests/test_one.py"],
+        ["tests/test_one.py::test_good", "tests/test_two.py"],
+        ["-k", "good"],
+        ["-m", "soak or not soak"],
+        ["--ignore", "tests/test_one.py"],
+        ["-x"],
+    ],
+)
+def test_a_partial_run_leaves_the_outcomes_alone(project: Path, arguments: list[str]) -> None:
+    """Whatever picks some of the tests, or ends the run early, publishes nothing."""
+    assert run_tests(project, *arguments) == "earlier"
