@@ -1,0 +1,150 @@
+"""Ways of watching a model's outputs and gradients: as one writes it without thinking, with torch alone, and ours."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bench.watched import FLUSH_STEPS, Hook, Plain, Recorder, is_leaf
+from hookline.activations.manager import HookManager
+from hookline.activations.monitor import Monitor
+from hookline.stats.collector import Collector
+from hookline.stats.flush import Flush
+from hookline.stats.histograms import histograms, percentiles
+from hookline.stats.statistics import summarize
+
+
+def naive(tensor: Tensor) -> tuple[float, ...]:
+    """The six statistics as one writes them without thinking of the cost."""
+    wide = tensor.float()
+    return (
+        wide.mean().item(),
+        wide.std().item(),
+        wide.abs().max().item(),
+        (wide == 0).sum().item(),
+        wide.isnan().sum().item(),
+        wide.isinf().sum().item(),
+    )
+
+
+def deferred(tensor: Tensor) -> Tensor:
+    """The six statistics without waiting for any."""
+    wide = tensor.float()
+    std, mean = torch.std_mean(wide)
+    return torch.stack([mean, std, wide.abs().amax(), (wide == 0).sum(), wide.isnan().sum(), wide.isinf().sum()])
+
+
+class NaiveOutputs(Plain):
+    """Each statistic of each output brought over at once."""
+
+    def hook(self, name: str) -> Hook:
+        """Six operations, six waits."""
+        return lambda module, inputs, output: void(naive(output.detach()))
+
+
+class DeferredOutputs(Plain):
+    """Torch operations while the model runs; one copy at the end."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+        self.flush = Flush()
+
+    def hook(self, name: str) -> Hook:
+        """Six results that stay on the device."""
+        return lambda module, inputs, output: self.seen.append(deferred(output.detach()))
+
+    def after_forward(self, step: int) -> None:
+        """Bring them over together."""
+        self.flush.send(step, (), torch.stack(self.seen))
+        self.seen.clear()
+        void(list(self.flush.ready()))
+
+
+class OurOutputs(Plain):
+    """References gathered while the model runs, read in few launches."""
+
+    def __init__(self, goal: str = "", **options: Any) -> None:
+        self.goal = goal
+        self.collector, self.flush = Collector(**options), Flush()
+
+    def hook(self, name: str) -> Hook:
+        """A note of the output."""
+        add = self.collector.add
+        return lambda module, inputs, output: add(name, output)
+
+    def after_forward(self, step: int) -> None:
+        """Read what waits, start the copy, pick up what has come."""
+        self.flush.send(step, *self.collector.finish())
+        void(list(self.flush.ready()))
+
+
+class OurMonitor(Plain):
+    """The monitoring hook, told of a step's events as the loop tells it, with all that it writes."""
+
+    def __init__(self, recorder: Recorder, goal: str) -> None:
+        self.recorder, self.goal = recorder, goal
+        self.monitor, self.manager = Monitor(is_leaf), HookManager()
+        self.manager.tap.run.step = 1
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Keep the hook on the leaf modules for a while."""
+        self.manager.watch(model)
+        handle = self.manager.register(self.monitor, "monitor")
+        self.monitor.on_train_batch_start()
+        yield
+        handle.remove()
+
+    def after_forward(self, step: int) -> None:
+        """The backward pass comes next, or nothing."""
+        self.monitor.on_before_backward(self.recorder)
+
+    def after_backward(self, step: int, gradients: list[Tensor]) -> None:
+        """The step is as good as over; the next one begins."""
+        self.monitor.on_step_end(self.recorder, step)
+        if step % FLUSH_STEPS == 0:
+            self.recorder.record.flush()
+        self.manager.tap.run.step = step + 1
+        self.monitor.on_train_batch_start()
+
+
+class OurGradients(Plain):
+    """Every gradient's statistics in one launch."""
+
+    goal = "≤ +1.5 %"
+
+    def __init__(self) -> None:
+        self.flush = Flush()
+
+    def after_backward(self, step: int, gradients: list[Tensor]) -> None:
+        """Read, start the copy, pick up what has come."""
+        self.flush.send(step, (), summarize(gradients))
+        void(list(self.flush.ready()))
+
+
+class OurHistograms(OurGradients):
+    """Every gradient's statistics, histogram and percentiles."""
+
+    goal = "≤ +4 %"
+
+    def after_backward(self, step: int, gradients: list[Tensor]) -> None:
+        """The same with the percentiles beside the statistics."""
+        rows = summarize(gradients)
+        points = percentiles(histograms(gradients, rows), [10, 50, 90])
+        self.flush.send(step, (), torch.cat([rows, points], dim=1))
+        void(list(self.flush.ready()))
+
+
+class NaiveGradients(Plain):
+    """Each statistic of each gradient brought over at once."""
+
+    def after_backward(self, step: int, gradients: list[Tensor]) -> None:
+        """Six operations and six waits per parameter."""
+        for gradient in gradients:
+            naive(gradient)
+
+
+def void(value: object) -> None:
+    """Drop a value: what a forward hook returns would replace the module's output."""
