@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.gpt import GPT
 from bench.interleave import standard_error_of_median
-from bench.statistics import GPT, in_turn, wanted
 from bench.table import Table
+from bench.turns import in_turn, wanted
 from hookline.gradients.chain import UpdateChain
 from hookline.record.metrics import MetricBuffer
 from hookline.registry.registry import HookRegistry

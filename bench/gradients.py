@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from bench.interleave import standard_error_of_median
-from bench.statistics import FLUSH_STEPS, MODELS, Plain, Recorder, Training, above, in_turn, seconds_of, wanted
+from bench.statistics import MODELS
 from bench.table import Table
+from bench.turns import above, in_turn, seconds_of, wanted
+from bench.watched import FLUSH_STEPS, Plain, Recorder, Training
 from hookline.hooks.gradient_monitor import GradientMonitor
 from hookline.record.memory_record import MemoryRecord
 from hookline.record.run_record import RunRecord

@@ -527,3 +527,68 @@ def test_whoever_hears_on_update_is_an_intervener(bench: Bench) -> None:
     bench.registry.register(link(lambda grads: grads, "watches", intervenes=False))
     marks = {record.name: record.intervenes for record in bench.registry.list_hooks()}
     assert marks == {"zero_all": True, "both": True, "watches": False}
+
+
+LINKS: list[dict[str, Any]] = [
+    {"name": "centralize"},
+    {"name": "scale", "factor": 0.5, "params": "matrix"},
+    {"name": "normalize", "by": "parameter"},
+    {"name": "sign", "params": ["matrix", "vector"]},
+    {"name": "clip_norm", "max_norm": 0.5},
+    {"name": "clip_norm", "max_norm": 0.5, "params": "kernel"},
+    {"name": "clip_value", "max_value": 0.1},
+    {"name": "clip_adaptive"},
+    {"name": "noise", "eta": 1.0, "seed": 0},
+    {"name": "grokfast"},
+    {"name": "mask", "params": "vector"},
+    {"name": "freeze", "params": "vector"},
+]
+
+
+@pytest.mark.parametrize("link", LINKS, ids=lambda entry: entry["name"])
+def test_norms_from_before_a_link_are_not_taken_for_those_behind_it(
+    rig: Any, params: Any, link: dict[str, Any]
+) -> None:
+    """Whatever it writes, whoever has measured before it, and also if another link has run in between."""
+    first, again = {"name": "measure", "as": "first"}, {"name": "measure", "as": "again"}
+    made = rig(params(), first, link, again, {"name": "scale", "as": "half", "factor": 0.5}, {"name": "measure"})
+    made.step()
+    left = torch.stack([param.grad.norm() for param in made.params.values() if param.grad is not None]).norm()
+    torch.testing.assert_close(made.trainer.logged["gradients/measure/norm"], left)
+    torch.testing.assert_close(made.trainer.logged["gradients/again/norm"], left * 2)
+
+
+@pytest.mark.parametrize("way", ["in place", "anew"])
+def test_norms_are_right_behind_a_hook_that_writes_when_it_hears_of_clipping(rig: Any, params: Any, way: str) -> None:
+    """Whether it writes into the gradients or gives the parameters other ones."""
+    made = rig(params(), {"name": "clip_norm", "max_norm": 1.0}, "measure")
+
+    def double() -> None:
+        for param in made.params.values():
+            if param.grad is not None:
+                param.grad = param.grad.mul_(2) if way == "in place" else param.grad * 2
+
+    made.registry.register(double, "double", event="gradient_clip")
+    made.step()
+    torch.testing.assert_close(made.trainer.logged["gradients/measure/norm"], torch.tensor(2.0))
+
+
+def test_a_link_of_the_users_that_writes_between_two_questions(rig: Any, params: Any) -> None:
+    """Its second answer is of what it has written, and so is what a measure behind it says."""
+    told: list[float] = []
+
+    class Halves(UpdateHook):
+        inplace, on_error = True, "raise"
+
+        def on_update(self, grads: Any) -> None:
+            told.append(grads.norm().item())
+            for grad in grads.values():
+                grad.mul_(0.5)
+            told.append(grads.norm().item())
+
+    made = rig(params(), "measure")
+    made.registry.register(Halves())
+    made.registry.load({"update": [{"name": "measure", "as": "after"}]})
+    made.step()
+    assert told[1] == pytest.approx(told[0] / 2)
+    assert made.trainer.logged["gradients/after/norm"].item() == pytest.approx(told[1])

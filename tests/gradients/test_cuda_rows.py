@@ -25,9 +25,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 INTERPRETED = """
 import sys, torch
 from hookline.gradients import cuda_rows
+from hookline.gradients.look import Look
 tensors = torch.load(sys.argv[1])
 before = [tensor._version for tensor in tensors]
-norms = cuda_rows.launch(tensors, torch.device("cpu"))
+norms = cuda_rows.launch(Look(tensors), torch.device("cpu"))
 torch.save((tensors, norms, [tensor._version > at for tensor, at in zip(tensors, before)]), sys.argv[2])
 """
 

@@ -73,3 +73,20 @@ def test_no_address_is_taken_for_another_tensors() -> None:
         assert table.stale(fresh) == [0]
         table.put(fresh, torch.tensor([float(value)]))
         assert table.row(fresh).tolist() == [float(value)]
+
+
+def test_which_norms_were_found_by_a_link() -> None:
+    """Those that were put as such, until somebody writes, or reads them."""
+    memory = tensors(4)
+    table = NormTable()
+    assert not table.were_found(memory)
+    table.put(memory, torch.arange(4.0), found=True)
+    assert table.were_found(memory) and table.were_found([memory[3], memory[1]])
+    memory[1].add_(1)
+    assert not table.were_found(memory) and table.were_found([memory[3], memory[2]])
+    table.put_some(memory, [1], torch.tensor([5.0]))
+    assert not table.were_found([memory[1]]) and table.were_found([memory[0]])
+    memory[1].add_(1)
+    table.put(memory[1:2], torch.tensor([6.0]), found=True)
+    assert table.were_found(memory) and table.row(memory).tolist() == [0.0, 6.0, 2.0, 3.0]
+    assert not table.were_found([*memory, torch.ones(1)])

@@ -107,3 +107,38 @@ def test_the_total_is_torchs(params: Make, norm_type: float) -> None:
     grads = gradients(params)
     assert torch.equal(total_norm(grads, norm_type), torch.nn.utils.get_total_norm(grads, norm_type))
     assert total_norm([]).item() == 0.0
+
+
+def test_while_a_link_of_ours_runs_versions_are_not_asked_twice(params: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody can have written; when the link has ended, and may have, they are asked again."""
+    asked: list[int] = []
+    real = norms.NormTable.stale
+    monkeypatch.setattr(norms.NormTable, "stale", lambda *given: asked.append(1) or real(*given))
+    known, grads = Norms(), gradients(params)
+    grads = known.seen.look(grads).tensors
+    known.begin_link(built_in=True)
+    assert known.of(grads) is known.of(grads) and len(asked) == 1
+    known.end_link(may_write=False)
+    known.begin_link(built_in=True)
+    known.of(grads)
+    assert len(asked) == 1
+    known.end_link(may_write=True)
+    grads[0].mul_(2)
+    known.begin_link(built_in=False)
+    torch.testing.assert_close(known.of(grads)[0], grads[0].norm())
+    known.of(grads)
+    assert len(asked) == 3
+
+
+def test_what_a_link_keeps_needs_no_question(params: Make, reads: list[int]) -> None:
+    """It says itself what became of what it has written, also of a part."""
+    known = Norms()
+    grads = known.seen.look(gradients(params)).tensors
+    known.begin_link(built_in=True)
+    known.of(grads)
+    grads[1].mul_(2)
+    known.keep(grads[1:2], torch.tensor([7.0]))
+    known.end_link(may_write=True)
+    known.begin_link(built_in=True)
+    assert known.of(grads)[1] == 7.0 and reads == [4]
+    assert known.were_found(known.seen.look(grads[1:2])) and not known.were_found(known.seen.look(grads))

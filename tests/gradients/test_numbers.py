@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from hookline.gradients import numbers
-from hookline.gradients.numbers import Seen, are_plain, by_kind, multiply_, numbers_of
+from hookline.gradients.numbers import are_plain, by_kind, multiply_, numbers_of
 
 
 def sparse() -> torch.Tensor:
@@ -43,36 +42,3 @@ def test_kinds_are_kept_apart() -> None:
     one, two, three = torch.zeros(1), torch.zeros(1).bfloat16(), torch.ones(1)
     found = by_kind([one, two, three])
     assert [len(kind) for kind in found] == [2, 1] and found[0][1] is three and by_kind([]) == []
-
-
-def test_gradients_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as they are the same tensors, whatever list they come in; afterwards anew."""
-    looks: list[int] = []
-
-    def counting(tensors: list[torch.Tensor]) -> bool:
-        looks.append(len(tensors))
-        return True
-
-    monkeypatch.setattr(numbers, "are_alike", counting)
-    seen, tensors = Seen(), [torch.ones(2), torch.ones(3)]
-    first = seen.look(tensors)
-    assert first.alike and seen.look(list(tensors)).alike and seen.numbers(tensors) is first.tensors and looks == [2]
-    assert seen.look(tensors[:1]).alike and looks == [2, 1]
-    seen.forget()
-    assert seen.look(tensors).alike and looks == [2, 1, 2]
-
-
-def test_a_list_that_was_looked_at_may_be_changed_by_its_owner() -> None:
-    """What is kept is a list of its own."""
-    seen, tensors = Seen(), [torch.ones(2), torch.ones(3).double()]
-    assert not seen.look(tensors).alike
-    tensors.pop()
-    assert seen.look(tensors).alike and len(seen.groups(tensors)) == 1
-
-
-def test_the_memory_of_each_kind() -> None:
-    """Grouped by dtype; of sparse gradients, their values."""
-    seen = Seen()
-    plain = [torch.ones(2), torch.ones(2).double(), torch.ones(3)]
-    assert [[len(one) for one in group] for group in seen.groups(plain)] == [[2, 3], [2]] and seen.groups([]) == []
-    assert seen.groups([sparse()])[0][0].tolist() == [[4.0, 6.0], [5.0, 6.0]]

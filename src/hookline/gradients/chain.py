@@ -73,7 +73,7 @@ class UpdateChain:
             link.reporter = None if _passes_through(link.bound) else reporter
         first_clip = next((link for link in links if link.clips), None)
         if first_clip is not None and not first_clip.clips_globally:
-            first_clip.everything = Gradients(self._params(), self.known)
+            first_clip.everything = Gradients(self._params(), self.known, steady=True)
 
     def _run_and_report(self, link: Link, moment: Any, timed: bool) -> bool:
         """One link, and the norms that are read around it; whether the step goes on."""
@@ -90,11 +90,13 @@ class UpdateChain:
         """One link, its failure treated by its policy, its time noted, its clipping told; whether the step goes on."""
         began = perf_counter_ns() if timed else 0
         values = link.values(moment) if link.named else {}
+        self.known.begin_link(link.bound.built_in)
         try:
             link.run(values)
         except Exception as error:
             return self._failed(link, error, moment)
         finally:
+            self.known.end_link(link.may_write)
             if not link.bound.built_in:
                 self.known.clear()  # it may have written in a way that no version counts
         if link.bound.recovering:
@@ -122,6 +124,8 @@ class UpdateChain:
         if heard := self.registry.fire.on_gradient_clip:
             with torch.enable_grad():  # as at every other event
                 heard(moment)
+            self.known.distrust()  # who heard it could have written, or
+            self.known.seen.forget_owners()  # have given parameters other gradients
 
     def _report(self, reporter: Link, link: Link, when: str, moment: Any) -> None:
         """Log the norm of what a link selects, for the hook that asked for it."""
@@ -172,7 +176,8 @@ class UpdateChain:
         self._waiting.pop(bound.hook, None)  # it has what it waited for; a successor begins anew
         desk, policy = self.registry.desk, self.registry.entry(bound.hook).policy
         spans_all = len(chosen) == len(self._params())
-        link = Link(bound, Gradients(chosen, self.known), self.states, policy != "raise", spans_all)
+        grads = Gradients(chosen, self.known, steady=bound.built_in)
+        link = Link(bound, grads, self.states, policy != "raise", spans_all)
         if (desk.debug or getattr(bound.owner, "check_finite", False)) and not _passes_through(bound):
             link.finite_check = desk.argument_cost(f"whether {bound.hook} left finite gradients")
         return link

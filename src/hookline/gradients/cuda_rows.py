@@ -5,17 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache
 from itertools import accumulate
-from operator import attrgetter, or_
 
 import torch
 import triton
 from torch import Tensor
 
 from hookline.gradients import row_kernels
+from hookline.gradients.kinds import Kinds
+from hookline.gradients.look import Look
 from hookline.stats.cuda_path import ELEMENTS
-from hookline.stats.layout import VECTOR_BYTES, current_stream, kept_table, on_device, upload
+from hookline.stats.launching import Launch
+from hookline.stats.layout import VECTOR_BYTES, current_stream, on_device, upload
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 AT_ONCE = 8192  # elements of a row that one program holds in its registers
@@ -24,7 +26,6 @@ NO_ROWS = 0  # the row length of vectors and scalars, whose elements count as ro
 MOST_ROWS = 2**31 - TOGETHER
 WARPS = 8
 MERGE_TILE = 1024
-_DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
 
 
 @dataclass(frozen=True)
@@ -41,103 +42,65 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which program takes which rows; everything about a launch except where the tensors are."""
+    """Which program takes which rows; everything about the launches except where the tensors are."""
 
-    groups: tuple[Group, ...]
+    take_means: tuple[Launch, ...]  # from pointers to squares, one for each group
+    find_norms: Launch  # from squares to norms
     matrices: tuple[int, ...]  # which of the tensors have rows
     programs: int
-    owners: Tensor  # int32, the tensor of each program
-    first_rows: Tensor  # int32, of each program
-    row_counts: Tensor  # int32, of each tensor
-    first_programs: Tensor  # int32, of each tensor
-    program_counts: Tensor  # int32, of each tensor
 
 
-def which_fit(tensors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def which_fit(look: Look) -> tuple[Look, list[Tensor]]:
     """Those that the kernels can take, for their rows lie one after the other, and the others."""
-    kinds, sizes = set(map(_DTYPE, tensors)), set(map(Tensor.numel, tensors))
-    if all(map(Tensor.is_contiguous, tensors)) and kinds.issubset(DTYPES) and 0 < min(sizes) <= max(sizes) < MOST_ROWS:
-        return tensors, []  # nearly always, and quicker than a look at each
-    fitting = [tensor for tensor in tensors if _fits(tensor)]
-    return fitting, [tensor for tensor in tensors if not _fits(tensor)]
+    if all_fit(look.kinds):
+        return look, []  # nearly always, and quicker than a look at each
+    fitting = [tensor for tensor in look.tensors if tensor.is_contiguous() and _fits(tensor.shape, tensor.dtype)]
+    taken = set(map(id, fitting))
+    return Look(fitting), [tensor for tensor in look.tensors if id(tensor) not in taken]
 
 
-def _fits(tensor: Tensor) -> bool:
-    countable = tensor.dim() > 1 or tensor.numel() < MOST_ROWS
-    return tensor.dtype in DTYPES and tensor.is_contiguous() and tensor.numel() > 0 and countable
+@lru_cache(maxsize=16)
+def all_fit(kinds: Kinds) -> bool:
+    """Whether the kernels can take all tensors of these kinds."""
+    return kinds.contiguous and all(map(_fits, kinds.shapes, kinds.dtypes))
 
 
-def centralize(tensors: Sequence[Tensor]) -> Tensor:
+def _fits(shape: torch.Size, dtype: torch.dtype) -> bool:
+    countable = len(shape) > 1 or shape.numel() < MOST_ROWS
+    return dtype in DTYPES and shape.numel() > 0 and countable
+
+
+def centralize(look: Look) -> Tensor:
     """Take from each row of each matrix its mean, in place; returns the norms of what is left, and of the vectors.
 
     All of them fit and are on one device.
     """
-    device = tensors[0].device
+    device = look.tensors[0].device
     with torch.cuda.device(device):
-        return launch(tensors, device)
+        return launch(look, device)
 
 
-def launch(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+def launch(look: Look, device: torch.device) -> Tensor:
     """Queue the kernels; nothing waits for the device."""
-    layout = layout_of(device, current_stream(device), tuple(map(_SHAPE, tensors)), tuple(map(_DTYPE, tensors)))
-    addresses = tuple(map(Tensor.data_ptr, tensors))
-    pointers = kept_table(device, addresses)
+    tensors, stream = look.tensors, current_stream(device)
+    layout = layout_of(device, stream, look.kinds, look.aligned)
+    pointers = look.pointers(device)
     squares = torch.empty(layout.programs, dtype=torch.float32, device=device)
     norms = torch.empty(len(tensors), dtype=torch.float32, device=device)
-    aligned = reduce(or_, addresses) % VECTOR_BYTES == 0
-    for group in layout.groups:
-        if group.length == NO_ROWS:
-            _only_read(group, layout, pointers, squares)
-        else:
-            _take_means(group, layout, pointers, squares, aligned)
-    tables = layout.first_programs, layout.program_counts
-    row_kernels.norms_of_tensors[(len(tensors),)](*tables, squares, norms, TILE=MERGE_TILE)
+    for take_means in layout.take_means:
+        take_means(stream, pointers, squares)
+    layout.find_norms(stream, squares, norms)
     torch.autograd.graph.increment_version([tensors[i] for i in layout.matrices])  # else the writing goes unseen
     return norms
 
 
-def _take_means(group: Group, layout: Layout, pointers: Tensor, squares: Tensor, aligned: bool) -> None:
-    vector = VECTOR_BYTES // group.dtype.itemsize
-    row_kernels.centralize_rows[(group.programs,)](
-        pointers,
-        layout.owners,
-        layout.first_rows,
-        layout.row_counts,
-        squares,
-        group.skipped,
-        group.length,
-        ELEMENT=ELEMENTS[group.dtype],
-        ROWS=group.rows,
-        TILE=group.tile,
-        AT_ONCE=group.length <= group.tile,
-        VECTOR=vector if aligned and group.length % vector == 0 else 1,
-        num_warps=WARPS,
-    )
-
-
-def _only_read(group: Group, layout: Layout, pointers: Tensor, squares: Tensor) -> None:
-    row_kernels.square_elements[(group.programs,)](
-        pointers,
-        layout.owners,
-        layout.first_rows,
-        layout.row_counts,
-        squares,
-        group.skipped,
-        ELEMENT=ELEMENTS[group.dtype],
-        TILE=TOGETHER,
-        num_warps=WARPS,
-    )
-
-
 @lru_cache(maxsize=16)
-def layout_of(
-    device: torch.device, stream: int, tensor_shapes: tuple[torch.Size, ...], dtypes: tuple[torch.dtype, ...]
-) -> Layout:
-    """The layout for tensors of these shapes and dtypes.
+def layout_of(device: torch.device, stream: int, kinds: Kinds, aligned: bool) -> Layout:
+    """The layout for tensors of these kinds; `aligned` ones begin at boundaries of vectors.
 
     The stream is in the key because the tables are filled in its order: another stream might read them too early.
     """
-    shapes = [_rows_and_length(shape) for shape in tensor_shapes]
+    shapes, dtypes = [_rows_and_length(shape) for shape in kinds.shapes], kinds.dtypes
     order = sorted(range(len(shapes)), key=lambda index: (str(dtypes[index]), shapes[index][1]))
     taken = [max(TOGETHER // triton.next_power_of_2(length or 1), 1) for _, length in shapes]
     counts = [-(-rows // taken[index]) for index, (rows, _) in enumerate(shapes)]
@@ -147,15 +110,39 @@ def layout_of(
         first[index] = starts[position]
     owners = torch.repeat_interleave(torch.tensor(order), torch.tensor([counts[index] for index in order]))
     numbers = torch.arange(starts[-1]) - torch.tensor(first)[owners]
+    tables = (
+        on_device(owners.int(), device),
+        on_device((numbers * torch.tensor(taken)[owners]).int(), device),  # the first row of each program
+        upload([rows for rows, _ in shapes], torch.int32, device),
+    )
+    programs = upload(first, torch.int32, device), upload(counts, torch.int32, device)  # of each tensor
+    groups = _groups(order, shapes, dtypes, taken, counts)
     return Layout(
-        groups=_groups(order, shapes, dtypes, taken, counts),
+        take_means=tuple(_take_means(group, tables, aligned) for group in groups),
+        find_norms=Launch(row_kernels.norms_of_tensors, len(shapes), *programs, TILE=MERGE_TILE),
         matrices=tuple(index for index, (_, length) in enumerate(shapes) if length != NO_ROWS),
         programs=starts[-1],
-        owners=on_device(owners.int(), device),
-        first_rows=on_device((numbers * torch.tensor(taken)[owners]).int(), device),
-        row_counts=upload([rows for rows, _ in shapes], torch.int32, device),
-        first_programs=upload(first, torch.int32, device),
-        program_counts=upload(counts, torch.int32, device),
+    )
+
+
+def _take_means(group: Group, tables: tuple[Tensor, ...], aligned: bool) -> Launch:
+    element = ELEMENTS[group.dtype]
+    if group.length == NO_ROWS:
+        fixed = (row_kernels.square_elements, group.programs, *tables, group.skipped)
+        return Launch(*fixed, num_warps=WARPS, ELEMENT=element, TILE=TOGETHER)
+    vector = VECTOR_BYTES // group.dtype.itemsize
+    return Launch(
+        row_kernels.centralize_rows,
+        group.programs,
+        *tables,
+        group.skipped,
+        group.length,
+        num_warps=WARPS,
+        ELEMENT=element,
+        ROWS=group.rows,
+        TILE=group.tile,
+        AT_ONCE=group.length <= group.tile,
+        VECTOR=vector if aligned and group.length % vector == 0 else 1,
     )
 
 

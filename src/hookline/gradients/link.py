@@ -36,6 +36,7 @@ class Link:
         self.watched = not bound.built_in and not self.backup
         self.half_written = False  # what it had written when it last failed could not be taken back
         self.only_grads = bound.listener.positional == ("grads",) and not bound.listener.keywords
+        self.may_write = not bound.built_in or getattr(owner, "intervenes", True)
         self.clips = bool(getattr(owner, "clips", False))
         self.clips_globally = self.clips and spans_all and getattr(owner, "norm_type", 2.0) == 2.0
         self.named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))
@@ -92,9 +93,9 @@ class Link:
         return {name: grad if grad is None else grad.clone() for name, grad in now.items()} if self.backup else now
 
     def _put_back(self, before: Mapping[str, torch.Tensor | None]) -> None:
-        self.grads.forget()
         for name, gradient in before.items():
             self.grads.params[name].grad = gradient
+        self.grads.forget()
 
     def _finite(self) -> torch.Tensor:
         """Whether each gradient is finite in every element, on the device; a norm would overflow too early."""

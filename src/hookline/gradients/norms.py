@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline.gradients.look import Look, Seen
 from hookline.gradients.norm_table import NormTable
-from hookline.gradients.numbers import Seen, any_sharded, is_sharded, numbers_of, places_by_kind
+from hookline.gradients.numbers import any_sharded, is_sharded, numbers_of, places_by_kind
 from hookline.stats.columns import wide_dtype
 from hookline.stats.layout import kept_table
 from hookline.stats.shards import find_shards
@@ -25,6 +26,8 @@ class Norms:
     def __init__(self) -> None:
         self.seen = Seen()
         """What is known of the gradients beside their norms."""
+        self._sure: list[Tensor] | None = None  # whose norms are right, for nobody can have written since
+        self._trusting = self._kept = False  # what is true of the link that runs
         self._tables: dict[Any, NormTable] = {}
         self._derived = False  # some of them were not found in the gradients but computed from others
 
@@ -43,33 +46,65 @@ class Norms:
         """As `of`, for a link that is exact to the last bit: what was only derived is read."""
         if self._derived:
             self._tables.clear()
-            self._derived = False
+            self._derived, self._sure = False, None
         return self.of(tensors)
 
     def keep(self, tensors: list[Tensor], norms: Tensor, derived: bool = False) -> None:
         """Norms that a link knows after having written: found on the way, or `derived` from what they were before."""
         self._derived |= derived
+        self._kept = True
         memory = self.seen.numbers(tensors)
+        if self._sure is None or len(self._sure) < len(memory):
+            self._sure = memory
         if self.seen.look(memory).alike:
-            self._table(memory[0]).put(memory, norms)
+            self._table(memory[0]).put(memory, norms, found=not derived)
             return
         for some in places_by_kind(memory):
-            self._table(memory[some[0]]).put([memory[i] for i in some], norms[kept_table(norms.device, tuple(some))])
+            part = norms[kept_table(norms.device, tuple(some))]
+            self._table(memory[some[0]]).put([memory[i] for i in some], part, found=not derived)
+
+    def were_found(self, look: Look) -> bool:
+        """Whether a link has found the norms of all of these while it wrote, and nobody has written since.
+
+        That does not depend on who has measured. So a link that can find the norms, too, may do it then: clipping
+        behind it has lost its last bit already.
+        """
+        if not (look.tensors and look.plain and look.alike):
+            return False
+        return self._table(look.tensors[0]).were_found(look.tensors)
+
+    def begin_link(self, built_in: bool) -> None:
+        """A link runs next. While it does, only one of ours is trusted not to write between two questions."""
+        self._trusting, self._kept = built_in, False
+
+    def end_link(self, may_write: bool) -> None:
+        """It has run. If it may have written, and did not `keep` what became of it, the versions must tell."""
+        if may_write and not self._kept:
+            self.distrust()
+
+    def distrust(self) -> None:
+        """Somebody may have written: before norms are used again, the versions must tell."""
+        self._sure = None
 
     def clear(self) -> None:
         """Let go of everything; the step is over."""
         self._tables.clear()
-        self._derived = False
+        self._derived, self._sure = False, None
         self.seen.forget()
 
     def _of_one_kind(self, tensors: list[Tensor], memory: list[Tensor]) -> Tensor:
         table = self._table(memory[0])
+        if not (self._trusting and memory is self._sure):
+            self._read_stale(table, tensors, memory)
+        return table.row(memory)
+
+    def _read_stale(self, table: NormTable, tensors: list[Tensor], memory: list[Tensor]) -> None:
         stale = table.stale(memory)
         if len(stale) == len(memory):
             table.put(memory, _read(tensors, memory))
         elif stale:
             table.put_some(memory, stale, _read([tensors[i] for i in stale], [memory[i] for i in stale]))
-        return table.row(memory)
+        self._sure = memory
 
     def _table(self, like: Tensor) -> NormTable:
         kind = like.device, like.dtype

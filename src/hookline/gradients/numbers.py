@@ -8,7 +8,6 @@ be taken over the shards, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from operator import is_
 from typing import Any
 
@@ -18,58 +17,8 @@ from torch import Tensor
 from hookline.errors import GradientError
 from hookline.stats.columns import wide_dtype
 
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
-
-
-class Look:
-    """What some gradients have in common, each thing looked at when somebody asks."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self.tensors = tensors
-
-    @cached_property
-    def plain(self) -> bool:
-        """Whether none of them is sharded, sparse or complex."""
-        return are_plain(self.tensors, self.tensors[:1] if self.alike else self.tensors)
-
-    @cached_property
-    def alike(self) -> bool:
-        """Whether all are of one dtype and on one device."""
-        return are_alike(self.tensors)
-
-
-class Seen:
-    """Looks at gradients once, for as long as they are the same tensors.
-
-    A look at hundreds of them takes longer than launching what works on them, and every link of a chain needs it. The
-    lists that it hands out are its own, so that they are known again at once: nobody may change them.
-    """
-
-    def __init__(self) -> None:
-        self._looks: list[Look] = []
-
-    def look(self, tensors: list[Tensor]) -> Look:
-        """What they have in common."""
-        for look in self._looks:
-            if are_same(look.tensors, tensors):
-                return look
-        look = Look(list(tensors))
-        self._looks.append(look)
-        return look
-
-    def numbers(self, tensors: list[Tensor]) -> list[Tensor]:
-        """As `numbers_of`."""
-        look = self.look(tensors)
-        return look.tensors if look.plain else [_memory(tensor) for tensor in tensors]
-
-    def groups(self, tensors: list[Tensor]) -> list[list[Tensor]]:
-        """Their memory, that of each device and dtype by itself."""
-        memory = self.numbers(tensors)
-        return [memory] if memory and self.look(memory).alike else by_kind(memory)
-
-    def forget(self) -> None:
-        """Let go of the tensors."""
-        self._looks.clear()
+PLAIN = {torch.Tensor, torch.nn.Parameter}
+"""The types of tensors that are their own memory, unless they are sparse or complex."""
 
 
 def are_same(some: list[Tensor], others: list[Tensor]) -> bool:
@@ -79,20 +28,17 @@ def are_same(some: list[Tensor], others: list[Tensor]) -> bool:
 
 def numbers_of(tensors: list[Tensor]) -> list[Tensor]:
     """The memory of each gradient; of a sparse one that is not coalesced, a copy of what coalescing gives."""
-    return tensors if are_plain(tensors) else [_memory(tensor) for tensor in tensors]
+    return tensors if are_plain(tensors) else [memory_of(tensor) for tensor in tensors]
 
 
-def are_plain(tensors: Sequence[Tensor], each_dtype: Sequence[Tensor] | None = None) -> bool:
-    """Whether none of them is sharded, sparse or complex; `each_dtype` are those that have all their dtypes, if known.
-
-    The kinds that occur are few, so a set of them is looked at.
-    """
+def are_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether none of them is sharded, sparse or complex; few kinds occur, so that sets of them are looked at."""
     kinds, layouts = {type(tensor) for tensor in tensors}, {tensor.layout for tensor in tensors}
-    real = not any(map(torch.is_complex, tensors if each_dtype is None else each_dtype))
-    return real and kinds <= _PLAIN and layouts <= {torch.strided}
+    return kinds <= PLAIN and layouts <= {torch.strided} and not any(map(torch.is_complex, tensors))
 
 
-def _memory(tensor: Tensor) -> Tensor:
+def memory_of(tensor: Tensor) -> Tensor:
+    """The memory of one gradient."""
     memory = _here(tensor)
     return torch.view_as_real(memory) if memory.is_complex() else memory
 

@@ -43,13 +43,13 @@ def _take_mean_in_tiles(memory, begin, inside, length, ELEMENT: tl.constexpr, RO
 
 @triton.jit(do_not_specialize=["skipped"])
 def centralize_rows(
-    pointers,
     owners,
     first_rows,
     row_counts,
-    squares,
     skipped,
     length,
+    pointers,
+    squares,
     ELEMENT: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
@@ -75,7 +75,7 @@ def centralize_rows(
 
 @triton.jit(do_not_specialize=["skipped"])
 def square_elements(
-    pointers, owners, first_elements, sizes, squares, skipped, ELEMENT: tl.constexpr, TILE: tl.constexpr
+    owners, first_elements, sizes, skipped, pointers, squares, ELEMENT: tl.constexpr, TILE: tl.constexpr
 ):
     """Each program adds up the squares of some elements of one tensor, which stays as it is."""
     program = tl.program_id(0) + skipped

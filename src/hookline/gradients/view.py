@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from operator import attrgetter
 from typing import Any
 
 import torch
 
 from hookline.errors import GradientError, nearest
+from hookline.gradients.look import Look, gradients_of
 from hookline.gradients.norms import Norms
-from hookline.gradients.numbers import Look, is_sharded
-
-_GRAD = attrgetter("grad")
+from hookline.gradients.numbers import is_sharded
 
 
 class Gradients(MutableMapping[str, torch.Tensor]):
     """A live view of the parameters' gradients. Nothing is copied, and nothing is written before `commit`.
 
-    Assigning to a name keeps the new gradient aside; parameters without a gradient are not listed.
+    Assigning to a name keeps the new gradient aside; parameters without a gradient are not listed. `steady` says that
+    meanwhile nobody but `commit` gives these parameters other gradients: then the links of a chain look for them once.
     """
 
-    def __init__(self, params: Mapping[str, torch.nn.Parameter], known: Norms | None = None) -> None:
+    def __init__(
+        self, params: Mapping[str, torch.nn.Parameter], known: Norms | None = None, steady: bool = False
+    ) -> None:
         self.params = params
         self.aside: dict[str, Any] = {}  # assigned and not committed yet
-        self._shared = known
+        self._shared, self._steady = known, steady
 
     def __getitem__(self, name: str) -> torch.Tensor:
         found = self.aside[name] if name in self.aside else self.params[name].grad
@@ -54,13 +55,12 @@ class Gradients(MutableMapping[str, torch.Tensor]):
 
     def tensors(self) -> list[torch.Tensor]:
         """The gradients that are there, in the order of the parameters."""
-        if self.aside:
-            return [self[name] for name in self]
-        return [grad for grad in map(_GRAD, self.params.values()) if grad is not None]
+        return [self[name] for name in self] if self.aside else gradients_of(self.params)
 
     def look(self) -> Look:
         """What the gradients have in common; the links of a chain look together."""
-        return self.known.seen.look(self.tensors())
+        seen = self.known.seen
+        return seen.gradients(self.params) if self._steady and not self.aside else seen.look(self.tensors())
 
     @property
     def known(self) -> Norms:
@@ -85,7 +85,7 @@ class Gradients(MutableMapping[str, torch.Tensor]):
 
     def norms(self) -> torch.Tensor:
         """One L2 norm per gradient, on the device, of the whole gradient where it is sharded; read once per change."""
-        tensors = self.tensors()
+        tensors = self.look().tensors
         return self.known.of(tensors) if tensors else torch.zeros(0)
 
     def norm(self) -> torch.Tensor:
@@ -98,11 +98,13 @@ class Gradients(MutableMapping[str, torch.Tensor]):
         for name, grad in self.items():
             if grad.is_sparse:
                 self.params[name].grad = grad.coalesce()
-        return self.tensors()
+        self.known.seen.forget_owners()
+        return self.look().tensors
 
     def forget(self) -> None:
-        """Drop what was assigned and not committed."""
+        """Drop what was assigned and not committed; the gradients may be others than before."""
         self.aside.clear()
+        self.known.seen.forget_owners()
 
     def commit(self, returned: Any) -> None:
         """Take over what a hook returned, all or nothing; None for a name removes its gradient."""
@@ -115,7 +117,7 @@ class Gradients(MutableMapping[str, torch.Tensor]):
             self._check(name, gradient)
         for name, gradient in new.items():
             self.params[name].grad = self._own(name, gradient)
-        self.aside.clear()
+        self.forget()
 
     def _own(self, name: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
         """A gradient that is nobody else's: later links write into it, and the hook may have kept what it returned."""

@@ -141,10 +141,13 @@ class GradientMonitor(TrainingHook):
     def _record(self, arrivals: Iterable[Arrival], trainer: Any) -> None:
         for step, sent, table in arrivals:
             keys = cast("Sequence[tuple[str, bool]]", sent)
-            names = [name for name, _ in keys]
-            self._log_layers(names, table, trainer, step)
+            names, columns = [name for name, _ in keys], self._columns(table)
             there = [place for place, (_, is_there) in enumerate(keys) if is_there]
-            columns = self._columns(table if len(there) == len(names) else table[there])
+            self._log_layers(names, columns, trainer, step)
+            if self._wanted.bins_per_octave:
+                self._log_bins(names, table[:, len(columns) :], len(there) == len(names), trainer, step)
+            if len(there) < len(names):
+                columns = {name: column[there] for name, column in columns.items()}
             self._log_scalars(columns, trainer, step)
             if self._is_scaling(step):
                 continue
@@ -152,16 +155,20 @@ class GradientMonitor(TrainingHook):
             self._judge(names, norms, trainer, step)
 
     def _columns(self, table: Tensor) -> Columns:
-        return dict(zip(self._wanted.columns, table.unbind(dim=1), strict=False))
+        """By name, without the bins: a tensor for each of those would take longer than all the rest."""
+        names = self._wanted.columns
+        return dict(zip(names, table[:, : len(names)].unbind(dim=1), strict=True))
 
-    def _log_layers(self, names: Sequence[str], table: Tensor, trainer: Any, step: int) -> None:
-        recorded = self._recorded(self._columns(table))
+    def _log_layers(self, names: Sequence[str], columns: Columns, trainer: Any, step: int) -> None:
+        recorded = self._recorded(columns)
         if recorded:
             values = torch.stack(list(recorded.values()), dim=1)
             trainer.log_layers("gradients", names, tuple(recorded), values, step)
-        if self._wanted.bins_per_octave:
-            bins = table[:, len(self._wanted.columns) :].nan_to_num().unsqueeze(1)
-            trainer.log_layers("gradient_histograms", names, ("count",), bins, step)
+
+    def _log_bins(self, names: Sequence[str], bins: Tensor, complete: bool, trainer: Any, step: int) -> None:
+        """The histograms; where there was no gradient, nothing was counted."""
+        counts = (bins if complete else bins.nan_to_num()).unsqueeze(1)
+        trainer.log_layers("gradient_histograms", names, ("count",), counts, step)
 
     def _recorded(self, columns: Columns) -> dict[str, Tensor]:
         """What layers.jsonl gets, by column."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import binascii
-from base64 import b64decode
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from hookline.errors import RecordError, nearest
 from hookline.record.layers import Table
+from hookline.record.packing import unpack
 from hookline.record.reader import read_jsonl
 
 _HEADER = {"series", "name", "names", "columns"}
@@ -110,13 +108,10 @@ def _table(header: dict[str, Any]) -> Table:
 
 def _values(record: dict[str, Any], table: Table | None) -> torch.Tensor | None:
     """The numbers of one line; None for one that is damaged or whose header is."""
-    try:
-        packed = np.frombuffer(b64decode(record["data"], validate=True), dtype="<f4").astype(np.float32)
-    except (KeyError, TypeError, binascii.Error, ValueError):
+    if table is None:
         return None
-    if table is None or packed.size != torch.Size(table.shape).numel():
-        return None
-    return torch.from_numpy(packed).reshape(table.shape)
+    found = unpack(record, torch.Size(table.shape).numel())
+    return None if found is None else torch.from_numpy(found).reshape(table.shape)
 
 
 def _place(name: str, known: tuple[str, ...], kind: str) -> int:

@@ -1,4 +1,4 @@
-"""Per-layer statistics on their way to layers.jsonl: the names once, then packed float32 per step.
+"""Per-layer statistics on their way to layers.jsonl: the names once, then packed numbers per step.
 
 GPT-2 small has 148 parameters; ten named statistics of each would be 90 kB of JSON a step, packed they are 8 kB.
 """
@@ -6,15 +6,15 @@ GPT-2 small has 148 parameters; ten named statistics of each would be 90 kB of J
 from __future__ import annotations
 
 import threading
-from base64 import b64encode
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from hookline.errors import RecordError
+from hookline.record.packing import pack
 from hookline.record.transfer import HostCopy
 from hookline.record.writers import JsonLines
 
@@ -96,8 +96,9 @@ class LayerLines:
     """The file layers.jsonl, made when the first step is written.
 
     A line ``{"series", "name", "names", "columns"}`` says what an id stands for, once in a process, with ``"bins"``
-    where there are any. Each step is a line ``{"series", "step", "data"}``, its data base64 of little-endian float32.
-    A line ``{"resumed"}`` takes back what stands above it of later steps.
+    where there are any. Each step is a line ``{"series", "step", "data"}``, its data base64 of little-endian float32;
+    bins that hold counts have ``"counts"`` instead, a fifth as long (see `hookline.record.packing`). A line
+    ``{"resumed"}`` takes back what stands above it of later steps.
     """
 
     def __init__(self, path: Path) -> None:
@@ -110,24 +111,24 @@ class LayerLines:
         known = self._ids.get(layers.table)
         if known is None:
             known = len(self._ids)
-            self._append(_header(known, layers.table))
+            self._file().write(_header(known, layers.table))
             self._ids[layers.table] = known  # only now: a header that the disk refused is tried again
-        self._append({"series": known, "step": layers.step, "data": _packed(layers.values)})
+        self._file().write_line(_line(known, layers))
 
     def go_back(self, step: int) -> None:
         """Say that what stands above of later steps is no more; where there is no file, nothing does."""
         if self._path.exists():
-            self._append({"resumed": step})
+            self._file().write({"resumed": step})
 
     def close(self) -> None:
         """Close the file, if there is one."""
         if self._lines is not None:
             self._lines.close()
 
-    def _append(self, record: Mapping[str, Any]) -> None:
+    def _file(self) -> JsonLines:
         if self._lines is None:
             self._lines = JsonLines(self._path)
-        self._lines.write(record)
+        return self._lines
 
 
 def _table(series: str, names: tuple[str, ...], columns: tuple[str, ...], values: torch.Tensor) -> Table:
@@ -153,5 +154,7 @@ def _header(series: int, table: Table) -> dict[str, Any]:
     return header if table.bins is None else {**header, "bins": table.bins}
 
 
-def _packed(values: torch.Tensor) -> str:
-    return b64encode(values.numpy().astype("<f4", copy=False).tobytes()).decode("ascii")
+def _line(series: int, layers: Layers) -> bytes:
+    """One step as JSON, put together by hand: an encoder would look at every character of the numbers."""
+    field, text = pack(layers.values.numpy(), binned=layers.table.bins is not None)
+    return b'{"series":%d,"step":%d,"%s":"%s"}' % (series, layers.step, field.encode("ascii"), text)

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 from hookline.record import jsonsafe
@@ -162,9 +163,13 @@ def secrets_in(value: Any, named: bool = False, depth: int = 0) -> Iterator[tupl
 
 def is_secret_key(key: Any) -> bool:
     """Whether a key's name says that its value is a secret: ``hf_token`` does, ``pad_token`` does not."""
-    if not isinstance(key, str):
-        return False
-    words = [word.lower() for word in _WORDS.findall(key)]
+    return isinstance(key, str) and _says_secret(str.__str__(key))
+
+
+@lru_cache(maxsize=1024)
+def _says_secret(name: str) -> bool:
+    """The same for a name; a record's are the same line after line."""
+    words = [word.lower() for word in _WORDS.findall(name)]
     if not _SECRET_WORDS.isdisjoint(words):
         return True
     if not _SECRET_PAIRS.isdisjoint(itertools.pairwise(words)):

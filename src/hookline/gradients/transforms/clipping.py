@@ -12,6 +12,7 @@ from hookline.gradients.numbers import multiply_groups_, numbers_of
 from hookline.gradients.transforms.base import Transform, above_zero, whole_rows
 from hookline.gradients.view import Gradients
 from hookline.stats.columns import wide_dtype
+from hookline.stats.statistics import has_kernels
 
 
 class Clip(Transform):
@@ -44,10 +45,21 @@ class ClipNorm(Clip):
             self.clipped_norm = total_norm(tensors, self.norm_type)
         else:  # in the gradients' own precision, as torch has it
             self.clipped_norm = torch.linalg.vector_norm(known.to(groups[0][0].dtype))
-        factor = torch.clamp(self.max_norm / (self.clipped_norm + 1e-6), max=1.0)
-        multiply_groups_(groups, factor)
+        factor = _clip(grads, groups, self.clipped_norm, self.max_norm)
         if known is not None:
             grads.known.keep(tensors, known * factor, derived=True)
+
+
+def _clip(grads: Gradients, groups: list[list[Tensor]], norm: Tensor, limit: float) -> Tensor:
+    """Scale the gradients down to the limit; returns the factor."""
+    if has_kernels(norm.device):
+        from hookline.gradients import cuda_multiply  # only now: it imports Triton
+
+        if cuda_multiply.can_multiply((look := grads.look()).kinds):
+            return cuda_multiply.clip_(look, norm, limit)
+    factor = torch.clamp(limit / (norm + 1e-6), max=1.0)
+    multiply_groups_(groups, factor)
+    return factor
 
 
 class ClipValue(Clip):

@@ -44,7 +44,7 @@ class Measure(UpdateHook):
         self._label = name
 
     def on_update(self, grads: Gradients, trainer: Any) -> Gradients:
-        tensors = grads.tensors()
+        tensors = grads.look().tensors
         if tensors:
             self.latest = dict(zip(self.metrics, self._values(grads, tensors), strict=True))
             for metric, value in self.latest.items():

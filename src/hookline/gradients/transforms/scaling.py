@@ -23,7 +23,13 @@ class Scale(Transform):
         self.factor = float(factor)
 
     def on_update(self, grads: Gradients) -> None:
-        multiply_groups_(grads.groups(), self.factor)
+        look = grads.look()
+        if not grads.known.were_found(look):
+            multiply_groups_(grads.groups(), self.factor)
+            return
+        from hookline.gradients import cuda_multiply  # only now: it imports Triton, as who found the norms did
+
+        grads.known.keep(look.tensors, cuda_multiply.multiply_(look, self.factor))
 
 
 class Normalize(Transform):

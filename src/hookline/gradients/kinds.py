@@ -1,0 +1,72 @@
+"""What is true of gradients apart from their values: found out once, and known again at later steps in one call."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline.gradients.numbers import PLAIN
+
+Guards: Any
+try:  # what compiled code asks whether tensors are like those it was compiled for
+    from torch._C._dynamo.guards import TensorGuards as Guards
+except ImportError:  # then everything is found out at every step, which takes five times as long
+    Guards = None
+
+_DTYPE, _SHAPE, _DEVICE, _LAYOUT = map(attrgetter, ("dtype", "shape", "device", "layout"))
+
+
+@dataclass(frozen=True, eq=False)
+class Kinds:
+    """What some gradients have in common, and what each of them is like. Of equal kinds there is one object."""
+
+    plain: bool
+    """Whether none of them is sharded, sparse or complex."""
+    alike: bool
+    """Whether all are of one dtype and on one device."""
+    contiguous: bool
+    """Whether the elements of each lie one after the other, in their order."""
+    dtypes: tuple[torch.dtype, ...]
+    shapes: tuple[torch.Size, ...]
+
+
+_recent: deque[tuple[int, Any, Kinds]] = deque(maxlen=8)
+
+
+def kinds_of(tensors: list[Tensor]) -> Kinds:
+    """The kinds of these; of tensors like those of an earlier step, in every respect, the very object of then."""
+    for count, guards, known in _recent:
+        if count == len(tensors) and guards.check(*tensors):
+            return known
+    kinds = _find_out(tensors)
+    if kinds.plain and tensors and (guards := _guards_of(tensors)) is not None:
+        _recent.appendleft((len(tensors), guards, kinds))
+    return kinds
+
+
+def _guards_of(tensors: list[Tensor]) -> Any:
+    """What knows tensors like these again; None where this torch has no such thing, or another."""
+    sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
+    try:
+        return Guards and Guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    except (TypeError, SystemError):
+        return None
+
+
+def _find_out(tensors: list[Tensor]) -> Kinds:
+    """The kinds that occur are few, so that sets of them are looked at."""
+    dtypes, strided = tuple(map(_DTYPE, tensors)), set(map(_LAYOUT, tensors)) <= {torch.strided}
+    real = not any(dtype.is_complex for dtype in set(dtypes))
+    plain = strided and real and PLAIN.issuperset(map(type, tensors))
+    alike = len(set(dtypes)) <= 1 and len(set(map(_DEVICE, tensors))) <= 1
+    contiguous = strided and all(map(Tensor.is_contiguous, tensors))
+    return _the_one(plain, alike, contiguous, dtypes, tuple(map(_SHAPE, tensors)))
+
+
+_the_one = lru_cache(maxsize=64)(Kinds)
