@@ -41,7 +41,7 @@ _recent: deque[tuple[int, Any, Kinds]] = deque(maxlen=8)
 
 def kinds_of(tensors: list[Tensor]) -> Kinds:
     """The kinds of these; of tensors like those of an earlier step, in every respect, the very object of then."""
-    for count, guards, known in _recent:
+    for count, guards, known in tuple(_recent):  # another thread may be adding to it
         if count == len(tensors) and guards.check(*tensors):
             return known
     kinds = _find_out(tensors)
