@@ -25,21 +25,23 @@ def test_small_tensors_alike_are_measured_together(
     assert groups == [32, 32, 6]
 
 
+@pytest.mark.parametrize("many", [6, cpu_path._MANY])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32])
-def test_zeros_are_counted_where_there_are_any(dtype: torch.dtype, assert_rows: Callable[..., None]) -> None:
+def test_zeros_are_counted_where_there_are_any(dtype: torch.dtype, many: int, assert_rows: Callable[..., None]) -> None:
     """In groups without a zero, with some, and with values whose squares vanish; in any dtype and shape."""
     for tensors in (
-        [(torch.rand(3, 40) + 1).to(dtype) for _ in range(6)],
-        [torch.randn(3, 40).relu().to(dtype) for _ in range(6)],
-        [(torch.randn(3, 40) * 1e-30).to(dtype) for _ in range(6)],
+        [(torch.rand(3, 40) + 1).to(dtype) for _ in range(many)],
+        [torch.randn(3, 40).relu().to(dtype) for _ in range(many)],
+        [(torch.randn(3, 40) * 1e-30).to(dtype) for _ in range(many)],
     ):
         assert_rows(cpu_path.summarize(tensors), tensors)
 
 
+@pytest.mark.parametrize("many", [6, cpu_path._MANY])
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1e30, 1e6, 1e-25])
-def test_one_odd_tensor_among_many(odd: float, assert_rows: Callable[..., None]) -> None:
+def test_one_odd_tensor_among_many(odd: float, many: int, assert_rows: Callable[..., None]) -> None:
     """A NaN, an overflow or a far mean in one tensor spoils neither it nor its neighbours."""
-    tensors = [torch.randn(50) for _ in range(6)]
+    tensors = [torch.randn(50) for _ in range(many)]
     tensors[3] = torch.randn(50) * odd if abs(odd) < 1 else torch.randn(50) + odd
     assert_rows(cpu_path.summarize(tensors), tensors)
 
@@ -57,3 +59,11 @@ def test_an_odd_block_among_even_ones(assert_rows: Callable[..., None]) -> None:
     tensor = torch.randn(3 * cpu_path.BLOCK)
     tensor[cpu_path.BLOCK + 5] = float("nan")
     assert_rows(cpu_path.summarize([tensor]), [tensor])
+
+
+def test_some_alike_among_others(assert_rows: Callable[..., None]) -> None:
+    """What is stacked, what is small and what is large each get the row of their own place."""
+    tensors = [torch.randn(7) + index if index % 3 else torch.randn(5, index + 1) for index in range(40)]
+    tensors.insert(9, torch.randn(2 * cpu_path.BLOCK + 3))
+    tensors.insert(20, torch.empty(0))
+    assert_rows(cpu_path.summarize(tensors), tensors)

@@ -130,3 +130,15 @@ def test_keys_keep_the_order_of_their_first_appearance() -> None:
     assert keys == ["b", "a", "c"]
     assert rows[:, MEAN].tolist() == [1.0, 2.5, 3.0]
     assert rows[:, COUNT].tolist() == [2, 2, 1]
+
+
+def test_rows_of_others_are_merged_with_those_of_tensors() -> None:
+    """One that has NaN for a count is none; a step of which nothing else came does not come out."""
+    gathered, nan = PerStep(), float("nan")
+    rows = torch.cat([summarize([torch.tensor([3.0, 5.0])]), torch.full((1, 10), nan)]).double()
+    gathered.add("a", torch.ones(2), 1)
+    gathered.add_rows(["a", "b"], rows, 1)
+    gathered.add_rows(["b"], rows[1:], 2)
+    gathered.end_step(2)
+    (step,) = gathered.drain()
+    assert (step.step, step.keys) == (1, ["a"]) and step.rows[0, [COUNT, MEAN]].tolist() == [4, 2.5]

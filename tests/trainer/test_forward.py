@@ -7,14 +7,7 @@ import pytest
 import torch
 
 from hookline.errors import TrainingError
-from hookline.trainer.forward import (
-    check_trainable,
-    count_samples,
-    count_tokens,
-    loss_and_metrics,
-    make_step,
-    tensors_of,
-)
+from hookline.trainer.forward import check_trainable, count_tokens, loss_and_metrics, make_step
 
 ONE = torch.ones(2, 3)
 
@@ -121,14 +114,3 @@ def test_a_loss_without_a_graph_is_refused() -> None:
 def test_counting_tokens(batch: Any, tokens: int) -> None:
     """Elements of input_ids, or of a batch that is itself an integer tensor."""
     assert count_tokens(batch) == tokens
-
-
-@pytest.mark.parametrize(
-    ("batch", "samples"),
-    [(ONE, 2), ((ONE, 1), 2), ({"a": "x", "b": [ONE]}, 2), (torch.tensor(1.0), 1), ("text", 1)],
-    ids=str,
-)
-def test_counting_samples(batch: Any, samples: int) -> None:
-    """The first dimension of the first tensor found, however deep."""
-    assert count_samples(batch) == samples
-    assert list(tensors_of("text")) == []

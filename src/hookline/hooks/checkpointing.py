@@ -179,6 +179,7 @@ class CheckpointHook(MetricHook):
 
     def on_train_start(self, trainer: Any = None, resumed: bool = False) -> None:
         """Another run, maybe in another directory: nothing in it is known to be whole, nor is another run's ranked."""
+        super().on_train_start(trainer)
         self._failed, self._saved_at = False, -1
         self._written.clear()
         if not resumed or self._directory != getattr(trainer, "checkpoint_dir", None):

@@ -155,8 +155,9 @@ class EarlyStopping(MetricHook):
 
     # ---- the best weights ------------------------------------------------------------------------------------------
 
-    def on_train_start(self, resumed: bool = False) -> None:
+    def on_train_start(self, trainer: Any = None, resumed: bool = False) -> None:
         """Another run has another best."""
+        super().on_train_start(trainer)
         self._failed = False
         if not resumed:
             self.forget()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter, is_
 from typing import NamedTuple
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-from hookline.stats.collector import version_of
 from hookline.stats.columns import STATISTICS
 from hookline.stats.histograms import fold, percentiles
 from hookline.stats.layout import upload
+from hookline.stats.newest import remember
 from hookline.stats.pieces import Pieces
+
+_GRAD, _VERSION = attrgetter("grad"), attrgetter("_version")
 
 
 class Wanted(NamedTuple):
@@ -60,7 +63,7 @@ class Look:
         self._measured = self._measure(pieces)
         # A DTensor's version misses writes to its shard, so that only plain gradients can be known again.
         known_again = pieces.plain and versions_tell
-        self._seen = [(ref(grad), version_of(grad)) for grad in grads] if known_again else None
+        self._seen = (list(map(ref, grads)), _versions(grads)) if known_again else None
         self._final: Tensor | None = None
         self._sizes: Tensor | None = None
         self._under_way: StepSize | None = None
@@ -101,8 +104,9 @@ class Look:
 
     def _gradients(self) -> tuple[list[int], list[Tensor]]:
         """Where there are gradients, and these."""
-        found = [(place, param.grad) for place, param in enumerate(self.params.values()) if param.grad is not None]
-        return [place for place, _ in found], [grad for _, grad in found]
+        grads = list(map(_GRAD, self.params.values()))
+        places = [place for place, grad in enumerate(grads) if grad is not None]
+        return places, grads if len(places) == len(grads) else [grads[place] for place in places]
 
     def _keys(self) -> list[tuple[str, bool]]:
         """Every parameter's name, and whether it has a gradient."""
@@ -111,10 +115,11 @@ class Look:
 
     def _untouched(self, grads: Sequence[Tensor]) -> bool:
         """Whether these are the very gradients that were measured, and nobody has written to them, for all we know."""
-        if self._seen is None or len(grads) != len(self._seen):
+        if self._seen is None:
             return False
-        pairs = zip(self._seen, grads, strict=True)
-        return all(known() is grad and version == version_of(grad) for (known, version), grad in pairs)
+        known, versions = self._seen
+        same = len(known) == len(grads) and all(map(is_, (seen() for seen in known), grads))
+        return same and _versions(grads) == versions
 
     @torch.no_grad()
     def _measure(self, pieces: Pieces) -> Tensor:
@@ -122,6 +127,8 @@ class Look:
         if not self._wanted.reads_all:
             return self._spread(pieces.norms().unsqueeze(1), self._places)
         blocks = [rows := pieces.summarize()]
+        if pieces.plain:
+            remember(pieces.dense, rows)  # for whoever looks next
         points, resolution = self._wanted.points, self._wanted.bins_per_octave
         if points or resolution:
             counted = pieces.histograms(rows)
@@ -135,6 +142,11 @@ class Look:
             return found
         rows = found.new_full((len(self.params), found.shape[1]), missing)
         return rows.index_copy_(0, upload(places, torch.int64, found.device), found)
+
+
+def _versions(grads: Sequence[Tensor]) -> list[int]:
+    """How often each was written to; plain gradients all count it."""
+    return list(map(_VERSION, grads))
 
 
 class StepSize:

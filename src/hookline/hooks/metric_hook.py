@@ -56,6 +56,18 @@ class MetricHook(NamedHook):
         """Do what there is to do at an occasion."""
         raise NotImplementedError
 
+    def on_train_start(self, trainer: Any = None, resumed: bool = False) -> None:
+        """Say at once if the metric can only come by somebody's hand: to wait for it would look like a healthy run."""
+        if self._waits_for_validation and _validates_by_hand_only(trainer):
+            problem = f"{self.monitor!r} is measured by validations, and this run makes none of its own"
+            remedy = "give validate_every, or call trainer.validate() from a hook"
+            logger.warning("hook %r: %s (validate_every is null); %s", self.called, problem, remedy)
+
+    @property
+    def _waits_for_validation(self) -> bool:
+        looks = self._looks_at_validation or self._looks_at_epochs
+        return looks and self.monitor is not None and not is_of_training(self.key)
+
     # ---- the occasions ---------------------------------------------------------------------------------------------
 
     def on_train_batch_end(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -146,6 +158,12 @@ def is_of_training(key: str) -> bool:
 
 def _will_validate(trainer: Any) -> bool:
     return bool(getattr(trainer, "val_loaders", True))
+
+
+def _validates_by_hand_only(trainer: Any) -> bool:
+    """Whether there is something to validate on, and no plan when; of other people's loops that is not known."""
+    options = getattr(trainer, "options", None)
+    return _will_validate(trainer) and options is not None and getattr(options, "validation_period", True) is None
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hookline.activations.moment import tensors_in
+from hookline.events.batches import count_samples
 from hookline.hooks.parameters import number_or_none, whole_number
 from hookline.registry.base import TrainingHook
 
@@ -76,7 +76,7 @@ class ThroughputMonitor(TrainingHook):
         if self._ended and step - self._heard <= 1:  # on a schedule, the micro-batch before may not have been heard
             window.waited += now - self._ended
             window.waits += 1
-        window.samples += _samples(batch)
+        window.samples += count_samples(batch)
         window.steps_heard += step != self._heard
         self._heard = step
 
@@ -170,9 +170,3 @@ def _tokens_in(batch: Any, trainer: Any) -> int:
     """The tokens of a batch, as the run counts them; they are among those seen when the batch begins."""
     count = getattr(trainer, "count_tokens", None)
     return int(count(batch)) if callable(count) else 0
-
-
-def _samples(batch: Any) -> int:
-    """The first dimension of the first tensor."""
-    tensor = next(iter(tensors_in(batch)), None)
-    return int(tensor.shape[0]) if tensor is not None and tensor.dim() else 1

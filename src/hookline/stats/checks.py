@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product, starmap
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from hookline.errors import HooklineError
+
+_DTYPE, _LAYOUT, _DEVICE = map(attrgetter, ("dtype", "layout", "device"))
 
 
 def check(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> None:
@@ -15,8 +19,8 @@ def check(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> N
 
     The kinds that occur are few, so a set of them is checked and the culprit looked for only when there is one.
     """
-    kinds = {(type(tensor), tensor.dtype, tensor.layout, tensor.device) for tensor in tensors}
-    if len({device for *_, device in kinds}) > 1 or any(_problem(*kind[:3]) for kind in kinds):
+    kinds, dtypes, layouts = (set(map(fact, tensors)) for fact in (type, _DTYPE, _LAYOUT))
+    if len(set(map(_DEVICE, tensors))) > 1 or any(starmap(_problem, product(kinds, dtypes, layouts))):
         _refuse(tensors, names or [f"tensor {index}" for index in range(len(tensors))])
 
 

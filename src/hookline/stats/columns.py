@@ -9,6 +9,9 @@ STATISTICS = ("count", "mean", "std", "min", "max", "absmax", "l2", "zeros", "na
 
 COUNT, MEAN, STD, MIN, MAX, ABSMAX, L2, ZEROS, NANS, INFS = range(len(STATISTICS))
 
+FAINT = 1e-24  # a sum of squares below has lost digits to float32's smallest numbers
+FAR = 50.0  # (mean / std)²; beyond it the squares are taken around the mean, at the price of more passes
+
 
 def row_dtype(device: torch.device) -> torch.dtype:
     """Rows are float64, which counts exactly to 2^53 where float32 stops at 2^24; MPS has no float64."""

@@ -12,11 +12,13 @@ from math import inf, isfinite, nan, sqrt
 from threading import local
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hookline.stats import torch_path
-from hookline.stats.columns import STATISTICS, wide_dtype
+from hookline.stats.columns import FAINT, FAR, STATISTICS, wide_dtype
+from hookline.stats.small_tensors import is_small, rows_of_small
 
 BLOCK = 131072  # elements for each torch thread; 512 KB as float32
 _MOST_THREADS = 16  # so that the scratch memory stays small
@@ -24,9 +26,7 @@ _SMALL = (
     16384  # elements; up to here tensors alike are measured together: calling an operation costs as much as running it
 )
 _TOGETHER = 131072  # elements that are measured together at most; twice as much leaves the cache
-FAINT = 1e-24  # a sum of squares below has lost digits to float32's smallest numbers
-_FEW = 4  # so many tensors alike are not worth stacking
-_FAR = 100.0  # (mean / std)²; beyond it the squares are taken around the mean, at the price of more passes
+_MANY = 16  # tensors alike, from which on stacking them costs less than a look at each
 
 
 class _Scratch(local):
@@ -63,21 +63,33 @@ class _Sums(NamedTuple):
 
 def summarize(tensors: Sequence[Tensor]) -> Tensor:
     """One row of statistics per tensor, for tensors that are all on the CPU."""
-    groups = torch_path.alike(tensors).values()
-    if len(groups) == 1:
-        return _rows_alike(tensors)
+    groups = [places for places in torch_path.alike(tensors).values() if _stack_well(tensors, places)]
+    if not groups:
+        return _one_by_one(tensors)
+    if len(groups[0]) == len(tensors):
+        return _rows(tensors, tensors[0].numel())
     rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64)
-    for indices in groups:
-        rows[indices] = _rows_alike([tensors[index] for index in indices])
+    single = sorted(set(range(len(tensors))).difference(*groups))
+    rows[single] = _one_by_one([tensors[place] for place in single])
+    for places in groups:
+        rows[places] = _rows([tensors[place] for place in places], tensors[places[0]].numel())
     return rows
 
 
-def _rows_alike(alike: Sequence[Tensor]) -> Tensor:
-    """The rows of tensors of one shape and dtype."""
-    size = alike[0].numel()
-    if 0 < size <= _SMALL and len(alike) >= _FEW:
-        return _rows(alike, size)
-    return torch.tensor([_row(tensor) for tensor in alike], dtype=torch.float64)
+def _stack_well(tensors: Sequence[Tensor], places: list[int]) -> bool:
+    """Whether these, of one shape and dtype, are measured together."""
+    return len(places) >= _MANY and 0 < tensors[places[0]].numel() <= _SMALL
+
+
+def _one_by_one(tensors: Sequence[Tensor]) -> Tensor:
+    if all(map(is_small, tensors)):
+        return _table(rows_of_small(tensors))
+    small = iter(rows_of_small([tensor for tensor in tensors if is_small(tensor)]))
+    return _table([next(small) if is_small(tensor) else _row(tensor) for tensor in tensors])
+
+
+def _table(rows: list[list[float]]) -> Tensor:
+    return torch.from_numpy(np.array(rows, dtype=np.float64))  # `torch.tensor` takes three times as long
 
 
 def _rows(alike: Sequence[Tensor], size: int) -> Tensor:
@@ -85,7 +97,7 @@ def _rows(alike: Sequence[Tensor], size: int) -> Tensor:
     totals, squares, low, high, others = _measure_together(alike, size).double()
     means = totals / size
     deviations = squares - means * totals
-    near = means * totals <= _FAR * deviations  # false for a NaN too
+    near = means * totals <= FAR * deviations  # false for a NaN too
     sound = near & squares.isfinite() & ((squares > FAINT) | (low == high))
     none = torch.zeros_like(means)
     stds = (deviations / max(size - 1, 1)).sqrt()
@@ -161,7 +173,7 @@ def _measure(block: Tensor, scratch: Tensor | None) -> _Sums:
         return _measure_with_care(block)
     total = block.sum().item()
     deviations = squares - total * total / size
-    if total * total > _FAR * size * deviations:
+    if total * total > FAR * size * deviations:
         deviations = _about(block, total / size)
     signs = torch.sign(block, out=scratch)
     zeros = size - torch.dot(signs, signs).item()

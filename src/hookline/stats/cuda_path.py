@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -30,20 +31,20 @@ WIDE: dict[torch.dtype, Any] = {torch.float32: tl.float32, torch.float64: tl.flo
 WARPS = 4
 UNROLL = 4  # loads that are on their way at once, per thread
 MERGE_TILE = 256
+_DTYPE = attrgetter("dtype")
 
 
 def summarize(tensors: Sequence[Tensor]) -> Tensor:
     """One row of statistics per tensor, for tensors that are all on one CUDA device."""
     device = tensors[0].device
     with torch.cuda.device(device):
-        return launch([readable(tensor) for tensor in tensors], device, torch.cuda.current_stream().cuda_stream)
+        return launch(all_readable(tensors), device, torch.cuda.current_stream().cuda_stream)
 
 
 def launch(tensors: Sequence[Tensor], device: torch.device, stream: int) -> Tensor:
     """Queue the kernels for tensors that can be read as flat memory."""
-    sizes, dtypes = tuple([tensor.numel() for tensor in tensors]), tuple([tensor.dtype for tensor in tensors])
-    layout = layout_of(device, stream, sizes, dtypes)
-    pointers = kept_table(device, tuple([tensor.data_ptr() for tensor in tensors]))
+    layout = layout_of(device, stream, tuple(map(Tensor.numel, tensors)), tuple(map(_DTYPE, tensors)))
+    pointers = kept_table(device, tuple(map(Tensor.data_ptr, tensors)))
     partials = torch.empty((kernels.PARTIAL_COLUMNS, layout.chunks), dtype=torch.float64, device=device)
     rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64, device=device)
     for group in layout.groups:
@@ -78,6 +79,13 @@ def _read(group: Group, layout: Layout, pointers: Tensor, partials: Tensor) -> N
         UNROLL=UNROLL,
         num_warps=WARPS,
     )
+
+
+def all_readable(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Each as `readable` gives it; nearly always all of them are so already, which is quickly seen."""
+    if all(map(Tensor.is_contiguous, tensors)) and ELEMENTS.keys() >= set(map(_DTYPE, tensors)):
+        return tensors
+    return [readable(tensor) for tensor in tensors]
 
 
 def readable(tensor: Tensor) -> Tensor:

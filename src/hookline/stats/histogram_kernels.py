@@ -28,6 +28,27 @@ def _bin_of(value, highest, PER_OCTAVE: tl.constexpr, PER_SIGN: tl.constexpr):
     return tl.where(size_bits > 0x7F800000, 2 * PER_SIGN + 3, index)
 
 
+@triton.jit(do_not_specialize=["many"])
+def find_tops(
+    many,
+    rows,
+    tops,
+    COLUMNS: tl.constexpr,
+    ABSMAX: tl.constexpr,
+    LOWEST: tl.constexpr,
+    HIGHEST: tl.constexpr,
+    USUAL: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The octave of each row's largest absolute value: the exponent of a float64, read from its bits."""
+    places = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    absmax = tl.load(rows + places * COLUMNS + ABSMAX, mask=places < many, other=0)
+    exponent = (absmax.to(tl.int64, bitcast=True) >> 52) & 0x7FF
+    octave = tl.where(absmax == 0, -1, exponent - 1023).to(tl.float32)
+    top = tl.minimum(tl.maximum(octave, LOWEST), HIGHEST)
+    tl.store(tops + places, tl.where(exponent == 0x7FF, USUAL, top), mask=places < many)
+
+
 # Triton has no counters in shared memory, so PTX makes them. The declaration may stand in a kernel only once.
 
 
@@ -116,13 +137,13 @@ def _count_in_registers(
 
 @triton.jit(do_not_specialize=["skipped"])
 def count_chunks(
-    pointers,
     sizes,
     first_chunks,
     owners,
+    skipped,
+    pointers,
     tops,
     counts,
-    skipped,
     ELEMENT: tl.constexpr,
     ITEM_BYTES: tl.constexpr,
     TILE: tl.constexpr,
@@ -159,7 +180,7 @@ def _value_of(index, top, PER_OCTAVE: tl.constexpr, PER_SIGN: tl.constexpr):
 
 @triton.jit(do_not_specialize=["points"])
 def look_up(
-    counts, tops, fractions, found, points, BINS: tl.constexpr, PER_OCTAVE: tl.constexpr, PER_SIGN: tl.constexpr
+    points, counts, tops, fractions, found, BINS: tl.constexpr, PER_OCTAVE: tl.constexpr, PER_SIGN: tl.constexpr
 ):
     """Write the percentiles of one tensor: the bins of the values around each place, and what lies between them."""
     tensor, bins = tl.program_id(0), tl.arange(0, BINS)

@@ -17,21 +17,22 @@ largest value to go by; its window ends at 2^16.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hookline.stats.columns import ABSMAX, row_dtype, wide_dtype
-from hookline.stats.layout import on_device
+from hookline.stats.layout import current_stream, on_device
 from hookline.stats.statistics import has_kernels, summarize
 
 BINS = 512
 PER_OCTAVE = 8
 PER_SIGN = (BINS - 4) // 2
 ZERO, INFINITE, NOT_A_NUMBER = PER_SIGN + 1, BINS - 2, BINS - 1
-_USUAL_TOP, _HIGHEST_TOP = 15.0, 127.0  # octaves
-_LOWEST_TOP = -90.0  # keeps the window clear of float32's subnormal numbers
+USUAL_TOP, HIGHEST_TOP = 15.0, 127.0  # octaves
+LOWEST_TOP = -90.0  # keeps the window clear of float32's subnormal numbers
 _PIECE = 1 << 20  # elements
 
 
@@ -70,13 +71,19 @@ def percentiles(counted: Histograms, points: Sequence[float]) -> Tensor:
     is for values inside the window; smaller ones come out as its lower end. Nothing waits for the device.
     """
     counts, device = counted.counts, counted.counts.device
-    fractions = on_device(torch.tensor([point / 100 for point in points], dtype=row_dtype(device)), device)
+    fractions = _fractions(device, current_stream(device), tuple(points))
     if has_kernels(device) and len(counts):
         from hookline.stats import cuda_histograms
 
         with torch.cuda.device(device):
             return cuda_histograms.percentiles(counts, counted.tops, fractions)
     return look_up(counts, counted.tops, fractions)
+
+
+@lru_cache(maxsize=16)
+def _fractions(device: torch.device, stream: int, points: tuple[float, ...]) -> Tensor:
+    """The points as parts of one, on the device; only to be read. The stream is in the key as in `layout_of`'s."""
+    return on_device(torch.tensor([point / 100 for point in points], dtype=row_dtype(device)), device)
 
 
 def look_up(counts: Tensor, tops: Tensor, fractions: Tensor) -> Tensor:
@@ -94,9 +101,14 @@ def look_up(counts: Tensor, tops: Tensor, fractions: Tensor) -> Tensor:
 
 def tops_of(rows: Tensor) -> Tensor:
     """The octave in which each tensor's window ends; zeros and what is not finite have none of their own."""
+    if has_kernels(rows.device) and len(rows):
+        from hookline.stats import cuda_histograms
+
+        with torch.cuda.device(rows.device):
+            return cuda_histograms.tops_of(rows)
     absmax = rows[:, ABSMAX]
     octaves = torch.frexp(absmax).exponent - 1  # exact, where a logarithm may land just below a power of two
-    return torch.where(absmax.isfinite(), octaves.float().clamp(_LOWEST_TOP, _HIGHEST_TOP), _USUAL_TOP)
+    return torch.where(absmax.isfinite(), octaves.float().clamp(LOWEST_TOP, HIGHEST_TOP), USUAL_TOP)
 
 
 def values_of_bins(tops: Tensor, per_octave: int = PER_OCTAVE) -> Tensor:

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped"
 """The Triton kernels of the CUDA path: read every chunk once, then merge the chunks of each tensor.
 
-A chunk is a run of elements that one program reads. Its sums are taken around a pivot, the mean of its first tile, so
-that a mean far from zero costs no digits: where the pivot is off, the spread that makes it so is in the chunk itself.
+A chunk is a run of elements that one program reads. Its sums are taken around pivots, values from its beginning, so
+that a mean far from zero costs no digits: where a pivot is off, the spread that makes it so is in the chunk itself.
 
 Per element the loop does what it cannot avoid: convert, subtract, two sums, minimum, maximum and a test for zero. At
 two bytes an element, counting NaNs and infinities there too would make the arithmetic, not the memory, set the pace.
@@ -19,7 +19,7 @@ PARTIAL_COLUMNS = 8  # count, mean, sum of squared deviations, min, max, zeros, 
 
 
 @triton.jit
-def _finite_or_zero(value):
+def finite_or_zero(value):
     return tl.where(value - value == 0, value, 0.0)
 
 
@@ -35,12 +35,17 @@ def place_of_chunk(address, size, number, ELEMENT: tl.constexpr, ITEM_BYTES: tl.
 
     Chunks are counted from the 16-byte boundary at or before the tensor, so that a whole one can be read in vectors.
     """
-    address, size = tl.load(address), tl.load(size)
-    start = number.to(tl.int64) * ELEMENTS
+    return chunk_at(tl.load(address), tl.load(size), number, ELEMENT, ITEM_BYTES, ELEMENTS)
+
+
+@triton.jit
+def chunk_at(address, size, number, ELEMENT: tl.constexpr, ITEM_BYTES: tl.constexpr, elements):
+    """The same for a tensor whose address and size are known, in chunks of so many elements."""
+    start = number.to(tl.int64) * elements
     lead = (address % 16) // ITEM_BYTES
     aligned = tl.multiple_of((address - address % 16).to(tl.pointer_type(ELEMENT), bitcast=True), 16)
     begin = tl.maximum(lead - start, 0).to(tl.int32)
-    end = tl.maximum(tl.minimum(lead + size - start, ELEMENTS), 0).to(tl.int32)
+    end = tl.maximum(tl.minimum(lead + size - start, elements), 0).to(tl.int32)
     return tl.multiple_of(aligned + start, 16), begin, end
 
 
@@ -51,14 +56,17 @@ def _vectors(base, lanes):
 
 
 @triton.jit
-def _read_inner_chunk(base, WIDE: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, UNROLL: tl.constexpr):
-    """Sums of a chunk that lies wholly inside its tensor: no masks, several loads on their way at once."""
+def _read_inner_chunk(base, tiles, WIDE: tl.constexpr, TILE: tl.constexpr, UNROLL: tl.constexpr):
+    """What each lane sees of a chunk that lies wholly inside its tensor: no masks, several loads on their way at once.
+
+    Each lane has a pivot of its own, its first element: to agree on one, all would have to wait for each other.
+    """
     lanes = tl.arange(0, TILE)
-    pivot = _finite_or_zero(tl.sum(tl.load(_vectors(base, lanes)).to(WIDE)) / TILE)
+    pivot = finite_or_zero(tl.load(_vectors(base, lanes)).to(WIDE))
     total, squares = tl.zeros([TILE], WIDE), tl.zeros([TILE], WIDE)
     low, high = tl.full([TILE], float("inf"), WIDE), tl.full([TILE], float("-inf"), WIDE)
     zeros = tl.zeros([TILE], tl.int32)
-    for tile in range(0, TILES, UNROLL):
+    for tile in range(0, tiles, UNROLL):
         for ahead in tl.static_range(UNROLL):
             value = tl.load(_vectors(base + (tile + ahead) * TILE, lanes)).to(WIDE)
             deviation = value - pivot
@@ -66,16 +74,16 @@ def _read_inner_chunk(base, WIDE: tl.constexpr, TILE: tl.constexpr, TILES: tl.co
             squares += deviation * deviation
             low, high = tl.minimum(low, value), tl.maximum(high, value)
             zeros += (value == 0).to(tl.int32)
-    return pivot, tl.sum(total), tl.sum(squares), tl.min(low), tl.max(high), tl.sum(zeros)
+    return pivot, total, squares, low, high, zeros
 
 
 @triton.jit
 def _read_edge_chunk(base, begin, end, WIDE: tl.constexpr, TILE: tl.constexpr):
     """The same for a chunk of which only the elements from begin to end belong to the tensor."""
     lanes = tl.arange(0, TILE)
+    first = tl.load(base + begin, mask=begin < end, other=0).to(WIDE)  # for lanes that begin with a later element
     inside = inside_of(lanes, begin, end)
-    first = tl.sum(tl.load(base + lanes, mask=inside, other=0).to(WIDE))
-    pivot = _finite_or_zero(first / tl.maximum(tl.sum(inside.to(tl.int32)), 1))
+    pivot = finite_or_zero(tl.where(inside, tl.load(base + lanes, mask=inside, other=0).to(WIDE), first))
     total, squares = tl.zeros([TILE], WIDE), tl.zeros([TILE], WIDE)
     low, high = tl.full([TILE], float("inf"), WIDE), tl.full([TILE], float("-inf"), WIDE)
     zeros = tl.zeros([TILE], tl.int32)
@@ -85,17 +93,29 @@ def _read_edge_chunk(base, begin, end, WIDE: tl.constexpr, TILE: tl.constexpr):
         deviation = tl.where(inside, value - pivot, 0.0)
         total += deviation
         squares += deviation * deviation
-        low, high = (
-            tl.minimum(low, tl.where(inside, value, float("inf"))),
-            tl.maximum(high, tl.where(inside, value, float("-inf"))),
-        )
+        low = tl.minimum(low, tl.where(inside, value, float("inf")))
+        high = tl.maximum(high, tl.where(inside, value, float("-inf")))
         zeros += (inside & (value == 0)).to(tl.int32)
-    return pivot, tl.sum(total), tl.sum(squares), tl.min(low), tl.max(high), tl.sum(zeros)
+    return pivot, total, squares, low, high, zeros
+
+
+@triton.jit
+def _over_lanes(begin, end, pivot, total, squares, TILE: tl.constexpr):
+    """The mean of the elements from begin to end, and the sum of squared deviations from it, from what lanes saw."""
+    lanes, count = tl.arange(0, TILE), tl.maximum(end - begin, 0)
+    many = tl.cdiv(tl.maximum(end - lanes, 0), TILE) - tl.cdiv(tl.maximum(begin - lanes, 0), TILE)  # of each lane
+    shift = total / tl.maximum(many, 1)
+    means = pivot + shift
+    center = tl.sum(means * many) / tl.maximum(count, 1)
+    off = tl.where(many > 0, means - center, 0.0)
+    squares = tl.sum(squares - total * shift + many * off * off)
+    rest = tl.sum(off * many).to(tl.float64) / tl.maximum(count, 1)
+    return center.to(tl.float64) + rest, squares.to(tl.float64)
 
 
 @triton.jit
 def _read_again(base, begin, end, TILE: tl.constexpr):
-    """Sums around zero in float64, and how many values are not finite: for a chunk where float32 was not enough."""
+    """The moments in float64, and how many values are not finite: for a chunk where float32 was not enough."""
     lanes = tl.arange(0, TILE)
     total, squares = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
     nans, infs = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
@@ -106,7 +126,38 @@ def _read_again(base, begin, end, TILE: tl.constexpr):
         squares += value * value
         nans += (value != value).to(tl.int32)
         infs += (tl.abs(value) == float("inf")).to(tl.int32)
-    return tl.sum(total), tl.sum(squares), tl.sum(nans).to(tl.float64), tl.sum(infs).to(tl.float64)
+    sum_of_values, shift = tl.sum(total), tl.sum(total) / tl.maximum(end - begin, 1)
+    deviations = tl.sum(squares) - sum_of_values * shift
+    return shift, deviations, tl.sum(nans).to(tl.float64), tl.sum(infs).to(tl.float64)
+
+
+@triton.jit
+def partials_of(base, begin, end, tiles, WIDE: tl.constexpr, TILE: tl.constexpr, UNROLL: tl.constexpr):
+    """The partial results of a chunk of so many tiles, of which the elements from begin to end are the tensor's."""
+    if (begin == 0) & (end == TILE * tiles):
+        pivot, total, squares, low, high, zeros = _read_inner_chunk(base, tiles, WIDE, TILE, UNROLL)
+    else:
+        pivot, total, squares, low, high, zeros = _read_edge_chunk(base, begin, end, WIDE, TILE)
+    count = tl.maximum(end - begin, 0)
+    mean, deviations = _over_lanes(begin, end, pivot, total, squares, TILE)
+    lowest, highest, all_zeros = tl.min(low).to(tl.float64), tl.max(high).to(tl.float64), tl.sum(zeros).to(tl.float64)
+    nans, infs = all_zeros * 0, all_zeros * 0
+    if (deviations - deviations != 0) | ((deviations < FAINT) & (lowest < highest)):
+        mean, deviations, nans, infs = _read_again(base, begin, end, TILE)
+    return count.to(tl.float64), mean, deviations, lowest, highest, all_zeros, nans, infs
+
+
+@triton.jit
+def store_partials(place, stride, count, mean, squares, low, high, zeros, nans, infs):
+    """Write the partial results of one chunk, a column each."""
+    tl.store(place, count)
+    tl.store(place + stride, mean)
+    tl.store(place + 2 * stride, squares)
+    tl.store(place + 3 * stride, low)
+    tl.store(place + 4 * stride, high)
+    tl.store(place + 5 * stride, zeros)
+    tl.store(place + 6 * stride, nans)
+    tl.store(place + 7 * stride, infs)
 
 
 @triton.jit(do_not_specialize=["skipped", "chunks"])
@@ -130,51 +181,40 @@ def read_chunks(
     owner = tl.load(owners + chunk)
     number = chunk - tl.load(first_chunks + owner)
     base, begin, end = place_of_chunk(pointers + owner, sizes + owner, number, ELEMENT, ITEM_BYTES, TILE * TILES)
-    if (begin == 0) & (end == TILE * TILES):
-        pivot, total, squares, low, high, zeros = _read_inner_chunk(base, WIDE, TILE, TILES, UNROLL)
-    else:
-        pivot, total, squares, low, high, zeros = _read_edge_chunk(base, begin, end, WIDE, TILE)
-    count = tl.maximum(end - begin, 0).to(tl.float64)
-    total, squares, pivot = total.to(tl.float64), squares.to(tl.float64), pivot.to(tl.float64)
-    nans, infs = count * 0, count * 0
-    if (squares - squares != 0) | ((squares < FAINT) & (low < high)):
-        total, squares, nans, infs = _read_again(base, begin, end, TILE)
-        pivot = pivot * 0
-    shift = total / tl.maximum(count, 1)
-    tl.store(partials + chunk, count)
-    tl.store(partials + chunks + chunk, pivot + shift)
-    tl.store(partials + 2 * chunks + chunk, squares - total * shift)
-    tl.store(partials + 3 * chunks + chunk, low.to(tl.float64))
-    tl.store(partials + 4 * chunks + chunk, high.to(tl.float64))
-    tl.store(partials + 5 * chunks + chunk, zeros.to(tl.float64))
-    tl.store(partials + 6 * chunks + chunk, nans)
-    tl.store(partials + 7 * chunks + chunk, infs)
+    count, mean, squares, low, high, zeros, nans, infs = partials_of(base, begin, end, TILES, WIDE, TILE, UNROLL)
+    store_partials(partials + chunk, chunks, count, mean, squares, low, high, zeros, nans, infs)
 
 
 @triton.jit(do_not_specialize=["chunks"])
 def merge_chunks(first_chunks, chunk_counts, partials, rows, chunks, COLUMNS: tl.constexpr, TILE: tl.constexpr):
     """Write one tensor's row from the partial results of its chunks, always added in the same order."""
     tensor = tl.program_id(0)
-    mine = partials + tl.load(first_chunks + tensor)
-    many = tl.load(chunk_counts + tensor)
-    pivot = _finite_or_zero(tl.load(mine + chunks, mask=many > 0, other=0.0))
+    first, many = tl.load(first_chunks + tensor), tl.load(chunk_counts + tensor)
+    merge_partials(partials + first, chunks, many, rows + tensor * COLUMNS, TILE)
+
+
+@triton.jit
+def merge_partials(mine, stride, many, row, TILE: tl.constexpr):
+    """Write a row from so many partial results; those of nothing, whose count is zero, may hold anything else."""
+    pivot = finite_or_zero(tl.load(mine + stride, mask=many > 0, other=0.0))
     lanes = tl.arange(0, TILE)
     count, shift, squares = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
     low, high = tl.full([TILE], float("inf"), tl.float64), tl.full([TILE], float("-inf"), tl.float64)
     zeros, nans, infs = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
     for start in range(0, many, TILE):
-        place, inside = mine + start + lanes, start + lanes < many
-        weight = tl.load(place, mask=inside, other=0.0)
-        deviation = tl.load(place + chunks, mask=inside, other=0.0) - tl.where(inside, pivot, 0.0)
+        place = mine + start + lanes
+        weight = tl.load(place, mask=start + lanes < many, other=0.0)
+        some = weight > 0
+        deviation = tl.load(place + stride, mask=some, other=0.0) - tl.where(some, pivot, 0.0)
         count += weight
         shift += weight * deviation
-        squares += tl.load(place + 2 * chunks, mask=inside, other=0.0) + weight * deviation * deviation
-        low = tl.minimum(low, tl.load(place + 3 * chunks, mask=inside, other=float("inf")))
-        high = tl.maximum(high, tl.load(place + 4 * chunks, mask=inside, other=float("-inf")))
-        zeros += tl.load(place + 5 * chunks, mask=inside, other=0.0)
-        nans += tl.load(place + 6 * chunks, mask=inside, other=0.0)
-        infs += tl.load(place + 7 * chunks, mask=inside, other=0.0)
-    row, total_count, total_nans, total_infs = rows + tensor * COLUMNS, tl.sum(count), tl.sum(nans), tl.sum(infs)
+        squares += tl.load(place + 2 * stride, mask=some, other=0.0) + weight * deviation * deviation
+        low = tl.minimum(low, tl.load(place + 3 * stride, mask=some, other=float("inf")))
+        high = tl.maximum(high, tl.load(place + 4 * stride, mask=some, other=float("-inf")))
+        zeros += tl.load(place + 5 * stride, mask=some, other=0.0)
+        nans += tl.load(place + 6 * stride, mask=some, other=0.0)
+        infs += tl.load(place + 7 * stride, mask=some, other=0.0)
+    total_count, total_nans, total_infs = tl.sum(count), tl.sum(nans), tl.sum(infs)
     _write_moments(row, total_count, pivot, tl.sum(shift), tl.sum(squares), total_nans, total_infs)
     _write_extremes(row, total_count, tl.min(low), tl.max(high), total_nans)
     tl.store(row + 7, tl.sum(zeros))

@@ -97,7 +97,10 @@ def _kept_table(device: torch.device, stream: int, numbers: tuple[int, ...]) -> 
 
 def current_stream(device: torch.device) -> int:
     """The stream that is now in use on the device, as a key; 0 where there are none."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    if device.type != "cuda":
+        return 0
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch._C._cuda_getCurrentRawStream(index)  # what Triton asks, too; ten times as quick as a Stream object
 
 
 def upload(numbers: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _lock = threading.Lock()
-_lenders = 0  # blocks that lend, in all threads: looking at a number is cheaper than at what belongs to a thread
+lenders = 0  # blocks that lend, in all threads: looking at a number is cheaper than at what belongs to a thread
 _here = threading.local()
 
 
 def on_loan() -> bool:
     """Whether the tensors that this thread handles are on loan."""
-    return _lenders > 0 and getattr(_here, "depth", 0) > 0
+    return lenders > 0 and getattr(_here, "depth", 0) > 0
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def lending() -> Iterator[None]:
 
 
 def _enter(by: int) -> None:
-    global _lenders
+    global lenders
     _here.depth = getattr(_here, "depth", 0) + by
     with _lock:
-        _lenders += by
+        lenders += by

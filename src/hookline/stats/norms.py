@@ -13,11 +13,12 @@ from torch import Tensor
 
 from hookline.stats import torch_path
 from hookline.stats.checks import check
-from hookline.stats.columns import L2, row_dtype, wide_dtype
-from hookline.stats.cpu_path import BLOCK, FAINT, stacked_in_scratch
+from hookline.stats.columns import FAINT, L2, row_dtype, wide_dtype
+from hookline.stats.cpu_path import BLOCK, stacked_in_scratch
 from hookline.stats.statistics import summarize
 
-_SMALL = 4096  # elements; up to here tensors alike are read together: a call costs as much as what it does
+_TINY = 1024  # elements; up to here tensors alike are read together: a call costs more than what it does
+_SMALL = 4096  # elements; up to here also those that are brought into another precision anyway
 _MIDDLING = 65536  # elements; beyond, torch's own norm, which adds up one after the other, loses digits
 _TOGETHER = 131072  # elements that are read together at most, so that they stay in the cache
 
@@ -52,7 +53,7 @@ def _norms_alike(alike: Sequence[Tensor]) -> Tensor:
 
 
 def _measure(alike: Sequence[Tensor], size: int) -> Tensor:
-    if _SMALL < size <= _MIDDLING and alike[0].dtype is wide_dtype(alike[0].dtype):
+    if _TINY < size <= _MIDDLING and alike[0].dtype is wide_dtype(alike[0].dtype):
         return torch.stack(torch._foreach_norm(list(alike))).double()
     if not 0 < size <= _SMALL:
         return torch.tensor([sqrt(_squares(tensor.reshape(-1))) for tensor in alike], dtype=torch.float64)

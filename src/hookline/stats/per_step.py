@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hookline.stats.collector import Collector, Measure
+from hookline.stats.columns import COUNT
 from hookline.stats.flush import Arrival, Flush
 from hookline.stats.statistics import summarize
 from hookline.stats.wide_rows import merge_rows
@@ -50,6 +51,12 @@ class PerStep:
         if self._gathered >= MOST_GATHERED:
             self.send()
 
+    def add_rows(self, keys: Sequence[Hashable], rows: Tensor, step: int) -> None:
+        """Take rows that others made on the device; one whose count is NaN is none."""
+        if step != self._step:
+            self._go_to(step)
+        self._flush.send(step, keys, rows)
+
     def send(self) -> None:
         """Read what was gathered, before somebody frees it, and start the copy to the host."""
         self._gathered = 0
@@ -89,7 +96,7 @@ class PerStep:
             self._ended = step - 1
 
     def _complete(self, arrivals: Iterator[Arrival]) -> Iterator[StepRows]:
-        for arrival in arrivals:
+        for arrival in filter(None, map(_measured, arrivals)):
             if self._open and arrival.step != self._open[0].step:
                 yield self._close()
             self._open.append(arrival)
@@ -99,6 +106,15 @@ class PerStep:
     def _close(self) -> StepRows:
         arrivals, self._open = self._open, []
         return _merged(arrivals)
+
+
+def _measured(arrival: Arrival) -> Arrival | None:
+    """The arrival without rows that are none."""
+    none = arrival.rows[:, COUNT].isnan()
+    if not none.any():
+        return arrival
+    kept = (~none).nonzero().flatten().tolist()
+    return Arrival(arrival.step, [arrival.keys[place] for place in kept], arrival.rows[kept]) if kept else None
 
 
 def _merged(arrivals: Sequence[Arrival]) -> StepRows:

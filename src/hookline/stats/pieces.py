@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from hookline.stats.layout import upload
 from hookline.stats.merging import merge
 from hookline.stats.shards import Shards, find_shards
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+_LAYOUT, _DTYPE = attrgetter("layout"), attrgetter("dtype")
 
 
 class Pieces:
@@ -99,8 +101,8 @@ def _by_device(tensors: list[Tensor]) -> list[list[int]]:
 
 def _are_plain(tensors: Sequence[Tensor]) -> bool:
     """Whether they can be measured as they are; asked of the few kinds that occur, as there may be hundreds."""
-    kinds = {(type(tensor), tensor.layout, tensor.dtype) for tensor in tensors}
-    return all(kind in _PLAIN and layout is torch.strided and not dtype.is_complex for kind, layout, dtype in kinds)
+    kinds, layouts, dtypes = (set(map(fact, tensors)) for fact in (type, _LAYOUT, _DTYPE))
+    return kinds <= _PLAIN and layouts <= {torch.strided} and not any(dtype.is_complex for dtype in dtypes)
 
 
 def _local(tensor: Tensor) -> Tensor:

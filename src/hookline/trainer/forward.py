@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from hookline.errors import TrainingError
+from hookline.events.batches import count_samples as count_samples  # the trainer's modules find them here
+from hookline.events.batches import tensors_of as tensors_of
 
 StepFunction = Callable[[torch.nn.Module, Any], Any]
 
@@ -80,12 +82,6 @@ def check_trainable(loss: torch.Tensor) -> None:
         )
 
 
-def count_samples(batch: Any) -> int:
-    """The batch's first dimension, of the first tensor found."""
-    tensor = next(tensors_of(batch), None)
-    return int(tensor.shape[0]) if tensor is not None and tensor.dim() else 1
-
-
 def count_tokens(batch: Any) -> int:
     """Elements of `input_ids`, or of a batch that is itself an integer tensor; else 0."""
     if type(batch) in (tuple, list):
@@ -94,15 +90,6 @@ def count_tokens(batch: Any) -> int:
     if not isinstance(tokens, torch.Tensor) or tokens.is_floating_point() or tokens.is_complex():
         return 0
     return tokens.numel()
-
-
-def tensors_of(batch: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a nested batch, in order."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
-    for item in items:
-        yield from tensors_of(item)
 
 
 def _is_metric(key: Any, value: Any) -> bool:

@@ -25,9 +25,18 @@ class LossBook:
             self._count += len(self.recent)
             self.recent.clear()
 
+    def _fold_on_host(self) -> None:
+        """The same for who waits for the device anyway: one operation instead of eight, in the middle of a step."""
+        if self.recent:
+            losses = torch.stack(self.recent).tolist()
+            self._sum = float(self._sum) + sum(losses)
+            self._bad = int(self._bad) + sum(not math.isfinite(loss) for loss in losses)
+            self._count += len(losses)
+            self.recent.clear()
+
     def mean(self) -> float:
         """The epoch's mean so far; nan before the first batch. Waits for the device."""
-        self.fold()
+        self._fold_on_host()
         return float(self._sum) / self._count if self._count else math.nan
 
     def take_non_finite(self) -> int:

@@ -16,6 +16,8 @@ class RunState:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self._values: dict[str, Any] = {}
+        self._parameters = 0
+        self._counted_at: tuple[int, int] | None = None  # the epoch, and how many tensors were trained
 
     def refresh(self) -> dict[str, Any]:
         """The dictionary, with our keys as they are now. Waits for the device: two of them are losses."""
@@ -28,10 +30,18 @@ class RunState:
             current_batch_idx=max(moment.training["batch_idx"], 0),
             latest_loss=self._safely(lambda: moment.training_loss),
             avg_loss=self._safely(trainer.loop.losses.mean),
-            model_params=sum(parameter.numel() for parameter in trainer.model.parameters()),
+            model_params=self._count_parameters(),
             status=trainer.status,
         )
         return self._values
+
+    def _count_parameters(self) -> int:
+        """Counted in each epoch, and when others are trained: walking through a model takes longer than the rest."""
+        now = self._trainer.moment.epoch, len(self._trainer.params)
+        if now != self._counted_at:
+            self._counted_at = now
+            self._parameters = sum(parameter.numel() for parameter in self._trainer.model.parameters())
+        return self._parameters
 
     def _safely(self, read: Callable[[], float]) -> float:
         """A loss; after a device error it can no longer be read, and closing events must still fire."""

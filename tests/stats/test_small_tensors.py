@@ -1,0 +1,67 @@
+"""Small tensors get the rows that large ones would."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hookline.stats import small_tensors
+from hookline.stats.small_tensors import SMALL, is_small, rows_of_small
+
+
+def rows(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """As a table."""
+    return torch.tensor(rows_of_small(tensors), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("size", [1, 2, small_tensors._TINY, small_tensors._TINY + 1, SMALL])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
+)
+def test_every_size_and_dtype(size: int, dtype: torch.dtype, assert_rows: Callable[..., None]) -> None:
+    """Alone and among others, at the sizes where the way of reading changes."""
+    tensor = torch.randn(size).mul(3).relu().to(dtype)
+    others = [torch.randn(5), torch.randn(3000)]
+    assert_rows(rows([tensor]), [tensor])
+    assert_rows(rows([others[0], tensor, others[1], tensor]), [others[0], tensor, others[1], tensor])
+
+
+@pytest.mark.parametrize("size", [50, 5000])
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e30, 1e6, 1e-25, 0.0])
+def test_odd_values_are_measured_with_care(odd: float, size: int, assert_rows: Callable[..., None]) -> None:
+    """A NaN, an overflow, a far mean, faint values and nothing but zeros; no warning of NumPy's gets out."""
+    tensor = torch.randn(size) * odd if abs(odd) < 1 else torch.randn(size) + odd
+    single = torch.randn(size)
+    single[7] = odd
+    assert_rows(rows([tensor, single]), [tensor, single])
+
+
+def test_strides_and_graphs_do_not_matter(assert_rows: Callable[..., None]) -> None:
+    """Views that do not lie one behind the other, and tensors with a graph, are read as they are."""
+    base = torch.randn(60, 80, requires_grad=True)
+    tensors = [base.t(), base[:, ::2], base[3:5].exp(), base.sum()]
+    assert_rows(rows(tensors), tensors)
+
+
+@given(
+    st.lists(
+        st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=9),
+        min_size=1,
+        max_size=6,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_extremes_and_counts_are_exact(values: list[list[float]]) -> None:
+    """Of any numbers, the row has the very smallest and largest, and counts the zeros."""
+    tensors = [torch.tensor(some) for some in values]
+    for row, some in zip(rows_of_small(tensors), tensors, strict=True):
+        assert (row[0], row[3], row[4]) == (len(some), some.min().item(), some.max().item())
+        assert row[7:] == [(some == 0).sum().item(), 0, 0]
+
+
+def test_what_is_small() -> None:
+    """Neither nothing nor too much."""
+    assert [is_small(torch.empty(size)) for size in (0, 1, SMALL, SMALL + 1)] == [False, True, True, False]
