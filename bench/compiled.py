@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
-from bench.statistics import Plain, Training, above, in_turn
 from bench.table import Table
+from bench.turns import above, in_turn
+from bench.watched import Plain, Training
 from hookline import HookManager
 from hookline.activations.monitor import Monitor
 

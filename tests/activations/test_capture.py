@@ -119,7 +119,7 @@ def test_a_failure_is_the_hooks_own(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     model, hook = make_model(), Capture("0")
     manager = captured(model, hook)
     with monkeypatch.context() as patch:
-        patch.setattr(hook, "_add", lambda state: 1 / 0)
+        patch.setattr("hookline.activations.capture.is_grad_enabled", lambda: 1 / 0)
         assert model(INPUT).shape == (2, 2)
     assert manager.entry("capture").failures.total == 1 and "ZeroDivisionError" in caplog.text
     model(INPUT)
@@ -136,6 +136,30 @@ def test_copies_carry_no_graph_and_need_no_grad_mode() -> None:
         model(INPUT)
     states = manager.get_captured_states("capture")
     assert len(states) == 9 and not any(tensor.requires_grad for state in states for tensor in state.tensors())
+
+
+def test_outputs_that_have_no_lazy_copy_are_cloned() -> None:
+    """A sparse tensor, as it was, whatever the model does to it later."""
+
+    class Sparse(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.to_sparse()
+
+    module, manager = Sparse(), HookManager()
+    manager.register_capture_hook(module, "it", capture_input=False)
+    module(INPUT).mul_(0)
+    assert torch.equal(manager.get_captured_states("it")[0].outputs.to_dense(), INPUT)
+
+
+def test_a_hook_that_is_set_up_again_goes_on() -> None:
+    """As between two runs: its states are gone, its numbers are not."""
+    model, hook = make_model(), Capture("0")
+    manager = captured(model, hook, INPUT)
+    manager.close()
+    assert hook.states == []
+    manager.reopen()
+    model(INPUT)
+    assert [state.call for state in manager.get_captured_states("capture")] == [2]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline.activations.captured import CapturedState, CaptureStore, Origin
+from hookline.activations.captured import CallNumbers, CapturedState, CaptureStore, Origin, Record, Shelf
 
 
 def state(output: Any = None, hook: str = "a", inputs: Any = None, call: int = 1) -> CapturedState:
@@ -82,7 +82,77 @@ def test_sweeping_drops_what_is_old_or_has_lost_its_module() -> None:
     store.add(state(torch.ones(1)))
     store.add(CapturedState(Origin("a", "m", None, weakref.ref(module)), 1, 0, "train", (None, None, torch.ones(1))))
     del module
-    store.sweep(None)
+    store.sweep()
     assert [one.name for one in store.of("a")] == ["module"]
-    store.sweep(-1.0)
-    assert len(store) == 0
+    store.max_age = -1.0
+    store.sweep()
+    assert len(store) == 0 and store.dropped == 2
+
+
+def record(call: int, origin: Origin) -> Record:
+    """What a hook puts on its shelf."""
+    return [origin, call, 7, "train", "worker", None, None, torch.full((2,), call), None]
+
+
+def put(shelf: Shelf, calls: int, module: weakref.ref[nn.Module] | None = None) -> None:
+    """Put records of so many calls there, as a hook does."""
+    numbers = shelf.numbers.setdefault("m", CallNumbers())
+    for _ in range(calls):
+        shelf.append(record(numbers.next(), Origin("a", "m", None, module)))
+
+
+@pytest.mark.req("003-30")
+def test_records_become_states_when_they_are_read() -> None:
+    """Each the same state at every look; the oldest fall off, and how many is known."""
+    store = CaptureStore(2)
+    store.put_up("a", shelf := store.new_shelf({}, None))
+    put(shelf, 5)
+    first, second = store.of("a")
+    assert (first.call, second.call, first.thread, first.step) == (4, 5, "worker", 7)
+    assert store.of("a")[0] is first and torch.equal(first.outputs, torch.full((2,), 4)) and first.inputs is None
+    assert store.dropped == 3 and len(store) == 2 and store.bytes == 32
+    store.clear("a")
+    assert store.of("a") == [] and store.dropped == 3
+    put(shelf, 1)
+    assert [state.call for state in store.of("a")] == [6]
+
+
+def test_a_shelf_that_comes_back_tells_of_nothing_twice() -> None:
+    """A hook is closed at the end of a run and set up again for the next."""
+    store = CaptureStore(2)
+    store.put_up("a", shelf := store.new_shelf({}, None))
+    put(shelf, 3)
+    store.take_down("a")
+    assert len(store) == 0 and store.of("a") == [] and store.dropped == 1
+    store.take_down("a")
+    store.put_up("a", shelf)
+    put(shelf, 3)
+    assert store.dropped == 2 and [state.call for state in store.of("a")] == [5, 6]
+
+
+def test_starting_over_numbers_from_one() -> None:
+    """And nothing counts as dropped."""
+    shelf = CaptureStore(1).new_shelf({}, 5)
+    put(shelf, 7)
+    assert shelf.dropped == 2 and len(shelf.take_all()) == 5
+    shelf.start_over()
+    put(shelf, 2)
+    assert shelf.dropped == 0 and [kept[1] for kept in shelf] == [1, 2]  # type: ignore[index]
+
+
+def test_records_are_only_for_stores_that_need_not_count() -> None:
+    """With a budget of bytes or an age every state is looked at when it comes."""
+    assert CaptureStore().takes_records
+    assert not CaptureStore(limit_bytes=1).takes_records and not CaptureStore(max_age=1.0).takes_records
+
+
+@pytest.mark.req("003-06")
+def test_sweeping_drops_records_of_modules_that_are_gone() -> None:
+    """Others stay."""
+    store, module, other = CaptureStore(), nn.Linear(1, 1), nn.Linear(1, 1)
+    store.put_up("a", shelf := store.new_shelf({}, None))
+    put(shelf, 2, weakref.ref(module))
+    put(shelf, 1, weakref.ref(other))
+    del module
+    store.sweep()
+    assert [state.call for state in store.of("a")] == [3] and store.dropped == 2

@@ -423,22 +423,25 @@ def test_a_checkpointed_forward_is_heard_once(compile: Callable[..., Any] | None
     assert hook.names == ["blocks.0.up", "blocks.1.up"] * 2
 
 
-def trained(dtype: torch.dtype, compile: Callable[[nn.Module], Any], *hooks: ForwardHook) -> list[Any]:
-    """Losses, parameters, gradients and the random stream of a few steps with dropout."""
+def trained(
+    dtype: torch.dtype, compile: Callable[[nn.Module], Any], *hooks: ForwardHook, device: str = "cpu"
+) -> list[Any]:
+    """Losses, parameters, gradients and the random streams of a few steps with dropout."""
     torch._dynamo.reset()
-    model = Model().to(dtype)
+    model = Model().to(device, dtype)
     manager = watching(model, *hooks)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     run, losses = compile(model), []
     for _ in range(4):
         optimizer.zero_grad()
-        loss = run(INPUT.to(dtype)).float().square().mean()
+        loss = run(INPUT.to(device, dtype)).float().square().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
     assert not manager.fire_report().silent
     gradients = [parameter.grad for parameter in model.parameters()]
-    return [*losses, *gradients, *(parameter.detach() for parameter in model.parameters()), torch.get_rng_state()]
+    streams = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if device == "cuda" else [])]
+    return [*losses, *gradients, *(parameter.detach() for parameter in model.parameters()), *streams]
 
 
 def same_with_observers(dtype: torch.dtype, compile: Callable[[nn.Module], Any]) -> bool:
@@ -517,19 +520,67 @@ def test_on_a_gpu_every_hook_fires_without_a_wait(mode: str) -> None:
     assert manager.get("monitor").latest()["blocks.1.act"]["mean"] == pytest.approx(expected.mean().item(), abs=1e-3)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_on_a_gpu_statistics_are_added_up_in_the_graph(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No hook is called and nothing waits; steps, values, a schedule and the accounts are right, all in one graph."""
+    from hookline.activations.monitor import Monitor
+    from hookline.events.schedule import Reading
+
+    model, data = Model().cuda().eval(), INPUT.cuda()
+    manager = watching(model, Monitor(metrics=["mean", "std", "absmax", "count"]))
+    manager.register_monitoring_hook("head", "rarely", metrics=["mean"], every=3)
+    run, monitor = torch.compile(model, mode=mode), manager.get("hook0")
+
+    def steps(first: int, last: int, run: Any) -> None:
+        for step in range(first, last + 1):
+            manager.begin_batch(Reading(step, step, 1))
+            manager.tap.run.step = step
+            run(data * step).sum().backward()
+            monitor.on_step_end(None, step)
+
+    steps(1, 4, model)
+    expected = {name: dict(monitor.history(name)) for name in ("blocks.0.up", "blocks.1.act", "head", "blocks.1")}
+    monkeypatch.setattr(Monitor, "_look", lambda self, name, live_output, step: pytest.fail(f"called at {name}"))
+    steps(5, 7, run)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        steps(8, 12, run)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    steps(1, 4, run)
+    assert graphs() == 1 and not counters["graph_break"]
+    for name, values in expected.items():
+        history = monitor.history(name)
+        assert [step for step, _ in history] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 1, 2, 3, 4]
+        for step, row in history[-4:]:
+            assert row == pytest.approx(values[step], rel=2e-3, abs=2e-3), (name, step)
+    assert [step for step, _ in manager.get("rarely").history("head")] == [3, 6, 9, 12, 3]
+    counted = {(row.hook, row.calls, row.fired) for row in manager.fire_report().rows if row.module != "blocks"}
+    assert counted == {("hook0", 16, 16), ("rarely", 16, 5)}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("way", [wrapper, by_block], ids=lambda way: way.__name__)
+def test_on_a_gpu_a_monitor_changes_no_bit(dtype: torch.dtype, way: Callable[..., Any]) -> None:
+    """Losses, parameters, gradients and random streams, with dropout; in bf16 with casts as written."""
+    from torch._inductor import config
+
+    from hookline.activations.monitor import Monitor
+
+    def compile(model: nn.Module) -> Any:
+        return way(model, "inductor")
+
+    with config.patch(emulate_precision_casts=dtype is torch.bfloat16):
+        plain = trained(dtype, compile, device="cuda")
+        watched = trained(dtype, compile, Monitor(), device="cuda")
+    assert len(plain) == len(watched) and all(map(torch.equal, plain, watched))
+
+
 # ---- the parts -------------------------------------------------------------------------------------------------------
-
-
-def test_tokens_are_used_again() -> None:
-    """A hook that comes and goes a thousand times makes no thousand of them."""
-    model, manager = nn.Linear(2, 2), HookManager()
-    wrapper(model)(torch.ones(1, 2))
-    for _ in range(50):
-        manager.register_capture_hook(model, "capture").remove()
-    spare = len(compiled._tokens)
-    with manager.register_capture_hook(model, "capture"):
-        assert len(compiled._tokens) == spare - 1
-    assert len(compiled._tokens) == spare
 
 
 def test_a_token_without_a_place_reaches_nobody() -> None:
@@ -552,8 +603,10 @@ def test_a_token_without_a_place_reaches_nobody() -> None:
         ((), ""),
         ({"output", "called"}, "called output"),
         ({"called", "output", "outside"}, "outside"),
+        ({"statistics"}, "statistics"),
+        ({"statistics", "called", "output"}, "called live output"),
     ],
 )
 def test_what_hooks_want_together(shown: Any, wish: str) -> None:
-    """Nothing, parts in one order, or a graph break when any of them needs it."""
+    """Nothing, parts in one order, statistics if that is all, or a graph break when any of them needs it."""
     assert compiled.wish(shown) == wish

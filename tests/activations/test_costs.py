@@ -30,4 +30,6 @@ def test_without_steps_each_call_stands_alone() -> None:
     costs = Costs(("time",))
     for seconds in (1.0, 2.0):
         costs.add("a", seconds, 0, 0)
-    assert [table.values.item() for table in [*costs.complete(wait=False), *costs.under_way()]] == [1.0, 2.0]
+    (table,) = costs.complete(wait=False)
+    assert (table.step, table.names, table.values.tolist()) == (0, ("a", "a"), [[1.0], [2.0]])
+    assert list(costs.complete(wait=True)) == [] and costs.under_way() == []

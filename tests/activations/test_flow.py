@@ -3,13 +3,14 @@
 import json
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from hookline import Trainer, get_trainer
+from hookline import Trainer, TrainingHook, get_trainer
 from hookline.activations.flow import GradientFlow, GradientFlowHook, gradient_flow, gradient_norms
 from hookline.errors import HooklineError
 
@@ -247,3 +248,36 @@ def test_norms_of_gradients_of_every_kind() -> None:
     kinds = [torch.tensor([3.0, 4.0]), sparse, torch.tensor([3 + 4j])]
     assert gradient_norms([]) == []
     assert gradient_norms(kinds) == pytest.approx([5.0, 5.0, 5.0])
+
+
+def test_norms_that_were_just_read_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a gradient monitor the hook takes its norms; where a gradient was written to since, it reads its own."""
+    asked: list[int] = []
+    norms: list[float | None] = []
+
+    class Doubles(TrainingHook):
+        def on_gradients_ready(self, model: nn.Linear, step: int) -> None:
+            if step == 2:
+                model.weight.grad.mul_(2)  # type: ignore[union-attr]
+
+    class Watches(TrainingHook):
+        def on_before_optimizer_step(self, model: nn.Linear, trainer: Any) -> None:
+            norms.append(trainer.hooks.get("gradient_flow").latest.rows[0].norm)
+            assert norms[-1] == pytest.approx(model.weight.grad.norm().item(), rel=1e-6)  # type: ignore[union-attr]
+
+    def counted(gradients: Sequence[torch.Tensor]) -> list[float]:
+        asked.append(len(gradients))
+        return gradient_norms(gradients)
+
+    monkeypatch.setattr("hookline.activations.flow.gradient_norms", counted)
+    model = nn.Linear(2, 1)
+    trainer = get_trainer(
+        "simple", model, [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(3)],
+        torch.optim.SGD(model.parameters(), 1e-3), "cpu", console=False, record=False, loss_fn=nn.functional.mse_loss,
+    )  # fmt: skip
+    trainer.add_hook("gradient_monitor", log_frequency=1)
+    trainer.add_hook(GradientFlowHook(), every=1)
+    trainer.add_hook(Doubles(), after="gradient_monitor", before="gradient_flow")
+    trainer.add_hook(Watches(), on_error="raise")
+    trainer.train()
+    assert asked == [2] and len(norms) == 3

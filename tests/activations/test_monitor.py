@@ -1,5 +1,6 @@
 """The monitor: every number equals torch's, arrives under its step, and leaves training as it was."""
 
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,11 @@ import torch
 from torch import nn
 
 from hookline import HookManager, SimpleTrainer, read_layers, read_metrics
+from hookline.activations import monitor as monitor_module
 from hookline.activations.monitor import Monitor
 from hookline.errors import ConfigError, HooklineError
 from hookline.record import MemoryRecord
-from hookline.stats import collector, flush
+from hookline.stats import collector, flush, per_step
 from hookline.stats.histograms import percentiles
 
 
@@ -290,6 +292,26 @@ def test_without_a_run_there_is_an_entry_for_each_call() -> None:
     assert monitor.history("nobody") == [] and monitor.running("nobody") == {}
 
 
+@pytest.mark.parametrize("metrics", [["mean"], ["time"], ["mean", "time"]])
+def test_without_a_run_memory_is_bounded(metrics: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody need read it: what was measured long ago is let go of, and the newest of every kind is there."""
+    monkeypatch.setattr(monitor_module, "MOST_WAITING", 4)
+    monkeypatch.setattr(per_step, "MOST_GATHERED", 4)
+    monkeypatch.setattr(monitor_module, "KEPT", 10)
+    monitor, model = Monitor("0", metrics), nn.Sequential(nn.Identity())
+    watched(monitor, model)
+    kept = [len(gc.get_objects())]
+    for _ in range(3):
+        for value in range(400):
+            model(torch.full((2,), float(value)))
+        gc.collect()
+        kept.append(len(gc.get_objects()))
+    assert kept[3] - kept[1] < 200, "as many objects after 1200 calls as after 400"
+    assert set(monitor.latest()["0"]) == set(metrics)
+    assert len(monitor.history("0")) == 10
+    assert monitor.latest()["0"].get("mean", 399) == 399
+
+
 def test_reading_in_mid_run_loses_nothing() -> None:
     """A hook that looks at the monitor in the middle of a step takes nothing from the record."""
     trainer = make_trainer(batches=4, accumulate=2)
@@ -364,7 +386,7 @@ def test_in_training_everything_is_read_in_one_launch(monkeypatch: pytest.Monkey
         launches.append(len(tensors))
         return summarize(tensors, names)
 
-    monkeypatch.setattr("hookline.activations.wanted.summarize", counted)
+    monkeypatch.setattr("hookline.stats.newest.summarize", counted)
     model = nn.Sequential(nn.Linear(8, 8), *[nn.Tanh() for _ in range(8)], nn.Linear(8, 2))  # tanh keeps its output
     data = [(torch.randn(16, 8), torch.randn(16, 2))]
     trainer = SimpleTrainer(
@@ -498,3 +520,41 @@ class MemoryRun:
 
     def log(self, *metric: Any) -> None:
         self.logged.append(metric)
+
+
+def test_two_monitors_share_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each output is read once, for both monitors and for the module that only passes it on; both have its numbers."""
+    reads: list[int] = []
+    summarize = collector.summarize
+
+    def counted(tensors: Any, names: Any) -> torch.Tensor:
+        reads.append(len(tensors))
+        return summarize(tensors, names)
+
+    monkeypatch.setattr("hookline.stats.newest.summarize", counted)
+    trainer = make_trainer(lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(6, 2)), 1)
+    every, some = Monitor("*", ["mean", "absmax"]), Monitor(["0", "1"], ["std"])
+    trainer.add_hook(every, name="every")
+    trainer.add_hook(some, name="some")
+    seen: dict[str, torch.Tensor] = {}
+    for name, module in trainer.model.named_modules():
+        module.register_forward_hook(lambda module, inputs, output, name=name: seen.update({name: output.detach()}))
+    trainer.train()
+    assert reads == [3]
+    assert every.latest()["0"] == every.latest()["0.1"]
+    for name, values in every.latest().items():
+        assert values["mean"] == pytest.approx(seen[name].mean().item(), rel=1e-5)
+    assert {name: values["std"] for name, values in some.latest().items()} == {
+        name: pytest.approx(seen[name].std().item(), rel=1e-5) for name in ("0", "1")
+    }
+
+
+def test_a_monitors_calls_are_counted_under_its_name() -> None:
+    """The shorter way that the tap calls it by counts as any other."""
+    model = plain_model()
+    manager = HookManager()
+    manager.watch(model)
+    manager.register(Monitor(["0", "3"]), name="mine")
+    model(torch.randn(3, 4))
+    model(torch.randn(3, 4))
+    assert [(row.module, row.fired) for row in manager.fire_report().of("mine")] == [("0", 2), ("3", 2)]

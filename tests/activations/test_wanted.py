@@ -5,7 +5,7 @@ import torch
 
 from hookline.activations.wanted import DEFAULT, Wanted
 from hookline.errors import ConfigError
-from hookline.stats.statistics import summarize
+from hookline.stats.newest import summarize_once
 from hookline.stats.wide_rows import measure_with_histograms
 
 
@@ -19,7 +19,7 @@ def test_columns_come_in_the_order_asked_for() -> None:
 
 def test_histograms_are_counted_only_when_asked_for() -> None:
     """Plain statistics take the short way."""
-    assert Wanted.parse(DEFAULT, []).measure is summarize
+    assert Wanted.parse(DEFAULT, []).measure is summarize_once
     assert Wanted.parse([], [50]).measure is measure_with_histograms
     assert Wanted.parse(["histogram"], []).measure is measure_with_histograms
 
@@ -32,7 +32,7 @@ def test_the_table() -> None:
     torch.testing.assert_close(found[:, :2], torch.tensor([[3, 2], [4, 0]], dtype=torch.float64))
     assert found[:, 2].tolist() == pytest.approx([2, 0], rel=0.05)
     assert found[:, 3].tolist() == [1, 2]
-    assert Wanted.parse(["zeros"], []).table(summarize(tensors)).tolist() == [[0], [1]]
+    assert Wanted.parse(["zeros"], []).table(summarize_once(tensors)).tolist() == [[0], [1]]
 
 
 @pytest.mark.parametrize("point", [-1, 101, "50", True, float("nan")])
@@ -40,3 +40,19 @@ def test_only_percentages(point: object) -> None:
     """What is no number from 0 to 100 is refused by its value."""
     with pytest.raises(ConfigError, match="is no percentage; give numbers from 0 to 100"):
         Wanted.parse([], [point])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "points", "only"),
+    [
+        (["mean", "nans"], (), True),
+        (["mean"], (50,), False),
+        (["mean", "histogram"], (), False),
+        (["mean", "dead_units"], (), False),
+        (["mean", "time"], (), False),
+        (["time"], (), False),
+    ],
+)
+def test_whether_statistics_are_all(metrics: list[str], points: tuple[float, ...], only: bool) -> None:
+    """Compiled code can add them up by itself, and nothing else."""
+    assert Wanted.parse(metrics, points).statistics_only is only

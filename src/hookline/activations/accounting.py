@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hookline.activations.direct import is_compiled
 from hookline.activations.site import Site
 from hookline.registry.entry import Entry
 
@@ -71,6 +72,7 @@ class FireReport:
 
 def fire_report(manager: HookManager) -> FireReport:
     """How often each forward hook of a manager fired at each of its modules, and why not where it never did."""
+    manager.tap.ledger.settle()
     compiled = _compiled_modules(manager.tap.sites.model)
     entries = manager.entries("forward")
     return FireReport(tuple(row for entry in entries for row in _rows(manager, entry, compiled)))
@@ -78,7 +80,7 @@ def fire_report(manager: HookManager) -> FireReport:
 
 def _rows(manager: HookManager, entry: Entry, compiled: set[int]) -> Iterator[FireRow]:
     for site in manager.tap.sites.of(entry):
-        fired = site.fired.get(entry.name, 0)
+        fired = site.fired.of(entry.name)
         yield FireRow(entry.name, site.name, site.calls, fired, "" if fired else _why(manager, entry, site, compiled))
     if manager.tap.sites.model is None and _has_patterns(entry):
         yield FireRow(entry.name, "", 0, 0, WAITING)
@@ -94,7 +96,7 @@ def _why(manager: HookManager, entry: Entry, site: Site, compiled: set[int]) -> 
     if site.module is None:
         return GONE
     if site.calls == 0:
-        return COMPILED if id(site.module) in compiled or _has_compiled_call(site.module) else BYPASSED
+        return COMPILED if id(site.module) in compiled or is_compiled(site.module) else BYPASSED
     if failures:
         return f"{FAILED} ({failures} failures)"
     return UNHEARD if entry.schedule.always else f"{NOT_DUE} ({entry.schedule})"
@@ -109,12 +111,8 @@ def _has_patterns(entry: Entry) -> bool:
 
 def _compiled_modules(model: torch.nn.Module | None) -> set[int]:
     """Ids of the modules that run inside compiled code: their own, an ancestor's, or that of a wrapper around them."""
-    inside = [module for module in model.modules() if _has_compiled_call(module)] if model is not None else []
+    inside = [module for module in model.modules() if is_compiled(module)] if model is not None else []
     return {id(inner) for outer in (*inside, *_compile_wrappers()) for inner in outer.modules()}
-
-
-def _has_compiled_call(module: torch.nn.Module) -> bool:
-    return getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _compile_wrappers() -> list[torch.nn.Module]:

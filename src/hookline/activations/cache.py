@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hookline.activations.capture import Capture
-from hookline.activations.captured import CapturedState
+from hookline.activations.capture import Capture, Keep
+from hookline.activations.captured import CapturedState, Record, state_of
 from hookline.activations.moment import tensors_in
+from hookline.activations.site import Site
 from hookline.errors import HooklineError, nearest
 
 
@@ -24,14 +26,32 @@ class StoppingCapture(Capture):
     built_in = False
     on_error = "raise"
 
-    def __init__(self, modules: Any, wanted: int, **options: Any) -> None:
+    def __init__(self, modules: Any, **options: Any) -> None:
         super().__init__(modules, **options)
-        self._wanted, self._seen = wanted, set[str]()
+        self.wanted = 0  # modules; told once they are known
+        self._seen: set[str] = set()
 
-    def _add(self, state: CapturedState) -> None:
-        super()._add(state)
-        self._seen.add(state.name)
-        if len(self._seen) >= self._wanted:
+    def hand_over(self) -> list[CapturedState | Record]:
+        """Give away what was captured; nothing has been seen."""
+        self._seen.clear()
+        return super().hand_over()
+
+    def shortcut(self, site: Site, tap: Any) -> Keep | None:
+        """The capture's, with a look whether that was the last."""
+        keep = super().shortcut(site, tap)
+        return None if keep is None else partial(self._keep_and_look, keep, site.name)
+
+    def _keep_and_look(self, keep: Keep, name: str, *taken: Any) -> None:
+        keep(*taken)
+        self._saw(name)
+
+    def _keep(self, name: str, *rest: Any) -> None:
+        super()._keep(name, *rest)
+        self._saw(name)
+
+    def _saw(self, name: str) -> None:
+        self._seen.add(name)
+        if len(self._seen) >= self.wanted:
             self._seen.clear()  # for the next run
             raise EnoughSeen
 
@@ -41,16 +61,16 @@ class Cache:
 
     def __init__(self, hook: Capture, model: torch.nn.Module) -> None:
         self._hook, self._model = hook, model
-        self._kept: list[CapturedState] | None = None
+        self._kept: list[CapturedState | Record] | None = None
 
     @property
     def states(self) -> list[CapturedState]:
         """Every state, oldest first."""
-        return self._hook.states if self._kept is None else self._kept
+        return self._hook.states if self._kept is None else [state_of(kept) for kept in self._kept]
 
     def close(self) -> None:
         """Take the states over from the hook, which is about to go."""
-        self._kept = self._hook.states
+        self._kept = self._hook.hand_over()
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model; returns None when the pass was ended early, after the last wanted module."""

@@ -31,7 +31,7 @@ def calls_of(tap: Tap, item: Bound, timed: bool) -> Callable[[Site], Call]:
 
     def call_at(site: Site) -> Call:
         keep = shortcut(site, tap) if shortcut is not None else None
-        call = caller.call if keep is None else _guarded(tap, item, keep)
+        call = caller.call if keep is None else Shortcut(tap, item, keep)
         return _with_clock(call, item.cost) if timed else call
 
     return call_at
@@ -71,26 +71,30 @@ def _with_clock(call: Call, cost: Cost) -> Call:
     return timed
 
 
-def _guarded(tap: Tap, item: Bound, keep: Callable[[Any, Any, Any], None]) -> Call:
-    """A hook's shorter way, under its failure policy."""
-    hook, desk = item.hook, tap.registry.desk
+class Shortcut:
+    """A hook's shorter way, under its failure policy. It counts its calls itself."""
 
-    def guarded(
-        site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
+    def __init__(self, tap: Tap, item: Bound, keep: Callable[[Any, Any, Any], None]) -> None:
+        self.keep = keep
+        self._tap, self._item = tap, item
+
+    def __call__(
+        self, site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
     ) -> Any:
-        raised = None
         try:
-            keep(inputs, kwargs, output)
+            self.keep(inputs, kwargs, output)
         except Exception as error:
-            moment = ForwardMoment(tap.run, site.name, module, inputs, kwargs, output, measured)
-            raised = desk.failed(ON_FORWARD, item, error, moment)
-        else:
-            site.fired[hook] = site.fired.get(hook, 0) + 1
-        if raised is not None:
-            raise raised
+            self.failed(error, site, module, inputs, kwargs, output)
         return output
 
-    return guarded
+    def failed(
+        self, error: Exception, site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any
+    ) -> None:
+        """Report it; raises what must be raised."""
+        moment = ForwardMoment(self._tap.run, site.name, module, inputs, kwargs, output, None)
+        raised = self._tap.registry.desk.failed(ON_FORWARD, self._item, error, moment)
+        if raised is not None:
+            raise raised
 
 
 class Caller:
@@ -118,7 +122,7 @@ class Caller:
             except Exception as error:
                 raised = self.desk.failed(ON_FORWARD, item, error, moment)
             else:
-                site.fired[item.hook] = site.fired.get(item.hook, 0) + 1
+                site.fired.add(item.hook)
                 if item.recovering:
                     self.desk.recovered(ON_FORWARD, item)
         finally:

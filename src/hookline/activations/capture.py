@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, is_grad_enabled
+from torch._C import _set_grad_enabled
 
-from hookline.activations.captured import CapturedState, CaptureStore, Origin
-from hookline.activations.copies import copy_on_write, mapped, version_of
+from hookline.activations.captured import (
+    CallNumbers,
+    CapturedState,
+    CaptureStore,
+    Origin,
+    Record,
+    state_of,
+    this_thread,
+    thread_name,
+)
+from hookline.activations.copies import CANNOT_BE_LAZY, copy_on_write, mapped, version_of
 from hookline.activations.site import Site
 from hookline.activations.sites import weakly
 from hookline.errors import ConfigError, nearest
 from hookline.registry.base import ForwardHook
+from hookline.stats import loan
 
 PARTS = ("input", "output")
+
+Keep = Callable[[Any, Any, Any], None]
+"""Keeps what a call of a module got and gave: inputs, keyword inputs, output."""
+
 REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "batch_mean": lambda tensor: tensor.float().mean(0),
     "first": lambda tensor: tensor[:1],
@@ -52,9 +67,9 @@ class Capture(ForwardHook):
         self.dtype, self.device, self.clone, self.reduce = dtype, device, clone, reduce
         parts = _parts(what)
         self._change = _changes(_dtype(dtype), device, clone, _reduction(reduce))
-        self._store = CaptureStore()
-        self._own_name = self.name
-        self._calls: dict[str, Iterator[int]] = {}  # numbers of the calls of each module
+        self._calls: dict[str, CallNumbers] = {}  # of each module
+        self._own_name, self._store = self.name, CaptureStore()
+        self._shelf = self._store.new_shelf(self._calls, max_captured_states)
         self._parts = parts
         self._copies = SharedCopies(parts == PARTS)
         # The method names only what is asked for, so nothing else is made.
@@ -63,17 +78,27 @@ class Capture(ForwardHook):
 
     def setup(self, registry: Any, name: str) -> None:
         """Share the manager's budgets."""
-        self._store = getattr(registry, "captures", self._store)
+        store = getattr(registry, "captures", self._store)
+        if store is not self._store:
+            self._store, self._shelf = store, store.new_shelf(self._calls, self.max_captured_states)
         self._own_name = name
+        store.put_up(name, self._shelf)
 
     def close(self) -> None:
         """Nothing survives the hook."""
-        self._store.clear(self._own_name)
+        self._store.take_down(self._own_name)
 
     @property
     def states(self) -> list[CapturedState]:
         """What was captured, oldest first."""
         return self._store.of(self._own_name)
+
+    def hand_over(self) -> list[CapturedState | Record]:
+        """Give away what was captured, and begin anew: calls are counted from 1 again."""
+        self._copies.forget()
+        kept = self._shelf.take_all()
+        self._shelf.start_over()
+        return kept
 
     def _inputs(self, name: str, module: Any, inputs: Any, kwargs: Any, step: int, phase: str) -> None:
         self._keep(name, module, step, phase, (inputs, kwargs, None))
@@ -89,39 +114,65 @@ class Capture(ForwardHook):
         if self._change is not None:
             taken = (mapped(self._change, taken[0]), mapped(self._change, taken[1]), mapped(self._change, taken[2]))
             ready = _arrival(module) if self.device == "cpu" else None
-        origin, calls = self._origin(name, weakref.ref(module)), self._numbers(name)
-        self._add(CapturedState(origin, next(calls), step, phase, taken, ready))
+        origin, call = self._origin(name, weakref.ref(module)), self._numbers(name).next()
+        self._store.add(CapturedState(origin, call, step, phase, taken, ready), self.max_captured_states)
 
-    def shortcut(self, site: Site, tap: Any) -> Callable[[Any, Any, Any], None] | None:
+    def shortcut(self, site: Site, tap: Any) -> Keep | None:
         """The same as `on_forward` with everything looked up beforehand; None when states are changed first.
 
-        The tap calls it with the live inputs, keyword inputs and output.
+        The tap calls it with the live inputs, keyword inputs and output. It runs between the operations of the model,
+        when nothing of it is in the processor's caches: every call and attribute in it costs several times the usual.
         """
         if self._change is not None:
             return None
-        origin, calls, add = self._origin(site.name, site.module_ref), self._numbers(site.name), self._add
-        takes_inputs, takes_output = "input" in self._parts, "output" in self._parts
-        known, new = self._copies.known, self._copies.new
+        origin, numbers = self._origin(site.name, site.module_ref), self._numbers(site.name)
+        site.fired.follow(self._own_name, numbers)
+        put = self._shelf.append if self._store.takes_records else self._put
+        only_output, take = self._parts == ("output",), self._take
 
         def keep(inputs: Any, kwargs: Any, output: Any) -> None:
-            taken_inputs = known(inputs) if takes_inputs else None
-            taken_kwargs = (known(kwargs) if kwargs else {}) if takes_inputs else None
-            taken_output = new(output) if takes_output else None
+            if only_output and type(output) is Tensor and not loan.lenders:  # `copy_on_write` without a call of its own
+                inputs = kwargs = None
+                grad = is_grad_enabled()
+                if grad:
+                    _set_grad_enabled(False)
+                try:
+                    output = output._lazy_clone()
+                except CANNOT_BE_LAZY:
+                    output = output.detach().clone()
+                finally:
+                    if grad:
+                        _set_grad_enabled(True)
+            else:
+                inputs, kwargs, output = take(inputs, kwargs, output)
+            try:
+                thread = this_thread.name
+            except AttributeError:
+                thread = thread_name()
             run = tap.run
-            taken = (taken_inputs, taken_kwargs, taken_output)
-            add(CapturedState(origin, next(calls), run.step, run.phase, taken))
+            numbers.given = call = numbers.given + 1
+            put([origin, call, run.step, run.phase, thread, inputs, kwargs, output, None])
 
         return keep
+
+    def _take(self, inputs: Any, kwargs: Any, output: Any) -> tuple[Any, Any, Any]:
+        """Copies of the parts that are wanted."""
+        taken_inputs = taken_kwargs = taken_output = None
+        if "input" in self._parts:
+            taken_inputs, taken_kwargs = self._copies.known(inputs), self._copies.known(kwargs)
+        if "output" in self._parts:
+            taken_output = self._copies.new(output)
+        return taken_inputs, taken_kwargs, taken_output
+
+    def _put(self, record: Record) -> None:
+        self._store.add(state_of(record), self.max_captured_states)
 
     def _origin(self, name: str, module: weakref.ref[torch.nn.Module]) -> Origin:
         return Origin(self._own_name, name, self.layer_idx, module)
 
-    def _numbers(self, name: str) -> Iterator[int]:
-        """The numbers of a module's calls; two threads get the same iterator."""
-        return self._calls.get(name) or self._calls.setdefault(name, count(1))
-
-    def _add(self, state: CapturedState) -> None:
-        self._store.add(state, self.max_captured_states)
+    def _numbers(self, name: str) -> CallNumbers:
+        """The numbers of a module's calls; two threads get the same."""
+        return self._calls.get(name) or self._calls.setdefault(name, CallNumbers())
 
 
 class SharedCopies:
@@ -130,6 +181,10 @@ class SharedCopies:
     def __init__(self, share: bool) -> None:
         self._share = share
         self._last: tuple[weakref.ref[torch.Tensor], int, torch.Tensor] | None = None
+
+    def forget(self) -> None:
+        """Keep nothing."""
+        self._last = None
 
     def new(self, value: Any) -> Any:
         """Copy an output."""

@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,14 +24,32 @@ class Origin(NamedTuple):
     module: weakref.ref[torch.nn.Module] | None = None
 
 
-class _Thread(threading.local):
-    """The name of the current thread, asked for once in each."""
+this_thread = threading.local()  # has its name once that was asked for; a subclass of `local` is slower to read
+
+
+def thread_name() -> str:
+    """The name of the current thread."""
+    this_thread.name = name = threading.current_thread().name
+    return name
+
+
+class CallNumbers:
+    """The numbers of the calls that a hook keeps of one module; the last one given says how many."""
+
+    __slots__ = ("given",)
 
     def __init__(self) -> None:
-        self.name = threading.current_thread().name
+        self.given = 0
+
+    def next(self) -> int:
+        """One more call."""
+        self.given = call = self.given + 1  # no other thread gets in between: nothing is called here
+        return call
 
 
-_thread = _Thread()
+Record = list[Any]
+"""A state that nobody has read, cheaper than an object: origin, call, step, phase, thread, inputs, keyword inputs,
+output, and the state itself once it is made."""
 
 
 class CapturedState:
@@ -47,12 +65,13 @@ class CapturedState:
         phase: str,
         taken: tuple[Any, Any, Any],
         ready: torch.cuda.Event | None = None,
+        thread: str | None = None,
     ) -> None:
         self.origin = origin
         self.call = call  # which call of the module this hook heard, from 1
         self.step, self.phase = step, phase
-        self.thread = _thread.name
-        self.taken_at = time.monotonic()
+        self.thread = thread or thread_name()
+        self.taken_at = time.monotonic()  # of one that lay there as a record: when it was first looked at
         self.taken = taken  # inputs, keyword inputs, output; states may share tensors, so these are never handed out
         self.shown: dict[int, Any] | None = None  # what was handed out instead, by place
         self.ready = ready  # on its way from the device until then
@@ -107,28 +126,72 @@ class CapturedState:
         """Every tensor it holds."""
         return tensors_in(self.taken)
 
-    def is_gone(self) -> bool:
-        """Whether its module no longer exists."""
-        return self.origin.module is not None and self.origin.module() is None
-
     def __repr__(self) -> str:
         return f"<CapturedState of {self.name!r} by {self.hook!r}: call {self.call}, step {self.step}, {self.phase}>"
+
+
+class Shelf(deque[CapturedState | Record]):
+    """The states of one hook, oldest first; beyond `most` the oldest fall off by themselves.
+
+    Putting something there is one step for Python, so it takes no lock. How many fell off is known all the same: as
+    many as the hook has numbered and are neither here nor were cleared away.
+    """
+
+    def __init__(self, numbers: dict[str, CallNumbers], most: int | None) -> None:
+        super().__init__(maxlen=most)
+        self.numbers = numbers  # of the calls of each module
+        self._cleared = self._given()
+
+    @property
+    def dropped(self) -> int:
+        """How many states had to go."""
+        return self._given() - self._cleared - len(self)
+
+    def take_all(self) -> list[CapturedState | Record]:
+        """Clear everything away."""
+        taken = [self.popleft() for _ in range(len(self))]  # another thread may put something there
+        self._cleared += len(taken)
+        return taken
+
+    def start_over(self) -> None:
+        """Number calls from 1 again."""
+        for numbers in list(self.numbers.values()):
+            numbers.given = 0
+        self._cleared = -len(self)
+
+    def settle(self) -> int:
+        """How many states had to go, which are not told of again."""
+        dropped = self.dropped
+        self._cleared += dropped
+        return dropped
+
+    def _given(self) -> int:
+        return sum(numbers.given for numbers in list(self.numbers.values()))
 
 
 class CaptureStore:
     """Keeps captured states within a number per hook and a number of bytes for all; the oldest go first.
 
-    Bytes are counted by unique storage: a tensor that two states share counts once.
+    Bytes are counted by unique storage: a tensor that two states share counts once. Where neither bytes nor age are
+    limited, a hook may put records on its shelf itself.
     """
 
-    def __init__(self, max_states: int | None = 100, limit_bytes: int | None = None) -> None:
+    def __init__(
+        self, max_states: int | None = 100, limit_bytes: int | None = None, max_age: float | None = None
+    ) -> None:
         self.max_states = max_states
         self.limit_bytes = limit_bytes
+        self.max_age = max_age  # seconds
         self._bytes = 0
-        self.dropped = 0  # states that had to go to keep the limits
-        self._states: dict[str, deque[CapturedState]] = {}
+        self._dropped = 0  # from shelves that are gone
+        self._shelves: dict[str, Shelf] = {}
         self._users: dict[int, int] = {}  # how many captured tensors use a storage
         self._lock = threading.RLock()
+
+    @property
+    def takes_records(self) -> bool:
+        """Whether hooks may put records on their shelves; otherwise states are to be added one by one."""
+        return self.limit_bytes is None and self.max_age is None
 
     @property
     def bytes(self) -> int:
@@ -138,59 +201,89 @@ class CaptureStore:
                 return sum(dict(_storage(tensor) for state in self._all() for tensor in state.tensors()).values())
             return self._bytes
 
-    def add(self, state: CapturedState, max_states: int | None = None) -> None:
-        """Keep a state; older ones make way for it."""
+    @property
+    def dropped(self) -> int:
+        """How many states had to go to keep the limits."""
         with self._lock:
-            states = self._states.get(state.origin.hook)
-            if states is None:
-                states = self._states[state.origin.hook] = deque()
-            states.append(state)
+            return self._dropped + sum(shelf.dropped for shelf in self._shelves.values())
+
+    def new_shelf(self, numbers: dict[str, CallNumbers], most: int | None) -> Shelf:
+        """A shelf for a hook that numbers its calls there and may have `most` states, or as many as anybody."""
+        return Shelf(numbers, self._most(most) if self.takes_records else None)
+
+    def put_up(self, hook: str, shelf: Shelf) -> None:
+        """Have a hook's shelf here."""
+        with self._lock:
+            self._shelves[hook] = shelf
+
+    def take_down(self, hook: str) -> None:
+        """A hook is gone, and its states with it; should it come back, it may bring its shelf."""
+        with self._lock:
+            self.clear(hook)
+            shelf = self._shelves.pop(hook, None)
+            self._dropped += shelf.settle() if shelf is not None else 0
+
+    def add(self, state: CapturedState, most: int | None = None) -> None:
+        """Keep a state; older ones make way for it, at the latest when the hook has `most`."""
+        with self._lock:
+            if state.hook not in self._shelves:
+                self.put_up(state.hook, self.new_shelf({}, most))
+            shelf = self._shelves[state.hook]
+            numbers = shelf.numbers.setdefault(state.name, CallNumbers())
+            numbers.given = max(numbers.given, state.call)
+            shelf.append(state)
             if self.limit_bytes is not None:
                 self._count(state)
-            most = max_states if max_states is not None else self.max_states
-            while most is not None and len(states) > most:
-                self.dropped += 1
-                self._uncount(states.popleft())
+            limit = self._most(most)
+            while limit is not None and len(shelf) > limit:
+                self._drop(shelf, shelf[0])
             while self.limit_bytes is not None and self._bytes > self.limit_bytes:
-                self._drop(self._oldest())
+                self._drop(*self._oldest())
+
+    def _most(self, own: int | None) -> int | None:
+        return self.max_states if own is None else own
 
     def of(self, hook: str) -> list[CapturedState]:
         """A hook's states, oldest first."""
         with self._lock:
-            return list(self._states.get(hook, ()))
+            return self._states(self._shelves.get(hook, ()))
 
     def clear(self, hook: str | None = None) -> None:
         """Forget the states of one hook, or all."""
         with self._lock:
-            for name in [hook] if hook is not None else list(self._states):
-                for state in self._states.pop(name, ()):
-                    self._uncount(state)
+            for name in [hook] if hook is not None else list(self._shelves):
+                for kept in self._shelves[name].take_all() if name in self._shelves else ():
+                    self._uncount(kept)
 
-    def sweep(self, max_age: float | None) -> None:
+    def sweep(self) -> None:
         """Drop states that are too old, and those of modules that no longer exist."""
         now = time.monotonic()
         with self._lock:
-            for state in list(self._all()):
-                if state.is_gone() or (max_age is not None and now - state.taken_at > max_age):
-                    self._drop(state)
+            for shelf in self._shelves.values():
+                for kept in list(shelf):
+                    if _is_gone(kept) or (self.max_age is not None and now - state_of(kept).taken_at > self.max_age):
+                        self._drop(shelf, kept)
 
     def __len__(self) -> int:
         with self._lock:
-            return sum(len(states) for states in self._states.values())
+            return sum(map(len, self._shelves.values()))
 
-    def _all(self) -> Iterable[CapturedState]:
-        return (state for states in self._states.values() for state in states)
+    def _all(self) -> Iterator[CapturedState]:
+        return (state for shelf in self._shelves.values() for state in self._states(shelf))
 
-    def _oldest(self) -> CapturedState:
-        return min((states[0] for states in self._states.values() if states), key=lambda state: state.taken_at)
+    def _states(self, shelf: Iterable[CapturedState | Record]) -> list[CapturedState]:
+        return [state_of(kept) for kept in list(shelf)]  # of a copy: another thread may put something there
 
-    def _drop(self, state: CapturedState) -> None:
-        self.dropped += 1
-        states = self._states[state.hook]
-        states.remove(state)  # nearly always the first
-        if not states:
-            del self._states[state.hook]
-        self._uncount(state)
+    def _oldest(self) -> tuple[Shelf, CapturedState | Record]:
+        shelf = min(filter(None, self._shelves.values()), key=lambda shelf: state_of(shelf[0]).taken_at)
+        return shelf, shelf[0]
+
+    def _drop(self, shelf: Shelf, kept: CapturedState | Record) -> None:
+        try:
+            shelf.remove(kept)  # nearly always the first
+        except ValueError:
+            return  # it has fallen off meanwhile
+        self._uncount(kept)
 
     def _count(self, state: CapturedState) -> None:
         state.counted = [_storage(tensor) for tensor in state.tensors()]
@@ -199,13 +292,31 @@ class CaptureStore:
             if users == 1:
                 self._bytes += size
 
-    def _uncount(self, state: CapturedState) -> None:
-        for where, size in state.counted:
+    def _uncount(self, kept: CapturedState | Record) -> None:
+        if isinstance(kept, list):  # never counted
+            return
+        for where, size in kept.counted:
             self._users[where] -= 1
             if not self._users[where]:
                 del self._users[where]
                 self._bytes -= size
-        state.counted = ()
+        kept.counted = ()
+
+
+def state_of(kept: CapturedState | Record) -> CapturedState:
+    """A record as the state that it stands for, the same one each time."""
+    if isinstance(kept, CapturedState):
+        return kept
+    origin, call, step, phase, thread, *taken, made = kept
+    if made is None:
+        made = kept[-1] = CapturedState(origin, call, step, phase, tuple(taken), thread=thread)
+    return made  # type: ignore[no-any-return]
+
+
+def _is_gone(kept: CapturedState | Record) -> bool:
+    """Whether the module no longer exists."""
+    origin = kept.origin if isinstance(kept, CapturedState) else kept[0]
+    return origin.module is not None and origin.module() is None
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:

@@ -2,94 +2,71 @@
 
 `torch.compile` traces the torch hooks of a module together with it. There the tap puts one operator into the graph,
 which shows the tensors to the hooks whenever the graph runs: no graph break, and no other graph when hooks become due
-or not. Hooks that change the output or measure time need the graph broken at their modules.
+or not. Where all they want are statistics of what a GPU computes, it is a kernel instead, and nobody need be called.
+Hooks that change the output or measure time need the graph broken at their modules.
 
 Three traps are kept shut here. Dynamo does not look whether a module that had no torch hook has one now: it is made to,
 and code that was compiled before is forgotten. Numbers in a hook's closure make a graph each: a module is told by a
-tensor. And an operator that returns nothing is removed as dead code: this one says that it writes into that tensor.
+tensor. And an operator that returns nothing is removed as dead code: ours say that they write into such a tensor.
 """
 
 from __future__ import annotations
 
 import sys
-import weakref
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
+from hookline.activations.adding_up import Tallied, adds_up
+from hookline.activations.operators import holder_of, operator
 from hookline.activations.structure import flatten, rebuild
 from hookline.stats.loan import lending
 
-NOTHING = ""  # what a module's hooks want in compiled code: nothing, a graph break, or some of these parts
-OUTSIDE = "outside"
+NOTHING = ""  # what a module's hooks want in compiled code: nothing, a graph break, statistics, or some of these parts
+OUTSIDE, STATISTICS = "outside", "statistics"
 CALLED, INPUTS, KWARGS, OUTPUT, LIVE = "called", "inputs", "kwargs", "output", "live"
 
 
 def wish(shown: Collection[str]) -> str:
     """What the hooks of a module want together, as text: Dynamo compares it when it looks for a graph that fits."""
-    return OUTSIDE if OUTSIDE in shown else " ".join(sorted(shown))
+    if OUTSIDE in shown:
+        return OUTSIDE
+    parts = set(shown)
+    if STATISTICS in parts and len(parts) > 1:  # a hook that is called anyway may bring the others along
+        parts = parts - {STATISTICS} | {CALLED, LIVE}
+    return " ".join(sorted(parts))
 
 
-class Place(Protocol):
+class Place(Tallied):
     """A module as compiled code knows it."""
 
     wants: str
-    token: torch.Tensor
+    token: torch.Tensor  # stands for it in graphs
     hear: Callable[[torch.nn.Module | None, Any, Any, Any], Any]  # tells its hooks that it ran
 
     @property
     def module(self) -> torch.nn.Module | None:
         """The module itself; None when it is gone."""
+        raise NotImplementedError
 
 
 # ---- in the graph ----------------------------------------------------------------------------------------------------
 
-_places: weakref.WeakValueDictionary[int, Place] = weakref.WeakValueDictionary()
-_tokens: list[torch.Tensor] = []  # those that nobody has; making one costs more than attaching a torch hook
-_made = 0
-
-
-def take_token(place: Place) -> torch.Tensor:
-    """A tensor that stands for a place in compiled code until it is given back."""
-    global _made
-    try:
-        token = _tokens.pop()
-    except IndexError:
-        _made += 1
-        token = torch.tensor(_made, device="cpu")
-    _places[int(token)] = place
-    return token
-
-
-def give_back(token: torch.Tensor) -> None:
-    """The place is no more; compiled code that still has its token reaches nobody."""
-    _places.pop(int(token), None)
-    _tokens.append(token)
-
 
 def _show(tensors: list[torch.Tensor], structure: str, token: torch.Tensor) -> None:
     """Show the tensors of one module call to its hooks, each time the graph runs."""
-    place = _places.get(int(token))
+    place = holder_of(token)
     if place is not None:
         with lending():
             place.hear(place.module, *rebuild(structure, tensors))
 
 
-def _show_nothing(tensors: list[torch.Tensor], structure: str, token: torch.Tensor) -> None:
-    """Of tensors without values there is nothing to show."""
-
-
-# Not by `torch.library.custom_op`, whose layers of Python for gradients and aliases cost more than the hook.
-_SCHEMA = "heard(Tensor[] tensors, str structure, Tensor(a!) token) -> ()"
-_library = torch.library.Library("hookline", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define(_SCHEMA, tags=(torch.Tag.cudagraph_unsafe,))  # type: ignore[no-untyped-call]
-_library.impl("heard", _show, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-_library.impl("heard", _show_nothing, "Meta")  # type: ignore[no-untyped-call]
-heard = torch.ops.hookline.heard.default
+heard = operator("heard(Tensor[] tensors, str structure, Tensor(a!) token) -> ()", _show)
 
 
 def enter_graph(place: Place, inputs: Any, kwargs: Any, output: Any) -> bool:
@@ -99,6 +76,10 @@ def enter_graph(place: Place, inputs: Any, kwargs: Any, output: Any) -> bool:
         return True
     if wants == OUTSIDE:
         return False
+    if wants.startswith(STATISTICS):
+        if adds_up(place, output):
+            return True
+        wants = LIVE
     tensors: list[torch.Tensor] = []
     told = [
         flatten(inputs if INPUTS in wants else None, tensors, exact=True),
@@ -113,7 +94,9 @@ def enter_graph(place: Place, inputs: Any, kwargs: Any, output: Any) -> bool:
 
 # ---- the compiler ----------------------------------------------------------------------------------------------------
 
-_set_aside = 0
+_set_aside = 0  # blocks in which models run uncompiled, in all threads
+_stance: Any = None  # how to change it back
+_stance_lock = threading.Lock()
 
 
 def is_loaded() -> bool:
@@ -142,16 +125,25 @@ def notice_hooks() -> None:
 @contextmanager
 def as_plain_python() -> Iterator[None]:
     """Compiled models run uncompiled inside the block, in all threads; what is compiled stays for later."""
-    global _set_aside
     if not is_loaded():
         yield
         return
-    _set_aside += 1
+    _put_aside(1)
     try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
+        yield
     finally:
-        _set_aside -= 1
+        _put_aside(-1)
+
+
+def _put_aside(by: int) -> None:
+    """Only the first of several blocks changes the stance and only the last changes it back, whatever their threads."""
+    global _set_aside, _stance
+    with _stance_lock:
+        if not _set_aside:
+            _stance = torch.compiler.set_stance("force_eager")
+        _set_aside += by
+        if not _set_aside and _stance is not None:
+            _stance.__exit__(None, None, None)
 
 
 def never_a_frame_of_its_own(function: Callable[..., Any]) -> None:

@@ -8,10 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
+from torch._C import _set_grad_enabled
 
-from hookline.stats.loan import on_loan
+from hookline.stats import loan
 
 Change = Callable[[torch.Tensor], torch.Tensor]
+
+CANNOT_BE_LAZY = (RuntimeError, AttributeError, NotImplementedError)  # what torch raises where it has no lazy copy
 
 
 def copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
@@ -19,18 +23,18 @@ def copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
 
     It is a clone at once where torch cannot do that, and for a tensor on loan, whose owner's writes torch does not see.
     """
-    if on_loan():
+    if loan.lenders and loan.on_loan():
         return tensor.detach().clone()
-    grad = torch.is_grad_enabled()
+    grad = is_grad_enabled()
     if grad:
-        torch._C._set_grad_enabled(False)  # cheaper than detaching, or than the context manager
+        _set_grad_enabled(False)  # cheaper than detaching, or than the context manager
     try:
         return tensor._lazy_clone()
-    except (RuntimeError, AttributeError, NotImplementedError):
+    except CANNOT_BE_LAZY:
         return tensor.detach().clone()
     finally:
         if grad:
-            torch._C._set_grad_enabled(True)
+            _set_grad_enabled(True)
 
 
 def mapped(change: Change, value: Any) -> Any:

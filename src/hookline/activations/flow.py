@@ -15,6 +15,8 @@ from hookline.activations.accounting import aligned
 from hookline.errors import HooklineError
 from hookline.events.schedule import Schedule
 from hookline.registry.base import TrainingHook
+from hookline.stats.columns import L2
+from hookline.stats.newest import recall
 from hookline.stats.pieces import Pieces
 
 Verdict = Literal["ok", "vanishing", "exploding", "non-finite", "never arrived", "frozen"]
@@ -178,6 +180,14 @@ def gradient_norms(gradients: Sequence[torch.Tensor]) -> list[float]:
     return norms
 
 
+def _norms_just_read(params: Mapping[str, torch.nn.Parameter]) -> dict[str, float]:
+    """The norms of the gradients that are there, by name; not read again where another hook has at this event."""
+    present = {name: param.grad for name, param in params.items() if param.grad is not None}
+    rows = recall(list(present.values()))
+    norms = gradient_norms(list(present.values())) if rows is None else rows[:, L2].tolist()
+    return dict(zip(present, norms, strict=True))
+
+
 class GradientFlowHook(TrainingHook):
     """Watches where gradients vanish, explode or never arrive: `latest`, the record, and one warning per change.
 
@@ -192,7 +202,7 @@ class GradientFlowHook(TrainingHook):
     def __init__(self, vanishing: float = 1e-7, exploding: float = 1e3, ratio: float = 1e-4) -> None:
         self.vanishing, self.exploding, self.ratio = vanishing, exploding, ratio
         self._limits = Limits(vanishing, exploding, ratio)
-        self.latest: GradientFlow | None = None
+        self._newest: tuple[dict[str, torch.nn.Parameter], dict[str, float]] | None = None
         self._told: dict[str, Verdict] = {}
         self._own_name = self.name
 
@@ -202,13 +212,24 @@ class GradientFlowHook(TrainingHook):
 
     def on_gradients_ready(self, model: torch.nn.Module, trainer: Any, step: int) -> None:
         """Look, log how many parameters are in trouble, and speak up when it is not the same ones as before."""
-        flow = self.latest = judge(dict(model.named_parameters()), self._limits)
+        params = dict(model.named_parameters())
+        norms = _norms_just_read(params)
+        self._newest = params, norms
+        wanting = sum(param.requires_grad for param in params.values())
+        healthy = len(norms) == wanting and self._limits.allow(norms.values())
+        flow = None if healthy else self.latest  # a verdict on each costs more than the look
         for key, verdict in COUNTED.items():
-            trainer.log(f"grad_flow/{key}", float(len(flow.of(verdict))))
-        if flow.troubled != self._told:
-            self._told = flow.troubled
-            if not flow.ok:
+            trainer.log(f"grad_flow/{key}", float(len(flow.of(verdict))) if flow else 0.0)
+        troubled = flow.troubled if flow else {}
+        if troubled != self._told:
+            self._told = troubled
+            if flow is not None and not flow.ok:
                 self._tell(flow, trainer, step)
+
+    @property
+    def latest(self) -> GradientFlow | None:
+        """The verdict on every parameter at the newest look."""
+        return None if self._newest is None else judge_norms(*self._newest, self._limits)
 
     def _tell(self, flow: GradientFlow, trainer: Any, step: int) -> None:
         logger.warning("step %d: %s", step, flow.verdict)

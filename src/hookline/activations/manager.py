@@ -10,6 +10,7 @@ import torch
 
 from hookline.activations.accounting import FireReport, fire_report
 from hookline.activations.attention import AttentionMaps, attention_seen
+from hookline.activations.block import Block, keep, kind_of_block, take_kept
 from hookline.activations.cache import Cache, StoppingCapture
 from hookline.activations.capture import Capture
 from hookline.activations.captured import CapturedState, CaptureStore
@@ -45,10 +46,9 @@ class HookManager(HookRegistry):
         super().__init__()
         self.enable_intervention = enable_intervention
         self.cleanup_interval = cleanup_interval
-        self.max_age_seconds = max_age_seconds
         limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
-        self.captures = CaptureStore(max_captured_states, limit)
-        self.tap = Tap(self, enable_intervention, self._clean_up, cleanup_interval)
+        self.captures = CaptureStore(max_captured_states, limit, max_age_seconds)
+        self.tap = Tap(self, enable_intervention, self.captures.sweep, cleanup_interval)
         if config is not None:
             self.load(config, **loading)
 
@@ -107,18 +107,16 @@ class HookManager(HookRegistry):
         """Forget what one capture hook holds, or all of them."""
         self.captures.clear(None if hook_id is None else self.entry(hook_id).name)
 
-    @contextmanager
     def capturing(
         self, model: torch.nn.Module, modules: Any = "*", *, early_stop: bool = False, **options: Any
-    ) -> Iterator[Cache]:
+    ) -> AbstractContextManager[Cache]:
         """Capture for as long as the block lasts; afterwards no hook is left on the model.
 
         >>> with manager.capturing(model, "blocks.*.mlp") as cache:
         ...     model(batch)
         >>> cache["blocks.3.mlp"]
         """
-        with one_off(model, modules, early_stop, options) as cache:
-            yield cache
+        return one_off(model, modules, early_stop, options)
 
     @contextmanager
     def attention_maps(self, model: torch.nn.Module, modules: Any = None, **options: Any) -> Iterator[AttentionMaps]:
@@ -136,35 +134,39 @@ class HookManager(HookRegistry):
             with for_one_block(sight.points, hook, AttentionMaps(hook, model, sight, switched)) as maps:
                 yield maps
 
-    def _clean_up(self) -> None:
-        self.captures.sweep(self.max_age_seconds)
-
 
 @contextmanager
 def one_off(model: torch.nn.Module, modules: Any, early_stop: bool, options: Mapping[str, Any]) -> Iterator[Cache]:
     """Capture from a model for one block, which `cache.run` leaves early if asked."""
-    hook = Capture(modules, **options)
-    if early_stop:
-        hook = StoppingCapture(modules, _how_many(model, hook), **options)
-    with for_one_block(model, hook, Cache(hook, model)) as cache:
-        yield cache
-
-
-def _how_many(model: torch.nn.Module, hook: Capture) -> int:
-    """How many modules of a model a hook selects."""
-    manager = HookManager()
-    manager.watch(model)
-    with as_plain_python(), manager.register(hook) as probe:
-        return len(manager.tap.sites.of(manager.entry(probe)))
-
-
-@contextmanager
-def for_one_block(watched: torch.nn.Module, hook: Capture, cache: SomeCache) -> Iterator[SomeCache]:
-    """A manager of its own for one block: no name can be taken, and nothing outlives it but the cache."""
-    manager = HookManager(max_captured_states=None)
-    manager.watch(watched)
-    with as_plain_python(), manager.register(hook, "cache"):
+    kind = kind_of_block(modules, early_stop, options)
+    with as_plain_python():
+        block = take_kept(model, kind, lambda: _new_block(model, modules, early_stop, options))
+        cache = Cache(block.hook, model)
         try:
             yield cache
         finally:
             cache.close()
+            if kind is None:
+                block.end()
+            elif block.close():
+                keep(model, kind, block)
+
+
+def _new_block(model: torch.nn.Module, modules: Any, early_stop: bool, options: Mapping[str, Any]) -> Block:
+    hook = StoppingCapture(modules, **options) if early_stop else Capture(modules, **options)
+    block = Block(HookManager(max_captured_states=None), model, hook)
+    if isinstance(hook, StoppingCapture):
+        hook.wanted = block.sites
+    return block
+
+
+@contextmanager
+def for_one_block(watched: torch.nn.Module, hook: Capture, cache: SomeCache) -> Iterator[SomeCache]:
+    """Have a hook on some modules for one block; nothing outlives it but the cache."""
+    with as_plain_python():
+        block = Block(HookManager(max_captured_states=None), watched, hook)
+        try:
+            yield cache
+        finally:
+            cache.close()
+            block.end()

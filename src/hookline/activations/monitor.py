@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from hookline.activations.costs import Costs
 from hookline.activations.dead_units import DeadUnits
 from hookline.activations.moment import first_floating
 from hookline.activations.readings import Readings
+from hookline.activations.site import Site
 from hookline.activations.sites import weakly
 from hookline.activations.tables import Source, StepTable, Tables, means
 from hookline.activations.wanted import DEFAULT, Wanted
@@ -22,6 +23,7 @@ from hookline.registry.base import ForwardHook
 from hookline.stats.histograms import Histograms
 
 KEPT = 1000  # values per module
+MOST_WAITING = 4096  # calls without a run
 MONITOR_OPTIONS = ("percentiles", "gradients", "dead_window", "unit_dim")
 SERIES, HISTOGRAMS = "activations", "activation_histograms"  # in layers.jsonl
 
@@ -32,7 +34,8 @@ class Monitor(ForwardHook):
     Tensors are gathered while the model runs and read together in one pass; values stay on the device and arrive a
     flush later, under their true step. A module that runs several times in a step has one row for all its calls.
     With a trainer they go to layers.jsonl (read by `hookline.read_layers`), and how many values were NaN or infinite to
-    the metrics, as ``activations/non_finite``. Validation is not watched.
+    the metrics, as ``activations/non_finite``. Validation is not watched. Memory is bounded with and without a run: the
+    last thousand values of each module are kept.
 
     `metrics` are any of mean, std, min, max, absmax, l2, zeros, nans, infs, count, time, memory, histogram and
     dead_units; `percentiles` are numbers from 0 to 100; `gradients` asks for the same of each output's gradient, as
@@ -66,8 +69,12 @@ class Monitor(ForwardHook):
         self._tables = Tables(KEPT)
         self._names: dict[str, None] = {}  # of all modules that were recorded, in their order
         self.watches_backward = gradients  # compiled code must leave its modules' outputs to autograd
+        self.statistics_only = wanted.statistics_only and not gradients  # there, kernels in the graph add them up
+        self._hand_over: Callable[[], None] = _nothing
+        self._own_name = self.name
         self._trainer: Any = None
         self._validating = self._before_backward = False
+        self._calls = 0  # without a run, since what they left was last picked up
         self._lock = threading.RLock()
         # The method names only what is asked for: a clock before and after costs, and so do views.
         looks = self._outputs is not None or self._dead is not None
@@ -85,21 +92,66 @@ class Monitor(ForwardHook):
                 self._outputs.add(name, tensor if self._before_backward else tensor.detach(), step)
             if self._dead is not None:
                 self._dead.add(name, tensor)
+            if not step:
+                self._without_run()
         if self._gradients is not None:
             watch_gradient(tensor, partial(self._gradient, self._gradients, name, step))
 
     def _gradient(self, readings: Readings, name: str, step: int, gradient: Tensor) -> None:
         with self._lock:
             readings.add(name, gradient, step)
+            if not step:
+                self._without_run()
 
     def _cost(self, name: str, seconds: float, memory: int, step: int) -> None:
         if self._costs is not None and not self._validating:
             with self._lock:
                 self._costs.add(name, seconds, memory, step)
+                if not step:
+                    self._without_run()
 
     def _both(self, name: str, live_output: Any, seconds: float, memory: int, step: int) -> None:
         self._look(name, live_output, step)
         self._cost(name, seconds, memory, step)
+
+    def setup(self, name: str) -> None:
+        """Be counted under the name it goes by."""
+        self._own_name = name
+
+    def shortcut(self, site: Site, tap: Any) -> Callable[[Any, Any, Any], None] | None:
+        """The same as `on_forward` for a module, with everything looked up beforehand; None where a clock is wanted."""
+        if self._costs is not None:
+            return None
+        name, fired, own_name = site.name, site.fired, self._own_name
+
+        def look(inputs: Any, kwargs: Any, output: Any) -> None:
+            self._look(name, output, tap.run.step)
+            fired.add(own_name)
+
+        return look
+
+    def take_from(self, hand_over: Callable[[], None]) -> None:
+        """Compiled code adds statistics up for this monitor; the call has those that it has given to `take`."""
+        self._hand_over = hand_over
+
+    def listens(self) -> bool:
+        """Whether what runs now is to be added up."""
+        return not self._validating
+
+    def take(self, names: Sequence[str], rows: Tensor, step: int) -> None:
+        """Get rows of statistics, on their device, that compiled code has added up in a step."""
+        with self._lock:
+            if self._outputs is not None:
+                self._outputs.add_rows(names, rows, step)
+            if not step:
+                self._without_run()
+
+    def _without_run(self) -> None:
+        """No step ends here, so now and then what has arrived goes where only the last values are kept."""
+        self._calls += 1
+        if self._calls >= MOST_WAITING:
+            self._calls = 0
+            self._pick_up(wait=False)
 
     # ---- while the run goes on -----------------------------------------------------------------------------------
 
@@ -119,6 +171,7 @@ class Monitor(ForwardHook):
     def on_step_end(self, trainer: Any, step: int) -> None:
         """The step is complete: what has arrived of it goes to the record."""
         self._trainer = trainer
+        self._hand_over()
         with self._lock:
             for source in self._sources:
                 source.end_step(step)
@@ -135,6 +188,7 @@ class Monitor(ForwardHook):
     def on_train_end(self, trainer: Any) -> None:
         """Record what is still on the device, and what there is of a step that was not completed."""
         self._trainer = trainer
+        self._hand_over()
         with self._lock:
             for table in self._under_way():
                 self._arrived(table._replace(step=table.step or trainer.step))
@@ -160,11 +214,13 @@ class Monitor(ForwardHook):
 
     def latest(self) -> dict[str, dict[str, float]]:
         """The newest values of every module; waits for what is still on the device."""
+        self._hand_over()
         with self._lock:
             return self._tables.latest(_flat(self._under_way()))
 
     def history(self, name: str) -> list[tuple[int, dict[str, float]]]:
         """(step, values) of one module, oldest first; at most the last thousand. Without a run, one entry a call."""
+        self._hand_over()
         with self._lock:
             return self._tables.history(name, _flat(self._under_way()))
 
@@ -221,6 +277,10 @@ class Monitor(ForwardHook):
             self._trainer.log_layers(series, names, table.columns, table.over(names), table.step)
             for name, total in table.totals.items():
                 self._trainer.log(f"{SERIES}/{name}", total, table.step)
+
+
+def _nothing() -> None:
+    """There is no compiled code to ask."""
 
 
 def _flat(tables: list[StepTable]) -> list[StepTable]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import Tensor
-
 from hookline.activations.tables import StepTable
 from hookline.activations.wanted import Wanted
 from hookline.errors import HooklineError, nearest
@@ -23,13 +21,11 @@ class Readings:
         self._columns = tuple(prefix + column for column in wanted.columns)
         self._gathered = PerStep(wanted.measure)
         self._newest: StepRows | None = None
+        self.add = self._gathered.add
         self.send = self._gathered.send
         self.end_step = self._gathered.end_step
         self.discard = self._gathered.discard
-
-    def add(self, name: str, tensor: Tensor, step: int) -> None:
-        """Gather one tensor of a module."""
-        self._gathered.add(name, tensor, step)
+        self.add_rows = self._gathered.add_rows
 
     def complete(self, wait: bool) -> Iterator[StepTable]:
         """The tables of complete steps; that of a step's histograms follows its own."""

@@ -10,45 +10,73 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.utils.hooks import RemovableHandle
 
-from hookline.activations.compiled import OUTSIDE, enter_graph, give_back, never_a_frame_of_its_own, take_token
+from hookline.activations.adding_up import Book
+from hookline.activations.compiled import OUTSIDE, Place, enter_graph, never_a_frame_of_its_own
+from hookline.activations.direct import NOT_TOLD, can_take, direct_call, leave_at, take_from
+from hookline.activations.fires import Fires
 from hookline.activations.meter import Meter
+from hookline.activations.operators import give_back, take_token
 from hookline.events.dispatch import Fire
 
 NO_TOKEN = torch.empty(0, device="cpu")
 
 
-class Site:
+class Site(Place):
     """One watched module. It does not keep the module alive."""
 
     def __init__(self, name: str, module: torch.nn.Module, fire: Fire) -> None:
         self.name = name
         self.calls = 0  # since it is watched
-        self.fired: dict[str, int] = {}  # by hook
+        self.fired = Fires()
         self.module_ref = weakref.ref(module)
         self.wants = OUTSIDE  # what compiled code shows to its hooks
         self.token = NO_TOKEN  # stands for it there
+        self.tally = NO_TOKEN  # of its statistics there, if that is all they want
+        self.ledger: Book | None = None  # keeps the tally
         self.meter: Meter | None = None
         self.hear = _tap(self, fire)
+        self.key = _new_key()  # of the torch hook behind the module
+        self.attached = False
+        self.told = NOT_TOLD  # who hears the module on the direct way
+        self._call = direct_call(self, fire) if can_take(module) else None
         self._before: RemovableHandle | None = None
-        self._key: int | None = None  # of the torch hook behind the module
 
     @property
     def module(self) -> torch.nn.Module | None:
         return self.module_ref()
 
-    @property
-    def attached(self) -> bool:
-        return self._key is not None
-
-    def attach(self, measures: bool) -> None:
-        """Have a torch hook on the module, and with `measures` one before it."""
+    def attach(self, measures: bool, directly: bool = False) -> None:
+        """Have a torch hook on the module, and with `measures` one before it; `directly` opens the direct way to it."""
         module = self.module
         if module is None:
             return
         if measures != (self._before is not None):
             self._measure(module, measures)
-        if self._key is None:
-            self._key = _put_on(module, self.hear)
+        self.told = NOT_TOLD
+        if not self.attached:
+            self.put_on(directly)
+        elif not directly:  # there is a compiler now; the torch hook keeps its place among others
+            take_from(module, self._call)
+
+    def put_on(self, directly: bool) -> None:
+        """What ``register_forward_hook(hook, with_kwargs=True)`` does without making a handle, most of its cost."""
+        module = self.module_ref()
+        if module is None:
+            return
+        module._forward_hooks[self.key] = self.hear
+        module._forward_hooks_with_kwargs[self.key] = True
+        if directly and self._call is not None:
+            leave_at(module, self._call)
+        self.attached = True
+
+    def take_off(self) -> None:
+        """What the handle's `remove` would do."""
+        module = self.module_ref()
+        if module is not None:
+            module._forward_hooks.pop(self.key, None)
+            module._forward_hooks_with_kwargs.pop(self.key, None)
+            take_from(module, self._call)
+        self.attached = False
 
     def _measure(self, module: torch.nn.Module, measures: bool) -> None:
         if self._before is not None:
@@ -64,30 +92,23 @@ class Site:
 
     def detach(self) -> None:
         """Leave the module as it was."""
-        module = self.module
-        if self._key is not None and module is not None:
-            _take_off(module, self._key)
+        if self.attached:
+            self.take_off()
         if self._before is not None:
             self._before.remove()
         if self.token is not NO_TOKEN:
             give_back(self.token)
             self.token, self.wants = NO_TOKEN, OUTSIDE
-        self._key = self._before = self.meter = None
+            self.tally, self.ledger = NO_TOKEN, None
+        self._before = self.meter = None
+        self.told = NOT_TOLD
 
 
-def _put_on(module: torch.nn.Module, hook: Callable[..., Any]) -> int:
-    """What ``register_forward_hook(hook, with_kwargs=True)`` does without making a handle, most of its cost."""
-    key = RemovableHandle.next_id
+def _new_key() -> int:
+    """A number that no other torch hook has."""
+    key: int = RemovableHandle.next_id
     RemovableHandle.next_id += 1
-    module._forward_hooks[key] = hook
-    module._forward_hooks_with_kwargs[key] = True
     return key
-
-
-def _take_off(module: torch.nn.Module, key: int) -> None:
-    """What the handle's `remove` would do."""
-    module._forward_hooks.pop(key, None)
-    module._forward_hooks_with_kwargs.pop(key, None)
 
 
 def _tap(site: Site, fire: Fire) -> Callable[..., Any]:

@@ -74,7 +74,7 @@ class Sites:
         known = {id(module): name for name, module in named.items()}
         given = [one for one in patterns if isinstance(one, torch.nn.Module)]
         rest = [one for one in patterns if one is not None and not isinstance(one, torch.nn.Module)]
-        chosen = select(rest, named, "module") if rest and model is not None else {}
+        chosen = select(rest, named, f"hook {entry.name!r}: module") if rest and model is not None else {}
         for index, module in enumerate(given):
             own = entry.name if len(given) == 1 else f"{entry.name}.{index}"
             chosen[known.get(id(module)) or own] = module

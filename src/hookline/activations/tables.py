@@ -55,20 +55,25 @@ class Source(Protocol):
 
 
 class Tables:
-    """The tables of the last steps, oldest first; some thousand values of each module are kept."""
+    """The tables of the last steps, oldest first; of each kind, so many values of each module are kept."""
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
         self._tables: deque[StepTable] = deque()
-        self._rows = 0
+        self._rows: dict[tuple[str, ...], int] = {}  # by columns: each kind makes way for its own
 
     def add(self, table: StepTable) -> None:
-        """Keep one more; the oldest makes way."""
+        """Keep one more; the oldest of its kind makes way."""
         self._tables.append(table)
-        self._rows += len(table.names)
-        enough = self._kept * len(set(table.names))
-        while self._rows - len(self._tables[0].names) >= enough:
-            self._rows -= len(self._tables.popleft().names)
+        kind, enough = table.columns, self._kept * len(set(table.names))
+        rows = self._rows.get(kind, 0) + len(table.names)
+        while rows - len(self._tables[place := self._oldest(kind)].names) >= enough:
+            rows -= len(self._tables[place].names)
+            del self._tables[place]
+        self._rows[kind] = rows
+
+    def _oldest(self, kind: tuple[str, ...]) -> int:
+        return next(place for place, table in enumerate(self._tables) if table.columns == kind)
 
     def latest(self, under_way: Sequence[StepTable] = ()) -> dict[str, dict[str, float]]:
         """The newest values of every module; `under_way` are tables of a step that is not complete yet."""

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from hookline.activations import compiled
-from hookline.activations.caller import Call, calls_of, one_after_the_other
+from hookline.activations import compiled, direct
+from hookline.activations.caller import Call, Shortcut, calls_of, one_after_the_other
 from hookline.activations.door import Door
+from hookline.activations.ledger import Due, Ledger, Page
 from hookline.activations.moment import Measured, NoRun
 from hookline.activations.site import Site
 from hookline.activations.sites import Sites
@@ -41,12 +42,13 @@ class Tap:
         cleanup_interval: int = 1000,
     ) -> None:
         self.registry = registry
-        self._clean_up, self._cleanup_interval, self._until_clean_up = clean_up, cleanup_interval, cleanup_interval
+        self._clean_up, self._cleanup_interval, self.until_clean_up = clean_up, cleanup_interval, cleanup_interval
         self.enable_intervention = enable_intervention
         self.sites = Sites(registry.fire)
+        self.ledger = Ledger(registry.fire)
         self.run: Any = NoRun()
         self._aside = threading.local()  # forward hooks are set aside for the thread that asked
-        self._asides = 0  # blocks that set them aside, in all threads
+        self.asides = 0  # blocks that set them aside, in all threads
         self._door = Door(self.sync)
         self._lock = threading.RLock()
         registry.admit_with(self._check)
@@ -92,8 +94,24 @@ class Tap:
         """Leave every module as it was."""
         with self._lock:
             self._door.wait_at(None)
+            self.ledger.close()
             for site in self.sites:
                 site.detach()
+
+    def lift(self) -> None:
+        """Take the torch hooks off for a while; what is known of the modules stays."""
+        with self._lock:
+            self._door.wait_at(None)
+            for site in self.sites:
+                site.take_off()
+
+    def put_back(self) -> None:
+        """Have the torch hooks where `lift` took them off."""
+        with self._lock:
+            directly = direct.is_open()
+            for site in self.sites:
+                site.put_on(directly)
+            self._door.wait_at(self.sites.model if not compiled.is_loaded() else None)
 
     def _attach(self, entries: list[Entry]) -> None:
         """Have the torch hooks that are wanted, and no others."""
@@ -102,9 +120,10 @@ class Tap:
             measures = _measures(entry)
             for site in self.sites.of(entry):
                 measured[site] = measured.get(site, False) or measures
+        directly = direct.is_open()
         for site in self.sites:
             if site in measured:
-                site.attach(measured[site])
+                site.attach(measured[site], directly)
             else:
                 site.detach()
 
@@ -113,15 +132,18 @@ class Tap:
         shown: dict[Site, set[str]] = {}
         for entry in entries:
             parts = _shown(entry)
+            if _wants_statistics(entry.hook):
+                entry.hook.take_from(self.ledger.hand_over)
             for site in self.sites.of(entry):
                 shown.setdefault(site, set()).update(parts)
         for site, parts in shown.items():
-            site.enter_graphs(compiled.wish(parts))
+            site.enter_graphs(self.ledger.signed(compiled.wish(parts)))
+        self.ledger.serve([site for site in shown if site.wants.startswith(compiled.STATISTICS)])
 
     # ---- firing ----------------------------------------------------------------------------------------------------
 
     def compile(self, bound: list[Bound], timed: bool) -> Fired | None:
-        """The callable of `on_forward` for the hooks that are due now."""
+        """The callable of `on_forward` for the hooks that are due now; the ledger is told who they are."""
         if not bound:
             return None
         calls: dict[Site, list[Call]] = {}
@@ -129,23 +151,40 @@ class Tap:
             call_at = calls_of(self, item, timed)
             for site in self.sites.of(self.registry.entry(item.hook)):
                 calls.setdefault(site, []).append(call_at(site))
-        listening = {site: one_after_the_other(at_site) for site, at_site in calls.items()}
+        listening: dict[Any, Call] = {site: one_after_the_other(at_site) for site, at_site in calls.items()}
 
         def on_forward(
-            site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
+            site: Any, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
         ) -> Any:
             call = listening.get(site)
-            if call is None or (self._asides and self._silent()) or _recomputing():
+            if call is None or (self.asides and self._silent()) or _recomputing():
                 return None
-            self._until_clean_up -= 1
-            if self._until_clean_up <= 0:
-                self._sweep()
+            self.until_clean_up -= 1
+            if self.until_clean_up <= 0:
+                self.sweep()
             return call(site, module, inputs, kwargs, output, measured)
 
+        for site, call in listening.items():
+            if isinstance(call, Shortcut):
+                site.told = on_forward, call.keep, call.failed, self
+        listening[self.ledger] = self._open_page(bound)
         return on_forward
 
-    def _sweep(self) -> None:
-        self._until_clean_up = self._cleanup_interval
+    def _open_page(self, bound: list[Bound]) -> Call:
+        """What tells the ledger for whom compiled code adds up now; None for nobody."""
+        takers = [item for item in bound if _wants_statistics(item.owner)]
+        sites = {item.hook: frozenset(self.sites.of(self.registry.entry(item.hook))) for item in takers}
+        due = [Due(item.hook, item.owner, sites[item.hook]) for item in takers]
+
+        def page(*_: Any) -> Page | None:
+            listening = tuple([one for one in due if one.taker.listens()])
+            return Page(self.run.step, listening) if listening else None
+
+        return page
+
+    def sweep(self) -> None:
+        """Clean up, as after every so many module calls."""
+        self.until_clean_up = self._cleanup_interval
         if self._clean_up is not None:
             self._clean_up()
 
@@ -161,7 +200,7 @@ class Tap:
     def _set_aside(self, by: int) -> None:
         self._aside.depth = self._silent() + by
         with self._lock:
-            self._asides += by
+            self.asides += by
 
     def _silent(self) -> int:
         """How many such blocks this thread is in."""
@@ -174,8 +213,15 @@ def _shown(entry: Entry) -> set[str]:
         return set()
     if _measures(entry) or any(getattr(entry.hook, trait, False) for trait in LIVE_TRAITS):
         return {compiled.OUTSIDE}
+    if _wants_statistics(entry.hook):
+        return {compiled.STATISTICS}
     wanted = entry.listeners["on_forward"].wanted
     return {compiled.CALLED, *(SHOWN[name] for name in wanted if name in SHOWN)}
+
+
+def _wants_statistics(hook: Any) -> bool:
+    """Whether a hook wants statistics and nothing else, so that it need not be called."""
+    return bool(getattr(hook, "statistics_only", False))
 
 
 def _measures(entry: Entry) -> bool:

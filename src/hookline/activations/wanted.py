@@ -12,7 +12,7 @@ from hookline.errors import ConfigError, nearest
 from hookline.stats.collector import Measure
 from hookline.stats.columns import STATISTICS
 from hookline.stats.histograms import percentiles
-from hookline.stats.statistics import summarize
+from hookline.stats.newest import summarize_once
 from hookline.stats.wide_rows import histograms_of, measure_with_histograms
 
 COSTS = ("time", "memory")
@@ -55,9 +55,14 @@ class Wanted:
         return bool(self.statistics or self.percentiles or self.histogram)
 
     @property
+    def statistics_only(self) -> bool:
+        """Whether the ten statistics are all that is asked for."""
+        return bool(self.statistics) and not (self.percentiles or self.histogram or self.dead_units or self.costs)
+
+    @property
     def measure(self) -> Measure:
         """How rows are made: percentiles come from histograms, too."""
-        return measure_with_histograms if self.percentiles or self.histogram else summarize
+        return measure_with_histograms if self.percentiles or self.histogram else summarize_once
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -1,0 +1,108 @@
+"""Capturing for one block of code, and what of it is kept for the next block on the same model.
+
+Finding the modules and preparing their torch hooks costs more than running a small model. So the next block that wants
+the same of a model finds everything prepared and only puts the torch hooks back, unless the model has changed since.
+Nothing of this is on the model between two blocks, no tensor is kept, and it goes with the model.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookline.activations.capture import Capture
+from hookline.activations.compiled import is_loaded
+
+if TYPE_CHECKING:  # it makes blocks
+    from hookline.activations.manager import HookManager
+
+PLAIN = (str, int, bool, type(None), torch.dtype)  # options that are what they look like
+KINDS_KEPT = 8  # different blocks of one model
+
+Shape = list[tuple[weakref.ref[torch.nn.Module], type, tuple[str, ...], tuple[int, ...]]]
+
+
+class Block:
+    """A capture of a model with a manager of its own: no name can be taken, and nothing outlives the block."""
+
+    def __init__(self, manager: HookManager, model: torch.nn.Module, hook: Capture) -> None:
+        self.hook = hook
+        self._manager, self._shape, self._compiles = manager, _shape_of(model), is_loaded()
+        manager.watch(model)
+        manager.register(hook, "cache")
+
+    @property
+    def sites(self) -> int:
+        """How many modules it captures."""
+        return len(self._manager.tap.sites.of(self._manager.entry("cache")))
+
+    def fits(self) -> bool:
+        """Whether the model is still made of the same modules under the same names."""
+        for ref, kind, names, children in self._shape:
+            module = ref()
+            if module is None or type(module) is not kind:
+                return False
+            inside = module._modules
+            if (names or inside) and (tuple(inside) != names or tuple(map(id, inside.values())) != children):
+                return False
+        return self._compiles == is_loaded()
+
+    def open(self) -> None:
+        """Put the torch hooks back that `close` took off."""
+        self._manager.tap.put_back()
+
+    def close(self) -> bool:
+        """Take the torch hooks off; returns whether they can be put back another time."""
+        entry = self._manager.entry("cache")
+        if is_loaded() == self._compiles and entry.enabled and not entry.failures.total:
+            self._manager.tap.lift()
+            return True
+        self.end()  # what failed is not tried again, and compiled code may know of it since there is a compiler
+        return False
+
+    def end(self) -> None:
+        """Leave the model as it was, for good."""
+        self._manager.remove("cache")
+
+
+def _shape_of(model: torch.nn.Module) -> Shape:
+    """What a model is made of. All are alive as long as this holds, so no other module has one of the ids."""
+    return [
+        (weakref.ref(module), type(module), tuple(module._modules), tuple(map(id, module._modules.values())))
+        for module in model.modules()
+    ]
+
+
+_kept: weakref.WeakKeyDictionary[torch.nn.Module, dict[Hashable, Block]] = weakref.WeakKeyDictionary()
+
+
+def kind_of_block(modules: Any, early_stop: bool, options: Mapping[str, Any]) -> Hashable | None:
+    """What blocks that capture the same have in common; None where that cannot be told."""
+    patterns = tuple(modules) if isinstance(modules, (list, tuple)) else (modules,)
+    told = all(isinstance(one, str) for one in patterns) and all(type(one) in PLAIN for one in options.values())
+    return (patterns, early_stop, *sorted(options.items())) if told else None
+
+
+def take_kept(model: torch.nn.Module, kind: Hashable | None, make: Callable[[], Block]) -> Block:
+    """A block that is ready and open: one that was kept, which nobody else has meanwhile, or a new one."""
+    block = _kept.get(model, {}).pop(kind, None) if kind is not None else None
+    if block is None or not block.fits():
+        return make()  # the other has taken its torch hooks off already
+    block.open()
+    return block
+
+
+def keep(model: torch.nn.Module, kind: Hashable, block: Block) -> None:
+    """Keep a closed block for the next time."""
+    kept = _kept.setdefault(model, {})
+    if len(kept) >= KINDS_KEPT:
+        kept.clear()
+    kept[kind] = block
+
+
+def forget(model: torch.nn.Module) -> None:
+    """Keep nothing for a model."""
+    _kept.pop(model, None)

@@ -1,0 +1,33 @@
+"""How often hooks fired at one module."""
+
+from __future__ import annotations
+
+from hookline.activations.captured import CallNumbers
+
+_nobody = CallNumbers()
+
+
+class Fires(dict[str, int]):
+    """By hook: how often it was called and came back without an error.
+
+    A hook that numbers its calls anyway is not counted a second time: its numbers are followed.
+    """
+
+    def __init__(self) -> None:
+        self._followed: dict[str, tuple[CallNumbers, int]] = {}  # with how many it had given before
+
+    def follow(self, hook: str, numbers: CallNumbers) -> None:
+        """From now on a hook's own numbers tell how often it fired."""
+        if self._followed.get(hook, (None, 0))[0] is not numbers:
+            self[hook] = self.of(hook)
+            self._followed[hook] = numbers, numbers.given
+
+    def add(self, hook: str) -> None:
+        """A hook was called and came back."""
+        if hook not in self._followed:
+            self[hook] = self.get(hook, 0) + 1
+
+    def of(self, hook: str) -> int:
+        """How often a hook fired."""
+        numbers, before = self._followed.get(hook, (_nobody, 0))
+        return self.get(hook, 0) + numbers.given - before

@@ -1,0 +1,264 @@
+"""The direct way through a module: what torch would do, and no trace of it afterwards."""
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
+
+from hookline import HookManager
+from hookline.activations import compiled, direct
+from hookline.activations.capture import Capture
+
+INPUT = torch.arange(8.0).reshape(2, 4)
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has not imported Dynamo, or inside `capturing`."""
+    for module in (direct, compiled):
+        monkeypatch.setattr(module, "is_used", lambda: False)
+
+
+def make_model() -> nn.Sequential:
+    """Three modules."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def captured(model: nn.Module, modules: Any = "?") -> HookManager:
+    """A manager that captures."""
+    manager = HookManager()
+    manager.watch(model)
+    manager.register(Capture(modules, what="both"), "it")
+    return manager
+
+
+def names(manager: HookManager) -> list[str]:
+    """Of the modules that were heard."""
+    return [state.name for state in manager.get_captured_states("it")]
+
+
+def is_direct(module: nn.Module) -> bool:
+    """Whether ours is called."""
+    return module._compiled_call_impl is not None
+
+
+@pytest.mark.req("003-38")
+def test_outputs_gradients_and_states_are_those_of_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit."""
+    results = []
+    for is_open in (True, False):
+        monkeypatch.setattr(direct, "is_open", lambda is_open=is_open: is_open)
+        model = make_model()
+        manager = captured(model)
+        assert is_direct(model[0]) is is_open
+        output = model(INPUT)
+        output.sum().backward()
+        tensors = [tensor for state in manager.get_captured_states("it") for tensor in state.tensors()]
+        results.append([output.detach(), *(p.grad for p in model.parameters()), *tensors])
+    assert len(results[0]) == len(results[1]) > 8 and all(map(torch.equal, *results))
+
+
+def test_the_torch_hook_is_there_for_everybody_to_see_and_to_clear() -> None:
+    """Who clears the torch hooks of a module has cleared ours."""
+    model = make_model()
+    manager = captured(model)
+    model[0]._forward_hooks.clear()
+    model[1]._forward_hooks = type(model[1]._forward_hooks)()
+    model(INPUT)
+    assert len(model[2]._forward_hooks) == 1 and names(manager) == ["2"]
+
+
+HOOKS: list[Callable[[nn.Module, Callable[..., None]], Any]] = [
+    lambda module, told: module.register_forward_hook(lambda *_: told()),
+    lambda module, told: module.register_forward_pre_hook(lambda *_: told()),
+    lambda module, told: module.register_full_backward_hook(lambda *_: told()),
+    lambda module, told: module.register_full_backward_pre_hook(lambda *_: told()),
+    lambda module, told: register_module_forward_hook(lambda ran, *_: told() if ran is module else None),
+]
+
+
+@pytest.mark.parametrize("register", HOOKS)
+@pytest.mark.parametrize("first", [True, False])
+def test_torch_hooks_of_others_are_called(register: Callable[..., Any], first: bool) -> None:
+    """Of every kind, whether they come before ours or after."""
+    model, told = make_model(), []
+    manager = captured(model) if not first else None
+    handle = register(model[0], lambda: told.append(1))
+    manager = manager or captured(model)
+    model(INPUT.requires_grad_()).sum().backward()
+    handle.remove()
+    assert told == [1] and names(manager) == ["0", "1", "2"]
+
+
+def test_what_an_earlier_torch_hook_returns_is_what_is_captured() -> None:
+    """Ours comes after it, and its output goes on."""
+    model = make_model()
+    model[0].register_forward_hook(lambda module, inputs, output: output * 0 + 7)
+    manager = captured(model)
+    model(INPUT)
+    state = manager.get_captured_states("it")[0]
+    assert torch.equal(state.outputs, torch.full((2, 4), 7.0))
+
+
+def test_another_forward_that_comes_later_is_called() -> None:
+    """Some libraries replace it on the instance."""
+    model = make_model()
+    manager = captured(model)
+    model[0].forward = lambda x: x + 1  # type: ignore[method-assign]
+    model(INPUT)
+    assert torch.equal(manager.get_captured_states("it")[0].outputs, INPUT + 1)
+
+
+def test_copies_and_pickles_do_not_run_the_original() -> None:
+    """A copy has parameters of its own, and only the torch hook."""
+    model = make_model()
+    manager = captured(model, "0")
+    for twin in (copy.deepcopy(model), copy.copy(model[0])):
+        assert not is_direct(twin[0] if isinstance(twin, nn.Sequential) else twin)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin[0].weight.zero_()
+    assert not torch.equal(twin[0](INPUT), model[0](INPUT))
+    manager.remove("it")
+    assert torch.equal(pickle.loads(pickle.dumps(model))(INPUT), model(INPUT))
+
+
+def test_modules_that_copy_themselves_in_their_own_way_take_the_long_way() -> None:
+    """Their copies would run the original."""
+
+    class Own(nn.Linear):
+        def __getstate__(self) -> dict[str, Any]:
+            return self.__dict__.copy()
+
+    model = nn.Sequential(Own(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    parametrize.register_parametrization(model[1], "weight", nn.Identity())
+    manager = captured(model)
+    model(INPUT)
+    assert [is_direct(module) for module in model] == [False, False, True] and names(manager) == ["0", "1", "2"]
+
+
+def test_compiled_calls_are_left_alone() -> None:
+    """Of modules that somebody compiled before or compiles while ours is there."""
+    model = make_model()
+    model[0].compile(backend="eager")
+    theirs = model[0]._compiled_call_impl
+    with HookManager().capturing(model, "?"):
+        model[1].compile(backend="eager")
+        assert model[0]._compiled_call_impl is theirs and direct.is_compiled(model[0])
+        assert direct.is_compiled(model[1]) and is_direct(model[2]) and not direct.is_compiled(model[2])
+    assert model[0]._compiled_call_impl is theirs and direct.is_compiled(model[1]) and not is_direct(model[2])
+
+
+@pytest.mark.parametrize("take_away", ["remove", "disable"])
+def test_nothing_is_left_on_the_module(take_away: str) -> None:
+    """When the hook is removed or switched off."""
+    model = make_model()
+    manager = captured(model)
+    assert all(map(is_direct, model))
+    getattr(manager, take_away)("it")
+    assert not any(vars(module).get("_compiled_call_impl") or module._forward_hooks for module in model)
+
+
+def test_it_closes_when_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the torch hooks keep their places among others."""
+    model, order = make_model(), []
+    manager = captured(model)
+    model[0].register_forward_hook(lambda *_: order.append(len(manager.captures)))
+    monkeypatch.setattr(direct, "is_used", lambda: True)
+    manager.tap.sync()
+    model(INPUT)
+    assert not any(map(is_direct, model)) and order == [1]
+
+
+def test_a_module_is_not_kept_alive() -> None:
+    """Not even until the garbage is collected."""
+    module = nn.Linear(4, 4)
+    manager = HookManager()
+    manager.register_capture_hook(module, "it", capture_input=False)
+    module(INPUT)
+    gone = weakref.ref(module)
+    gc.disable()
+    try:
+        del module
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_set_aside_recomputed_and_scheduled_calls() -> None:
+    """What the long way leaves out is left out here, too."""
+    model = make_model()
+    manager = captured(model, "0")
+    with manager.silenced():
+        model(INPUT)
+    assert names(manager) == []
+    output = checkpoint(model, INPUT.requires_grad_(), use_reentrant=False)
+    output.sum().backward()  # type: ignore[union-attr]
+    assert names(manager) == ["0"]
+    (row,) = manager.fire_report().rows
+    assert (row.calls, row.fired) == (3, 1)
+
+
+def test_several_hooks_on_a_module_and_interventions_are_heard() -> None:
+    """Only a capture that is alone there is called without the table of hooks; what an intervention returns goes on."""
+    model = make_model()
+    manager = HookManager(enable_intervention=True)
+    manager.watch(model)
+    manager.register(Capture("?"), "it")
+    with manager.register(Double(), "double"):
+        changed = model(INPUT)
+    assert torch.equal(changed, model(INPUT) * 2)
+    assert [state.call for state in manager.get_captured_states("it")] == [1, 1, 1, 2, 2, 2]
+    assert {(row.hook, row.calls, row.fired) for row in manager.fire_report().rows} == {("it", 2, 2)}
+
+
+class Double(Capture):
+    """Not a capture, but a hook with its own method that changes the last output."""
+
+    built_in, intervene = False, True
+
+    def __init__(self) -> None:
+        super().__init__("2")
+        self.on_forward = self.doubled
+
+    def shortcut(self, site: Any, tap: Any) -> None:
+        """It has none."""
+
+    def doubled(self, output: Tensor) -> Tensor:
+        """Twice as much."""
+        return output * 2
+
+
+def test_a_model_that_skips_its_modules_unless_they_have_hooks() -> None:
+    """An encoder layer takes a fused way in evaluation, and does not when it sees torch hooks."""
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    with torch.no_grad(), HookManager().capturing(layer, "linear?") as cache:
+        layer(torch.ones(1, 3, 4))
+    assert sorted(cache["*"]) == ["linear1", "linear2"]
+
+
+def test_several_gpus_in_one_process_close_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There `DataParallel` copies modules by their dictionaries; as one of many processes it is not used."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert not direct.is_open()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert direct.is_open()
+
+
+def test_tracing_goes_the_long_way() -> None:
+    """Where torch names the scopes of modules."""
+    model = make_model()
+    captured(model)
+    with pytest.warns(DeprecationWarning):
+        traced = torch.jit.trace(model, INPUT)
+    assert torch.equal(traced(INPUT), model(INPUT))

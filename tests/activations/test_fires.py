@@ -1,0 +1,35 @@
+"""How often hooks fired at one module."""
+
+from hookline.activations.captured import CallNumbers
+from hookline.activations.fires import Fires
+
+
+def test_calls_are_added_up_by_hook() -> None:
+    """A hook that never fired has none."""
+    fires = Fires()
+    fires.add("a")
+    fires.add("a")
+    assert (fires.of("a"), fires.of("b")) == (2, 0)
+
+
+def test_numbers_are_followed_from_where_they_stand() -> None:
+    """What a hook has numbered before does not count, and what it numbers is not counted a second time."""
+    fires, numbers = Fires(), CallNumbers()
+    numbers.given = 5
+    fires.follow("a", numbers)
+    fires.follow("a", numbers)
+    numbers.next()
+    fires.add("a")
+    assert fires.of("a") == 1
+
+
+def test_another_hook_of_the_same_name_goes_on_counting() -> None:
+    """The module was called that often under this name."""
+    fires, first, second = Fires(), CallNumbers(), CallNumbers()
+    fires.follow("a", first)
+    first.next()
+    second.next()
+    fires.follow("a", second)
+    second.next()
+    first.next()  # a call that was in flight
+    assert fires.of("a") == 2

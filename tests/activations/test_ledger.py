@@ -1,0 +1,339 @@
+"""Statistics that compiled code adds up by itself: who gets them, for which step, and that every call is counted.
+
+The kernels need a GPU. Here an operator of the same name stands for them that adds up with torch, so that the graphs,
+the ledger and the hooks are the real ones.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from hookline import ForwardHook, HookManager, get_trainer
+from hookline.activations import ledger
+from hookline.activations.monitor import Monitor
+from hookline.activations.site import NO_TOKEN
+from hookline.events.schedule import Reading
+from hookline.stats.columns import STATISTICS
+from hookline.stats.merging import merge
+from hookline.stats.statistics import summarize
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is not None, reason="where Triton is, the operator is the real one"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it
+    pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning"),  # importing inductor
+]
+CPU = torch.device("cpu")
+INPUT = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+WIDTH = len(STATISTICS)
+
+
+def add_to_tally(tensor: Tensor, tally: Tensor, due: Tensor) -> None:
+    """A tally here is [calls, calls that were due, a row]."""
+    tally[0] += 1
+    if due.item():
+        tally[1] += 1
+        tally[2:] = merge(torch.stack([tally[2:], summarize([tensor])[0]]))
+
+
+def take(tallies: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """What they have seen, which begin anew."""
+    whole = torch.stack(tallies)
+    for tally in tallies:
+        tally.zero_()
+    whole[whole[:, 1] == 0, 2] = float("nan")
+    return whole[:, 2:], whole[:, :2]
+
+
+STAND_IN = SimpleNamespace(
+    make_tally=lambda device: torch.zeros(2 + WIDTH, dtype=torch.float64),
+    make_flag=lambda device: torch.zeros((), dtype=torch.int32),
+    take=take,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def operator() -> Iterator[None]:
+    """The operator, for as long as these tests run."""
+    library = torch.library.Library("hookline", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("add_to_tally(Tensor tensor, Tensor(a!) tally, Tensor due) -> ()")  # type: ignore[no-untyped-call]
+    library.impl("add_to_tally", add_to_tally, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    library.impl("add_to_tally", lambda tensor, tally, due: None, "Meta")  # type: ignore[no-untyped-call]
+    yield
+    library._destroy()  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The CPU has kernels, and the compiler has seen nothing."""
+    monkeypatch.setitem(sys.modules, "hookline.stats.tally", STAND_IN)  # type: ignore[arg-type]
+    monkeypatch.setattr(ledger, "has_kernels", lambda device: device == CPU)
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    """Two layers with dropout between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.drop, self.down = nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.down(self.drop(self.up(x)))
+        return result
+
+
+class Model(nn.Module):
+    """Blocks, and a head that runs twice."""
+
+    def __init__(self, checkpointed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block() for _ in range(10))
+        self.head = nn.Linear(8, 8)
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        result: Tensor = self.head(self.head(x))
+        return result
+
+
+def watching(model: nn.Module, *hooks: ForwardHook) -> HookManager:
+    """A manager that watches a model with these hooks."""
+    manager = HookManager()
+    manager.watch(model)
+    for index, hook in enumerate(hooks):
+        manager.register(hook, f"hook{index}")
+    return manager
+
+
+def no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A monitor that is called by the graph fails."""
+
+    def called(self: Monitor, name: str, live_output: Any, step: int) -> None:
+        raise AssertionError(f"called at {name}")
+
+    monkeypatch.setattr(Monitor, "_look", called)
+
+
+def fired(manager: HookManager) -> dict[tuple[str, str], tuple[int, int]]:
+    """(calls, fired) by hook and module."""
+    return {(row.hook, row.module): (row.calls, row.fired) for row in manager.fire_report().rows}
+
+
+def whole(model: nn.Module, backend: str = "aot_eager") -> Any:
+    """The model in ``torch.compile``."""
+    return torch.compile(model, backend=backend, fullgraph=True)
+
+
+def by_block(model: nn.Module, backend: str = "aot_eager") -> Any:
+    """Every block compiled on its own: they share one graph."""
+    for block in model.blocks:  # type: ignore[union-attr]
+        block.compile(backend=backend)
+    return model
+
+
+def test_the_values_are_those_of_the_uncompiled_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every module, with a row for all calls of a step, and nobody was called."""
+    model = Model().eval()
+    values = []
+    for run in (model, whole(model)):
+        monitor = Monitor(["blocks.*.up", "head"], metrics=STATISTICS)
+        manager = watching(model, monitor)
+        manager.tap.run.step = 1
+        run(INPUT)
+        values.append(monitor.latest())
+        manager.remove("hook0")
+        no_calls(monkeypatch)
+    assert values[0].keys() == values[1].keys() and len(values[0]) == 11
+    assert values[1]["head"]["count"] == 48
+    for name, row in values[0].items():
+        assert row == pytest.approx(values[1][name], rel=1e-5), name
+
+
+def test_one_graph_serves_all_steps_and_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values have their true steps, without anybody saying that a step is over, and the accounts are right."""
+    no_calls(monkeypatch)
+    model, always, rarely = Model().eval(), Monitor("head"), Monitor("*")
+    manager = watching(model, always)
+    manager.register(rarely, "rarely", every=3)
+    run = whole(model)
+    for step in range(1, 8):
+        manager.begin_batch(Reading(step, step, 1))
+        manager.tap.run.step = step
+        run(INPUT * step)
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+    assert [step for step, _ in always.history("head")] == [1, 2, 3, 4, 5, 6, 7]
+    assert [step for step, _ in rarely.history("blocks.3.up")] == [3, 6]
+    assert rarely.history("head") == [entry for entry in always.history("head") if entry[0] in (3, 6)]
+    accounts = fired(manager)
+    assert accounts["hook0", "head"] == (14, 14) and accounts["rarely", "head"] == (14, 4)
+    assert accounts["rarely", "blocks.0"] == (7, 2)
+
+
+def test_blocks_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than Dynamo would compile one by one, each with a tally of its own."""
+    no_calls(monkeypatch)
+    model, monitor = Model().eval(), Monitor("blocks.*.up")
+    manager = watching(model, monitor)
+    run = by_block(model)
+    manager.tap.run.step = 1
+    run(INPUT.clone().requires_grad_())
+    run(INPUT.clone().requires_grad_())
+    assert counters["stats"]["unique_graphs"] == 1
+    means = [values["mean"] for values in monitor.latest().values()]
+    assert len(set(means)) == 10 and set(fired(manager).values()) == {(2, 2)}
+
+
+def test_without_a_run_each_run_of_a_graph_has_rows_of_its_own() -> None:
+    """As many entries as forward passes."""
+    model, monitor = Model().eval(), Monitor("blocks.1")
+    watching(model, monitor)
+    run = whole(model)
+    for factor in (1, 2, 3):
+        run(INPUT * factor)
+    entries = monitor.history("blocks.1")
+    assert len(entries) == 3 and len({values["mean"] for _, values in entries}) == 3
+
+
+@pytest.mark.parametrize("compile", [whole, by_block], ids=lambda way: way.__name__)
+def test_a_checkpointed_forward_is_added_up_once(compile: Callable[..., Any]) -> None:
+    """The repetition inside backward is left out."""
+    model, monitor = Model(checkpointed=True), Monitor("blocks.*.up", metrics=["count"])
+    manager = watching(model, monitor)
+    run = compile(model)
+    manager.tap.run.step = 1
+    run(INPUT).sum().backward()
+    assert {values["count"] for values in monitor.latest().values()} == {48}
+    assert {count for _, count in fired(manager).values()} == {1}
+
+
+def test_silence_validation_and_switching_off() -> None:
+    """Nothing is added up that the monitor would not have heard."""
+    model, monitor = Model().eval(), Monitor("head", metrics=["count"])
+    manager = watching(model, monitor)
+    run = whole(model)
+    manager.tap.run.step = 1
+    with manager.silenced():
+        run(INPUT)
+    monitor.on_validation_start()
+    run(INPUT)
+    monitor.on_validation_end()
+    manager.disable("hook0")
+    run(INPUT)
+    assert monitor.latest() == {}
+    manager.enable("hook0")
+    run(INPUT)
+    assert monitor.latest()["head"]["count"] == 48
+
+
+class Numbers(nn.Module):
+    """Gives integers, then numbers."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x > 0).long(), x * 2
+
+
+class Halves(nn.Module):
+    """Gives every other element."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, ::2]
+
+
+class Odd(nn.Module):
+    """Modules whose outputs are not just one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers, self.halves, self.whole = Numbers(), Halves(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        signs, doubled = self.numbers(x)
+        whole: Tensor = self.whole(signs)
+        return self.halves(doubled) + whole[:, ::2]
+
+
+def test_the_first_floating_point_tensor_counts() -> None:
+    """In a tuple, too; an output without any is heard and has no row."""
+    model, monitor = Odd(), Monitor(["numbers", "halves", "whole"], metrics=["count", "absmax"])
+    manager = watching(model, monitor)
+    whole(model)(INPUT)
+    assert monitor.latest() == {
+        "numbers": {"count": 24, "absmax": pytest.approx(2 * INPUT.abs().max().item())},
+        "halves": {"count": 12, "absmax": pytest.approx(2 * INPUT[:, ::2].abs().max().item())},
+    }
+    assert set(fired(manager).values()) == {(1, 1)}
+
+
+def test_a_module_that_others_look_at_is_shown() -> None:
+    """A hook that must be called takes the monitor with it, and each is told once."""
+
+    class Watch(ForwardHook):
+        modules = "head"
+        seen = 0
+
+        def on_forward(self, output: Tensor) -> None:
+            self.seen += 1
+
+    model, monitor, watch = Model().eval(), Monitor(["head", "blocks.0"], metrics=["count"]), Watch()
+    manager = watching(model, monitor, watch)
+    manager.tap.run.step = 1
+    whole(model)(INPUT)
+    assert watch.seen == 2 and {name: row["count"] for name, row in monitor.latest().items()} == {
+        "blocks.0": 24,
+        "head": 48,
+    }
+    assert fired(manager)["hook0", "head"] == (2, 2)
+
+
+def test_through_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accumulated micro-batches are one row, and every row has its step."""
+    no_calls(monkeypatch)
+    model, monitor = Model(), Monitor("head", metrics=["count"])
+    batches = [(INPUT, torch.zeros(3, 8)) for _ in range(6)]
+    options: dict[str, Any] = {"record": False, "console": False, "compile": True, "loss_fn": nn.functional.mse_loss}
+    with torch.compiler.set_stance(force_backend="aot_eager"):
+        trainer = get_trainer(
+            "simple", model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu",
+            accumulate=2, **options,
+        )  # fmt: skip
+        trainer.add_hook(monitor)
+        trainer.train()
+    assert [(step, values["count"]) for step, values in monitor.history("head")] == [(1, 96), (2, 96), (3, 96)]
+
+
+def test_the_last_hook_takes_the_tallies_along() -> None:
+    """And a hook that comes back gets new ones."""
+    model, monitor = Model().eval(), Monitor("head", metrics=["count"])
+    manager = watching(model, monitor)
+    run = whole(model)
+    run(INPUT)
+    (site,) = manager.tap.sites
+    assert site.tally.numel() == 2 + WIDTH
+    manager.remove("hook0")
+    assert site.tally.numel() == 0 and manager.tap.ledger.due is NO_TOKEN
+    manager.register(monitor, "again")
+    manager.tap.run.step = 1
+    run(INPUT)
+    assert monitor.latest()["head"]["count"] == 48 and fired(manager)["again", "head"][1] == 2
+
+
+def test_another_device_is_refused() -> None:
+    """All tallies are where the first output was; elsewhere the operator calls the hooks."""
+    book = HookManager().tap.ledger
+    assert book.admit(torch.device("meta")) == "refused"
+    assert book.admit(CPU) == "later"  # there is no graph here
+    assert book.admit(torch.device("meta")) == "refused"
