@@ -119,7 +119,7 @@ def test_a_secret_must_be_given_again(capsys: Captured, monkeypatch: pytest.Monk
 
     keys: list[str] = []
     monkeypatch.setitem(names.HOOKS._added, "teller", Teller)
-    run = train(capsys, "train", "run.yaml", 'hooks.lifecycle=[checkpoint, {name: teller, api_key: sk-hidden-1234567}]')
+    run = train(capsys, "train", "run.yaml", "hooks.lifecycle=[checkpoint, {name: teller, api_key: sk-hidden-1234567}]")
     assert "sk-hidden" not in (run / "config.yaml").read_text()
     assert "hooks.teller.api_key: was a secret and is not kept" in refusal(capsys, "resume", str(run))
     train(capsys, "resume", str(run), "hooks.teller.api_key=sk-other-1234567", "trainer.max_steps=13")

@@ -145,7 +145,9 @@ def test_nonsense_between_the_lines_is_left_out(tmp_path_factory: pytest.TempPat
     end(record)
     with (record.path / "layers.jsonl").open("ab") as file:
         file.write(noise + b"\n" + b'{"series":0,"step":2,"data":"AAA="}\n{"series":9,"step":2,"data":""}\n')
-        file.write(b'{"series":[0],"step":2}\n{"series":0,"data":"AACAPw=="}\n{"resumed":"0"}\n{"series":0,"step":"3"}\n')
+        file.write(
+            b'{"series":[0],"step":2}\n{"series":0,"data":"AACAPw=="}\n{"resumed":"0"}\n{"series":0,"step":"3"}\n'
+        )
     assert read_layers(record.path)["s"].steps == (1,)
 
 

@@ -118,8 +118,10 @@ def test_who_lives(owner: dict[str, Any], lives: bool) -> None:
 def test_without_locks_the_owners_words_count(known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A living owner is respected, a dead one's or nobody's words are not."""
     if known:
+
         def refuse(*_: Any) -> None:
             raise OSError(errno.ENOLCK, "No locks available")
+
         monkeypatch.setattr(lock.fcntl, "lockf", refuse)
     else:
         monkeypatch.setattr(lock, "fcntl", None)

@@ -274,9 +274,7 @@ def opening_line(trainer: Trainer) -> str:
 def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
     count = counters(trainer)
     why = f" ({redact_text(reason)})" if reason else ""  # an exception's words, which may quote a secret
-    words = [
-        f"{outcome}{why}: {_counted(count['step'], 'step')} in {count['seconds']:.1f} s"
-    ]
+    words = [f"{outcome}{why}: {_counted(count['step'], 'step')} in {count['seconds']:.1f} s"]
     for key, text in (
         ("hook_failures", "hook failure"),
         ("non_finite_losses", "non-finite loss"),
