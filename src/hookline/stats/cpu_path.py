@@ -1,8 +1,9 @@
 """The CPU path: large tensors are read from memory once, in blocks that stay in the cache while they are measured.
 
-Only operations that run at the speed of the memory are used: sum, dot product, minimum, maximum and sign. `var_mean`,
-`isnan` and comparisons each take 7 to 30 times as long as one sum, `count_nonzero` and `aminmax` two to six times.
-What the blocks give is put together in Python's own floats, which are float64 and cost less than one-element tensors.
+Only operations that run at the speed of the memory are used. Where torch has a thread or two these are NumPy's, but for
+half precision. Else they are torch's sum, dot product, minimum, maximum and sign: its `var_mean`, `isnan` and
+comparisons each take 7 to 30 times as long as one sum, `count_nonzero` and `aminmax` two to six times. What the blocks
+give is put together in Python's own floats, which are float64 and cost less than one-element tensors.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from torch import Tensor
 
 from hookline.stats import torch_path
 from hookline.stats.columns import FAINT, FAR, STATISTICS, wide_dtype
-from hookline.stats.small_tensors import is_small, rows_of_small
+from hookline.stats.small_tensors import READ_AT_ONCE, Numbers, Sums, is_small, read, rows_of_small
 
 BLOCK = 131072  # elements for each torch thread; 512 KB as float32
+_FEW_THREADS = 2  # up to here NumPy, which has one, reads faster than torch
 _MOST_THREADS = 16  # so that the scratch memory stays small
-_SMALL = (
-    16384  # elements; up to here tensors alike are measured together: calling an operation costs as much as running it
-)
+_SMALL = 16384  # elements; up to here tensors alike are measured together: a call costs as much as what it does
 _TOGETHER = 131072  # elements that are measured together at most; twice as much leaves the cache
 _MANY = 16  # tensors alike, from which on stacking them costs less than a look at each
 
@@ -47,7 +47,7 @@ class _Scratch(local):
 _scratch = _Scratch()
 
 
-class _Sums(NamedTuple):
+class _Part(NamedTuple):
     """What one block gives."""
 
     size: int
@@ -59,6 +59,9 @@ class _Sums(NamedTuple):
     zeros: float
     nans: float = 0
     infs: float = 0
+
+
+_NOTHING = _Part(0, 0.0, 0.0, 0.0, inf, -inf, 0.0)
 
 
 def summarize(tensors: Sequence[Tensor]) -> Tensor:
@@ -150,11 +153,11 @@ def stacked_in_scratch(alike: Sequence[Tensor], capacity: int) -> tuple[Tensor, 
 
 def _row(tensor: Tensor) -> list[float]:
     """The row of one tensor."""
-    flat = tensor.reshape(-1)
-    block = BLOCK * min(torch.get_num_threads(), _MOST_THREADS)
-    if len(flat) <= block:
-        return _together([_measure(flat.to(wide_dtype(flat.dtype)), None)])
-    return _together([_measure(part, signs) for part, signs in _in_blocks(flat, block)])
+    flat, threads = tensor.detach().reshape(-1), torch.get_num_threads()
+    if threads > _FEW_THREADS or flat.dtype is not wide_dtype(flat.dtype):
+        return _together([_measure(*block) for block in _in_blocks(flat, BLOCK * min(threads, _MOST_THREADS))])
+    with np.errstate(over="ignore", invalid="ignore"):  # where that happens, it is measured again
+        return _together([_part(read(block), block) for block in _in_arrays(flat.numpy())] or [_NOTHING])
 
 
 def _in_blocks(flat: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -166,18 +169,29 @@ def _in_blocks(flat: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield (part if part.dtype is wide else values[:many].copy_(part)), signs[:many]
 
 
-def _measure(block: Tensor, scratch: Tensor | None) -> _Sums:
-    size = len(block)
-    squares = torch.dot(block, block).item()
-    if not (size and FAINT < squares < inf):
-        return _measure_with_care(block)
-    total = block.sum().item()
+def _in_arrays(array: Numbers) -> Iterator[Numbers]:
+    """The blocks of an array: cutting it costs less than cutting a tensor."""
+    return (array[start : start + READ_AT_ONCE] for start in range(0, len(array), READ_AT_ONCE))
+
+
+def _measure(block: Tensor, scratch: Tensor) -> _Part:
+    """By operations of torch that run at the speed of the memory, in all its threads."""
+    if not len(block):
+        return _NOTHING
+    signs = torch.sign(block, out=scratch)
+    others = round(torch.dot(signs, signs).item()) if isfinite(squares := torch.dot(block, block).item()) else 0
+    return _part(Sums(block.sum().item(), squares, block.amin().item(), block.amax().item(), others), block.numpy())
+
+
+def _part(sums: Sums, block: Numbers) -> _Part:
+    """What was read of a block, with the deviations; where that is not enough, it is measured again."""
+    size, (total, squares, low, high, others) = len(block), sums
+    if not FAINT < squares < inf:
+        return _measure_with_care(torch.from_numpy(block))
     deviations = squares - total * total / size
     if total * total > FAR * size * deviations:
-        deviations = _about(block, total / size)
-    signs = torch.sign(block, out=scratch)
-    zeros = size - torch.dot(signs, signs).item()
-    return _Sums(size, total, squares, deviations, block.amin().item(), block.amax().item(), zeros)
+        deviations = _about(torch.from_numpy(block), total / size)
+    return _Part(size, total, squares, deviations, low, high, size - others)
 
 
 def _about(block: Tensor, mean: float) -> float:
@@ -187,19 +201,17 @@ def _about(block: Tensor, mean: float) -> float:
     return torch.dot(deviations, deviations).item() - left_over * left_over / len(block)
 
 
-def _measure_with_care(block: Tensor) -> _Sums:
-    """The same for a block that is empty or all zeros, whose squares over- or underflow, or that is not all finite."""
+def _measure_with_care(block: Tensor) -> _Part:
+    """The same for a block that is all zeros, whose squares over- or underflow, or that is not all finite."""
     size = len(block)
-    if not size:
-        return _Sums(0, 0.0, 0.0, 0.0, inf, -inf, 0.0)
     if block.amin().item() == block.amax().item() == 0:
-        return _Sums(size, 0.0, 0.0, 0.0, 0.0, 0.0, size)
+        return _Part(size, 0.0, 0.0, 0.0, 0.0, 0.0, size)
     row = torch_path.statistics_of_rows(block.double().unsqueeze(0))[0].tolist()
     count, mean, std, low, high, _, l2, zeros, nans, infs = row
-    return _Sums(size, mean * count, l2 * l2, std * std * (count - 1), low, high, zeros, nans, infs)
+    return _Part(size, mean * count, l2 * l2, std * std * (count - 1), low, high, zeros, nans, infs)
 
 
-def _together(parts: list[_Sums]) -> list[float]:
+def _together(parts: list[_Part]) -> list[float]:
     """The row of a tensor from its blocks: the deviations within them, and those of their means from the mean."""
     columns = list(zip(*parts, strict=True))
     count, total, squares, deviations = (sum(column) for column in columns[:4])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import inf, sqrt
+from threading import local
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,13 +20,23 @@ from hookline.stats.columns import FAINT, FAR, wide_dtype
 
 SMALL = 32768  # elements; beyond, calls no longer matter, and torch uses its threads
 _TINY = 1024  # elements; up to here tensors are measured together: a call for all costs less than one for each
-_ONES = np.ones(SMALL, np.float32)
+READ_AT_ONCE = 65536  # elements that `read` takes at most: more than stay in the cache
+_ONES = np.ones(READ_AT_ONCE, np.float32)
 _lowest, _highest = np.minimum.reduce, np.maximum.reduce  # the methods `min` and `max` take twice as long to get there
+
+class _Scratch(local):
+    """Memory that is kept per thread: new pages would cost as much as the work on them."""
+
+    def __init__(self) -> None:
+        self.mask = np.empty(READ_AT_ONCE, np.bool_)
+
+
+_scratch = _Scratch()
 
 Numbers = Any  # an array; its shape and dtype, which its own type would name, say nothing here
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
     """What is read of a tensor."""
 
     total: float
@@ -45,21 +56,22 @@ def rows_of_small(tensors: Sequence[Tensor]) -> list[list[float]]:
     flats = [_wide(tensor.detach()).numpy().ravel() for tensor in tensors]
     with np.errstate(over="ignore", invalid="ignore"):  # where that happens, it is measured again
         tiny = _read_together([flat for flat in flats if len(flat) <= _TINY])
-        return [_row(flat, next(tiny) if len(flat) <= _TINY else _read(flat)) for flat in flats]
+        return [_row(flat, next(tiny) if len(flat) <= _TINY else read(flat)) for flat in flats]
 
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype is torch.float32 else tensor.to(wide_dtype(tensor.dtype))
 
 
-def _read(flat: Numbers) -> _Sums:
+def read(flat: Numbers) -> Sums:
+    """Sum, sum of squares, minimum, maximum and what is not zero. Nobody may mind if NumPy finds something invalid."""
     size, low, high = len(flat), float(_lowest(flat)), float(_highest(flat))
-    others = int(np.count_nonzero(flat != 0)) if low <= 0 <= high else size
+    others = int(np.count_nonzero(np.not_equal(flat, 0, out=_scratch.mask[:size]))) if low <= 0 <= high else size
     # A product with ones is a sum, at four times the speed of NumPy's own.
-    return _Sums(float(flat.dot(_ONES[:size])), float(flat.dot(flat)), low, high, others)
+    return Sums(float(flat.dot(_ONES[:size])), float(flat.dot(flat)), low, high, others)
 
 
-def _read_together(flats: Sequence[Numbers]) -> Iterator[_Sums]:
+def _read_together(flats: Sequence[Numbers]) -> Iterator[Sums]:
     """The same for several, one behind the other in one array."""
     if not flats:
         return iter(())
@@ -72,10 +84,10 @@ def _read_together(flats: Sequence[Numbers]) -> Iterator[_Sums]:
         np.maximum.reduceat(numbers, starts),
         np.add.reduceat(numbers != 0, starts, dtype=np.int64),
     )
-    return map(_Sums, *(column.tolist() for column in columns))
+    return map(Sums, *(column.tolist() for column in columns))
 
 
-def _row(flat: Numbers, read: _Sums) -> list[float]:
+def _row(flat: Numbers, read: Sums) -> list[float]:
     size, (total, squares, low, high, others) = len(flat), read
     mean = total / size
     deviations = squares - mean * total
