@@ -82,3 +82,16 @@ def test_a_step_is_measured_by_the_difference() -> None:
 def test_percentiles_have_short_names() -> None:
     """Whole numbers without a point."""
     assert [percentile_name(point) for point in (10, 50.0, 99.9)] == ["p10", "p50", "p99.9"]
+
+
+@pytest.mark.parametrize("moments", [True, False])
+def test_gradients_made_in_inference_mode_are_measured_again(moments: bool) -> None:
+    """They have no version that could tell of a write between the two looks."""
+    param = nn.Parameter(torch.ones(3))
+    with torch.inference_mode():
+        param.grad = torch.full((3,), 2.0)
+    look = Look(1, {"p": param}, Wanted(moments, 0, (), False))
+    with torch.inference_mode():
+        param.grad.mul_(3)
+    look.see_final()
+    assert look.table()[0, -1].item() == pytest.approx(6 * math.sqrt(3))

@@ -73,3 +73,12 @@ def test_a_wrong_policy_lists_the_right_ones() -> None:
     """A misspelt policy is refused at registration."""
     with pytest.raises(ConfigError, match="'wran' is no failure policy; did you mean 'warn'"):
         HookRegistry().register(Ours(), on_error="wran")
+
+
+def test_a_wrong_schedule_is_told_of_the_function() -> None:
+    """The message begins with the name that the function would go by."""
+
+    def report(loss: float) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"^report\.every: 'bananas' is no unit"):
+        HookRegistry().register(report, event="train_batch_end", every="10 bananas")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookline.stats.columns import STATISTICS
+from hookline.stats.columns import STATISTICS, STD
 from hookline.stats.statistics import summarize
 
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -34,11 +34,13 @@ def test_the_kernels_in_the_interpreter(
 ) -> None:
     """The kernels' own arithmetic, on the CPU, over all kinds of tensors."""
     tensors = [tensor.detach().reshape(-1)[:70_000] for tensor in awkward_tensors()]  # the interpreter is slow
-    tensors += [torch.randn(70_000) + 1e4, torch.randn(8, 9).bfloat16().t()]
+    tensors += [torch.randn(70_000) + 1e4, 0.1 * torch.randn(70_000) + 1e6, torch.randn(8, 9).bfloat16().t()]
     torch.save(tensors, tmp_path / "tensors")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path)}
     subprocess.run([sys.executable, "-c", INTERPRETED, "tensors", "rows"], env=environment, cwd=tmp_path, check=True)
-    assert_rows(torch.load(tmp_path / "rows"), tensors, std_error=1e-4)
+    rows = torch.load(tmp_path / "rows")
+    assert_rows(rows, tensors, std_error=1e-4)
+    assert rows[-2, STD].item() == pytest.approx(tensors[-2].double().std().item(), rel=1e-6)  # a mean of 1e7 stds
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 from hookline.errors import HooklineError
 from hookline.stats.columns import MEAN, NANS, STD
@@ -149,3 +150,13 @@ def test_a_nan_shows_in_the_values_and_is_counted() -> None:
     assert all(math.isnan(row[name]) for name in ("mean", "std", "min", "max", "absmax", "l2"))
     assert (row["count"], row["zeros"], row["nans"], row["infs"]) == (3, 1, 1, 0)
     assert STATISTICS.index("nans") == NANS
+
+
+@pytest.mark.parametrize("size", [5, 40_000])
+def test_values_that_are_not_in_their_memory(size: int, assert_rows: AssertRows) -> None:
+    """Those of a negated view, and of a subclass that holds other tensors, are measured like others."""
+    negated = torch.imag(torch.randn(size, dtype=torch.complex64).conj())
+    assert negated.is_neg()
+    assert_rows(summarize([negated, torch.ones(3)]), [negated.resolve_neg(), torch.ones(3)])
+    inside = torch.randn(size)
+    assert_rows(summarize([TwoTensor(inside, inside)]), [inside])  # type: ignore[no-untyped-call]

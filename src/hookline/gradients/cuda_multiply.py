@@ -58,7 +58,7 @@ def launch_clip(look: Look, norm: Tensor, limit: float, device: torch.device) ->
     """Queue the kernel; nothing waits for the device."""
     stream = current_stream(device)
     factor = torch.empty_like(norm)
-    prepare(device, stream, look.kinds, look.aligned).clip(stream, look.pointers(device), norm, factor, limit)
+    prepare(device, stream, look.kinds, look.aligned).clip(stream, look.pointers(device), norm, factor, float(limit))
     torch.autograd.graph.increment_version(look.tensors)  # else the writing goes unseen
     return factor
 
@@ -69,7 +69,7 @@ def launch_multiply(look: Look, factor: float, device: torch.device) -> Tensor:
     launches = prepare(device, stream, look.kinds, look.aligned)
     squares = torch.empty(launches.chunks, dtype=torch.float32, device=device)
     norms = torch.empty(len(look.tensors), dtype=torch.float32, device=device)
-    launches.multiply(stream, look.pointers(device), squares, factor)
+    launches.multiply(stream, look.pointers(device), squares, float(factor))
     launches.find_norms(stream, squares, norms)
     torch.autograd.graph.increment_version(look.tensors)
     return norms

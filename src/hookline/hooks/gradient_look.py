@@ -61,8 +61,9 @@ class Look:
         self.keys = self._keys()
         pieces = Pieces(grads, [name for name, there in self.keys if there])
         self._measured = self._measure(pieces)
-        # A DTensor's version misses writes to its shard, so that only plain gradients can be known again.
-        known_again = pieces.plain and versions_tell
+        # A DTensor's version misses writes to its shard, so that only plain gradients can be known again; and an
+        # inference tensor has none.
+        known_again = pieces.plain and versions_tell and not any(map(Tensor.is_inference, grads))
         self._seen = (list(map(ref, grads)), _versions(grads)) if known_again else None
         self._final: Tensor | None = None
         self._sizes: Tensor | None = None
@@ -145,7 +146,7 @@ class Look:
 
 
 def _versions(grads: Sequence[Tensor]) -> list[int]:
-    """How often each was written to; plain gradients all count it."""
+    """How often each was written to."""
     return list(map(_VERSION, grads))
 
 

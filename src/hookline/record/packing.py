@@ -14,7 +14,7 @@ _LOW, _MORE = 127, 128  # of a byte: seven bits of a count, and whether it has m
 
 
 def pack(values: Floats, binned: bool) -> tuple[str, bytes]:
-    """The field that holds the values of one line, and its text: ``data``, or ``counts`` where that is shorter."""
+    """The field that holds the values of one line, and its text: ``counts`` of bins with whole numbers, or ``data``."""
     counts = pack_counts(values.reshape(-1)) if binned else None
     if counts is not None:
         return "counts", b64encode(counts)

@@ -85,12 +85,13 @@ class HookRegistry(Events):
 
         `parameters` go to the constructor when a class, a name or a path is given.
         """
+        told = name or (str(getattr(hook, "__name__", "function")) if event else "")  # what a wrong schedule is told of
         entry = make_entry(
             hook,
             name,
             event,
             parameters,
-            schedule=Schedule.parse(every, at, start, stop, name or ""),
+            schedule=Schedule.parse(every, at, start, stop, told),
             on_error=on_error,
             before=before,
             after=after,

@@ -105,12 +105,11 @@ def _over_lanes(begin, end, pivot, total, squares, TILE: tl.constexpr):
     lanes, count = tl.arange(0, TILE), tl.maximum(end - begin, 0)
     many = tl.cdiv(tl.maximum(end - lanes, 0), TILE) - tl.cdiv(tl.maximum(begin - lanes, 0), TILE)  # of each lane
     shift = total / tl.maximum(many, 1)
-    means = pivot + shift
-    center = tl.sum(means * many) / tl.maximum(count, 1)
-    off = tl.where(many > 0, means - center, 0.0)
+    center = tl.sum((pivot + shift) * many) / tl.maximum(count, 1)
+    off = tl.where(many > 0, (pivot - center) + shift, 0.0)  # exact where pivot + shift has only the mean's digits
     squares = tl.sum(squares - total * shift + many * off * off)
     rest = tl.sum(off * many).to(tl.float64) / tl.maximum(count, 1)
-    return center.to(tl.float64) + rest, squares.to(tl.float64)
+    return center.to(tl.float64) + rest, squares.to(tl.float64) - rest * rest * count
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from hookline.stats import cpu_path, torch_path
 from hookline.stats.checks import check
 from hookline.stats.columns import STATISTICS, row_dtype
 
+_PLAIN = {Tensor, torch.nn.Parameter}
 __all__ = ["STATISTICS", "has_kernels", "summarize"]
 
 
@@ -37,12 +38,21 @@ def summarize(tensors: Sequence[Tensor], names: Sequence[object] | None = None) 
     device = tensors[0].device
     with torch.no_grad():
         if device.type == "cpu":
-            return cpu_path.summarize(tensors)
+            try:
+                return cpu_path.summarize(tensors)
+            except RuntimeError:  # rarely, so that it is not asked before
+                if _hold_their_values(tensors):
+                    raise
         if not has_kernels(device):
             return torch_path.summarize(tensors)
         from hookline.stats import cuda_path  # only now: it imports Triton
 
         return cuda_path.summarize(tensors)
+
+
+def _hold_their_values(tensors: Sequence[Tensor]) -> bool:
+    """Whether their memory can be read as it is: not that of a subclass that wraps others, nor of a negated view."""
+    return _PLAIN.issuperset(map(type, tensors)) and not any(map(Tensor.is_neg, tensors))
 
 
 def has_kernels(device: torch.device) -> bool:
