@@ -15,6 +15,7 @@ from hookline.record.known_secrets import for_good, without_known
 REDACTED = "<redacted>"
 
 _MAX_DEPTH = 48
+_NO_SECRETS = frozenset({float, int, bool, type(None)})
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SECRET_WORDS = frozenset({
     "secret", "secrets", "password", "passwords", "passwd", "passphrase", "pwd", "webhook", "webhooks",
@@ -73,6 +74,8 @@ def redact(value: Any) -> Any:
 
 
 def _redact(value: Any, depth: int) -> Any:
+    if type(value) in _NO_SECRETS:  # first: most of what is written are numbers
+        return value
     if depth > _MAX_DEPTH:  # a config that contains itself
         return f"<{type(value).__name__}>"
     if isinstance(value, Mapping):
@@ -115,8 +118,6 @@ def _is_flag(value: Any) -> bool:
 def _redact_leaf(value: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, Enum):
         return _reference_of(value) or redact_text(value)
-    if value is None or type(value) in (bool, int, float):
-        return value
     plain = jsonsafe.simplify(value)
     return redact_text(plain) if isinstance(plain, str) else plain
 
