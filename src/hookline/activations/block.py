@@ -39,29 +39,29 @@ class Block:
         """How many modules it captures."""
         return len(self._manager.tap.sites.of(self._manager.entry("cache")))
 
-    def fits(self) -> bool:
-        """Whether the model is still made of the same modules under the same names."""
+    def fits(self, model: torch.nn.Module) -> bool:
+        """Whether it is for this model, still made of the same modules under the same names."""
+        if self._shape[0][0]() is not model:  # another that compares equal
+            return False
         for ref, kind, names, children in self._shape:
             module = ref()
             if module is None or type(module) is not kind:
                 return False
             inside = module._modules
-            if (names or inside) and (tuple(inside) != names or tuple(map(id, inside.values())) != children):
+            if (names or inside) and (tuple(inside.keys()) != names or tuple(map(id, inside.values())) != children):
                 return False
         return self._compiles == is_loaded()
 
     def open(self) -> None:
         """Put the torch hooks back that `close` took off."""
+        self.hook.hand_over()  # what another thread was about to put there
         self._manager.tap.put_back()
 
     def close(self) -> bool:
-        """Take the torch hooks off; returns whether they can be put back another time."""
-        entry = self._manager.entry("cache")
-        if is_loaded() == self._compiles and entry.enabled and not entry.failures.total:
-            self._manager.tap.lift()
-            return True
-        self.end()  # what failed is not tried again, and compiled code may know of it since there is a compiler
-        return False
+        """Take the torch hooks off; returns whether they can be put back another time. What was captured stays."""
+        self._manager.tap.lift()
+        entry = self._manager.entry("cache")  # what failed is not tried again
+        return is_loaded() == self._compiles and entry.enabled and not entry.failures.total  # nor what graphs may know
 
     def end(self) -> None:
         """Leave the model as it was, for good."""
@@ -71,7 +71,7 @@ class Block:
 def _shape_of(model: torch.nn.Module) -> Shape:
     """What a model is made of. All are alive as long as this holds, so no other module has one of the ids."""
     return [
-        (weakref.ref(module), type(module), tuple(module._modules), tuple(map(id, module._modules.values())))
+        (weakref.ref(module), type(module), tuple(module._modules.keys()), tuple(map(id, module._modules.values())))
         for module in model.modules()
     ]
 
@@ -89,7 +89,7 @@ def kind_of_block(modules: Any, early_stop: bool, options: Mapping[str, Any]) ->
 def take_kept(model: torch.nn.Module, kind: Hashable | None, make: Callable[[], Block]) -> Block:
     """A block that is ready and open: one that was kept, which nobody else has meanwhile, or a new one."""
     block = _kept.get(model, {}).pop(kind, None) if kind is not None else None
-    if block is None or not block.fits():
+    if block is None or not block.fits(model):
         return make()  # the other has taken its torch hooks off already
     block.open()
     return block

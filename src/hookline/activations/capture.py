@@ -20,7 +20,7 @@ from hookline.activations.captured import (
     this_thread,
     thread_name,
 )
-from hookline.activations.copies import CANNOT_BE_LAZY, copy_on_write, mapped, version_of
+from hookline.activations.copies import CANNOT_BE_LAZY, copy_on_write, mapped, shares_memory
 from hookline.activations.site import Site
 from hookline.activations.sites import weakly
 from hookline.errors import ConfigError, nearest
@@ -95,7 +95,6 @@ class Capture(ForwardHook):
 
     def hand_over(self) -> list[CapturedState | Record]:
         """Give away what was captured, and begin anew: calls are counted from 1 again."""
-        self._copies.forget()
         kept = self._shelf.take_all()
         self._shelf.start_over()
         return kept
@@ -180,19 +179,15 @@ class SharedCopies:
 
     def __init__(self, share: bool) -> None:
         self._share = share
-        self._last: tuple[weakref.ref[torch.Tensor], int, torch.Tensor] | None = None
-
-    def forget(self) -> None:
-        """Keep nothing."""
-        self._last = None
+        self._last: tuple[weakref.ref[torch.Tensor], int, weakref.ref[torch.Tensor]] | None = None
 
     def new(self, value: Any) -> Any:
         """Copy an output."""
         if not isinstance(value, torch.Tensor):
             return mapped(copy_on_write, value)
         made = copy_on_write(value)
-        if self._share:
-            self._last = weakref.ref(value), version_of(value), made
+        if self._share and type(value) is Tensor and not value.is_inference():  # others' writes may go unseen
+            self._last = weakref.ref(value), value._version, weakref.ref(made)
         return made
 
     def known(self, value: Any) -> Any:
@@ -201,8 +196,10 @@ class SharedCopies:
 
     def _known(self, tensor: torch.Tensor) -> torch.Tensor:
         last = self._last  # another thread may replace it
-        if last is not None and last[0]() is tensor and last[1] == version_of(tensor):
-            return last[2]
+        if last is not None and last[0]() is tensor and last[1] == tensor._version:
+            made = last[2]()
+            if made is not None and shares_memory(tensor, made):
+                return made
         return copy_on_write(tensor)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import is_grad_enabled
-from torch._C import _set_grad_enabled
+from torch._C import _data_address, _set_grad_enabled  # type: ignore[attr-defined]
 
 from hookline.stats import loan
 
@@ -35,6 +35,14 @@ def copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
     finally:
         if grad:
             _set_grad_enabled(True)
+
+
+def shares_memory(tensor: torch.Tensor, made: torch.Tensor) -> bool:
+    """Whether nobody has written to a plain tensor or its copy since that was made, not even through `.data`."""
+    try:
+        return bool(_data_address(tensor) == _data_address(made))
+    except RuntimeError:  # tensors of `torch.func` have no memory of their own
+        return False
 
 
 def mapped(change: Change, value: Any) -> Any:

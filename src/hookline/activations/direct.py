@@ -61,6 +61,9 @@ def can_take(module: torch.nn.Module) -> bool:
     return (
         kind._call_impl is TORCHS_WAY
         and kind.__getstate__ is TORCHS_COPY
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__reduce__ is object.__reduce__
+        and not hasattr(kind, "__copy__")
         and not hasattr(kind, "__deepcopy__")
         and not isinstance(module, torch.jit.ScriptModule)
     )

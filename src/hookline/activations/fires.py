@@ -22,6 +22,11 @@ class Fires(dict[str, int]):
             self[hook] = self.of(hook)
             self._followed[hook] = numbers, numbers.given
 
+    def forget(self, hook: str) -> None:
+        """The hook is gone; another may have its name."""
+        self.pop(hook, None)
+        self._followed.pop(hook, None)
+
     def add(self, hook: str) -> None:
         """A hook was called and came back."""
         if hook not in self._followed:

@@ -145,11 +145,12 @@ def one_off(model: torch.nn.Module, modules: Any, early_stop: bool, options: Map
         try:
             yield cache
         finally:
+            can_be_kept = block.close()
             cache.close()
-            if kind is None:
-                block.end()
-            elif block.close():
+            if kind is not None and can_be_kept:
                 keep(model, kind, block)
+            else:
+                block.end()
 
 
 def _new_block(model: torch.nn.Module, modules: Any, early_stop: bool, options: Mapping[str, Any]) -> Block:

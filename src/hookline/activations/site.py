@@ -19,6 +19,7 @@ from hookline.activations.operators import give_back, take_token
 from hookline.events.dispatch import Fire
 
 NO_TOKEN = torch.empty(0, device="cpu")
+TAKEN_OFF = object()  # torch calls a hook without keyword inputs that another thread takes off at this moment
 
 
 class Site(Place):
@@ -63,8 +64,8 @@ class Site(Place):
         module = self.module_ref()
         if module is None:
             return
+        module._forward_hooks_with_kwargs[self.key] = True  # first: another thread may run the module
         module._forward_hooks[self.key] = self.hear
-        module._forward_hooks_with_kwargs[self.key] = True
         if directly and self._call is not None:
             leave_at(module, self._call)
         self.attached = True
@@ -114,10 +115,12 @@ def _new_key() -> int:
 def _tap(site: Site, fire: Fire) -> Callable[..., Any]:
     """The torch hook behind a module: tells its hooks; returns the output that goes on, None for the same."""
 
-    def hookline_tap(module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any) -> Any:
+    def hookline_tap(module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any = TAKEN_OFF) -> Any:
         if is_dynamo_compiling():
             if not enter_graph(site, inputs, kwargs, output):
                 torch._dynamo.graph_break("a forward hook must be called outside of the graph")
+            return None
+        if output is TAKEN_OFF:
             return None
         site.calls += 1
         heard, meter = fire.on_forward, site.meter

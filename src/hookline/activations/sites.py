@@ -55,8 +55,10 @@ class Sites:
 
     def forget_others(self, entries: Iterable[Entry]) -> None:
         """Drop what is known of hooks that are gone."""
-        names = {entry.name for entry in entries}
-        self._of = {name: known for name, known in self._of.items() if name in names}
+        staying = {id(entry) for entry in entries}
+        for name in [name for name, (entry, _) in self._of.items() if id(entry) not in staying]:
+            for site in self._of.pop(name)[1]:
+                site.fired.forget(name)
 
     def _site(self, name: str, module: torch.nn.Module) -> Site:
         known = self._sites.get(module)

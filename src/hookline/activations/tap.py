@@ -50,6 +50,8 @@ class Tap:
         self._aside = threading.local()  # forward hooks are set aside for the thread that asked
         self.asides = 0  # blocks that set them aside, in all threads
         self._door = Door(self.sync)
+        self._lifted = False
+        self._heard_by: Fired | None = None  # the callable of `on_forward` that waits while the torch hooks are off
         self._lock = threading.RLock()
         registry.admit_with(self._check)
         registry.watch_changes(self.sync)
@@ -84,6 +86,8 @@ class Tap:
             if not entries:
                 self.detach()
                 return
+            if self._lifted:  # a copy of the model has the door, too
+                return
             self._attach([entry for entry in entries if entry.enabled or compiled.is_used()])
             if compiled.is_used():
                 compiled.notice_hooks()
@@ -99,8 +103,14 @@ class Tap:
                 site.detach()
 
     def lift(self) -> None:
-        """Take the torch hooks off for a while; what is known of the modules stays."""
+        """Take the torch hooks off for a while; what is known of the modules stays.
+
+        Nobody hears anything until they are back: not of a call that has begun already, nor of a copy of the model,
+        which has torch hooks of its own.
+        """
+        fire = self.registry.fire
         with self._lock:
+            self._lifted, self._heard_by, fire.on_forward = True, fire.on_forward, None
             self._door.wait_at(None)
             for site in self.sites:
                 site.take_off()
@@ -108,6 +118,7 @@ class Tap:
     def put_back(self) -> None:
         """Have the torch hooks where `lift` took them off."""
         with self._lock:
+            self._lifted, self.registry.fire.on_forward = False, self._heard_by
             directly = direct.is_open()
             for site in self.sites:
                 site.put_on(directly)

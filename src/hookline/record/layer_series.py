@@ -11,7 +11,7 @@ import torch
 from hookline.errors import RecordError, nearest
 from hookline.record.layers import Table
 from hookline.record.packing import unpack
-from hookline.record.reader import read_jsonl
+from hookline.record.reader import whole_records
 
 _HEADER = {"series", "name", "names", "columns"}
 
@@ -40,14 +40,14 @@ def read_layers(run_dir: Path | str) -> dict[str, LayerSeries]:
     """Every series of a run by its name; empty when the run wrote none.
 
     Of a step that was written twice, as by a resumed run, the later values count. Lines torn by a killed process are
-    left out, as `read_metrics` does; `read_jsonl` tells whether there are any.
+    left out with a `RuntimeWarning`, as `read_metrics` does.
     """
     path = Path(run_dir) / "layers.jsonl"
     if not path.exists() and path.parent.is_dir():
         return {}
     found: dict[str, _Series] = {}
     tables: dict[Any, Table] = {}
-    for record in read_jsonl(path)[0]:
+    for record in whole_records(path):
         if not all(isinstance(record.get(key, 0), int) for key in ("series", "step", "resumed")):
             continue  # not a line of ours
         if "resumed" in record:
