@@ -207,3 +207,14 @@ def test_the_report_prints_as_a_table() -> None:
 def test_aligned_columns() -> None:
     """Every column is as wide as its widest cell, and no line ends in blanks."""
     assert aligned(("a", "b"), [("long", "x"), ("s", "")]) == "a     b\nlong  x\ns"
+
+
+def test_a_monitor_under_the_name_of_a_capture_that_is_gone_is_counted() -> None:
+    """A name may be given to a hook of another kind."""
+    manager, module = HookManager(), nn.Linear(2, 2)
+    manager.register_capture_hook(module, "it")
+    module(torch.ones(1, 2))
+    manager.remove("it")
+    manager.register_monitoring_hook(module, "it")
+    module(torch.ones(1, 2))
+    assert manager.fire_report().of("it")[0].fired == 2

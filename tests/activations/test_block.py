@@ -1,5 +1,6 @@
 """Blocks that capture: what is kept for the next one, and what is not."""
 
+import copy
 import gc
 import threading
 import weakref
@@ -78,7 +79,7 @@ def test_a_model_that_has_changed_is_looked_at_anew(change: Any) -> None:
     capture(model)
     (block,) = kept(model)
     change(model)
-    assert not block.fits()
+    assert not block.fits(model)
     cache = capture(model, "*")
     assert set(cache["*"]) >= {name for name, _ in model.named_children()}
 
@@ -183,3 +184,76 @@ def test_it_goes_with_the_model() -> None:
     del model
     gc.collect()
     assert gone() is None and len(blocks._kept) == before - 1
+
+
+def test_a_copy_of_the_model_tells_the_block_nothing_once_it_is_over() -> None:
+    """A copy made inside has torch hooks of its own: what it runs later is not captured, nor held."""
+    model = make_model()
+    with HookManager().capturing(model, "?"):
+        model(INPUT)
+        twin = copy.deepcopy(model)
+    twin(INPUT)
+    (block,) = kept(model)
+    assert block.hook.states == []
+    with HookManager().capturing(model, "?") as cache:
+        pass
+    assert len(cache) == 0
+
+
+def test_a_copy_that_finds_a_compiler_puts_no_torch_hooks_back() -> None:
+    """It looks for one whenever it runs; between two blocks the model stays as it was."""
+    model = make_model()
+    capture(model)
+    (block,) = kept(model)
+    block._manager.tap.sync()
+    assert not any(module._forward_hooks for module in model)
+    assert len(capture(model)) == 3
+
+
+def test_a_call_that_ends_after_the_block_is_not_captured() -> None:
+    """Neither there nor in the next block."""
+
+    class Leaves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.leave: list[Any] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for leave in self.leave:
+                leave(None, None, None)
+            return x + 1
+
+    model = nn.Sequential(leaves := Leaves(), nn.ReLU())
+    capture(model)
+    block = HookManager().capturing(model, "?")
+    cache = block.__enter__()
+    leaves.leave.append(block.__exit__)
+    model(INPUT)
+    leaves.leave.clear()
+    with HookManager().capturing(model, "?") as later:
+        pass
+    assert len(cache) == 0 and len(later) == 0
+
+
+def test_models_that_compare_equal_are_told_apart() -> None:
+    """What is kept for one is not used for the other."""
+
+    class Equal(nn.Sequential):
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Equal)
+
+        def __hash__(self) -> int:
+            return 1
+
+    first, second = Equal(nn.ReLU()), Equal(nn.ReLU())
+    assert len(capture(first)) == 1 and len(capture(second)) == 1
+    assert not first[0]._forward_hooks
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_traced_models_are_looked_at_as_others_are() -> None:
+    """Their modules run inside of torch, so none is heard, and nothing fails."""
+    traced: Any = torch.jit.trace(make_model(), INPUT)
+    with HookManager().capturing(traced, "?") as cache:
+        traced(INPUT)
+    assert len(cache) == 0

@@ -1,6 +1,7 @@
 """The capture hook: what it keeps is what the module got and gave, whichever way it is called."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -169,3 +170,35 @@ def test_wrong_options_are_refused_with_the_nearest(options: dict[str, Any], pat
     """When the hook is made."""
     with pytest.raises(ConfigError, match=path):
         Capture(**options)
+
+
+class WritesBetween(nn.Module):
+    """Writes into what one module gave before another gets it."""
+
+    def __init__(self, write: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.first, self.second, self.write = nn.Linear(4, 4), nn.Identity(), write
+
+    def forward(self, x: Tensor) -> Tensor:
+        between = self.first(x)
+        self.write(between)
+        return self.second(between)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_an_input_is_true_where_no_version_tells_of_the_write(inference: bool) -> None:
+    """Through `.data`, and in inference mode, where tensors have none."""
+    model = WritesBetween((lambda t: t.mul_(10)) if inference else (lambda t: t.data.mul_(10)))
+    with torch.inference_mode(inference):
+        first, second = captured(model, Capture(["first", "second"], what="both"), INPUT).get_captured_states("capture")
+        assert torch.equal(second.inputs[0], first.outputs * 10) and torch.equal(second.outputs, second.inputs[0])
+
+
+def test_no_tensor_is_held_beyond_the_limit() -> None:
+    """Not even the last output, for the input it may become."""
+    module, manager = nn.Linear(4, 4), HookManager(memory_limit_mb=0)
+    manager.register_capture_hook(module, "it")
+    output = module(INPUT)
+    hook: Any = manager.get("it")
+    assert len(manager.captures) == 0 and hook._copies._last[2]() is None
+    assert torch._C._storage_Use_Count(output.untyped_storage()._cdata) <= 2

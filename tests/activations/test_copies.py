@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from hookline.activations.copies import Copies, copy_on_write
+from hookline.activations.copies import Copies, copy_on_write, shares_memory
 
 
 class Pair(NamedTuple):
@@ -125,3 +125,14 @@ def test_containers_that_resist_are_still_copied(value: Any) -> None:
     key = "a" if hasattr(value, "keys") else 0
     made[key].add_(5)
     assert value[key].max() == 1
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_memory_is_shared_until_somebody_writes(write: Callable[[torch.Tensor], Any]) -> None:
+    """Whichever way, and on whichever side."""
+    for side in (0, 1):
+        original = torch.arange(6.0).reshape(2, 3)
+        both = original, copy_on_write(original)
+        assert shares_memory(*both)
+        write(both[side])
+        assert not shares_memory(*both)

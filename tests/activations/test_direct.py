@@ -262,3 +262,38 @@ def test_tracing_goes_the_long_way() -> None:
     with pytest.warns(DeprecationWarning):
         traced = torch.jit.trace(model, INPUT)
     assert torch.equal(traced(INPUT), model(INPUT))
+
+
+def test_modules_that_are_copied_in_a_way_of_their_own_go_the_long_way() -> None:
+    """A copy that takes over the whole dictionary would run the original."""
+
+    class Own(nn.Linear):
+        def __copy__(self) -> "Own":
+            made = Own.__new__(Own)
+            made.__dict__.update(self.__dict__, weight=None)
+            return made
+
+    class Reduced(nn.Linear):
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return nn.Linear, (4, 4), dict(self.__dict__)
+
+    model = nn.Sequential(Own(4, 4), Reduced(4, 4), nn.ReLU())
+    manager = captured(model)
+    assert [is_direct(module) for module in model] == [False, False, True]
+    model(INPUT)
+    assert names(manager) == ["0", "1", "2"]
+
+
+def test_a_copy_of_a_parametrized_module_runs_its_own_weights() -> None:
+    """Parametrizations have a way of their own to copy a module, with all that is in it."""
+    model = make_model()
+    manager = captured(model)
+    assert is_direct(model[0])
+    parametrize.register_parametrization(model[0], "weight", nn.Identity())
+    copied = copy.deepcopy(model)
+    assert not is_direct(copied[0])
+    for param in copied[0].parameters():
+        nn.init.zeros_(param)
+    assert not copied[0](INPUT).any()
+    assert model[0](INPUT).any()
+    manager.close()

@@ -33,3 +33,15 @@ def test_another_hook_of_the_same_name_goes_on_counting() -> None:
     second.next()
     first.next()  # a call that was in flight
     assert fires.of("a") == 2
+
+
+def test_a_hook_that_does_not_number_its_calls_is_counted_under_a_name_that_did() -> None:
+    """The numbers of the one that is gone are followed no more."""
+    fires, numbers = Fires(), CallNumbers()
+    fires.follow("a", numbers)
+    numbers.next()
+    fires.unfollow("a")
+    fires.unfollow("b")
+    numbers.next()
+    fires.add("a")
+    assert (fires.of("a"), fires.of("b")) == (2, 0)

@@ -76,3 +76,15 @@ def test_a_module_is_not_kept_alive() -> None:
     assert gone() is None and site.module is None
     site.attach(True)
     site.detach()
+
+
+def test_a_torch_hook_that_is_taken_off_while_the_module_runs_is_silent() -> None:
+    """Torch has its hooks at hand already, and asks only then whether they take keyword inputs."""
+    module, heard = nn.Linear(2, 2), []
+    fire = Fire()
+    fire.on_forward = lambda *told: heard.append(told)  # type: ignore[method-assign]
+    site = Site("it", module, fire)
+    module.register_forward_hook(lambda *_: site.detach())
+    site.attach(False)
+    module(INPUT)
+    assert heard == [] and site.calls == 0 and not site.attached

@@ -5,12 +5,13 @@ Before that, it looks whether it has a compiled call, which ``module.compile()``
 is in use, our own stands there: it does what torch would do, and leaves the call to torch whenever a module has another
 hook as well. The torch hook itself is on the module all the time, for torch and for everybody who looks.
 
-Torch leaves a compiled call out when it copies or pickles a module, so a copy has the torch hook alone.
+Torch leaves a compiled call out when it copies or pickles a module, and ours leaves itself out where others copy, so a
+copy has the torch hook alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,17 @@ def can_take(module: torch.nn.Module) -> bool:
     )
 
 
-def direct_call(site: Site, fire: Fire) -> Callable[..., Any]:
+class DirectCall(partial[Any]):
+    """A call that no copy takes along: it would run the original there. (Costs less than a class with `__call__`.)"""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy is called by torch; so is one from a pickle."""
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
+def direct_call(site: Site, fire: Fire) -> DirectCall:
     """What stands in the place of a compiled call."""
     module_ref, key, hear = site.module_ref, site.key, site.hear
 
@@ -97,7 +108,7 @@ def direct_call(site: Site, fire: Fire) -> Callable[..., Any]:
             failed(error, site, module, inputs, kwargs, output)
         return output
 
-    return hookline_call
+    return DirectCall(hookline_call)
 
 
 (CODE,) = (code for code in direct_call.__code__.co_consts if isinstance(code, CodeType))
@@ -106,14 +117,14 @@ def direct_call(site: Site, fire: Fire) -> Callable[..., Any]:
 set_code_exec_strategy(CODE, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
 
 
-def leave_at(module: torch.nn.Module, call: Callable[..., Any]) -> None:
+def leave_at(module: torch.nn.Module, call: DirectCall) -> None:
     """Have a module called by this, unless somebody has given it a call of its own."""
     own = module.__dict__
     if own.get(PLACE) is None and "_call_impl" not in own:
         own[PLACE] = call
 
 
-def take_from(module: torch.nn.Module, call: Callable[..., Any] | None) -> None:
+def take_from(module: torch.nn.Module, call: DirectCall | None) -> None:
     """Have a module called by torch again."""
     own = module.__dict__
     if own.get(PLACE, NOT_TOLD) is call:
@@ -123,4 +134,4 @@ def take_from(module: torch.nn.Module, call: Callable[..., Any] | None) -> None:
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether a module has a compiled call that is not ours."""
     call = getattr(module, PLACE, None)
-    return call is not None and getattr(call, "__code__", None) is not CODE
+    return call is not None and not isinstance(call, DirectCall)

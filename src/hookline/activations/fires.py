@@ -22,10 +22,11 @@ class Fires(dict[str, int]):
             self[hook] = self.of(hook)
             self._followed[hook] = numbers, numbers.given
 
-    def forget(self, hook: str) -> None:
-        """The hook is gone; another may have its name."""
-        self.pop(hook, None)
-        self._followed.pop(hook, None)
+    def unfollow(self, hook: str) -> None:
+        """The hook is gone; another of its name may have to be counted."""
+        if hook in self._followed:
+            self[hook] = self.of(hook)
+            del self._followed[hook]
 
     def add(self, hook: str) -> None:
         """A hook was called and came back."""

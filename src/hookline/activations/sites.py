@@ -58,7 +58,7 @@ class Sites:
         staying = {id(entry) for entry in entries}
         for name in [name for name, (entry, _) in self._of.items() if id(entry) not in staying]:
             for site in self._of.pop(name)[1]:
-                site.fired.forget(name)
+                site.fired.unfollow(name)
 
     def _site(self, name: str, module: torch.nn.Module) -> Site:
         known = self._sites.get(module)

@@ -110,7 +110,8 @@ class Tap:
         """
         fire = self.registry.fire
         with self._lock:
-            self._lifted, self._heard_by, fire.on_forward = True, fire.on_forward, None
+            self._lifted, self._heard_by = True, fire.on_forward
+            fire.on_forward = None  # type: ignore[attr-defined]
             self._door.wait_at(None)
             for site in self.sites:
                 site.take_off()
@@ -118,7 +119,8 @@ class Tap:
     def put_back(self) -> None:
         """Have the torch hooks where `lift` took them off."""
         with self._lock:
-            self._lifted, self.registry.fire.on_forward = False, self._heard_by
+            self._lifted = False
+            self.registry.fire.on_forward = self._heard_by  # type: ignore[attr-defined]
             directly = direct.is_open()
             for site in self.sites:
                 site.put_on(directly)
