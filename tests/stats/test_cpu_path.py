@@ -67,3 +67,19 @@ def test_some_alike_among_others(assert_rows: Callable[..., None]) -> None:
     tensors.insert(9, torch.randn(2 * cpu_path.BLOCK + 3))
     tensors.insert(20, torch.empty(0))
     assert_rows(cpu_path.summarize(tensors), tensors)
+
+
+@pytest.mark.parametrize("few_threads", [0, 2])
+def test_large_tensors_by_torch_and_by_numpy(
+    few_threads: int,
+    awkward_tensors: Callable[[], list[torch.Tensor]],
+    assert_rows: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Several blocks of every kind of tensor, with many threads as with few; a far mean, zeros, a NaN in one block."""
+    monkeypatch.setattr(cpu_path, "_FEW_THREADS", few_threads)
+    base = torch.randn(300_001)
+    broken = base.clone()
+    broken[200_000] = float("nan")
+    tensors = [*awkward_tensors(), base + 1e4, base.relu(), broken, base.bfloat16(), base.half() * 100, base.double()]
+    assert_rows(cpu_path.summarize(tensors), tensors)

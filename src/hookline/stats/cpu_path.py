@@ -1,9 +1,9 @@
 """The CPU path: large tensors are read from memory once, in blocks that stay in the cache while they are measured.
 
-Only operations that run at the speed of the memory are used. Where torch has a thread or two these are NumPy's, but for
-half precision. Else they are torch's sum, dot product, minimum, maximum and sign: its `var_mean`, `isnan` and
-comparisons each take 7 to 30 times as long as one sum, `count_nonzero` and `aminmax` two to six times. What the blocks
-give is put together in Python's own floats, which are float64 and cost less than one-element tensors.
+Only operations that run at the speed of the memory are used. Where torch has a thread or two these are NumPy's; else
+its own sum, dot product, minimum, maximum and sign: `var_mean`, `isnan` and comparisons each take 7 to 30 times as
+long as one sum, `count_nonzero` and `aminmax` two to six times. What the blocks give is put together in Python's own
+floats, which are float64 and cost less than one-element tensors.
 """
 
 from __future__ import annotations
@@ -59,9 +59,6 @@ class _Part(NamedTuple):
     zeros: float
     nans: float = 0
     infs: float = 0
-
-
-_NOTHING = _Part(0, 0.0, 0.0, 0.0, inf, -inf, 0.0)
 
 
 def summarize(tensors: Sequence[Tensor]) -> Tensor:
@@ -154,10 +151,12 @@ def stacked_in_scratch(alike: Sequence[Tensor], capacity: int) -> tuple[Tensor, 
 def _row(tensor: Tensor) -> list[float]:
     """The row of one tensor."""
     flat, threads = tensor.detach().reshape(-1), torch.get_num_threads()
-    if threads > _FEW_THREADS or flat.dtype is not wide_dtype(flat.dtype):
+    if not len(flat):
+        return [0, nan, nan, nan, nan, nan, 0, 0, 0, 0]
+    if threads > _FEW_THREADS:
         return _together([_measure(*block) for block in _in_blocks(flat, BLOCK * min(threads, _MOST_THREADS))])
     with np.errstate(over="ignore", invalid="ignore"):  # where that happens, it is measured again
-        return _together([_part(read(block), block) for block in _in_arrays(flat.numpy())] or [_NOTHING])
+        return _together([_part(read(block), block) for block in _in_arrays(flat)])
 
 
 def _in_blocks(flat: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -169,15 +168,22 @@ def _in_blocks(flat: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield (part if part.dtype is wide else values[:many].copy_(part)), signs[:many]
 
 
-def _in_arrays(array: Numbers) -> Iterator[Numbers]:
-    """The blocks of an array: cutting it costs less than cutting a tensor."""
-    return (array[start : start + READ_AT_ONCE] for start in range(0, len(array), READ_AT_ONCE))
+def _in_arrays(flat: Tensor) -> Iterator[Numbers]:
+    """The same as arrays, which cost less to cut than tensors. One in another precision holds until the next comes."""
+    wide = wide_dtype(flat.dtype)
+    if flat.dtype is wide:
+        array = flat.numpy()
+        yield from (array[start : start + READ_AT_ONCE] for start in range(0, len(array), READ_AT_ONCE))
+        return
+    values = _scratch.blocks(wide, READ_AT_ONCE)[1]
+    array = values.numpy()
+    for part in torch.split(flat, READ_AT_ONCE):
+        values[: len(part)].copy_(part)
+        yield array[: len(part)]
 
 
 def _measure(block: Tensor, scratch: Tensor) -> _Part:
     """By operations of torch that run at the speed of the memory, in all its threads."""
-    if not len(block):
-        return _NOTHING
     signs = torch.sign(block, out=scratch)
     others = round(torch.dot(signs, signs).item()) if isfinite(squares := torch.dot(block, block).item()) else 0
     return _part(Sums(block.sum().item(), squares, block.amin().item(), block.amax().item(), others), block.numpy())
@@ -216,8 +222,6 @@ def _together(parts: list[_Part]) -> list[float]:
     columns = list(zip(*parts, strict=True))
     count, total, squares, deviations = (sum(column) for column in columns[:4])
     zeros, nans, infs = (sum(column) for column in columns[6:])
-    if not count:
-        return [0, nan, nan, nan, nan, nan, 0, 0, 0, 0]
     mean = total / count
     apart = [part.total / part.size - mean for part in parts]
     between = sum(distance * distance * part.size for distance, part in zip(apart, parts, strict=True))
