@@ -178,7 +178,7 @@ def test_params_select_and_a_pattern_that_matches_nothing_is_an_error(bench: Ben
     """A link may see part of the gradients only."""
     bench.registry.register(link(scaled(10), "part", params="enc*"))
     assert bench.step() == [10.0, 2.0]
-    with pytest.raises(HooklineError, match="did you mean 'encoder'"):
+    with pytest.raises(HooklineError, match=r"hook 'typo': parameter pattern 'encodr'.*did you mean 'encoder'"):
         bench.registry.register(link(scaled(10), "typo", params="encodr"))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hookline.errors import HooklineError
 from hookline.events.catalog import CATALOG
 from hookline.events.dispatch import Bound, Fired
 from hookline.events.moment import known
@@ -138,18 +139,21 @@ class UpdateChain:
     def _check(self, entry: Entry) -> None:
         """Choose its parameters and make its state when a hook is registered: what fails, fails there."""
         if "on_update" in entry.listeners:
-            self._state_of(entry.name, entry.hook, self._chosen(entry.hook))
+            self._state_of(entry.name, entry.hook, self._chosen(entry.name, entry.hook))
 
     def choose_again(self) -> None:
         """The parameters are others: links select among them anew, and states get what the new ones need."""
         for name, hook in self._owners.items():
             init, state = getattr(hook, "init", None), self.states.get(name)
             if callable(init) and isinstance(state, dict):
-                self.states[name] = {**init(self._chosen(hook)), **state}
+                self.states[name] = {**init(self._chosen(name, hook)), **state}
         self.registry.tables.reset()
 
-    def _chosen(self, hook: Any) -> Mapping[str, torch.nn.Parameter]:
-        return choose(getattr(hook, "params", None), self._params(), self._model)
+    def _chosen(self, name: str, hook: Any) -> Mapping[str, torch.nn.Parameter]:
+        try:
+            return choose(getattr(hook, "params", None), self._params(), self._model)
+        except HooklineError as error:
+            raise HooklineError(f"hook {name!r}: {error}") from None
 
     def _state_of(self, name: str, hook: Any, chosen: Mapping[str, torch.nn.Parameter]) -> None:
         """Made once per hook, and then replaced by what a checkpoint holds for it."""
@@ -171,7 +175,7 @@ class UpdateChain:
                 del self.states[name], self._owners[name]
 
     def _link(self, bound: Bound) -> Link:
-        chosen = self._chosen(bound.owner)
+        chosen = self._chosen(bound.hook, bound.owner)
         self._state_of(bound.hook, bound.owner, chosen)
         self._waiting.pop(bound.hook, None)  # it has what it waited for; a successor begins anew
         desk, policy = self.registry.desk, self.registry.entry(bound.hook).policy
