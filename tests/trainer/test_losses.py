@@ -19,6 +19,20 @@ def test_the_mean_is_that_of_all_losses() -> None:
     assert book.mean() == pytest.approx(sum(values) / len(values))
 
 
+def test_no_bit_tells_when_losses_were_folded() -> None:
+    """On the host, the mean has the same bits whether losses were added to the sums often, once or at the end."""
+    values = torch.rand(257, generator=torch.Generator().manual_seed(0)).unbind()
+    means = []
+    for often in (1, 10, 50, 1000):
+        book = LossBook()
+        for index, value in enumerate(values):
+            book.recent.append(value)
+            if index % often == 0:
+                book.fold()
+        means.append(book.mean())
+    assert len(set(means)) == 1
+
+
 def test_the_sums_go_on_in_another_process() -> None:
     """Saved in the middle of an epoch and put back, mean and bad losses are those of the whole epoch."""
     book, again = LossBook(), LossBook()

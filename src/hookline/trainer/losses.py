@@ -17,8 +17,10 @@ class LossBook:
         self._bad: torch.Tensor | int = 0
 
     def fold(self) -> None:
-        """Add the recent losses to the sums, on the device."""
-        if self.recent:
+        """Add the recent losses to the sums, where they are: on a device that is not the host nothing waits."""
+        if self.recent and self.recent[0].is_cpu:
+            self._fold_on_host()
+        elif self.recent:
             stacked = torch.stack(self.recent).double()
             self._sum = self._sum + stacked.sum()
             self._bad = self._bad + (~torch.isfinite(stacked)).sum()
@@ -26,10 +28,12 @@ class LossBook:
             self.recent.clear()
 
     def _fold_on_host(self) -> None:
-        """The same for who waits for the device anyway: one operation instead of eight, in the middle of a step."""
+        """The same with one operation instead of eight; added one by one, so that nobody sees when it was done."""
         if self.recent:
-            losses = torch.stack(self.recent).tolist()
-            self._sum = float(self._sum) + sum(losses)
+            losses, total = torch.stack(self.recent).tolist(), float(self._sum)
+            for loss in losses:
+                total += loss
+            self._sum = total
             self._bad = int(self._bad) + sum(not math.isfinite(loss) for loss in losses)
             self._count += len(losses)
             self.recent.clear()
