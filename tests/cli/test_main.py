@@ -258,3 +258,11 @@ def test_explain_shows_order_and_reason(capsys: Captured) -> None:
     assert "1. console_log (every 10 batches)" in out
     assert "on_exception" not in out
     assert not Path("runs").exists()
+
+
+def test_a_misspelt_command_is_told_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line names the command that was probably meant, and all there are."""
+    with pytest.raises(SystemExit) as exit_:
+        main(["trian", "config.yaml"])
+    assert exit_.value.code == 2
+    assert "there is no command 'trian'; did you mean 'train'? Valid: checkpoints, " in capsys.readouterr().err

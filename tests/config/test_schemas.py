@@ -143,17 +143,32 @@ def test_a_wrong_run_config_names_the_path(values: dict[Any, Any], path: str, wo
     assert words in error.problem
 
 
-def test_several_problems_are_counted() -> None:
-    """The first problem is shown, and how many more there are."""
-    assert str(refusal(as_run_config, {"scheduler": 4, "model": 3, "data": "d"})).endswith("(and 2 more problems)")
+def test_several_problems_are_all_named() -> None:
+    """One problem is told in full, and where the others are; of very many, the first five."""
+    wrong = str(refusal(as_run_config, {"scheduler": 4, "model": 3, "data": "d"}))
+    assert wrong.startswith("model: expected") and wrong.endswith("(also missing: optimizer) (also wrong: scheduler)")
+    many = str(refusal(as_run_config, {**LEAST, **{f"key_{number}": 1 for number in range(9)}}))
+    assert many.endswith("(also wrong: key_1, key_2, key_3, key_4, key_5 and 3 more)")
+
+
+def test_a_key_one_level_too_high_is_told_its_place() -> None:
+    """The commonest slip, a trainer's option at the top, is answered with where it belongs."""
+    wrong = str(refusal(as_run_config, {**LEAST, "max_steps": 5}))
+    assert wrong == "max_steps: unknown key; did you mean 'trainer.max_steps'?"
+
+
+def test_a_misspelt_key_comes_before_the_one_it_leaves_missing() -> None:
+    """Who writes optimiser learns the right spelling, and not only that something is missing."""
+    wrong = str(refusal(as_run_config, {"model": "m", "data": "d", "optimiser": "sgd"}))
+    assert wrong.startswith("optimiser: unknown key; did you mean 'optimizer'") and "(also missing: optimizer)" in wrong
 
 
 def test_missing_keys_are_named_together() -> None:
-    """Keys that are missing from one mapping are one problem, and the others are counted beside it."""
+    """Keys that are missing from one mapping are one problem, and the others are named beside it."""
     error = refusal(as_run_config, {"trainer": {"max_steps": 3}})
     assert (error.path, str(error)) == ("", "model, data and optimizer are missing")
     error = refusal(as_run_config, {"scheduler": 4, "model": "m"})
-    assert str(error) == "data and optimizer are missing (and 1 more problem)"
+    assert str(error) == "data and optimizer are missing (also wrong: scheduler)"
     assert str(refusal(as_run_config, {"model": "m", "data": "d"})) == "optimizer: is missing"
 
 

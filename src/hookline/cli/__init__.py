@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from hookline import __version__
-from hookline.errors import HooklineError
+from hookline.errors import HooklineError, nearest
+
+Commands = argparse._SubParsersAction  # argparse has no public name for it
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
@@ -48,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def read_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Words (the config, overrides) may stand before, after and between the options."""
+    _check_command(parser, arguments)
     options, rest = parser.parse_known_args(arguments)
     unknown = [word for word in rest if word.startswith("-") or not hasattr(options, "words")]
     if unknown:
@@ -55,6 +58,14 @@ def read_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     if rest:
         options.words += rest
     return options
+
+
+def _check_command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """A misspelt command is told the nearest one."""
+    known = next(action.choices for action in parser._actions if isinstance(action, Commands))
+    word = next((word for word in arguments if not word.startswith("-")), None)
+    if word is not None and word not in known:
+        parser.error(f"there is no command {word!r}; {nearest(word, known)}")
 
 
 def _hint(unknown: str, options: argparse.Namespace, arguments: Sequence[str]) -> str:
@@ -111,9 +122,6 @@ def make_parser() -> argparse.ArgumentParser:
     _add_modules(commands)
     _add_replay(commands)
     return parser
-
-
-Commands = argparse._SubParsersAction  # argparse has no public name for it
 
 
 def _add(commands: Commands[argparse.ArgumentParser], name: str, module: str, about: str) -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ Checked = TypeVar("Checked", bound=type)
 FindKeys = Callable[[tuple[str, ...]], Iterable[str]]  # from the path of a mapping to the keys it may have
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_PATHS_SHOWN = 5
 _MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 
 
@@ -44,21 +45,27 @@ def raises_config_error(root: Callable[[tuple[str, ...]], str], keys: FindKeys) 
 def config_error(
     error: ValidationError, given: Any, root: Callable[[tuple[str, ...]], str], keys: FindKeys
 ) -> ConfigError:
-    """The first thing that is wrong, and how many more there are. `root` says what a path is prefixed with.
+    """One thing that is wrong, and where the others are. `root` says what a path is prefixed with.
 
-    Keys that are missing from one mapping are one problem.
+    A misspelt key comes first, for it may be what is missing elsewhere; keys missing from one mapping are one problem.
     """
     found: dict[tuple[str, ...], list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         found.setdefault(_path(detail, given), []).append(detail)
-    path, details = next(iter(found.items()))
-    where, problem, told = path, _problem(path, details, keys), 1
+    path, details = min(found.items(), key=lambda item: item[1][0]["type"] not in _UNKNOWN)
+    where, problem, told = path, _problem(path, details, keys), [path]
     missing = [other for other in found if _is_missing(found[other]) and other[:-1] == path[:-1]]
     if path in missing and len(missing) > 1:
-        where, problem, told = path[:-1], _missing_together(missing), len(missing)
-    if more := len(found) - told:
-        problem += f" (and {more} more {'problem' if more == 1 else 'problems'})"
+        where, problem, told = path[:-1], _missing_together(missing), missing
+    others = {root(other) + ".".join(other): _is_missing(found[other]) for other in found if other not in told}
+    problem += _also("missing", [place for place, absent in others.items() if absent])
+    problem += _also("wrong", [place for place, absent in others.items() if not absent])
     return ConfigError((root(path) + ".".join(where)).rstrip("."), problem)
+
+
+def _also(what: str, paths: list[str]) -> str:
+    more = f" and {len(paths) - _PATHS_SHOWN} more" if len(paths) > _PATHS_SHOWN else ""
+    return f" (also {what}: {', '.join(paths[:_PATHS_SHOWN])}{more})" if paths else ""
 
 
 def _is_missing(details: list[ErrorDetails]) -> bool:
@@ -99,11 +106,20 @@ def _holds(given: Any, part: Any) -> bool:
 def _problem(path: tuple[str, ...], details: list[ErrorDetails], keys: FindKeys) -> str:
     first = details[0]
     if first["type"] in _UNKNOWN:
-        return f"unknown key; {nearest(path[-1], keys(path[:-1]), 40)}"
+        return f"unknown key; {_right_key(path[:-1], path[-1], keys)}"
     if _is_missing(details):
         return "is missing"
     expected = " or ".join(dict.fromkeys(_expectation(detail) for detail in details))
     return f"expected {expected}, got {shown(first['input'])}"
+
+
+def _right_key(above: tuple[str, ...], key: str, keys: FindKeys) -> str:
+    """Where the key belongs, if it is only one level too high; else the nearest one that may stand here."""
+    here = list(keys(above))
+    for inner in here:
+        if key in keys((*above, inner)):
+            return f"did you mean '{'.'.join((*above, inner, key))}'?"
+    return nearest(key, here, 40)
 
 
 def _expectation(detail: ErrorDetails) -> str:
