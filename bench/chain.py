@@ -66,6 +66,10 @@ class Gradients:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         return [before, torch.stack([grad.norm() for grad in self.all]).norm()]
 
+    def clip_by_torch(self) -> Tensor:
+        """What clip_norm does, bit for bit."""
+        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+
     def run(self, links: list[dict[str, Any]]) -> "Run":
         """A run with these links."""
         return Run(self.model, links)
@@ -114,6 +118,7 @@ def contenders(gradients: Gradients) -> dict[str, Callable[[], object]]:
         "two reads and one write": gradients.two_reads_and_one_write,
         "five links by hand": gradients.by_hand,
         "five links, Hookline": gradients.run(LINKS).update,
+        "torch's clip_grad_norm_": gradients.clip_by_torch,
         "clip_norm alone, Hookline": gradients.run([LINKS[3]]).update,
         "identity, Hookline": gradients.run(identity).update,
         "disabled, Hookline": gradients.run(disabled).update,

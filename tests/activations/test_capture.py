@@ -120,7 +120,7 @@ def test_a_failure_is_the_hooks_own(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     model, hook = make_model(), Capture("0")
     manager = captured(model, hook)
     with monkeypatch.context() as patch:
-        patch.setattr("hookline.activations.capture.is_grad_enabled", lambda: 1 / 0)
+        patch.setattr("hookline.activations.capture.copy_on_write", lambda tensor: 1 / 0)
         assert model(INPUT).shape == (2, 2)
     assert manager.entry("capture").failures.total == 1 and "ZeroDivisionError" in caplog.text
     model(INPUT)
@@ -202,3 +202,18 @@ def test_no_tensor_is_held_beyond_the_limit() -> None:
     hook: Any = manager.get("it")
     assert len(manager.captures) == 0 and hook._copies._last[2]() is None
     assert torch._C._storage_Use_Count(output.untyped_storage()._cdata) <= 2
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("limit", [None, 1.0])
+def test_states_of_a_function_that_was_mapped_show_the_whole_batch(limit: float | None) -> None:
+    """Outside of the transform nobody could read what a module gave inside."""
+    model, manager = nn.Linear(4, 2), HookManager(memory_limit_mb=limit)
+    manager.register_capture_hook(model, "it")
+    batch = torch.stack([INPUT, INPUT + 1, INPUT + 2])
+    expected = torch.func.vmap(model)(batch)
+    torch.func.vmap(torch.func.grad(lambda x: model(x).sum()))(batch)
+    plain, with_grad = manager.get_captured_states("it")
+    for state in (plain, with_grad):
+        assert torch.allclose(state.outputs, expected) and torch.equal(state.inputs[0], batch)
+        assert not state.outputs.requires_grad

@@ -91,7 +91,7 @@ def test_sweeping_drops_what_is_old_or_has_lost_its_module() -> None:
 
 def record(call: int, origin: Origin) -> Record:
     """What a hook puts on its shelf."""
-    return [origin, call, 7, "train", "worker", None, None, torch.full((2,), call), None]
+    return origin, call, 7, "train", "worker", torch.full((2,), call)
 
 
 def put(shelf: Shelf, calls: int, module: weakref.ref[nn.Module] | None = None) -> None:
@@ -156,3 +156,16 @@ def test_sweeping_drops_records_of_modules_that_are_gone() -> None:
     del module
     store.sweep()
     assert [state.call for state in store.of("a")] == [3] and store.dropped == 2
+
+
+def test_a_state_finds_its_place_when_others_have_fallen_off() -> None:
+    """Another thread goes on capturing while somebody reads; what was cleared away meanwhile is only handed out."""
+    store = CaptureStore(3)
+    store.put_up("a", shelf := store.new_shelf({}, None))
+    put(shelf, 3)
+    second, third = list(shelf)[1:]
+    put(shelf, 1)
+    made = shelf._state(third, 2)
+    assert shelf[1] is made and shelf.states()[1] is made and shelf.states()[0].call == 2
+    shelf.clear()
+    assert shelf._state(second, 1).call == 2 and not shelf

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +25,8 @@ INPUT = torch.arange(8.0).reshape(2, 4)
 @pytest.fixture(autouse=True)
 def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has not imported Dynamo, or inside `capturing`."""
-    for module in (direct, compiled):
-        monkeypatch.setattr(module, "is_used", lambda: False)
+    monkeypatch.setattr(compiled, "is_used", lambda: False)
+    monkeypatch.setattr(direct, "has_begun", lambda: False)
 
 
 def make_model() -> nn.Sequential:
@@ -60,6 +61,7 @@ def test_outputs_gradients_and_states_are_those_of_the_long_way(monkeypatch: pyt
         monkeypatch.setattr(direct, "is_open", lambda is_open=is_open: is_open)
         model = make_model()
         manager = captured(model)
+        model(INPUT)
         assert is_direct(model[0]) is is_open
         output = model(INPUT)
         output.sum().backward()
@@ -72,6 +74,8 @@ def test_the_torch_hook_is_there_for_everybody_to_see_and_to_clear() -> None:
     """Who clears the torch hooks of a module has cleared ours."""
     model = make_model()
     manager = captured(model)
+    model(INPUT)
+    manager.clear_captured_states()
     model[0]._forward_hooks.clear()
     model[1]._forward_hooks = type(model[1]._forward_hooks)()
     model(INPUT)
@@ -93,6 +97,9 @@ def test_torch_hooks_of_others_are_called(register: Callable[..., Any], first: b
     """Of every kind, whether they come before ours or after."""
     model, told = make_model(), []
     manager = captured(model) if not first else None
+    if manager:
+        model(INPUT)
+        manager.clear_captured_states()
     handle = register(model[0], lambda: told.append(1))
     manager = manager or captured(model)
     model(INPUT.requires_grad_()).sum().backward()
@@ -114,6 +121,8 @@ def test_another_forward_that_comes_later_is_called() -> None:
     """Some libraries replace it on the instance."""
     model = make_model()
     manager = captured(model)
+    model(INPUT)
+    manager.clear_captured_states()
     model[0].forward = lambda x: x + 1  # type: ignore[method-assign]
     model(INPUT)
     assert torch.equal(manager.get_captured_states("it")[0].outputs, INPUT + 1)
@@ -123,6 +132,7 @@ def test_copies_and_pickles_do_not_run_the_original() -> None:
     """A copy has parameters of its own, and only the torch hook."""
     model = make_model()
     manager = captured(model, "0")
+    model(INPUT)
     for twin in (copy.deepcopy(model), copy.copy(model[0])):
         assert not is_direct(twin[0] if isinstance(twin, nn.Sequential) else twin)
     twin = copy.deepcopy(model)
@@ -153,6 +163,7 @@ def test_compiled_calls_are_left_alone() -> None:
     model[0].compile(backend="eager")
     theirs = model[0]._compiled_call_impl
     with HookManager().capturing(model, "?"):
+        model(INPUT)
         model[1].compile(backend="eager")
         assert model[0]._compiled_call_impl is theirs and direct.is_compiled(model[0])
         assert direct.is_compiled(model[1]) and is_direct(model[2]) and not direct.is_compiled(model[2])
@@ -164,6 +175,7 @@ def test_nothing_is_left_on_the_module(take_away: str) -> None:
     """When the hook is removed or switched off."""
     model = make_model()
     manager = captured(model)
+    model(INPUT)
     assert all(map(is_direct, model))
     getattr(manager, take_away)("it")
     assert not any(vars(module).get("_compiled_call_impl") or module._forward_hooks for module in model)
@@ -173,8 +185,10 @@ def test_it_closes_when_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> 
     """And the torch hooks keep their places among others."""
     model, order = make_model(), []
     manager = captured(model)
+    model(INPUT)
+    manager.clear_captured_states()
     model[0].register_forward_hook(lambda *_: order.append(len(manager.captures)))
-    monkeypatch.setattr(direct, "is_used", lambda: True)
+    monkeypatch.setattr(direct, "has_begun", lambda: True)
     manager.tap.sync()
     model(INPUT)
     assert not any(map(is_direct, model)) and order == [1]
@@ -186,6 +200,7 @@ def test_a_module_is_not_kept_alive() -> None:
     manager = HookManager()
     manager.register_capture_hook(module, "it", capture_input=False)
     module(INPUT)
+    assert is_direct(module)
     gone = weakref.ref(module)
     gc.disable()
     try:
@@ -199,6 +214,8 @@ def test_set_aside_recomputed_and_scheduled_calls() -> None:
     """What the long way leaves out is left out here, too."""
     model = make_model()
     manager = captured(model, "0")
+    model(INPUT)
+    manager.clear_captured_states()
     with manager.silenced():
         model(INPUT)
     assert names(manager) == []
@@ -206,7 +223,7 @@ def test_set_aside_recomputed_and_scheduled_calls() -> None:
     output.sum().backward()  # type: ignore[union-attr]
     assert names(manager) == ["0"]
     (row,) = manager.fire_report().rows
-    assert (row.calls, row.fired) == (3, 1)
+    assert (row.calls, row.fired) == (4, 2)
 
 
 def test_several_hooks_on_a_module_and_interventions_are_heard() -> None:
@@ -259,6 +276,7 @@ def test_tracing_goes_the_long_way() -> None:
     """Where torch names the scopes of modules."""
     model = make_model()
     captured(model)
+    model(INPUT)
     with pytest.warns(DeprecationWarning):
         traced = torch.jit.trace(model, INPUT)
     assert torch.equal(traced(INPUT), model(INPUT))
@@ -279,8 +297,8 @@ def test_modules_that_are_copied_in_a_way_of_their_own_go_the_long_way() -> None
 
     model = nn.Sequential(Own(4, 4), Reduced(4, 4), nn.ReLU())
     manager = captured(model)
-    assert [is_direct(module) for module in model] == [False, False, True]
     model(INPUT)
+    assert [is_direct(module) for module in model] == [False, False, True]
     assert names(manager) == ["0", "1", "2"]
 
 
@@ -288,6 +306,7 @@ def test_a_copy_of_a_parametrized_module_runs_its_own_weights() -> None:
     """Parametrizations have a way of their own to copy a module, with all that is in it."""
     model = make_model()
     manager = captured(model)
+    model(INPUT)
     assert is_direct(model[0])
     parametrize.register_parametrization(model[0], "weight", nn.Identity())
     copied = copy.deepcopy(model)
@@ -297,3 +316,91 @@ def test_a_copy_of_a_parametrized_module_runs_its_own_weights() -> None:
     assert not copied[0](INPUT).any()
     assert model[0](INPUT).any()
     manager.close()
+
+
+def test_records_that_cannot_be_made_are_the_hooks_to_keep_or_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure is reported by its policy, and the model goes on."""
+    model, manager = make_model(), HookManager()
+    manager.watch(model)
+    manager.register(Capture("0"), "it")
+    model(INPUT)
+    monkeypatch.setattr(direct, "is_grad_enabled", lambda: 1 / 0)
+    expected = model(INPUT)
+    assert names(manager) == ["0", "0"] and not manager.entry("it").failures.total
+    monkeypatch.setattr("hookline.activations.capture.copy_on_write", lambda tensor: 1 / 0)
+    assert torch.equal(model(INPUT), expected)
+    assert names(manager) == ["0", "0"] and manager.entry("it").failures.total == 1
+
+
+def test_outputs_that_are_no_tensors_keep_their_structure() -> None:
+    """They are kept by the hook itself."""
+    manager, module = HookManager(), nn.MultiheadAttention(4, 2)
+    manager.register_capture_hook(module, "it", capture_input=False)
+    for _ in range(2):
+        output, weights = module(INPUT, INPUT, INPUT)
+    state = manager.get_captured_states("it")[1]
+    assert is_direct(module) and state.call == 2
+    assert all(map(torch.equal, state.outputs, (output, weights)))
+
+
+@pytest.mark.req("003-05")
+def test_threads_are_told_apart() -> None:
+    """Each state has the name of the thread that ran the module, in its first call as in others."""
+    model = make_model()
+    manager = HookManager()
+    manager.watch(model)
+    manager.register(Capture("0"), "it")
+    for name in ("one", "two"):
+        thread = threading.Thread(target=lambda: [model(INPUT) for _ in range(2)], name=name)
+        thread.start()
+        thread.join()
+    assert [state.thread for state in manager.get_captured_states("it")] == ["one", "one", "two", "two"]
+
+
+def test_calls_are_counted_on_both_ways() -> None:
+    """Whether somebody's torch hook sends them the long way or not; and under a hook that is gone."""
+    model, manager = make_model(), HookManager()
+    manager.watch(model)
+    manager.register(Capture("0"), "first")
+    model(INPUT)
+    model(INPUT)
+    handle = model[0].register_forward_hook(lambda *_: None)
+    model(INPUT)
+    handle.remove()
+    model(INPUT)
+    assert [state.call for state in manager.get_captured_states("first")] == [1, 2, 3, 4]
+    manager.register(Capture("0", what="both"), "second")
+    model(INPUT)
+    manager.remove("first")
+    model(INPUT)
+    (row,) = manager.fire_report().rows
+    assert (row.hook, row.calls, row.fired) == ("second", 6, 2)
+
+
+@pytest.mark.req("003-06")
+@pytest.mark.parametrize(("interval", "passes", "sweeps"), [(1, 4, 4), (3, 9, 3), (100, 99, 0), (100, 112, 1)])
+def test_cleaning_up_after_so_many_calls(interval: int, passes: int, sweeps: int) -> None:
+    """Of one module, to within a few of them."""
+    module, swept = nn.Linear(4, 4), []
+    manager = HookManager(cleanup_interval=interval)
+    manager.tap._clean_up = lambda: swept.append(1)
+    manager.register_capture_hook(module, "it", capture_input=False)
+    for _ in range(passes):
+        module(INPUT)
+    assert len(swept) == sweeps
+
+
+def test_each_set_of_due_hooks_has_its_own_way() -> None:
+    """When a set of hooks is due again, its callable is back, and modules are called as it wants it."""
+    model = make_model()
+    manager = captured(model, "0")
+    model(INPUT)
+    before, call = manager.fire.on_forward, model[0]._compiled_call_impl
+    manager.tables.reset()
+    model(INPUT)
+    assert model[0]._compiled_call_impl not in (None, call)
+    manager.fire.on_forward = before  # type: ignore[method-assign]
+    model(INPUT)
+    assert model[0]._compiled_call_impl is call
+    model(INPUT)
+    assert [state.call for state in manager.get_captured_states("it")] == [1, 2, 3, 4]

@@ -45,3 +45,18 @@ def test_a_hook_that_does_not_number_its_calls_is_counted_under_a_name_that_did(
     numbers.next()
     fires.add("a")
     assert (fires.of("a"), fires.of("b")) == (2, 0)
+
+
+def test_calls_on_the_direct_way_are_known_by_their_numbers() -> None:
+    """Those through the torch hook are counted elsewhere; what a hook that is gone has heard stays counted."""
+    fires, first, second = Fires(), CallNumbers(), CallNumbers()
+    first.given = 3
+    fires.follow("a", first)
+    fires.follow("b", second)
+    first.given += 2
+    second.next()
+    second.given += 1
+    assert fires.direct == 3
+    fires.unfollow("a")
+    first.given += 1
+    assert (fires.direct, fires.of("a"), fires.of("b")) == (3, 2, 2)

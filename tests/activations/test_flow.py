@@ -242,6 +242,27 @@ def test_a_run_control_without_notes_will_do(caplog: pytest.LogCaptureFixture) -
     assert bare.logged["grad_flow/vanishing"] == 1 and "step 3: gradients vanish in a (1e-09" in caplog.text
 
 
+def test_parameters_that_came_in_mid_epoch_are_found_when_something_is_wrong() -> None:
+    """Going through the model takes long, so not every look does; but nothing is said of those that are gone."""
+
+    class Swaps(TrainingHook):
+        def on_train_batch_start(self, model: nn.Linear, step: int, trainer: Any) -> None:
+            if step == 2:
+                model.weight = nn.Parameter(model.weight.detach().clone())
+                trainer.optimizers[0].param_groups[0]["params"][0] = model.weight
+
+    model, hook = nn.Linear(2, 1), GradientFlowHook()
+    trainer = get_trainer(
+        "simple", model, [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(3)],
+        torch.optim.SGD(model.parameters(), 1e-3), "cpu", console=False, record=False, loss_fn=nn.functional.mse_loss,
+    )  # fmt: skip
+    trainer.add_hook(Swaps())
+    trainer.add_hook(hook, every=1)
+    trainer.train()
+    assert hook.latest is not None
+    assert verdicts(hook.latest) == {"weight": "ok", "bias": "ok"}
+
+
 def test_norms_of_gradients_of_every_kind() -> None:
     """None at all, sparse and complex ones, beside ordinary ones."""
     sparse = torch.sparse_coo_tensor([[0, 2]], [3.0, 4.0], (5,), check_invariants=True)

@@ -1,12 +1,11 @@
 """Statistics that compiled code adds up by itself: who gets them, for which step, and that every call is counted.
 
-The kernels need a GPU. Here an operator of the same name stands for them that adds up with torch, so that the graphs,
-the ledger and the hooks are the real ones.
+The kernels need a GPU. Here torch adds up in their place, so that the operator, the graphs, the ledger and the hooks
+are the real ones.
 """
 
 import sys
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,6 @@ from hookline.stats.merging import merge
 from hookline.stats.statistics import summarize
 
 pytestmark = [
-    pytest.mark.skipif(find_spec("triton") is not None, reason="where Triton is, the operator is the real one"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it
     pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning"),  # importing inductor
 ]
@@ -35,45 +33,45 @@ INPUT = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
 WIDTH = len(STATISTICS)
 
 
-def add_to_tally(tensor: Tensor, tally: Tensor, due: Tensor) -> None:
+def make_tallies(many: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
     """A tally here is [calls, calls that were due, a row]."""
-    tally[0] += 1
-    if due.item():
-        tally[1] += 1
-        tally[2:] = merge(torch.stack([tally[2:], summarize([tensor])[0]]))
+    table = torch.zeros((many, 2 + WIDTH), dtype=torch.float64)
+    return table, list(table.split(1))
 
 
-def take(tallies: list[Tensor]) -> tuple[Tensor, Tensor]:
+def add(tensors: list[Tensor], tables: list[Tensor], rows: list[int], due: Tensor) -> None:
+    """One after the other."""
+    for tensor, table, row in zip(tensors, tables, rows, strict=True):
+        tally = table[row]
+        tally[0] += 1
+        if due.item():
+            tally[1] += 1
+            tally[2:] = merge(torch.stack([tally[2:], summarize([tensor])[0]]))
+
+
+def take(tallies: list[Tensor], counts: Tensor) -> Tensor:
     """What they have seen, which begin anew."""
-    whole = torch.stack(tallies)
+    whole = torch.cat(tallies)
     for tally in tallies:
         tally.zero_()
+    counts += whole[:, :2]
     whole[whole[:, 1] == 0, 2] = float("nan")
-    return whole[:, 2:], whole[:, :2]
+    return whole[:, 2:]
 
 
 STAND_IN = SimpleNamespace(
-    make_tally=lambda device: torch.zeros(2 + WIDTH, dtype=torch.float64),
+    make_tallies=make_tallies,
     make_flag=lambda device: torch.zeros((), dtype=torch.int32),
+    make_counts=lambda many, device: torch.zeros((many, 2), dtype=torch.float64),
+    add=add,
     take=take,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def operator() -> Iterator[None]:
-    """The operator, for as long as these tests run."""
-    library = torch.library.Library("hookline", "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define("add_to_tally(Tensor tensor, Tensor(a!) tally, Tensor due) -> ()")  # type: ignore[no-untyped-call]
-    library.impl("add_to_tally", add_to_tally, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    library.impl("add_to_tally", lambda tensor, tally, due: None, "Meta")  # type: ignore[no-untyped-call]
-    yield
-    library._destroy()  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The CPU has kernels, and the compiler has seen nothing."""
-    monkeypatch.setitem(sys.modules, "hookline.stats.tally", STAND_IN)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "hookline.stats.cuda_tally", STAND_IN)  # type: ignore[arg-type]
     monkeypatch.setattr(ledger, "has_kernels", lambda device: device == CPU)
     torch._dynamo.reset()
     counters.clear()
@@ -195,6 +193,49 @@ def test_blocks_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counters["stats"]["unique_graphs"] == 1
     means = [values["mean"] for values in monitor.latest().values()]
     assert len(set(means)) == 10 and set(fired(manager).values()) == {(2, 2)}
+
+
+def inputs_of(model: nn.Module, compile: Callable[..., Any]) -> list[int]:
+    """How many tensors come with each run of each graph."""
+    counts = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        counts.append(len(inputs))
+        return graph
+
+    compile(model, backend)(INPUT.clone().requires_grad_())
+    return counts
+
+
+def test_only_blocks_get_their_tallies_with_each_run() -> None:
+    """A graph of the whole model is tied to its modules: that is quicker, and nobody else could use it."""
+    model = Model().eval()
+    plain, plain_block = inputs_of(model, whole), inputs_of(Model().eval(), by_block)[0]
+    torch._dynamo.reset()
+    watching(model, Monitor(["blocks.*.up", "head"]))
+    assert inputs_of(model, whole) == plain
+    blocks = Model().eval()
+    watching(blocks, Monitor(["blocks.*.up", "head"]))
+    assert inputs_of(blocks, by_block) == [plain_block + 1]
+
+
+def test_inductor_makes_one_call_for_all() -> None:
+    """With the values of the uncompiled model, and nothing copied."""
+    from torch._inductor.utils import run_and_get_code
+
+    model, monitor = Model().eval(), Monitor(["blocks.*.up", "blocks.?"], metrics=["mean", "count"])
+    manager = watching(model, monitor)
+    manager.tap.run.step = 1
+    with torch.no_grad():
+        model(INPUT)
+        values = monitor.latest()
+        manager.tap.run.step = 2
+        _, (code,) = run_and_get_code(torch.compile(model), INPUT)
+    calls = [line for line in code.splitlines() if "hookline.add_to_tallies.default(" in line]
+    assert len(calls) == 1 and "hookline.begins.default(" in code
+    assert ".clone(" not in code and monitor.latest().keys() == values.keys()
+    for name, row in monitor.latest().items():
+        assert row == pytest.approx(values[name], rel=1e-5, abs=1e-6), name
 
 
 def test_without_a_run_each_run_of_a_graph_has_rows_of_its_own() -> None:

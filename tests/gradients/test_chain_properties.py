@@ -205,3 +205,48 @@ def test_whoever_looks_changes_no_bit(
 def entries(chain: list[str]) -> list[dict[str, Any]]:
     """The chain as a config has it."""
     return [{"name": kind, **READY[kind][0], "as": f"{place}_{kind}"} for place, kind in enumerate(chain)]
+
+
+ON_CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+OURS: list[dict[str, Any]] = [
+    {"name": "centralize"},
+    {"name": "centralize", "params": "kernel"},
+    {"name": "scale", "factor": 0.5},
+    {"name": "scale", "factor": 3.0, "params": ["matrix", "scalar"]},
+    {"name": "clip_norm", "max_norm": 2.0},
+    {"name": "clip_norm", "max_norm": 1.0, "params": "vector"},
+    {"name": "clip_norm", "max_norm": 1.0, "norm_type": 1.0},
+    {"name": "clip_value", "max_value": 0.7},
+    {"name": "normalize", "params": "kernel"},
+    {"name": "skip_nonfinite"},
+]
+
+
+def on_device(params: Any, device: str) -> Any:
+    """The same parameters and gradients there."""
+    moved = {name: torch.nn.Parameter(param.detach().to(device)) for name, param in params.items()}
+    for name, param in params.items():
+        moved[name].grad = None if param.grad is None else param.grad.to(device)
+    return moved
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CUDA)])
+@given(chosen=st.lists(st.sampled_from(OURS), min_size=1, max_size=6), seed=st.integers(0, 3))
+@settings(QUICK, max_examples=30)
+def test_what_is_measured_between_our_links_is_there(
+    params: Callable[..., Any], rig: Any, chosen: list[dict[str, Any]], seed: int, device: str
+) -> None:
+    """Whatever links say of the norms, or keep to themselves: behind each, the norm is that of the gradients then."""
+    links = [{**entry, "as": f"link_{place}"} for place, entry in enumerate(chosen)]
+    measures = [{"name": "measure", "as": f"measure_{place}"} for place in range(len(links))]
+    everything = [one for pair in zip(links, measures, strict=True) for one in pair]
+    measured = rig(on_device(params(seed=seed), device), *everything)
+    after = measured.step()
+    step_by_step = rig(on_device(params(seed=seed), device))
+    for place, entry in enumerate(links):
+        alone = rig(step_by_step.params, entry)
+        left = [grad for grad in alone.step().values() if grad is not None]
+        norm = torch.stack([grad.norm() for grad in left]).norm()
+        torch.testing.assert_close(measured.trainer.logged[f"gradients/measure_{place}/norm"], norm, rtol=1e-5, atol=0)
+    for name in NAMES:
+        torch.testing.assert_close(after[name], step_by_step.params[name].grad, rtol=1e-5, atol=1e-6)

@@ -90,3 +90,50 @@ def test_which_norms_were_found_by_a_link() -> None:
     table.put(memory[1:2], torch.tensor([6.0]), found=True)
     assert table.were_found(memory) and table.row(memory).tolist() == [0.0, 6.0, 2.0, 3.0]
     assert not table.were_found([*memory, torch.ones(1)])
+
+
+def test_a_row_that_nobody_has_is_written_to() -> None:
+    """A new one is made only for the sake of who has the old one."""
+    memory = tensors(4)
+    table, row = NormTable(), torch.arange(4.0)
+    table.put(memory, row)
+    table.put(memory[1:2], torch.tensor([10.0]))
+    assert table.row(memory) is row and row.tolist() == [0.0, 10.0, 2.0, 3.0]
+    table.put(memory[1:2], torch.tensor([20.0]))
+    assert row.tolist() == [0.0, 10.0, 2.0, 3.0] and table.row(memory).tolist() == [0.0, 20.0, 2.0, 3.0]
+
+
+def test_products_are_taken_when_somebody_asks() -> None:
+    """Once, for all or for some, and before anything else is put; the row that was multiplied stays as it is."""
+    memory, factor = tensors(3), torch.tensor(2.0)
+    for ask in (lambda table: table.row(memory[1:]), lambda table: table.put(memory[:1], torch.tensor([0.0]))):
+        table = filled(memory)
+        before = table.row(memory)
+        table.put_product(memory, before, factor)
+        ask(table)
+        assert table.row(memory).tolist() == [0.0, 2.0, 4.0] and before.tolist() == [0.0, 1.0, 2.0]
+        table.put_product(memory, table.row(memory), factor)
+        table.put_product(memory, table.row(memory), factor)
+        assert table.row(memory).tolist() == [0.0, 8.0, 16.0] and not table.were_found(memory)
+
+
+def test_products_of_other_memory_are_taken_at_once() -> None:
+    """Such as that of complex gradients, which is a new view each time."""
+    memory, table = tensors(2), NormTable()
+    table.put_product(memory, torch.tensor([1.0, 2.0]), torch.tensor(3.0))
+    assert table.row(memory).tolist() == [3.0, 6.0]
+
+
+def test_unsettled_norms_are_right_until_they_are_settled() -> None:
+    """Before that no version is asked, so who puts them so must know that nobody writes; afterwards versions tell."""
+    memory, other = tensors(3), torch.ones(5)
+    table = NormTable()
+    table.put(memory, torch.arange(3.0), found=True, settled=False)
+    memory[0].add_(1)
+    assert table.stale(memory) == [] and table.stale([other, memory[0]]) == [0] and table.were_found(memory)
+    table.put([other], torch.tensor([7.0]), found=True)
+    assert not table.settled and table.row([memory[2], other]).tolist() == [2.0, 7.0]
+    table.settle()
+    memory[1].add_(1)
+    other.add_(1)
+    assert table.settled and table.stale([*memory, other]) == [1, 3] and not table.were_found(memory)

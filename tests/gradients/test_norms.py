@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.gradients import norms
+from hookline.gradients import norm_table, norms
 from hookline.gradients.norms import Norms, total_norm
 
 Make = Callable[..., Any]
@@ -142,3 +142,43 @@ def test_what_a_link_keeps_needs_no_question(params: Make, reads: list[int]) -> 
     known.begin_link(built_in=True)
     assert known.of(grads)[1] == 7.0 and reads == [4]
     assert known.were_found(known.seen.look(grads[1:2])) and not known.were_found(known.seen.look(grads))
+
+
+def test_no_version_is_asked_where_every_link_tells(params: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading hundreds of counters takes longer than launching work; the first link that is silent has it done."""
+    asked: list[int] = []
+    real = norm_table._versions
+    monkeypatch.setattr(norm_table, "_versions", lambda memory: asked.append(len(memory)) or real(memory))
+    known = Norms()
+    grads = known.seen.look(gradients(params)).tensors
+    known.begin_link(built_in=True, tells=True)
+    torch._foreach_mul_(grads, 0.5)
+    known.multiplied(grads, known.of(grads), torch.tensor(0.5))
+    known.end_link(may_write=True)
+    known.begin_link(built_in=True, tells=True)
+    known.of(grads)
+    known.end_link(may_write=False)
+    assert asked == []
+    known.begin_link(built_in=True, tells=False)
+    grads[1].mul_(2)
+    known.end_link(may_write=True)
+    before = known.of(grads)
+    assert asked and before[1] == grads[1].norm()
+
+
+@pytest.mark.parametrize("settled", [True, False])
+def test_who_writes_unannounced_costs_a_reading_and_no_wrong_norm(
+    params: Make, reads: list[int], settled: bool
+) -> None:
+    """A link that should have told and did not: what had been settled is known, the rest is read again."""
+    known = Norms()
+    grads = known.seen.look(gradients(params)).tensors
+    known.begin_link(built_in=True, tells=True)
+    known.of(grads)
+    if settled:
+        known.settle()
+    grads[1].mul_(2)
+    known.end_link(may_write=True)
+    known.begin_link(built_in=True, tells=True)
+    torch.testing.assert_close(known.of(grads), torch.stack([grad.norm() for grad in grads]))
+    assert reads == ([4, 1] if settled else [4, 4])

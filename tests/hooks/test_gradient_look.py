@@ -29,34 +29,48 @@ def test_the_table_has_the_columns_that_were_wanted(
     layer = layer_with_gradients()
     wanted = Wanted(moments, per_octave, points, update_ratio)
     look = Look(7, dict(layer.named_parameters()), wanted)
-    look.see_final()
-    table = look.table()
-    columns = dict(zip(wanted.columns, table[0].tolist(), strict=False))
     assert layer.weight.grad is not None
-    assert columns["l2"] == columns["final_l2"] == pytest.approx(layer.weight.grad.norm().item())
+    layer.weight.grad.mul_(2)
+    look.see_final()
+    (_, _, named), table = look.table()
+    layer.weight.grad.div_(2)
+    columns = dict(zip(named, table[0].tolist(), strict=False))
+    assert columns["l2"] == pytest.approx(layer.weight.grad.norm().item())
+    assert columns["final_l2"] == pytest.approx(2 * columns["l2"])
     if wanted.reads_all:
         assert columns["absmax"] == layer.weight.grad.abs().max().item()
     if points:
         assert columns["p10"] < columns["p50"]
-    bins = table[:, len(wanted.columns) :]
+    bins = table[:, len(named) :]
     assert bins.shape[1] == {0: 0, 1: 68, 8: 512}[per_octave]
     assert not per_octave or bins.sum(dim=1).tolist() == [6, 2]
     assert "update_l2" not in columns or math.isnan(columns["update_l2"])  # no optimizer has stepped
 
 
 def test_norms_alone_need_no_statistics() -> None:
-    """Without moments, percentiles and histograms there are two columns."""
-    assert Wanted(moments=False).columns == ("l2", "final_l2")
-    assert Wanted(moments=False, points=(5,)).columns == (*STATISTICS, "final_l2", "p5")
+    """Without moments, percentiles and histograms there is one column."""
+    assert Wanted(moments=False).columns == ("l2",)
+    assert Wanted(moments=False, points=(5,)).columns == (*STATISTICS, "p5")
 
 
-def test_keys_say_which_gradients_are_there() -> None:
+def test_gradients_that_nobody_changed_are_not_measured_again() -> None:
+    """Then the table has no column for their final norms; where no optimizer came to step, it is there, and NaN."""
+    look = Look(1, dict(layer_with_gradients().named_parameters()), Wanted(moments=False))
+    (_, _, before), table = look.table()
+    assert before == ("final_l2", "l2")
+    assert table[:, 0].isnan().all()
+    look.see_final()
+    assert look.table()[0].columns == ("l2",)
+
+
+def test_it_says_which_gradients_are_there() -> None:
     """A parameter without a gradient keeps its row, which is NaN."""
     layer = layer_with_gradients()
     layer.bias.grad = None
     look = Look(1, dict(layer.named_parameters()), Wanted())
-    assert look.keys == [("weight", True), ("bias", False)]
-    assert look.table()[1].isnan().all()
+    (names, there, _), table = look.table()
+    assert (names, there) == (("weight", "bias"), (0,))
+    assert table[1].isnan().all()
 
 
 def test_a_write_between_the_two_looks_is_seen() -> None:
@@ -66,7 +80,7 @@ def test_a_write_between_the_two_looks_is_seen() -> None:
         look = Look(1, dict(layer.named_parameters()), Wanted(moments=False))
         change(layer)
         look.see_final()
-        found = look.table()[:, 1].tolist()
+        found = look.table()[1][:, 0].tolist()
         assert found == pytest.approx([param.grad.norm().item() for param in layer.parameters()])
 
 
@@ -94,4 +108,4 @@ def test_gradients_made_in_inference_mode_are_measured_again(moments: bool) -> N
     with torch.inference_mode():
         param.grad.mul_(3)
     look.see_final()
-    assert look.table()[0, -1].item() == pytest.approx(6 * math.sqrt(3))
+    assert look.table()[1][0, 0].item() == pytest.approx(6 * math.sqrt(3))

@@ -449,6 +449,26 @@ def test_what_a_users_link_writes_unseen_is_measured() -> None:
             assert values["gradients/final_norm"] == pytest.approx(3 * values["gradients/norm"], rel=1e-5)
 
 
+def test_a_link_of_the_users_that_is_switched_on_in_mid_run_is_noticed() -> None:
+    """Who may write to gradients is asked again when the hooks are others."""
+
+    trainer = make_trainer(batches=make_batches(3))
+    trainer.add_hook(GradientMonitor(log_frequency=1))
+
+    @trainer.on("update", name="secretly")
+    def secretly(grads: Any) -> Any:
+        for grad in grads.values():
+            grad.data.mul_(3)
+        return grads
+
+    trainer.disable_hook("secretly")
+    trainer.on("step_end", name="switch")(lambda step: step == 1 and trainer.enable_hook("secretly"))
+    trainer.train()
+    firsts = {step: next(iter(rows.values())) for step, rows in layers_of(trainer).items()}
+    ratios = {step: row["final_norm"] / row["norm"] for step, row in firsts.items()}
+    assert ratios == {1: 1.0, 2: pytest.approx(3.0), 3: pytest.approx(3.0)}
+
+
 def test_what_was_told_is_saved() -> None:
     """A resumed run does not repeat what is known."""
     monitor = GradientMonitor()

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hookline.record import redaction
 from hookline.record.redaction import REDACTED, is_secret_key, keep_secret, redact, redact_text
 
 
@@ -109,6 +110,14 @@ def test_known_shapes_of_tokens() -> None:
     assert redact_text("Bearer abcdefgh12345678") == REDACTED
     assert "abc" not in redact_text("Client(password='abc def')")
     assert redact_text("sent {'api_key': 'abc', 'lr': 1}") == f"sent {{'api_key': {REDACTED}, 'lr': 1}}"
+
+
+@given((st.text("aA0-_. /,{}'\"") | st.text()).map(lambda text: text[: redaction._SHORTEST_TOKEN - 1]))
+def test_a_short_word_has_no_shape_of_a_secret(text: str) -> None:
+    """Which is why it is not looked at closely, unless a name and a value may be in it."""
+    patterns = redaction._URL, redaction._ASSIGNMENT, redaction._YAML_PAIR, redaction._KNOWN_TOKEN
+    plain = text.replace("=", "").replace(":", "")
+    assert not any(pattern.search(plain) for pattern in patterns)
 
 
 def test_structures_are_walked() -> None:

@@ -1,6 +1,6 @@
 """The CPU path takes short ways where it can and notices where it cannot."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,18 +11,14 @@ from hookline.stats import cpu_path
 def test_small_tensors_alike_are_measured_together(
     assert_rows: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many parameters of one shape are measured in few groups, each row in its place."""
-    groups: list[int] = []
-    together = cpu_path.stacked_in_scratch
-
-    def counted(alike: Sequence[torch.Tensor], capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
-        groups.append(len(alike))
-        return together(alike, capacity)
-
-    monkeypatch.setattr(cpu_path, "stacked_in_scratch", counted)
+    """Many parameters of one shape are read in one go, each row in its place."""
+    together: list[int] = []
+    real = cpu_path.sums_of_rows
+    monkeypatch.setattr(cpu_path, "sums_of_rows", lambda alike: together.append(len(alike)) or real(alike))
     tensors = [torch.randn(4096) + index for index in range(70)]
+    tensors.insert(40, torch.randn(9))
     assert_rows(cpu_path.summarize(tensors), tensors)
-    assert groups == [32, 32, 6]
+    assert together == [70]
 
 
 @pytest.mark.parametrize("many", [6, cpu_path._MANY])

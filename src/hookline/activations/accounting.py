@@ -81,7 +81,8 @@ def fire_report(manager: HookManager) -> FireReport:
 def _rows(manager: HookManager, entry: Entry, compiled: set[int]) -> Iterator[FireRow]:
     for site in manager.tap.sites.of(entry):
         fired = site.fired.of(entry.name)
-        yield FireRow(entry.name, site.name, site.calls, fired, "" if fired else _why(manager, entry, site, compiled))
+        why = "" if fired else _why(manager, entry, site, compiled)
+        yield FireRow(entry.name, site.name, site.all_calls, fired, why)
     if manager.tap.sites.model is None and _has_patterns(entry):
         yield FireRow(entry.name, "", 0, 0, WAITING)
 
@@ -95,7 +96,7 @@ def _why(manager: HookManager, entry: Entry, site: Site, compiled: set[int]) -> 
         return OTHER_RANK
     if site.module is None:
         return GONE
-    if site.calls == 0:
+    if site.all_calls == 0:
         return COMPILED if id(site.module) in compiled or is_compiled(site.module) else BYPASSED
     if failures:
         return f"{FAILED} ({failures} failures)"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hookline.activations.capture import Capture, Keep
+from hookline.activations.capture import Capture
 from hookline.activations.captured import CapturedState, Record, state_of
+from hookline.activations.direct import Keep
 from hookline.activations.moment import tensors_in
 from hookline.activations.site import Site
 from hookline.errors import HooklineError, nearest
@@ -39,11 +39,14 @@ class StoppingCapture(Capture):
     def shortcut(self, site: Site, tap: Any) -> Keep | None:
         """The capture's, with a look whether that was the last."""
         keep = super().shortcut(site, tap)
-        return None if keep is None else partial(self._keep_and_look, keep, site.name)
+        if keep is None:
+            return None
 
-    def _keep_and_look(self, keep: Keep, name: str, *taken: Any) -> None:
-        keep(*taken)
-        self._saw(name)
+        def keep_and_look(inputs: Any, kwargs: Any, output: Any) -> None:
+            keep(inputs, kwargs, output)
+            self._saw(site.name)
+
+        return keep_and_look
 
     def _keep(self, name: str, *rest: Any) -> None:
         super()._keep(name, *rest)
@@ -66,7 +69,11 @@ class Cache:
     @property
     def states(self) -> list[CapturedState]:
         """Every state, oldest first."""
-        return self._hook.states if self._kept is None else [state_of(kept) for kept in self._kept]
+        if self._kept is None:
+            return self._hook.states
+        made = [state_of(kept) for kept in self._kept]
+        self._kept = [*made]
+        return made
 
     def close(self) -> None:
         """Take the states over from the hook, which is about to go."""

@@ -22,6 +22,8 @@ ON_FORWARD = CATALOG["on_forward"]
 
 Call = Callable[[Site, torch.nn.Module, Any, Any, Any, Measured | None], Any]
 """Tells hooks of a module call; returns the output that goes on."""
+Keep = Callable[[Any, Any, Any], None]
+"""A hook's shorter way: told of the inputs, keyword inputs and output of one module's call."""
 
 
 def calls_of(tap: Tap, item: Bound, timed: bool) -> Callable[[Site], Call]:
@@ -31,8 +33,9 @@ def calls_of(tap: Tap, item: Bound, timed: bool) -> Callable[[Site], Call]:
 
     def call_at(site: Site) -> Call:
         keep = shortcut(site, tap) if shortcut is not None else None
-        call = caller.call if keep is None else Shortcut(tap, item, keep)
-        return _with_clock(call, item.cost) if timed else call
+        if keep is None:
+            return _with_clock(caller.call, item.cost) if timed else caller.call
+        return Shortcut(tap, item, _keep_with_clock(keep, item.cost) if timed else keep)
 
     return call_at
 
@@ -41,7 +44,11 @@ def one_after_the_other(calls: Sequence[Call]) -> Call:
     """Several hooks of one module: each gets what the one before it let go on, and all are called whoever fails."""
     if len(calls) == 1:
         return calls[0]
+    shortcuts = [call for call in calls if isinstance(call, Shortcut)]
+    return _all_shortcuts(shortcuts) if len(shortcuts) == len(calls) else _all_calls(calls)
 
+
+def _all_calls(calls: Sequence[Call]) -> Call:
     def all_of_them(
         site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
     ) -> Any:
@@ -56,6 +63,41 @@ def one_after_the_other(calls: Sequence[Call]) -> Call:
         return output
 
     return all_of_them
+
+
+def _all_shortcuts(shortcuts: Sequence[Shortcut]) -> Call:
+    """The same for hooks that change nothing, without a call around each of theirs."""
+    keeps = [(shortcut.keep, shortcut.failed) for shortcut in shortcuts]
+
+    def all_of_them(
+        site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
+    ) -> Any:
+        raised: Exception | None = None
+        for keep, failed in keeps:
+            try:
+                keep(inputs, kwargs, output)
+            except Exception as error:
+                try:
+                    failed(error, site, module, inputs, kwargs, output)
+                except Exception as insisted:
+                    raised = first_raised(raised, insisted)
+        if raised is not None:
+            raise raised
+        return output
+
+    return all_of_them
+
+
+def _keep_with_clock(keep: Keep, cost: Cost) -> Keep:
+    def timed(inputs: Any, kwargs: Any, output: Any) -> None:
+        began = perf_counter_ns()
+        try:
+            keep(inputs, kwargs, output)
+        finally:
+            cost.calls += 1
+            cost.ns += perf_counter_ns() - began
+
+    return timed
 
 
 def _with_clock(call: Call, cost: Cost) -> Call:
@@ -74,7 +116,7 @@ def _with_clock(call: Call, cost: Cost) -> Call:
 class Shortcut:
     """A hook's shorter way, under its failure policy. It counts its calls itself."""
 
-    def __init__(self, tap: Tap, item: Bound, keep: Callable[[Any, Any, Any], None]) -> None:
+    def __init__(self, tap: Tap, item: Bound, keep: Keep) -> None:
         self.keep = keep
         self._tap, self._item = tap, item
 

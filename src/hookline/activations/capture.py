@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled
-from torch._C import _set_grad_enabled
+from torch import Tensor
 
 from hookline.activations.captured import (
     CallNumbers,
@@ -17,20 +16,16 @@ from hookline.activations.captured import (
     Origin,
     Record,
     state_of,
-    this_thread,
     thread_name,
 )
-from hookline.activations.copies import CANNOT_BE_LAZY, copy_on_write, mapped, shares_memory
+from hookline.activations.copies import copy_on_write, mapped, shares_memory
+from hookline.activations.direct import Keep, Recorder
 from hookline.activations.site import Site
 from hookline.activations.sites import weakly
 from hookline.errors import ConfigError, nearest
 from hookline.registry.base import ForwardHook
-from hookline.stats import loan
 
 PARTS = ("input", "output")
-
-Keep = Callable[[Any, Any, Any], None]
-"""Keeps what a call of a module got and gave: inputs, keyword inputs, output."""
 
 REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "batch_mean": lambda tensor: tensor.float().mean(0),
@@ -119,49 +114,29 @@ class Capture(ForwardHook):
     def shortcut(self, site: Site, tap: Any) -> Keep | None:
         """The same as `on_forward` with everything looked up beforehand; None when states are changed first.
 
-        The tap calls it with the live inputs, keyword inputs and output. It runs between the operations of the model,
-        when nothing of it is in the processor's caches: every call and attribute in it costs several times the usual.
+        The tap calls it with the live inputs, keyword inputs and output.
         """
         if self._change is not None:
             return None
         origin, numbers = self._origin(site.name, site.module_ref), self._numbers(site.name)
         site.fired.follow(self._own_name, numbers)
         put = self._shelf.append if self._store.takes_records else self._put
-        only_output, take = self._parts == ("output",), self._take
+        with_output, copies = "output" in self._parts, self._copies
 
-        def keep(inputs: Any, kwargs: Any, output: Any) -> None:
-            if only_output and type(output) is Tensor and not loan.lenders:  # `copy_on_write` without a call of its own
-                inputs = kwargs = None
-                grad = is_grad_enabled()
-                if grad:
-                    _set_grad_enabled(False)
-                try:
-                    output = output._lazy_clone()
-                except CANNOT_BE_LAZY:
-                    output = output.detach().clone()
-                finally:
-                    if grad:
-                        _set_grad_enabled(True)
-            else:
-                inputs, kwargs, output = take(inputs, kwargs, output)
-            try:
-                thread = this_thread.name
-            except AttributeError:
-                thread = thread_name()
+        def keep_output(inputs: Any, kwargs: Any, output: Any) -> None:
+            kept = copy_on_write(output) if type(output) is Tensor else mapped(copy_on_write, output)
             run = tap.run
-            numbers.given = call = numbers.given + 1
-            put([origin, call, run.step, run.phase, thread, inputs, kwargs, output, None])
+            put((origin, numbers.next(), run.step, run.phase, thread_name(), kept))
 
-        return keep
+        def keep_inputs(inputs: Any, kwargs: Any, output: Any) -> None:
+            got, by_name = copies.known(inputs), copies.known(kwargs) if kwargs else {}
+            kept = copies.new(output) if with_output else None
+            run = tap.run
+            put((origin, numbers.next(), run.step, run.phase, thread_name(), kept, got, by_name))
 
-    def _take(self, inputs: Any, kwargs: Any, output: Any) -> tuple[Any, Any, Any]:
-        """Copies of the parts that are wanted."""
-        taken_inputs = taken_kwargs = taken_output = None
         if "input" in self._parts:
-            taken_inputs, taken_kwargs = self._copies.known(inputs), self._copies.known(kwargs)
-        if "output" in self._parts:
-            taken_output = self._copies.new(output)
-        return taken_inputs, taken_kwargs, taken_output
+            return keep_inputs
+        return Recorder.of(keep_output, origin, numbers, put) if self._store.takes_records else keep_output
 
     def _put(self, record: Record) -> None:
         self._store.add(state_of(record), self.max_captured_states)

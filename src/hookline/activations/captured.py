@@ -6,12 +6,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
-from hookline.activations.copies import copy_on_write, mapped
+from hookline.activations.copies import copy_on_write, mapped, unwrapped
 from hookline.activations.moment import tensors_in
 
 
@@ -29,27 +30,44 @@ this_thread = threading.local()  # has its name once that was asked for; a subcl
 
 def thread_name() -> str:
     """The name of the current thread."""
-    this_thread.name = name = threading.current_thread().name
-    return name
+    try:
+        return this_thread.name  # type: ignore[no-any-return]
+    except AttributeError:
+        this_thread.name = name = threading.current_thread().name
+        return name
 
 
 class CallNumbers:
-    """The numbers of the calls that a hook keeps of one module; the last one given says how many."""
+    """The numbers of the calls that a hook keeps of one module; the last one given says how many.
 
-    __slots__ = ("given",)
+    A module's calls are counted where its torch hook is called. On the direct way their numbers alone count them.
+    """
+
+    __slots__ = ("given", "torch_hook")
 
     def __init__(self) -> None:
         self.given = 0
+        self.torch_hook = 0  # of these, how many came through the torch hook
+
+    @property
+    def direct(self) -> int:
+        """Calls that came on the direct way."""
+        return self.given - self.torch_hook
 
     def next(self) -> int:
-        """One more call."""
-        self.given = call = self.given + 1  # no other thread gets in between: nothing is called here
+        """One more call through the torch hook."""
+        self.torch_hook += 1  # no other thread gets in between: nothing is called here
+        self.given = call = self.given + 1
         return call
 
+    def start_over(self) -> None:
+        """Begin at 1 again."""
+        self.given = self.torch_hook = 0
 
-Record = list[Any]
-"""A state that nobody has read, cheaper than an object: origin, call, step, phase, thread, inputs, keyword inputs,
-output, and the state itself once it is made."""
+
+Record = tuple[Any, ...]
+"""A state that nobody has read, cheaper than an object: origin, call, step, phase, thread, output; inputs and keyword
+inputs where they are kept."""
 
 
 class CapturedState:
@@ -119,12 +137,12 @@ class CapturedState:
         if self.shown is None:
             self.shown = {}
         if place not in self.shown:
-            self.shown[place] = mapped(copy_on_write, self.taken[place])
+            self.shown[place] = mapped(_readable, self.taken[place])
         return self.shown[place]
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor it holds."""
-        return tensors_in(self.taken)
+        return [unwrapped(tensor) for tensor in tensors_in(self.taken)]
 
     def __repr__(self) -> str:
         return f"<CapturedState of {self.name!r} by {self.hook!r}: call {self.call}, step {self.step}, {self.phase}>"
@@ -147,6 +165,18 @@ class Shelf(deque[CapturedState | Record]):
         """How many states had to go."""
         return self._given() - self._cleared - len(self)
 
+    def states(self) -> list[CapturedState]:
+        """What is there; a record makes way for the state that it stands for, so that it is the same at every look."""
+        return [self._state(kept, place) for place, kept in enumerate(list(self))]
+
+    def _state(self, kept: CapturedState | Record, place: int) -> CapturedState:
+        made = state_of(kept)
+        with suppress(IndexError):  # cleared away by another thread
+            while self[place] is not kept:  # others have fallen off before it
+                place -= 1
+            self[place] = made  # no other thread gets in between: nothing is called here
+        return made
+
     def take_all(self) -> list[CapturedState | Record]:
         """Clear everything away."""
         taken = [self.popleft() for _ in range(len(self))]  # another thread may put something there
@@ -156,7 +186,7 @@ class Shelf(deque[CapturedState | Record]):
     def start_over(self) -> None:
         """Number calls from 1 again."""
         for numbers in list(self.numbers.values()):
-            numbers.given = 0
+            numbers.start_over()
         self._cleared = -len(self)
 
     def settle(self) -> int:
@@ -246,7 +276,7 @@ class CaptureStore:
     def of(self, hook: str) -> list[CapturedState]:
         """A hook's states, oldest first."""
         with self._lock:
-            return self._states(self._shelves.get(hook, ()))
+            return self._shelves[hook].states() if hook in self._shelves else []
 
     def clear(self, hook: str | None = None) -> None:
         """Forget the states of one hook, or all."""
@@ -269,10 +299,7 @@ class CaptureStore:
             return sum(map(len, self._shelves.values()))
 
     def _all(self) -> Iterator[CapturedState]:
-        return (state for shelf in self._shelves.values() for state in self._states(shelf))
-
-    def _states(self, shelf: Iterable[CapturedState | Record]) -> list[CapturedState]:
-        return [state_of(kept) for kept in list(shelf)]  # of a copy: another thread may put something there
+        return (state for shelf in self._shelves.values() for state in shelf.states())
 
     def _oldest(self) -> tuple[Shelf, CapturedState | Record]:
         shelf = min(filter(None, self._shelves.values()), key=lambda shelf: state_of(shelf[0]).taken_at)
@@ -293,7 +320,7 @@ class CaptureStore:
                 self._bytes += size
 
     def _uncount(self, kept: CapturedState | Record) -> None:
-        if isinstance(kept, list):  # never counted
+        if isinstance(kept, tuple):  # never counted
             return
         for where, size in kept.counted:
             self._users[where] -= 1
@@ -304,13 +331,15 @@ class CaptureStore:
 
 
 def state_of(kept: CapturedState | Record) -> CapturedState:
-    """A record as the state that it stands for, the same one each time."""
+    """A record as the state that it stands for."""
     if isinstance(kept, CapturedState):
         return kept
-    origin, call, step, phase, thread, *taken, made = kept
-    if made is None:
-        made = kept[-1] = CapturedState(origin, call, step, phase, tuple(taken), thread=thread)
-    return made  # type: ignore[no-any-return]
+    origin, call, step, phase, thread, output, *inputs = kept
+    return CapturedState(origin, call, step, phase, (*(inputs or (None, None)), output), thread=thread)
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    return copy_on_write(unwrapped(tensor))
 
 
 def _is_gone(kept: CapturedState | Record) -> bool:

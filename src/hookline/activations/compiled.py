@@ -45,7 +45,6 @@ def wish(shown: Collection[str]) -> str:
 class Place(Tallied):
     """A module as compiled code knows it."""
 
-    wants: str
     token: torch.Tensor  # stands for it in graphs
     hear: Callable[[torch.nn.Module | None, Any, Any, Any], Any]  # tells its hooks that it ran
 
@@ -69,15 +68,14 @@ def _show(tensors: list[torch.Tensor], structure: str, token: torch.Tensor) -> N
 heard = operator("heard(Tensor[] tensors, str structure, Tensor(a!) token) -> ()", _show)
 
 
-def enter_graph(place: Place, inputs: Any, kwargs: Any, output: Any) -> bool:
+def enter_graph(place: Place, wants: str, title: str, inputs: Any, kwargs: Any, output: Any) -> bool:
     """Have the hooks of a module called by the graph that is being traced; False when they need to be outside."""
-    wants = place.wants
     if wants == NOTHING:
         return True
     if wants == OUTSIDE:
         return False
     if wants.startswith(STATISTICS):
-        if adds_up(place, output):
+        if adds_up(place, wants, title, output):
             return True
         wants = LIVE
     tensors: list[torch.Tensor] = []

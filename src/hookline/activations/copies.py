@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 from torch._C import _data_address, _set_grad_enabled  # type: ignore[attr-defined]
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from hookline.stats import loan
 
@@ -35,6 +36,13 @@ def copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
     finally:
         if grad:
             _set_grad_enabled(True)
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor of `torch.func` holds, which can be read outside of the transform: under `vmap` the whole batch."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    return tensor
 
 
 def shares_memory(tensor: torch.Tensor, made: torch.Tensor) -> bool:

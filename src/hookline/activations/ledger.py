@@ -11,19 +11,18 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch._guards import TracingContext
 
-from hookline.activations.adding_up import FIRST, LATER, REFUSED
+from hookline.activations.adding_up import FIRST, LATER, REFUSED, close_book, open_book
 from hookline.activations.compiled import STATISTICS
 from hookline.activations.operators import give_back, take_token
 from hookline.activations.site import NO_TOKEN, Site
 from hookline.events.dispatch import Fire
-from hookline.stats.flush import Arrival, Flush
 from hookline.stats.layout import kept_table
 from hookline.stats.statistics import has_kernels
 
@@ -62,6 +61,17 @@ class Counted(NamedTuple):
     due: tuple[Due, ...]
 
 
+class Rows(NamedTuple):
+    """Which rows belong to a hook."""
+
+    names: list[str]
+    places: tuple[int, ...]
+
+    def of(self, rows: Tensor) -> Tensor:
+        """Those rows."""
+        return rows if len(self.places) == len(rows) else rows[kept_table(rows.device, self.places)]
+
+
 class Ledger:
     """Keeps a tally for every module whose statistics compiled code adds up; all are on the device that comes first.
 
@@ -75,25 +85,28 @@ class Ledger:
         self._sites: tuple[Site, ...] = ()
         self._page: Page | None = None
         self._says = 0  # what `due` holds
-        self._counts = Flush()
-        self._counted: dict[Counted, Tensor] = {}  # what has arrived, until somebody asks
+        self._counted: dict[Counted, Tensor] = {}  # how often, on the device, until somebody asks
+        self._parts: dict[Due, Rows] = {}  # of hooks that were due
+        self._model: weakref.ref[torch.nn.Module] | None = None
         self._graph: weakref.ref[TracingContext] | None = None  # the one that asked last
-        self._edition = next(_editions)
+        self._title = f"{STATISTICS} {next(_editions)}"
         self._lock = threading.RLock()
 
     def signed(self, wish: str) -> str:
-        """What a module's hooks want, such that no graph serves it that was made for another ledger."""
-        return f"{wish} {self._edition}" if wish == STATISTICS else wish
+        """What a module's hooks want, such that graphs ask this ledger and no other."""
+        if wish != STATISTICS:
+            return wish
+        open_book(self._title, self)
+        return self._title
 
-    def serve(self, sites: Sequence[Site]) -> None:
-        """Add up for these modules, and no others."""
+    def serve(self, sites: Sequence[Site], model: torch.nn.Module | None = None) -> None:
+        """Add up for these modules, those of a model among them, and no others."""
         with self._lock:
+            self._model = None if model is None else weakref.ref(model)
             if tuple(sites) == self._sites:
                 return
             self._take()
-            self._sites = tuple(sites)
-            for site in sites:
-                site.ledger = self
+            self._sites, self._parts = tuple(sites), {}
             self._make_tallies()
 
     def close(self) -> None:
@@ -102,8 +115,9 @@ class Ledger:
             if self.token is not NO_TOKEN:
                 give_back(self.token)
             self.token = self.due = NO_TOKEN
-            self._sites, self._page, self._says = (), None, 0
-            self._edition = next(_editions)
+            self._sites, self._page, self._says, self._parts = (), None, 0, {}
+            close_book(self._title)
+            self._title = f"{STATISTICS} {next(_editions)}"
 
     # ---- while a graph is traced ---------------------------------------------------------------------------------
 
@@ -119,24 +133,31 @@ class Ledger:
         self._graph = weakref.ref(graph)
         return FIRST
 
-    def _open_on(self, device: torch.device) -> None:
-        from hookline.stats.tally import make_flag  # only now: it imports Triton
-        from hookline.stats.tally_order import keep_what_is_saved
+    def is_of_whole_model(self) -> bool:
+        """Whether the graph that is being traced begins with the model's own code, and not with that of a block."""
+        model, graph = self._model() if self._model is not None else None, TracingContext.try_get()
+        code = getattr(model.forward, "__code__", None) if model is not None else None
+        return code is not None and getattr(graph, "traced_code", [])[:1] == [code]
 
-        keep_what_is_saved()
+    def _open_on(self, device: torch.device) -> None:
+        from hookline.activations.together import add_together  # only now: it imports inductor
+        from hookline.stats.cuda_tally import make_flag  # and this Triton
+
+        add_together()
         with self._lock:
             self.token, self.due = take_token(self), make_flag(device)
             self._make_tallies()
 
     def _make_tallies(self) -> None:
         """For all modules at once: blocks that share a graph must look alike to it."""
-        if self.due is NO_TOKEN:
+        sites = [site for site in self._sites if site.tally is NO_TOKEN]
+        if self.due is NO_TOKEN or not sites:
             return
-        from hookline.stats.tally import make_tally
+        from hookline.stats.cuda_tally import make_tallies
 
-        for site in self._sites:
-            if site.tally is NO_TOKEN:
-                site.tally = make_tally(self.due.device)
+        table, rows = make_tallies(len(sites), self.due.device)
+        for number, (site, row) in enumerate(zip(sites, rows, strict=True)):
+            site.tally, site.home = row, (table, number)
 
     # ---- when a graph runs ---------------------------------------------------------------------------------------
 
@@ -161,7 +182,6 @@ class Ledger:
         """Wait until every call that has been made is counted."""
         with self._lock:
             self._take()
-            self._add_up(self._counts.drain())
             for counted, counts in self._counted.items():
                 _tell(counted, counts)
             self._counted.clear()
@@ -171,25 +191,28 @@ class Ledger:
             page, self._page = self._page or Page(0, ()), None
             if self.due is NO_TOKEN or not self._sites:
                 return
-            from hookline.stats.tally import take
+            from hookline.stats.cuda_tally import take
 
-            rows, counts = take([site.tally for site in self._sites])
+            rows = take([site.tally for site in self._sites], self._counts_for(page.due))
             for one in page.due:
-                one.taker.take(*self._rows_of(one, rows), page.step)
-            self._counts.send(page.step, Counted(self._sites, page.due), counts)
-            self._add_up(self._counts.ready())
+                part = self._part_of(one)
+                one.taker.take(part.names, part.of(rows), page.step)
 
-    def _rows_of(self, one: Due, rows: Tensor) -> tuple[list[str], Tensor]:
-        """Those of a hook's own modules, with their names."""
-        places = [place for place, site in enumerate(self._sites) if site in one.sites]
-        names = [self._sites[place].name for place in places]
-        return names, rows if len(places) == len(rows) else rows[kept_table(rows.device, tuple(places))]
+    def _counts_for(self, due: tuple[Due, ...]) -> Tensor:
+        """Where the calls are counted that these heard. The numbers stay on the device until somebody wants them."""
+        counted = Counted(self._sites, due)
+        if counted not in self._counted:
+            from hookline.stats.cuda_tally import make_counts
 
-    def _add_up(self, arrivals: Iterator[Arrival]) -> None:
-        for arrival in arrivals:
-            counted: Any = arrival.keys
-            known = self._counted.get(counted)
-            self._counted[counted] = arrival.rows if known is None else known + arrival.rows
+            self._counted[counted] = make_counts(len(self._sites), self.due.device)
+        return self._counted[counted]
+
+    def _part_of(self, one: Due) -> Rows:
+        """Which rows are those of a hook's own modules."""
+        if one not in self._parts:
+            places = tuple(place for place, site in enumerate(self._sites) if site in one.sites)
+            self._parts[one] = Rows([self._sites[place].name for place in places], places)
+        return self._parts[one]
 
 
 def _tell(counted: Counted, counts: Tensor) -> None:

@@ -44,13 +44,13 @@ def holder_of(token: torch.Tensor) -> Any:
 _library = torch.library.Library("hookline", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
-def operator(schema: str, call: Callable[..., None]) -> Any:
-    """An operator that calls Python each time the graph runs, which a CUDA graph could not repeat.
+def operator(schema: str, call: Callable[..., None], tag: torch.Tag = torch.Tag.cudagraph_unsafe) -> Any:
+    """An operator that calls Python each time the graph runs, which by its tag a CUDA graph could not repeat.
 
     It returns nothing and would be removed as dead code, so its schema must say that it writes into something.
     """
     name = schema.partition("(")[0]
-    _library.define(schema, tags=(torch.Tag.cudagraph_unsafe,))  # type: ignore[no-untyped-call]
+    _library.define(schema, tags=(tag,))  # type: ignore[no-untyped-call]
     _library.impl(name, call, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     _library.impl(name, _nothing, "Meta")  # type: ignore[no-untyped-call]
     return getattr(torch.ops.hookline, name).default

@@ -49,7 +49,7 @@ class Readings:
 
     def _tables(self, rows: StepRows) -> Iterator[StepTable]:
         names = [str(key) for key in rows.keys]
-        totals = {f"{self._prefix}non_finite": rows.rows[:, [NANS, INFS]].sum().item()}
+        totals = {f"{self._prefix}non_finite": sum(map(sum, rows.rows[:, NANS : INFS + 1].tolist()))}
         yield StepTable(rows.step, names, self._columns, self._wanted.table(rows.rows), totals)
         if self._wanted.histogram:
             counts = histograms_of(rows.rows).counts.double().unsqueeze(1)

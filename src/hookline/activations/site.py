@@ -10,9 +10,9 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.utils.hooks import RemovableHandle
 
-from hookline.activations.adding_up import Book
+from hookline.activations.adding_up import entitled, forget_title
 from hookline.activations.compiled import OUTSIDE, Place, enter_graph, never_a_frame_of_its_own
-from hookline.activations.direct import NOT_TOLD, can_take, direct_call, leave_at, take_from
+from hookline.activations.direct import DirectCall, can_take, leave_at, take_from
 from hookline.activations.fires import Fires
 from hookline.activations.meter import Meter
 from hookline.activations.operators import give_back, take_token
@@ -27,24 +27,43 @@ class Site(Place):
 
     def __init__(self, name: str, module: torch.nn.Module, fire: Fire) -> None:
         self.name = name
-        self.calls = 0  # since it is watched
+        self.calls = 0  # since it is watched, but for those that hooks count on the direct way
         self.fired = Fires()
         self.module_ref = weakref.ref(module)
         self.wants = OUTSIDE  # what compiled code shows to its hooks
         self.token = NO_TOKEN  # stands for it there
         self.tally = NO_TOKEN  # of its statistics there, if that is all they want
-        self.ledger: Book | None = None  # keeps the tally
+        self.home = NO_TOKEN, 0  # the table of tallies, and which one of them
+        self.title = ""  # of the tally
         self.meter: Meter | None = None
-        self.hear = _tap(self, fire)
+        self.hear = _tap(self, fire, OUTSIDE, "")
         self.key = _new_key()  # of the torch hook behind the module
         self.attached = False
-        self.told = NOT_TOLD  # who hears the module on the direct way
-        self._call = direct_call(self, fire) if can_take(module) else None
+        self._fire = fire
+        self._call: DirectCall | None = None  # while the direct way is open
         self._before: RemovableHandle | None = None
 
     @property
     def module(self) -> torch.nn.Module | None:
         return self.module_ref()
+
+    @property
+    def all_calls(self) -> int:
+        """How often the module ran since it is watched."""
+        return self.calls + self.fired.direct
+
+    def be_called(self, call: DirectCall) -> None:
+        """Have the module called directly, by this and no longer by another."""
+        module = self.module_ref()
+        if module is not None and self.attached and can_take(module):
+            leave_at(module, call, self._call)
+            self._call = call
+
+    def change_over(self, heard: Any) -> None:
+        """Have the module called as the hooks that are due now want it, if they do."""
+        call = getattr(heard, "direct", {}).get(self)
+        if call is not None and call is not self._call:
+            self.be_called(call)
 
     def attach(self, measures: bool, directly: bool = False) -> None:
         """Have a torch hook on the module, and with `measures` one before it; `directly` opens the direct way to it."""
@@ -53,11 +72,11 @@ class Site(Place):
             return
         if measures != (self._before is not None):
             self._measure(module, measures)
-        self.told = NOT_TOLD
         if not self.attached:
             self.put_on(directly)
         elif not directly:  # there is a compiler now; the torch hook keeps its place among others
             take_from(module, self._call)
+            self._call = None
 
     def put_on(self, directly: bool) -> None:
         """What ``register_forward_hook(hook, with_kwargs=True)`` does without making a handle, most of its cost."""
@@ -88,8 +107,17 @@ class Site(Place):
     def enter_graphs(self, wants: str) -> None:
         """Graphs that are made from now on show the hooks what they want."""
         if self.token is NO_TOKEN:
-            self.token = take_token(self)
-        self.wants = wants
+            self.token, self.title = take_token(self), entitled(self)
+        self._want(wants)
+
+    def _want(self, wants: str) -> None:
+        """Another torch hook for another wish: before each run, compiled code looks which one is there."""
+        if wants == self.wants:
+            return
+        self.wants, module = wants, self.module_ref()
+        self.hear = _tap(self, self._fire, wants, self.title)
+        if self.attached and module is not None:
+            module._forward_hooks[self.key] = self.hear
 
     def detach(self) -> None:
         """Leave the module as it was."""
@@ -99,10 +127,11 @@ class Site(Place):
             self._before.remove()
         if self.token is not NO_TOKEN:
             give_back(self.token)
-            self.token, self.wants = NO_TOKEN, OUTSIDE
-            self.tally, self.ledger = NO_TOKEN, None
-        self._before = self.meter = None
-        self.told = NOT_TOLD
+            self.token = self.tally = NO_TOKEN
+            forget_title(self.title)
+            self.home, self.title = (NO_TOKEN, 0), ""
+            self._want(OUTSIDE)
+        self._before = self.meter = self._call = None
 
 
 def _new_key() -> int:
@@ -112,12 +141,16 @@ def _new_key() -> int:
     return key
 
 
-def _tap(site: Site, fire: Fire) -> Callable[..., Any]:
-    """The torch hook behind a module: tells its hooks; returns the output that goes on, None for the same."""
+def _tap(site: Site, fire: Fire, wants: str, title: str) -> Callable[..., Any]:
+    """The torch hook behind a module: tells its hooks; returns the output that goes on, None for the same.
+
+    What compiled code must know of the site are two texts. To look at them before each run takes it a third of what a
+    look at the site would take.
+    """
 
     def hookline_tap(module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any = TAKEN_OFF) -> Any:
         if is_dynamo_compiling():
-            if not enter_graph(site, inputs, kwargs, output):
+            if not enter_graph(site, wants, title, inputs, kwargs, output):
                 torch._dynamo.graph_break("a forward hook must be called outside of the graph")
             return None
         if output is TAKEN_OFF:
@@ -141,5 +174,5 @@ def _meter(meter: Meter) -> Callable[..., None]:
 
 
 # Every torch hook that is made here has the code of these two.
-never_a_frame_of_its_own(_tap(None, None))  # type: ignore[arg-type]
+never_a_frame_of_its_own(_tap(None, None, OUTSIDE, ""))  # type: ignore[arg-type]
 never_a_frame_of_its_own(_meter(None))  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ class Tap:
         cleanup_interval: int = 1000,
     ) -> None:
         self.registry = registry
-        self._clean_up, self._cleanup_interval, self.until_clean_up = clean_up, cleanup_interval, cleanup_interval
+        self._clean_up, self.cleanup_interval, self._until_clean_up = clean_up, cleanup_interval, cleanup_interval
         self.enable_intervention = enable_intervention
         self.sites = Sites(registry.fire)
         self.ledger = Ledger(registry.fire)
@@ -151,7 +151,8 @@ class Tap:
                 shown.setdefault(site, set()).update(parts)
         for site, parts in shown.items():
             site.enter_graphs(self.ledger.signed(compiled.wish(parts)))
-        self.ledger.serve([site for site in shown if site.wants.startswith(compiled.STATISTICS)])
+        counted = [site for site in shown if site.wants.startswith(compiled.STATISTICS)]
+        self.ledger.serve(counted, self.sites.model)
 
     # ---- firing ----------------------------------------------------------------------------------------------------
 
@@ -172,14 +173,11 @@ class Tap:
             call = listening.get(site)
             if call is None or (self.asides and self._silent()) or _recomputing():
                 return None
-            self.until_clean_up -= 1
-            if self.until_clean_up <= 0:
-                self.sweep()
+            self.ran(1)
             return call(site, module, inputs, kwargs, output, measured)
 
-        for site, call in listening.items():
-            if isinstance(call, Shortcut):
-                site.told = on_forward, call.keep, call.failed, self
+        alone = {site: call for site, call in listening.items() if isinstance(call, Shortcut)}
+        on_forward.direct = direct.direct_calls(alone, on_forward, self)  # type: ignore[attr-defined]
         listening[self.ledger] = self._open_page(bound)
         return on_forward
 
@@ -195,11 +193,13 @@ class Tap:
 
         return page
 
-    def sweep(self) -> None:
-        """Clean up, as after every so many module calls."""
-        self.until_clean_up = self._cleanup_interval
-        if self._clean_up is not None:
-            self._clean_up()
+    def ran(self, calls: int) -> None:
+        """Count module calls, and clean up after every so many."""
+        self._until_clean_up -= calls
+        if self._until_clean_up <= 0:
+            self._until_clean_up = self.cleanup_interval
+            if self._clean_up is not None:
+                self._clean_up()
 
     @contextmanager
     def silenced(self) -> Iterator[None]:

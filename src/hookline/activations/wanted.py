@@ -12,6 +12,7 @@ from hookline.errors import ConfigError, nearest
 from hookline.stats.collector import Measure
 from hookline.stats.columns import STATISTICS
 from hookline.stats.histograms import percentiles
+from hookline.stats.layout import kept_table
 from hookline.stats.newest import summarize_once
 from hookline.stats.wide_rows import histograms_of, measure_with_histograms
 
@@ -72,7 +73,8 @@ class Wanted:
 
     def table(self, rows: Tensor) -> Tensor:
         """The chosen numbers from rows on the host: [rows, columns]."""
-        parts = [rows[:, [STATISTICS.index(name) for name in self.statistics]]]
+        places = tuple([STATISTICS.index(name) for name in self.statistics])
+        parts = [rows.index_select(1, kept_table(rows.device, places))]
         if self.percentiles:
             parts.append(percentiles(histograms_of(rows), self.percentiles))
         if self.histogram:

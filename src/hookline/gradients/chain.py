@@ -91,7 +91,7 @@ class UpdateChain:
         """One link, its failure treated by its policy, its time noted, its clipping told; whether the step goes on."""
         began = perf_counter_ns() if timed else 0
         values = link.values(moment) if link.named else {}
-        self.known.begin_link(link.bound.built_in)
+        self.known.begin_link(link.bound.built_in, link.tells_norms)
         try:
             link.run(values)
         except Exception as error:
@@ -123,9 +123,9 @@ class UpdateChain:
     def _tell_clipping(self, link: Link, moment: Any) -> None:
         moment.clipped(link.bound.owner.clipped_norm, link.clips_globally)
         if heard := self.registry.fire.on_gradient_clip:
+            self.known.settle()  # who hears it could write, or
             with torch.enable_grad():  # as at every other event
                 heard(moment)
-            self.known.distrust()  # who heard it could have written, or
             self.known.seen.forget_owners()  # have given parameters other gradients
 
     def _report(self, reporter: Link, link: Link, when: str, moment: Any) -> None:

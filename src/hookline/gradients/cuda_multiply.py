@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hookline.gradients.kinds import Kinds
 from hookline.gradients.look import Look
 from hookline.gradients.multiply_kernels import clip_chunks, multiply_chunks
 from hookline.gradients.row_kernels import norms_of_tensors
 from hookline.stats.cuda_path import ELEMENTS
+from hookline.stats.kinds import Kinds
 from hookline.stats.launching import Launch
 from hookline.stats.layout import VECTOR_BYTES, current_stream, layout_of
 

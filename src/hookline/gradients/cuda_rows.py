@@ -13,9 +13,9 @@ import triton
 from torch import Tensor
 
 from hookline.gradients import row_kernels
-from hookline.gradients.kinds import Kinds
 from hookline.gradients.look import Look
 from hookline.stats.cuda_path import ELEMENTS
+from hookline.stats.kinds import Kinds
 from hookline.stats.launching import Launch
 from hookline.stats.layout import VECTOR_BYTES, current_stream, on_device, upload
 

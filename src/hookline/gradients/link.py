@@ -37,6 +37,7 @@ class Link:
         self.half_written = False  # what it had written when it last failed could not be taken back
         self.only_grads = bound.listener.positional == ("grads",) and not bound.listener.keywords
         self.may_write = not bound.built_in or getattr(owner, "intervenes", True)
+        self.tells_norms = not self.may_write or bool(getattr(owner, "tells_norms", False))
         self.clips = bool(getattr(owner, "clips", False))
         self.clips_globally = self.clips and spans_all and getattr(owner, "norm_type", 2.0) == 2.0
         self.named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))

@@ -9,8 +9,8 @@ from operator import attrgetter, or_
 import torch
 from torch import Tensor
 
-from hookline.gradients.kinds import Kinds, kinds_of
 from hookline.gradients.numbers import are_same, by_kind, memory_of
+from hookline.stats.kinds import Kinds, kinds_of
 from hookline.stats.layout import VECTOR_BYTES, kept_table
 
 _GRAD = attrgetter("grad")

@@ -18,17 +18,32 @@ class NormTable:
 
     Links mostly ask for the same gradients in the same order, and then the row is what they get. Other choices are
     gathered from it on the device: taking it apart into single norms would cost a tensor for each.
+
+    How often hundreds of tensors were written to takes longer to ask than to launch work on them. Who knows that nobody
+    else writes need not have it asked: a table that is not `settled` takes its norms for right until it is.
     """
 
     def __init__(self) -> None:
+        self.settled = True
         self._memory: list[Tensor] = []  # held on to, so that no other tensor gets the id of one of these
-        self._versions: list[int] = []
+        self._versions: list[int] = []  # as long as it is settled
         self._found: list[bool] = []  # whether each was found by a link while it wrote, and not read
         self._by_id: dict[int, int] = {}  # places in the row; made when somebody asks for another choice
         self._row: Tensor | None = None
+        self._factor: Tensor | None = None  # what the row is to be multiplied by before it is used
+        self._handed_out = False  # somebody has the row, which must stay as it is
+
+    def settle(self) -> None:
+        """Somebody may write from now on without saying so: note how often each was written to until now."""
+        if not self.settled:
+            self._versions, self.settled = _versions(self._memory), True
 
     def stale(self, memory: list[Tensor]) -> list[int]:
         """Which of these have no norm here, or were written to since."""
+        if self._row is None:
+            return list(range(len(memory)))
+        if not self.settled:
+            return [] if are_same(self._memory, memory) else self._missing(memory)
         versions = _versions(memory)
         if are_same(self._memory, memory):
             pairs = zip(self._versions, versions, strict=True)
@@ -40,14 +55,17 @@ class NormTable:
         """Whether the norms of all of these are here, are right, and were found by a link while it wrote."""
         places = list(map(self._known_places().get, map(id, memory)))
         found = all(place is not None and self._found[place] for place in places)
-        return found and [self._versions[place] for place in places if place is not None] == _versions(memory)
+        if not found or not self.settled:
+            return found
+        return [self._versions[place] for place in places if place is not None] == _versions(memory)
 
-    def put(self, memory: list[Tensor], norms: Tensor, found: bool = False) -> None:
-        """Take these norms for those of this memory, as it is now."""
+    def put(self, memory: list[Tensor], norms: Tensor, found: bool = False, settled: bool = True) -> None:
+        """Take these norms for those of this memory, as it is now; from now on they are the table's own."""
         if self._row is None or are_same(self._memory, memory):
-            self._memory, self._versions, self._row = memory, _versions(memory), norms
+            self._memory, self._row, self._factor = memory, norms, None
+            self._versions, self.settled = _versions(memory) if settled else [], settled
             self._found = [found] * len(memory)
-            self._by_id = {}
+            self._by_id, self._handed_out = {}, False
         else:
             self._make_room(memory)
             self._replace(self._places(memory), memory, norms, found)
@@ -60,31 +78,56 @@ class NormTable:
         else:
             self.put(some, norms)
 
+    def put_product(self, memory: list[Tensor], norms: Tensor, factor: Tensor, settled: bool = True) -> None:
+        """The same for norms that are to be multiplied by a number; that is done when somebody asks for them.
+
+        Behind the last link nobody does.
+        """
+        if are_same(self._memory, memory):
+            self.put(memory, norms, settled=settled)
+            self._factor = factor
+        else:
+            self.put(memory, norms * factor, settled=settled)
+
     def row(self, memory: list[Tensor]) -> Tensor:
         """The norms of these, all of which are here."""
+        row = self._own_row()
+        if not are_same(self._memory, memory):
+            return row[kept_table(row.device, tuple(self._places(memory)))]
+        self._handed_out = True
+        return row
+
+    def _own_row(self) -> Tensor:
+        """The row as it is to be used."""
         assert self._row is not None
-        if are_same(self._memory, memory):
-            return self._row
-        return self._row[kept_table(self._row.device, tuple(self._places(memory)))]
+        if self._factor is not None:
+            self._row, self._factor, self._handed_out = self._row * self._factor, None, False
+        return self._row
 
     def _replace(self, places: list[int], memory: list[Tensor], norms: Tensor, found: bool) -> None:
-        """In a new row: those that were handed out stay as they are."""
-        assert self._row is not None
-        for place, version in zip(places, _versions(memory), strict=True):
-            self._versions[place], self._found[place] = version, found
-        index = kept_table(self._row.device, tuple(places))
-        self._row = self._row.index_copy(0, index, norms.to(self._row.dtype))
+        """In a new row if somebody has the old one."""
+        row = self._own_row()
+        for place in places:
+            self._found[place] = found
+        if self.settled:
+            for place, version in zip(places, _versions(memory), strict=True):
+                self._versions[place] = version
+        index, norms = kept_table(row.device, tuple(places)), norms.to(row.dtype)
+        self._row = row.index_copy(0, index, norms) if self._handed_out else row.index_copy_(0, index, norms)
+        self._handed_out = False
 
     def _make_room(self, memory: list[Tensor]) -> None:
         """For those that are not in the row, behind it."""
-        assert self._row is not None
+        if new := [memory[i] for i in self._missing(memory)]:
+            row, many = self._own_row(), len(self._memory)
+            self._known_places().update((id(one), place) for place, one in enumerate(new, many))
+            self._memory, self._found = [*self._memory, *new], self._found + [False] * len(new)
+            self._versions = [*self._versions, *_versions(new)] if self.settled else []
+            self._row, self._handed_out = torch.cat([row, row.new_empty(len(new))]), False
+
+    def _missing(self, memory: list[Tensor]) -> list[int]:
         known = self._known_places()
-        new = [one for one in memory if id(one) not in known]
-        if new:
-            known.update((id(one), place) for place, one in enumerate(new, len(self._memory)))
-            self._memory, self._versions = [*self._memory, *new], [*self._versions, *_versions(new)]
-            self._found += [False] * len(new)
-            self._row = torch.cat([self._row, self._row.new_empty(len(new))])
+        return [i for i, one in enumerate(memory) if id(one) not in known]
 
     def _places(self, memory: list[Tensor]) -> list[int]:
         known = self._known_places()
@@ -92,7 +135,7 @@ class NormTable:
 
     def _known_places(self) -> dict[int, int]:
         if not self._by_id:
-            self._by_id = {id(one): place for place, one in enumerate(self._memory)}
+            self._by_id = dict(zip(map(id, self._memory), range(len(self._memory)), strict=True))
         return self._by_id
 
 

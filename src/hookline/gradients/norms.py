@@ -18,16 +18,17 @@ from hookline.stats.shards import find_shards
 class Norms:
     """L2 norms of gradients, on their device, kept while the gradients stay as they are.
 
-    Whether a gradient was written to is told by its version counter, so nobody needs to say so. Two rules make a run
-    the same whether or not somebody measures: what is kept by reading (`of`) is what reading again would give, and what
-    a link knows otherwise (`keep`) is kept by links that change gradients, always.
+    Whether a gradient was written to is told by its version counter, so nobody needs to say so; the counters are asked
+    only where a link may write that does not say what became of the norms. Two rules make a run the same whether or not
+    somebody measures: what is kept by reading (`of`) is what reading again would give, and what a link knows otherwise
+    (`keep`, `multiplied`) is kept by links that change gradients, always.
     """
 
     def __init__(self) -> None:
         self.seen = Seen()
         """What is known of the gradients beside their norms."""
         self._sure: list[Tensor] | None = None  # whose norms are right, for nobody can have written since
-        self._trusting = self._kept = False  # what is true of the link that runs
+        self._trusting = self._telling = self._kept = False  # what is true of the link that runs
         self._tables: dict[Any, NormTable] = {}
         self._derived = False  # some of them were not found in the gradients but computed from others
 
@@ -49,19 +50,29 @@ class Norms:
             self._derived, self._sure = False, None
         return self.of(tensors)
 
-    def keep(self, tensors: list[Tensor], norms: Tensor, derived: bool = False) -> None:
-        """Norms that a link knows after having written: found on the way, or `derived` from what they were before."""
-        self._derived |= derived
+    def keep(self, tensors: list[Tensor], norms: Tensor) -> None:
+        """Norms that a link has found while it wrote."""
+        memory = self._now_sure(tensors)
+        if self.seen.look(memory).alike:
+            self._table(memory[0]).put(memory, norms, found=True, settled=not self._telling)
+            return
+        for some in places_by_kind(memory):
+            part = norms[kept_table(norms.device, tuple(some))]
+            self._table(memory[some[0]]).put([memory[i] for i in some], part, True, not self._telling)
+
+    def multiplied(self, tensors: list[Tensor], norms: Tensor, factor: Tensor) -> None:
+        """A link has multiplied gradients of one kind, whose norms were these: what they are now is derived."""
+        self._derived = True
+        memory = self._now_sure(tensors)
+        self._table(memory[0]).put_product(memory, norms, factor, settled=not self._telling)
+
+    def _now_sure(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The memory of gradients whose norms are being said."""
         self._kept = True
         memory = self.seen.numbers(tensors)
         if self._sure is None or len(self._sure) < len(memory):
             self._sure = memory
-        if self.seen.look(memory).alike:
-            self._table(memory[0]).put(memory, norms, found=not derived)
-            return
-        for some in places_by_kind(memory):
-            part = norms[kept_table(norms.device, tuple(some))]
-            self._table(memory[some[0]]).put([memory[i] for i in some], part, found=not derived)
+        return memory
 
     def were_found(self, look: Look) -> bool:
         """Whether a link has found the norms of all of these while it wrote, and nobody has written since.
@@ -73,18 +84,33 @@ class Norms:
             return False
         return self._table(look.tensors[0]).were_found(look.tensors)
 
-    def begin_link(self, built_in: bool) -> None:
-        """A link runs next. While it does, only one of ours is trusted not to write between two questions."""
-        self._trusting, self._kept = built_in, False
+    def begin_link(self, built_in: bool, tells: bool = False) -> None:
+        """A link runs next. While it does, only one of ours is trusted not to write between two questions.
+
+        One that `tells` does not write at all, or says what became of the norms, or settles them before it writes.
+        """
+        self._trusting, self._telling, self._kept = built_in, built_in and tells, False
+        if not self._telling:
+            self._settle_tables()
 
     def end_link(self, may_write: bool) -> None:
-        """It has run. If it may have written, and did not `keep` what became of it, the versions must tell."""
+        """It has run. If it may have written, and did not say what became of the norms, the versions must tell."""
         if may_write and not self._kept:
             self.distrust()
 
-    def distrust(self) -> None:
-        """Somebody may have written: before norms are used again, the versions must tell."""
+    def settle(self) -> None:
+        """Somebody is about to write without saying what becomes of the norms: afterwards the versions must tell."""
+        self._settle_tables()
         self._sure = None
+
+    def distrust(self) -> None:
+        """Somebody may have written: before norms are used again, the versions must tell; who cannot is forgotten."""
+        self._tables = {kind: table for kind, table in self._tables.items() if table.settled}
+        self._sure = None
+
+    def _settle_tables(self) -> None:
+        for table in self._tables.values():
+            table.settle()
 
     def clear(self) -> None:
         """Let go of everything; the step is over."""
@@ -101,7 +127,7 @@ class Norms:
     def _read_stale(self, table: NormTable, tensors: list[Tensor], memory: list[Tensor]) -> None:
         stale = table.stale(memory)
         if len(stale) == len(memory):
-            table.put(memory, _read(tensors, memory))
+            table.put(memory, _read(tensors, memory), settled=not self._telling)
         elif stale:
             table.put_some(memory, stale, _read([tensors[i] for i in stale], [memory[i] for i in stale]))
         self._sure = memory
@@ -116,7 +142,7 @@ class Norms:
 def _read(tensors: list[Tensor], memory: list[Tensor]) -> Tensor:
     """The norm of each gradient, over all its shards."""
     norms = torch.stack(read_norms(memory))
-    return _over_shards(tensors, norms) if any_sharded(tensors) else norms
+    return norms if memory is tensors or not any_sharded(tensors) else _over_shards(tensors, norms)
 
 
 def _over_shards(tensors: list[Tensor], norms: Tensor) -> Tensor:

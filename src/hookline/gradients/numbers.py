@@ -16,9 +16,7 @@ from torch import Tensor
 
 from hookline.errors import GradientError
 from hookline.stats.columns import wide_dtype
-
-PLAIN = {torch.Tensor, torch.nn.Parameter}
-"""The types of tensors that are their own memory, unless they are sparse or complex."""
+from hookline.stats.kinds import PLAIN
 
 
 def are_same(some: list[Tensor], others: list[Tensor]) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
 from operator import attrgetter, is_
 from typing import NamedTuple
 from weakref import ref
@@ -13,10 +15,10 @@ from torch import Tensor
 from hookline.stats.columns import STATISTICS
 from hookline.stats.histograms import fold, percentiles
 from hookline.stats.layout import upload
-from hookline.stats.newest import remember
+from hookline.stats.newest import remember, versions_of
 from hookline.stats.pieces import Pieces
 
-_GRAD, _VERSION = attrgetter("grad"), attrgetter("_version")
+_GRAD = attrgetter("grad")
 
 
 class Wanted(NamedTuple):
@@ -29,11 +31,8 @@ class Wanted(NamedTuple):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of the table, in order; those of a histogram's bins have no names and come last."""
-        points = [percentile_name(point) for point in self.points]
-        sizes = ["update_l2", "weight_l2"] if self.update_ratio else []
-        top = ["top_octave"] if self.bins_per_octave else []
-        return (*(STATISTICS if self.reads_all else ("l2",)), "final_l2", *sizes, *points, *top)
+        """The columns of what is measured at first; those of a histogram's bins have no names and come last."""
+        return _columns(self)
 
     @property
     def reads_all(self) -> bool:
@@ -41,9 +40,27 @@ class Wanted(NamedTuple):
         return self.moments or bool(self.bins_per_octave) or bool(self.points)
 
 
+@lru_cache
+def _columns(wanted: Wanted) -> tuple[str, ...]:
+    points = [percentile_name(point) for point in wanted.points]
+    top = ["top_octave"] if wanted.bins_per_octave else []
+    return (*(STATISTICS if wanted.reads_all else ("l2",)), *points, *top)
+
+
 def percentile_name(point: float) -> str:
     """What a percentile's column is called: p10, p99.9."""
     return f"p{point:g}"
+
+
+class Sent(NamedTuple):
+    """What belongs to a table on its way: the parameters of its rows, those of them that have a gradient, its columns.
+
+    The column ``final_l2`` is there only where the gradients were changed before the optimizers got them.
+    """
+
+    names: tuple[str, ...]
+    there: tuple[int, ...]
+    columns: tuple[str, ...]
 
 
 class Look:
@@ -58,25 +75,23 @@ class Look:
         self.step = step
         self.params, self._wanted = dict(params), wanted
         self._places, grads = self._gradients()
-        self.keys = self._keys()
-        pieces = Pieces(grads, [name for name, there in self.keys if there])
+        names = list(self.params)
+        pieces = Pieces(grads, [names[place] for place in self._places])
         self._measured = self._measure(pieces)
-        # A DTensor's version misses writes to its shard, so that only plain gradients can be known again; and an
-        # inference tensor has none.
-        known_again = pieces.plain and versions_tell and not any(map(Tensor.is_inference, grads))
-        self._seen = (list(map(ref, grads)), _versions(grads)) if known_again else None
+        # A DTensor's version misses writes to its shard, so that only plain gradients can be known again.
+        versions = versions_of(grads) if pieces.plain and versions_tell else None
+        self._seen = None if versions is None else (list(map(ref, grads)), versions)
+        self._unchanged = False  # the optimizers got what was measured
         self._final: Tensor | None = None
         self._sizes: Tensor | None = None
         self._under_way: StepSize | None = None
 
-    @torch.no_grad()
     def see_final(self) -> None:
         """The optimizers step next: measure what they get. Where nobody touched the gradients, that is known."""
-        if self._final is None:
+        if self._final is None and not self._unchanged:
             places, grads = self._gradients()
-            if self._untouched(grads):
-                self._final = self._measured[:, self._wanted.columns.index("l2")].unsqueeze(1)
-            else:
+            self._unchanged = self._untouched(grads)
+            if not self._unchanged:
                 self._final = self._spread(Pieces(grads).norms().unsqueeze(1), places, missing=0.0)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -93,15 +108,22 @@ class Look:
             self._sizes = found if self._sizes is None else torch.where(found.isnan(), self._sizes, found)
             self._under_way = None
 
-    def table(self) -> Tensor:
-        """Everything that was measured, [parameters, columns and bins]."""
-        missing = self._measured.new_full((len(self.params), 1), float("nan"))
-        statistics = len(STATISTICS) if self._wanted.reads_all else 1
-        measured, behind = self._measured[:, :statistics], self._measured[:, statistics:]
-        blocks = [measured, missing if self._final is None else self._final]
+    def table(self) -> tuple[Sent, Tensor]:
+        """Everything that was measured, [parameters, columns and bins], and what the rows and columns are."""
+        blocks: dict[tuple[str, ...], Tensor | None] = {}
+        if not self._unchanged:
+            blocks["final_l2",] = self._final
         if self._wanted.update_ratio:
-            blocks.append(missing.expand(-1, 2) if self._sizes is None else self._sizes)
-        return torch.cat([*blocks, behind], dim=1)
+            blocks["update_l2", "weight_l2"] = self._sizes
+        columns = (*chain.from_iterable(blocks), *self._wanted.columns)
+        sent = Sent(tuple(self.params), tuple(self._places), columns)
+        if not blocks:
+            return sent, self._measured
+        found = [self._missing(names) if block is None else block for names, block in blocks.items()]
+        return sent, torch.cat([*found, self._measured], dim=1)
+
+    def _missing(self, columns: Sequence[str]) -> Tensor:
+        return self._measured.new_full((len(self.params), len(columns)), float("nan"))
 
     def _gradients(self) -> tuple[list[int], list[Tensor]]:
         """Where there are gradients, and these."""
@@ -109,20 +131,14 @@ class Look:
         places = [place for place, grad in enumerate(grads) if grad is not None]
         return places, grads if len(places) == len(grads) else [grads[place] for place in places]
 
-    def _keys(self) -> list[tuple[str, bool]]:
-        """Every parameter's name, and whether it has a gradient."""
-        there = set(self._places)
-        return [(name, place in there) for place, name in enumerate(self.params)]
-
     def _untouched(self, grads: Sequence[Tensor]) -> bool:
         """Whether these are the very gradients that were measured, and nobody has written to them, for all we know."""
         if self._seen is None:
             return False
         known, versions = self._seen
         same = len(known) == len(grads) and all(map(is_, (seen() for seen in known), grads))
-        return same and _versions(grads) == versions
+        return same and versions_of(grads) == versions
 
-    @torch.no_grad()
     def _measure(self, pieces: Pieces) -> Tensor:
         """Statistics or norms, then percentiles, the octave at which the bins end, and the bins, as far as wanted."""
         if not self._wanted.reads_all:
@@ -131,10 +147,11 @@ class Look:
         if pieces.plain:
             remember(pieces.dense, rows)  # for whoever looks next
         points, resolution = self._wanted.points, self._wanted.bins_per_octave
-        if points or resolution:
-            counted = pieces.histograms(rows)
-            blocks += [percentiles(counted, points)] if points else []
-            blocks += [counted.tops.unsqueeze(1), fold(counted.counts, resolution)] if resolution else []
+        if not (points or resolution):
+            return self._spread(rows, self._places)
+        counted = pieces.histograms(rows)
+        blocks += [percentiles(counted, points)] if points else []
+        blocks += [counted.tops.unsqueeze(1), fold(counted.counts, resolution)] if resolution else []
         return self._spread(torch.cat([block.to(rows.dtype) for block in blocks], dim=1), self._places)
 
     def _spread(self, found: Tensor, places: list[int], missing: float = float("nan")) -> Tensor:
@@ -143,11 +160,6 @@ class Look:
             return found
         rows = found.new_full((len(self.params), found.shape[1]), missing)
         return rows.index_copy_(0, upload(places, torch.int64, found.device), found)
-
-
-def _versions(grads: Sequence[Tensor]) -> list[int]:
-    """How often each was written to."""
-    return list(map(_VERSION, grads))
 
 
 class StepSize:

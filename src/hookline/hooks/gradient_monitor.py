@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
+from operator import attrgetter, mul
 from typing import Any, cast
 
 import torch
@@ -13,14 +16,15 @@ from hookline.errors import ConfigError, NothingMatches, nearest
 from hookline.events.policy import logger
 from hookline.events.schedule import Quantity, Schedule
 from hookline.gradients.chain import OVERFLOWED
-from hookline.hooks.gradient_look import Look, Wanted, percentile_name
+from hookline.hooks.gradient_look import Look, Sent, Wanted, percentile_name
 from hookline.hooks.parameters import number, switch
 from hookline.registry.base import TrainingHook
 from hookline.stats.flush import Arrival, Flush
 
 HALVINGS = 16  # so many overflows in a row are a scaler on its way down from where it begins, 65536
 MOMENTS = ("mean", "std", "min", "max", "absmax", "zeros", "nans", "infs")
-Columns = Mapping[str, Tensor]
+Columns = Mapping[str, Sequence[float]]
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class GradientMonitor(TrainingHook):
@@ -69,6 +73,9 @@ class GradientMonitor(TrainingHook):
         self._overflowed: set[int] = set()  # steps on their way here that a GradScaler left out
         self._overflows = 0  # of these, how many looks in a row
         self._flush = Flush()
+        self._chosen: dict[tuple[str, ...], tuple[tuple[str, ...], Tensor]] = {}  # what is recorded of which table
+        self._asked_of: tuple[Any, ...] | None = None  # the hooks among which was looked for update hooks of the user's
+        self._versions_tell = False
         self._own_name = self.name
         if not log_update_ratio:
             self.on_after_optimizer_step = None  # type: ignore[assignment] # it need not hear it
@@ -79,7 +86,7 @@ class GradientMonitor(TrainingHook):
 
     def close(self) -> None:
         """Let go of what is under way."""
-        self._look, self._flush, self._overflowed = None, Flush(), set()
+        self._look, self._flush, self._overflowed, self._asked_of = None, Flush(), set(), None
 
     # ---- looking -------------------------------------------------------------------------------------------------
 
@@ -89,7 +96,7 @@ class GradientMonitor(TrainingHook):
 
     def on_gradients_ready(self, trainer: Any, step: int) -> None:
         """Measure the gradients as the backward passes left them."""
-        self._look = Look(step, self._watched(trainer), self._wanted, versions_tell=not _has_own_links(trainer))
+        self._look = Look(step, self._watched(trainer), self._wanted, self._do_versions_tell(trainer))
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Measure what the chain made of them; for the update ratio, keep the parameters as they are."""
@@ -111,7 +118,7 @@ class GradientMonitor(TrainingHook):
     def on_step_end(self, trainer: Any) -> None:
         """Send off what was measured, and record what has arrived."""
         if self._look is not None:
-            self._flush.send(self._look.step, self._look.keys, self._look.table())
+            self._flush.send(self._look.step, *self._look.table())
             self._look = None
         self._record(self._flush.ready(), trainer)
 
@@ -123,77 +130,80 @@ class GradientMonitor(TrainingHook):
         """Record what is still on its way."""
         self._record(self._flush.drain(), trainer)
 
-    def _watched(self, trainer: Any) -> dict[str, torch.nn.Parameter]:
+    def _watched(self, trainer: Any) -> Mapping[str, torch.nn.Parameter]:
         """The parameters that are trained and pass the filter, in the model's order."""
         params, parts = _parameters(trainer), self.param_filter
-        for part in parts or ():
+        if not parts:
+            trained = list(map(_REQUIRES_GRAD, params.values()))
+            return params if all(trained) else dict(compress(params.items(), trained))
+        for part in parts:
             if not any(part in name for name in params):
                 message = f"{part!r} is part of no parameter's name; {nearest(part, params, 8)}"
                 raise NothingMatches("gradient_monitor.param_filter", message)
         return {
-            name: param
-            for name, param in params.items()
-            if param.requires_grad and (not parts or any(part in name for part in parts))
+            name: param for name, param in params.items() if param.requires_grad and any(part in name for part in parts)
         }
+
+    def _do_versions_tell(self, trainer: Any) -> bool:
+        """Whether nobody writes to gradients in ways that no version counts; asked again when the hooks are others."""
+        hooks = getattr(getattr(trainer, "hooks", None), "hooks", None)  # a new tuple with every change
+        if hooks is None or hooks is not self._asked_of:
+            self._asked_of, self._versions_tell = hooks, not _has_own_links(trainer)
+        return self._versions_tell
 
     # ---- recording -----------------------------------------------------------------------------------------------
 
     def _record(self, arrivals: Iterable[Arrival], trainer: Any) -> None:
         for step, sent, table in arrivals:
-            keys = cast("Sequence[tuple[str, bool]]", sent)
-            names, columns = [name for name, _ in keys], self._columns(table)
-            there = [place for place, (_, is_there) in enumerate(keys) if is_there]
-            self._log_layers(names, columns, trainer, step)
+            names, there, named = cast("Sent", sent)
+            self._log_layers(names, named, table, trainer, step)
             if self._wanted.bins_per_octave:
-                self._log_bins(names, table[:, len(columns) :], len(there) == len(names), trainer, step)
-            if len(there) < len(names):
-                columns = {name: column[there] for name, column in columns.items()}
+                self._log_bins(names, table[:, len(named) :], len(there) == len(names), trainer, step)
+            columns = _columns(named, table, there)
             self._log_scalars(columns, trainer, step)
-            if self._is_scaling(step):
-                continue
-            norms = dict(zip([names[place] for place in there], columns["l2"].tolist(), strict=True))
-            self._judge(names, norms, trainer, step)
+            if not self._is_scaling(step):
+                norms = zip([names[place] for place in there], columns["l2"], strict=True)
+                self._judge(names, dict(norms), trainer, step)
 
-    def _columns(self, table: Tensor) -> Columns:
-        """By name, without the bins: a tensor for each of those would take longer than all the rest."""
-        names = self._wanted.columns
-        return dict(zip(names, table[:, : len(names)].unbind(dim=1), strict=True))
-
-    def _log_layers(self, names: Sequence[str], columns: Columns, trainer: Any, step: int) -> None:
-        recorded = self._recorded(columns)
-        if recorded:
-            values = torch.stack(list(recorded.values()), dim=1)
-            trainer.log_layers("gradients", names, tuple(recorded), values, step)
+    def _log_layers(self, names: Sequence[str], named: tuple[str, ...], table: Tensor, trainer: Any, step: int) -> None:
+        if named not in self._chosen:
+            self._chosen[named] = _chosen(self._recorded(named), named)
+        columns, places = self._chosen[named]
+        if columns:
+            values = table.index_select(1, places)
+            if self._wanted.update_ratio:
+                values[:, columns.index("update_ratio")] /= table[:, named.index("weight_l2")]
+            trainer.log_layers("gradients", names, columns, values, step)
 
     def _log_bins(self, names: Sequence[str], bins: Tensor, complete: bool, trainer: Any, step: int) -> None:
         """The histograms; where there was no gradient, nothing was counted."""
         counts = (bins if complete else bins.nan_to_num()).unsqueeze(1)
         trainer.log_layers("gradient_histograms", names, ("count",), counts, step)
 
-    def _recorded(self, columns: Columns) -> dict[str, Tensor]:
-        """What layers.jsonl gets, by column."""
-        wanted = self._wanted
-        recorded = {"norm": columns["l2"], "final_norm": columns["final_l2"]} if self.log_norm else {}
-        recorded |= {name: columns[name] for name in MOMENTS if wanted.moments}
-        if wanted.update_ratio:
-            recorded["update_ratio"] = columns["update_l2"] / columns["weight_l2"]
-        recorded |= {name: columns[name] for name in map(percentile_name, wanted.points)}
-        return recorded | ({"top_octave": columns["top_octave"]} if wanted.bins_per_octave else {})
+    def _recorded(self, named: Sequence[str]) -> dict[str, str]:
+        """What layers.jsonl gets, and the columns it comes from; the update ratio is yet to be divided."""
+        wanted, final = self._wanted, "final_l2" if "final_l2" in named else "l2"
+        recorded = {"norm": "l2", "final_norm": final} if self.log_norm else {}
+        recorded |= {name: name for name in MOMENTS if wanted.moments}
+        recorded |= {"update_ratio": "update_l2"} if wanted.update_ratio else {}
+        recorded |= {name: name for name in map(percentile_name, wanted.points)}
+        return recorded | ({"top_octave": "top_octave"} if wanted.bins_per_octave else {})
 
     def _log_scalars(self, columns: Columns, trainer: Any, step: int) -> None:
         """What is true of all watched layers together."""
         norms = columns["l2"]
-        scalars: dict[str, float | Tensor] = {}
-        if self.log_norm and len(norms):
-            scalars |= {"norm": _total(norms), "final_norm": _total(columns["final_l2"])}
-            scalars |= {"largest_norm": norms.amax(), "smallest_norm": norms.amin()}
+        scalars: dict[str, float] = {}
+        if self.log_norm and norms:
+            total = _total(norms)
+            scalars |= {"norm": total, "final_norm": _total(columns.get("final_l2", norms))}
+            largest, smallest = (math.nan, math.nan) if math.isnan(total) else (max(norms), min(norms))
+            scalars |= {"largest_norm": largest, "smallest_norm": smallest}
         if self._wanted.moments:
-            scalars |= {name: columns[name].sum() for name in ("zeros", "nans", "infs")}
+            scalars |= {name: sum(columns[name]) for name in ("zeros", "nans", "infs")}
         if self._wanted.update_ratio:
-            moved = ~columns["update_l2"].isnan()  # an optimizer may have left the step out
-            scalars["update_ratio"] = _total(columns["update_l2"][moved]) / _total(columns["weight_l2"][moved])
+            scalars["update_ratio"] = _update_ratio(columns)
         for name, value in scalars.items():
-            trainer.log(f"gradients/{name}", float(value), step)
+            trainer.log(f"gradients/{name}", value, step)
 
     # ---- judging -------------------------------------------------------------------------------------------------
 
@@ -247,10 +257,31 @@ def _has_own_links(trainer: Any) -> bool:
     return callable(entries) and any(entry.enabled and not entry.built_in for entry in entries("update"))
 
 
-def _total(norms: Tensor) -> Tensor:
+def _chosen(recorded: Mapping[str, str], named: Sequence[str]) -> tuple[tuple[str, ...], Tensor]:
+    """The names of what is recorded, and where in a table with these columns it stands."""
+    return tuple(recorded), torch.tensor([named.index(column) for column in recorded.values()], dtype=torch.int64)
+
+
+def _columns(named: Sequence[str], table: Tensor, there: Sequence[int]) -> Columns:
+    """The columns by name, of the gradients that are there, and without the bins.
+
+    As Python's own numbers: an operation on a tensor, just now and then, takes longer than all that is to be counted.
+    """
+    rows = (table if table.shape[1] == len(named) else table[:, : len(named)]).tolist()
+    kept = rows if len(there) == len(rows) else [rows[place] for place in there]
+    return dict(zip(named, zip(*kept, strict=True), strict=True)) if kept else dict.fromkeys(named, ())
+
+
+def _total(norms: Sequence[float]) -> float:
     """The norm of all of them from the norm of each."""
-    total: Tensor = torch.linalg.vector_norm(norms)
-    return total
+    return math.sqrt(sum(map(mul, norms, norms)))
+
+
+def _update_ratio(columns: Columns) -> float:
+    """How far all parameters were moved in relation to their size; an optimizer may have left the step out."""
+    moved = [place for place, update in enumerate(columns["update_l2"]) if not math.isnan(update)]
+    updates, weights = (_total([columns[name][place] for place in moved]) for name in ("update_l2", "weight_l2"))
+    return updates / weights if weights else math.inf if updates else math.nan
 
 
 def _checked_frequency(log_frequency: int | str) -> Quantity:

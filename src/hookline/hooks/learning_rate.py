@@ -66,6 +66,9 @@ def _momentum(group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _labelled_groups(optimizers: Sequence[Any], index: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """One optimizer's groups, each with what is appended to a metric's name to tell it from the others."""
     groups = optimizers[index].param_groups
+    if len(groups) == len(optimizers) == 1 and "name" not in groups[0]:  # as mostly
+        yield "", groups[0]
+        return
     classes = _told_apart([type(one).__name__ for one in optimizers])
     optimizer = f"/{classes[index]}" if len(optimizers) > 1 else ""
     alone = len(groups) == 1 and "name" not in groups[0]

@@ -146,7 +146,8 @@ def _table(series: str, names: tuple[str, ...], columns: tuple[str, ...], values
 
 def _snapshot(values: torch.Tensor) -> torch.Tensor:
     """The values as they are now, in float32; on CUDA the copy to the host is the snapshot."""
-    return values.detach().to(torch.float32, copy=values.device.type != "cuda")
+    known = values.detach() if values.requires_grad else values
+    return known.to(torch.float32, copy=not values.is_cuda)
 
 
 def _header(series: int, table: Table) -> dict[str, Any]:

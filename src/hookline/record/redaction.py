@@ -51,6 +51,7 @@ _KNOWN_TOKEN = re.compile(
     re.IGNORECASE,
 )
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
+_SHORTEST_TOKEN = 15  # characters that a secret has which is known by its shape; a name beside it takes = or :
 _SHORTEST_PART = 12  # characters of a URL's path: a shorter one may stand for something else
 
 
@@ -139,7 +140,7 @@ def _reference_of(value: str) -> str | None:
     The text around a reference may hold a secret of its own; then it is not shown.
     """
     written = getattr(value, "reference", value)
-    if not isinstance(written, str) or not _REFERENCE.search(written):
+    if not isinstance(written, str) or "${" not in written or not _REFERENCE.search(written):
         return None
     around = _REFERENCE.sub("", written)
     shows_all = not around or (written is not value and redact_text(around) == around)
@@ -180,7 +181,10 @@ def _says_secret(name: str) -> bool:
 
 def redact_text(text: str) -> str:
     """A text (a message, a command line) without the secrets in it; all other words stay."""
-    text = _URL.sub(_redact_url, without_known(str.__str__(text)))
+    text = without_known(str.__str__(text))
+    if len(text) < _SHORTEST_TOKEN and "=" not in text and ":" not in text:  # as most words of ours
+        return text
+    text = _URL.sub(_redact_url, text)
     text = _ASSIGNMENT.sub(_redact_assignment, text)
     text = _YAML_PAIR.sub(_redact_yaml_pair, text)
     return _KNOWN_TOKEN.sub(REDACTED, text)

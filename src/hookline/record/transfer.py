@@ -14,7 +14,7 @@ class HostCopy:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._event: torch.cuda.Event | None = None
-        self._host = self._start(tensor) if tensor.device.type == "cuda" else tensor.to("cpu")
+        self._host = tensor if tensor.is_cpu else self._start(tensor) if tensor.is_cuda else tensor.to("cpu")
 
     def has_arrived(self) -> bool:
         """Whether it is on the host; never waits."""

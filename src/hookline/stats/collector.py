@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookline.stats.loan import on_loan
+from hookline.stats import loan
 from hookline.stats.statistics import summarize
 
 LIMIT_BYTES = 256 * 1024 * 1024
@@ -50,7 +50,7 @@ class Collector:
 
         One on loan always is, but a launch for each would cost the host more than a copy costs the device.
         """
-        if on_loan():
+        if loan.lenders and loan.on_loan():
             tensor = tensor.clone()
         self._keys.append(key)
         self._tensors.append(tensor)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import inf, isfinite, nan, sqrt
-from threading import local
 from typing import NamedTuple
 
 import numpy as np
@@ -19,32 +18,16 @@ from torch import Tensor
 
 from hookline.stats import torch_path
 from hookline.stats.columns import FAINT, FAR, STATISTICS, wide_dtype
+from hookline.stats.kinds import Kinds
+from hookline.stats.scratch import TOGETHER, scratch
 from hookline.stats.small_tensors import READ_AT_ONCE, Numbers, Sums, is_small, read, rows_of_small
+from hookline.stats.stacks import sums_of_rows
 
 BLOCK = 131072  # elements for each torch thread; 512 KB as float32
 _FEW_THREADS = 2  # up to here NumPy, which has one, reads faster than torch
 _MOST_THREADS = 16  # so that the scratch memory stays small
-_SMALL = 16384  # elements; up to here tensors alike are measured together: a call costs as much as what it does
-_TOGETHER = 131072  # elements that are measured together at most; twice as much leaves the cache
+_SMALL = 8192  # elements; up to here tensors alike are measured together: a call costs as much as what it does
 _MANY = 16  # tensors alike, from which on stacking them costs less than a look at each
-
-
-class _Scratch(local):
-    """Memory for two blocks, kept per thread: new pages would cost as much as the work on them."""
-
-    def __init__(self) -> None:
-        self._kept: dict[torch.dtype, Tensor] = {}
-
-    def blocks(self, dtype: torch.dtype, size: int) -> Tensor:
-        """Two rows of so many elements, with anything in them."""
-        kept = self._kept.get(dtype)
-        if kept is None or kept.shape[1] < size:
-            with torch.inference_mode(False):  # made in there, it could not be written to later outside
-                kept = self._kept[dtype] = torch.empty((2, size), dtype=dtype)
-        return kept
-
-
-_scratch = _Scratch()
 
 
 class _Part(NamedTuple):
@@ -61,9 +44,10 @@ class _Part(NamedTuple):
     infs: float = 0
 
 
-def summarize(tensors: Sequence[Tensor]) -> Tensor:
+def summarize(tensors: Sequence[Tensor], kinds: Kinds | None = None) -> Tensor:
     """One row of statistics per tensor, for tensors that are all on the CPU."""
-    groups = [places for places in torch_path.alike(tensors).values() if _stack_well(tensors, places)]
+    alike = torch_path.alike(tensors).values() if kinds is None else kinds.places_alike
+    groups = [places for places in alike if _stack_well(tensors, places)]
     if not groups:
         return _one_by_one(tensors)
     if len(groups[0]) == len(tensors):
@@ -94,58 +78,27 @@ def _table(rows: list[list[float]]) -> Tensor:
 
 def _rows(alike: Sequence[Tensor], size: int) -> Tensor:
     """The rows of small ones, measured together; those that need care once more."""
-    totals, squares, low, high, others = _measure_together(alike, size).double()
-    means = totals / size
-    deviations = squares - means * totals
-    near = means * totals <= FAR * deviations  # false for a NaN too
-    sound = near & squares.isfinite() & ((squares > FAINT) | (low == high))
-    none = torch.zeros_like(means)
-    stds = (deviations / max(size - 1, 1)).sqrt()
-    columns = [none + size, means, stds, low, high, torch.maximum(-low, high), squares.sqrt(), size - others]
-    rows = torch.stack([*columns, none, none], dim=1)
-    if not bool(sound.all()):
-        _measure_again(alike, (~sound).nonzero().flatten().tolist(), rows)
+    totals, squares, low, high, others = sums_of_rows(alike)
+    with np.errstate(over="ignore", invalid="ignore"):  # where that happens, it is measured again
+        means = totals / size
+        deviations = squares - means * totals
+        near = means * totals <= FAR * deviations  # false for a NaN too
+        sound = near & (squares < inf) & ((squares > FAINT) | (low == high))
+        stds, norms = np.sqrt(deviations / max(size - 1, 1)), np.sqrt(squares)
+    none = np.zeros_like(means)
+    columns = [none + size, means, stds, low, high, np.maximum(-low, high), norms, size - others, none, none]
+    rows = torch.from_numpy(np.stack(columns, axis=1))
+    _measure_again(alike, np.flatnonzero(~sound).tolist(), rows)
     return rows
-
-
-def _measure_together(alike: Sequence[Tensor], size: int) -> Tensor:
-    """Sum, sum of squares, minimum, maximum and how many are not zero: a row each, some tensors at a time."""
-    measured: list[Tensor] = []
-    many = max(_TOGETHER // size, 1)
-    for start in range(0, len(alike), many):
-        wide, scratch = stacked_in_scratch(alike[start : start + many], _TOGETHER)
-        total, low, high = wide.sum(dim=1), wide.amin(dim=1), wide.amax(dim=1)
-        squares = torch.square(wide, out=scratch).sum(dim=1)
-        if scratch.amin(dim=1).all():  # no square is zero, so no value is: one more read saves a pass that writes
-            others = torch.full_like(total, size)
-        else:
-            others = torch.ne(wide, 0, out=scratch).sum(dim=1)
-        measured += [total, squares, low, high, others]
-    return torch.stack([torch.cat(measured[row::5]) for row in range(5)])
 
 
 def _measure_again(alike: Sequence[Tensor], places: list[int], rows: Tensor) -> None:
     """Replace the rows of tensors that are far from zero, faint or not finite."""
-    many = max(_TOGETHER // alike[0].numel(), 1)
+    many = max(TOGETHER // alike[0].numel(), 1)
     for start in range(0, len(places), many):
         some = places[start : start + many]
         wide = torch_path.stacked([alike[place] for place in some])
         rows[some] = torch_path.statistics_of_rows(wide.double())
-
-
-def stacked_in_scratch(alike: Sequence[Tensor], capacity: int) -> tuple[Tensor, Tensor]:
-    """Tensors of one shape and dtype as rows of a matrix, and another of its shape, both in memory that is kept.
-
-    In the precision to compute in; together they must not have more than `capacity` elements.
-    """
-    first, many = alike[0], len(alike)
-    both = _scratch.blocks(wide_dtype(first.dtype), capacity)[:, : many * first.numel()]
-    rows = both[0].view(many, *first.shape)
-    if first.dtype is rows.dtype:
-        torch.stack(tuple(alike), out=rows)
-    else:
-        rows.copy_(torch.stack(tuple(alike)))
-    return rows.view(many, -1), both[1].view(many, -1)
 
 
 def _row(tensor: Tensor) -> list[float]:
@@ -162,7 +115,7 @@ def _row(tensor: Tensor) -> list[float]:
 def _in_blocks(flat: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """The tensor's blocks in the precision to compute in, each with scratch memory of its length."""
     wide = wide_dtype(flat.dtype)
-    signs, values = _scratch.blocks(wide, size)
+    signs, values = scratch.blocks(wide, size)
     for part in torch.split(flat, size):
         many = len(part)
         yield (part if part.dtype is wide else values[:many].copy_(part)), signs[:many]
@@ -175,7 +128,7 @@ def _in_arrays(flat: Tensor) -> Iterator[Numbers]:
         array = flat.numpy()
         yield from (array[start : start + READ_AT_ONCE] for start in range(0, len(array), READ_AT_ONCE))
         return
-    values = _scratch.blocks(wide, READ_AT_ONCE)[1]
+    values = scratch.blocks(wide, READ_AT_ONCE)[1]
     array = values.numpy()
     for part in torch.split(flat, READ_AT_ONCE):
         values[: len(part)].copy_(part)

@@ -33,7 +33,7 @@ class Flush:
         return len(self._waiting)
 
     def send(self, step: int, keys: Sequence[Hashable], rows: Tensor) -> None:
-        """Start the copy of the rows of one step; nothing waits."""
+        """Start the copy of the rows of one step, made without gradients; nothing waits."""
         host, event = _start_copy(rows)
         self._waiting.append((Arrival(step, keys, host), event))
 
@@ -52,11 +52,13 @@ class Flush:
 
 
 def _start_copy(rows: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
+    if rows.is_cpu:
+        return rows, None
     if rows.device.type != "cuda":
-        return rows.detach().to("cpu"), None
+        return rows.to("cpu"), None
     host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
     with torch.cuda.device(rows.device):
-        host.copy_(rows.detach(), non_blocking=True)
+        host.copy_(rows, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
     return host, event

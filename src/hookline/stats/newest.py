@@ -10,22 +10,25 @@ What was read is known again by the tensor itself and by how often it has been w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter, is_
 from threading import local
 from weakref import ref
 
-import torch
 from torch import Tensor
 
 from hookline.stats.layout import kept_table
 from hookline.stats.statistics import summarize
 
+_VERSION = attrgetter("_version")
+
 
 class _Newest(local):
-    """What a thread has read last. It keeps no tensor alive but the rows."""
+    """What a thread has read last, and how often that had been written to. It keeps no tensor alive but the rows."""
 
     def __init__(self) -> None:
         self.rows: Tensor | None = None
-        self.places: dict[int, tuple[int, int, ref[Tensor]]] = {}  # by id: the row, the version, and whose id it was
+        self.tensors: list[ref[Tensor]] = []
+        self.versions: list[int] = []
 
 
 _newest = _Newest()
@@ -33,37 +36,54 @@ _newest = _Newest()
 
 def summarize_once(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> Tensor:
     """As `summarize`; what was read at this moment already, or stands here twice, is not read again."""
-    known = recall(tensors)
-    if known is not None:
-        return known
-    firsts = {id(tensor): place for place, tensor in reversed(list(enumerate(tensors)))}
+    rows = recall(tensors)
+    if rows is None:
+        rows = _each_once(tensors, names)
+        remember(tensors, rows)
+    return rows
+
+
+def _each_once(tensors: Sequence[Tensor], names: Sequence[object] | None) -> Tensor:
+    firsts: dict[int, int] = {}
+    for place, tensor in enumerate(tensors):
+        firsts.setdefault(id(tensor), place)
     if len(firsts) == len(tensors):
-        remember(tensors, rows := summarize(tensors, names))
-        return rows
-    single = sorted(firsts.values())
-    own = [tensors[place] for place in single]
-    remember(own, rows := summarize(own, names and [names[place] for place in single]))
-    rank = {place: row for row, place in enumerate(single)}
-    return _chosen(rows, [rank[firsts[id(tensor)]] for tensor in tensors])
+        return summarize(tensors, names)
+    places = firsts.values()
+    rows = summarize([tensors[place] for place in places], names and [names[place] for place in places])
+    rank = {key: row for row, key in enumerate(firsts)}
+    return _chosen(rows, [rank[id(tensor)] for tensor in tensors])
 
 
 def remember(tensors: Sequence[Tensor], rows: Tensor) -> None:
     """Keep the rows of these tensors until the next ones; not of inference tensors, which have no version."""
-    counted = not any(map(torch.Tensor.is_inference, tensors))
-    _newest.rows = rows if counted else None
-    _newest.places = {id(one): (row, one._version, ref(one)) for row, one in enumerate(tensors)} if counted else {}
+    versions = versions_of(tensors)
+    _newest.rows = None if versions is None else rows
+    _newest.tensors, _newest.versions = list(map(ref, tensors)), versions or []
 
 
 def recall(tensors: Sequence[Tensor]) -> Tensor | None:
     """The rows of these tensors, if all are among those read last and none has been written to since."""
-    chosen = [row for row in map(_row, tensors) if row is not None]
-    return None if _newest.rows is None or len(chosen) < len(tensors) else _chosen(_newest.rows, chosen)
+    rows, versions = _newest.rows, _newest.versions
+    if rows is None:
+        return None
+    known = [one() for one in _newest.tensors]
+    if len(known) == len(tensors) and all(map(is_, known, tensors)):  # as mostly
+        return rows if versions_of(tensors) == versions else None
+    places = {id(tensor): place for place, tensor in enumerate(known)}
+    chosen = [place for place in map(places.get, map(id, tensors)) if place is not None]
+    if len(chosen) < len(tensors) or [versions[place] for place in chosen] != versions_of(tensors):
+        return None
+    return _chosen(rows, chosen)
 
 
-def _row(tensor: Tensor) -> int | None:
-    row, version, whose = _newest.places.get(id(tensor), (None, 0, None))
-    return row if whose is not None and whose() is tensor and version == tensor._version else None
+def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
+    """How often each was written to; None where an inference tensor is among them."""
+    try:
+        return list(map(_VERSION, tensors))
+    except RuntimeError:
+        return None
 
 
 def _chosen(rows: Tensor, chosen: list[int]) -> Tensor:
-    return rows if chosen == list(range(len(rows))) else rows[kept_table(rows.device, tuple(chosen))]
+    return rows.index_select(0, kept_table(rows.device, tuple(chosen)))

@@ -1,26 +1,28 @@
 """Norms of many tensors at once, on their device, for those who want nothing else.
 
-On CUDA the launch that gives all statistics costs no more. On the CPU the norm alone takes a fifth of their time.
+On CUDA the launch that gives all statistics costs no more. On the CPU the norm alone takes less than half their time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import inf
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from hookline.stats import torch_path
 from hookline.stats.checks import check
 from hookline.stats.columns import FAINT, L2, row_dtype, wide_dtype
-from hookline.stats.cpu_path import BLOCK, stacked_in_scratch
+from hookline.stats.cpu_path import BLOCK
+from hookline.stats.kinds import kinds_of
+from hookline.stats.small_tensors import Numbers
+from hookline.stats.stacks import squares_of_rows
 from hookline.stats.statistics import summarize
 
-_TINY = 1024  # elements; up to here tensors alike are read together: a call costs more than what it does
-_SMALL = 4096  # elements; up to here also those that are brought into another precision anyway
-_MIDDLING = 65536  # elements; beyond, torch's own norm, which adds up one after the other, loses digits
-_TOGETHER = 131072  # elements that are read together at most, so that they stay in the cache
+_SMALL = 4096  # elements; up to here tensors alike are read together: a call costs more than what it does
+_SMALL_HALF = 16384  # elements; the same for those that are brought into another precision anyway
+_MIDDLING = 65536  # elements; beyond, a sum in float32 loses digits
 
 
 def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> Tensor:
@@ -30,46 +32,48 @@ def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> T
     >>> norms([torch.tensor([3.0, -4.0]), torch.zeros(2)]).tolist()
     [5.0, 0.0]
     """
-    if not tensors or tensors[0].device.type != "cpu":
+    if not tensors or tensors[0].device.type != "cpu" or not (kinds := kinds_of(tensors)).plain:
         return summarize(tensors, names)[:, L2]
-    check(tensors, names)
+    if not kinds.alike:
+        check(tensors, names)  # they may be on several devices
     with torch.no_grad():
-        groups = torch_path.alike(tensors).values()
-        if len(groups) == 1:
+        if len(kinds.places_alike) == 1:
             return _norms_alike(tensors)
         found = torch.empty(len(tensors), dtype=row_dtype(tensors[0].device))
-        for indices in groups:
-            found[indices] = _norms_alike([tensors[index] for index in indices])
+        for places in kinds.places_alike:
+            found[places] = _norms_alike([tensors[place] for place in places])
         return found
 
 
 def _norms_alike(alike: Sequence[Tensor]) -> Tensor:
     """Of tensors of one shape and dtype; where the squares over- or underflow in float32, taken again in float64."""
-    found = _measure(alike, alike[0].numel())
-    sound = (found > sqrt(FAINT)) & found.isfinite()
-    for index in (~sound).nonzero().flatten().tolist():
-        found[index] = alike[index].double().square().sum().sqrt()
+    squares = _squares(alike, alike[0].numel())
+    found, sound = torch.from_numpy(np.sqrt(squares)), (squares > FAINT) & (squares < inf)
+    for place in np.flatnonzero(~sound).tolist():
+        found[place] = alike[place].double().square().sum().sqrt()
     return found
 
 
-def _measure(alike: Sequence[Tensor], size: int) -> Tensor:
-    if _TINY < size <= _MIDDLING and alike[0].dtype is wide_dtype(alike[0].dtype):
-        return torch.stack(torch._foreach_norm(list(alike))).double()
-    if not 0 < size <= _SMALL:
-        return torch.tensor([sqrt(_squares(tensor.reshape(-1))) for tensor in alike], dtype=torch.float64)
-    many = _TOGETHER // size
-    return torch.cat([_together(alike[start : start + many]) for start in range(0, len(alike), many)])
+def _squares(alike: Sequence[Tensor], size: int) -> Numbers:
+    """The sum of squares of each, in float64."""
+    is_wide = alike[0].dtype is wide_dtype(alike[0].dtype)
+    if 0 < size <= (_SMALL if is_wide else _SMALL_HALF):
+        return squares_of_rows(alike)
+    if is_wide and size <= _MIDDLING:
+        return _products(alike)
+    return np.array([_in_blocks(tensor.reshape(-1)) for tensor in alike], np.float64)
 
 
-def _together(alike: Sequence[Tensor]) -> Tensor:
-    wide, _ = stacked_in_scratch(alike, _TOGETHER)
-    norms: Tensor = torch.linalg.vector_norm(wide, dim=1).double()
-    return norms
+def _products(alike: Sequence[Tensor]) -> Numbers:
+    """Each with itself, by NumPy, whose calls take a third of the time of torch's."""
+    flats = [tensor.numpy(force=True).ravel() for tensor in alike]
+    with np.errstate(over="ignore", invalid="ignore"):  # it is seen in the numbers
+        return np.fromiter(map(np.ndarray.dot, flats, flats), np.float64, len(flats))
 
 
-def _squares(flat: Tensor) -> float:
-    """The sum of squares, in blocks: over millions of elements float32 would lose digits."""
+def _in_blocks(flat: Tensor) -> float:
+    """Over millions of elements float32 would lose digits."""
     if len(flat) > BLOCK:
-        return sum(_squares(part) for part in torch.split(flat, BLOCK))
+        return sum(_in_blocks(part) for part in torch.split(flat, BLOCK))
     wide = flat.to(wide_dtype(flat.dtype))
     return torch.dot(wide, wide).item()

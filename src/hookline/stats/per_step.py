@@ -38,6 +38,7 @@ class PerStep:
         self._flush = Flush()
         self._open: list[Arrival] = []  # of the step that may not be complete
         self._step = self._ended = self._gathered = 0
+        self._takes_rows = False  # others make some of them
 
     def add(self, key: Hashable, tensor: Tensor, step: int) -> None:
         """Gather one tensor of a step."""
@@ -55,6 +56,7 @@ class PerStep:
         """Take rows that others made on the device; one whose count is NaN is none."""
         if step != self._step:
             self._go_to(step)
+        self._takes_rows = True
         self._flush.send(step, keys, rows)
 
     def send(self) -> None:
@@ -96,7 +98,7 @@ class PerStep:
             self._ended = step - 1
 
     def _complete(self, arrivals: Iterator[Arrival]) -> Iterator[StepRows]:
-        for arrival in filter(None, map(_measured, arrivals)):
+        for arrival in filter(None, map(_measured, arrivals)) if self._takes_rows else arrivals:
             if self._open and arrival.step != self._open[0].step:
                 yield self._close()
             self._open.append(arrival)

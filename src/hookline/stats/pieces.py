@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,12 +11,10 @@ from torch import Tensor
 
 from hookline.stats import histograms, norms, statistics
 from hookline.stats.columns import COUNT, ZEROS
+from hookline.stats.kinds import kinds_of
 from hookline.stats.layout import upload
 from hookline.stats.merging import merge
 from hookline.stats.shards import Shards, find_shards
-
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
-_LAYOUT, _DTYPE = attrgetter("layout"), attrgetter("dtype")
 
 
 class Pieces:
@@ -32,14 +29,16 @@ class Pieces:
         self.dense = list(tensors)
         self._zeros: list[int] = []
         self._shards: list[Shards] = []
-        self.plain = _are_plain(tensors)
+        self._kinds = kinds_of(self.dense)
+        self.plain = self._kinds.plain
         """Whether the tensors are their own pieces."""
         if not self.plain:
             local = [_local(tensor) for tensor in tensors]
             self.dense = [_dense(tensor) for tensor in local]
             self._zeros = [_left_out(tensor) for tensor in local]
             self._shards = find_shards(tensors, self.names)
-        self._groups = _by_device(self.dense)
+            self._kinds = kinds_of(self.dense)
+        self._groups = [list(range(len(tensors)))] if self._kinds.alike else _by_device(self.dense)
 
     def with_dense(self, dense: Sequence[Tensor]) -> Pieces:
         """The same tensors with other numbers in the pieces, such as their differences to something."""
@@ -49,7 +48,8 @@ class Pieces:
 
     def summarize(self) -> Tensor:
         """One row per tensor, as `hookline.stats.statistics.summarize` gives it."""
-        rows = self._each_device(lambda dense, places: statistics.summarize(dense, self._named(places)))
+        kinds = self._kinds if len(self._groups) == 1 else None
+        rows = self._each_device(lambda dense, places: statistics.summarize(dense, self._named(places), kinds))
         if any(self._zeros):
             zeros = torch.zeros_like(rows)
             zeros[:, COUNT] = zeros[:, ZEROS] = upload(self._zeros, rows.dtype, rows.device)
@@ -97,12 +97,6 @@ def _by_device(tensors: list[Tensor]) -> list[list[int]]:
     for place, tensor in enumerate(tensors):
         groups.setdefault(tensor.device, []).append(place)
     return list(groups.values())
-
-
-def _are_plain(tensors: Sequence[Tensor]) -> bool:
-    """Whether they can be measured as they are; asked of the few kinds that occur, as there may be hundreds."""
-    kinds, layouts, dtypes = (set(map(fact, tensors)) for fact in (type, _LAYOUT, _DTYPE))
-    return kinds <= _PLAIN and layouts <= {torch.strided} and not any(dtype.is_complex for dtype in dtypes)
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import inf, sqrt
-from threading import local
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,21 +16,13 @@ from torch import Tensor
 
 from hookline.stats import torch_path
 from hookline.stats.columns import FAINT, FAR, wide_dtype
+from hookline.stats.scratch import scratch
 
 SMALL = 32768  # elements; beyond, calls no longer matter, and torch uses its threads
 _TINY = 1024  # elements; up to here tensors are measured together: a call for all costs less than one for each
 READ_AT_ONCE = 65536  # elements that `read` takes at most: more than stay in the cache
 _ONES = np.ones(READ_AT_ONCE, np.float32)
 _lowest, _highest = np.minimum.reduce, np.maximum.reduce  # the methods `min` and `max` take twice as long to get there
-
-class _Scratch(local):
-    """Memory that is kept per thread: new pages would cost as much as the work on them."""
-
-    def __init__(self) -> None:
-        self.mask = np.empty(READ_AT_ONCE, np.bool_)
-
-
-_scratch = _Scratch()
 
 Numbers = Any  # an array; its shape and dtype, which its own type would name, say nothing here
 
@@ -53,7 +44,7 @@ def is_small(tensor: Tensor) -> bool:
 
 def rows_of_small(tensors: Sequence[Tensor]) -> list[list[float]]:
     """The statistics of each tensor."""
-    flats = [_wide(tensor.detach()).numpy().ravel() for tensor in tensors]
+    flats = [_wide(tensor).numpy(force=True).ravel() for tensor in tensors]  # a microsecond less than with detach()
     with np.errstate(over="ignore", invalid="ignore"):  # where that happens, it is measured again
         tiny = _read_together([flat for flat in flats if len(flat) <= _TINY])
         return [_row(flat, next(tiny) if len(flat) <= _TINY else read(flat)) for flat in flats]
@@ -66,7 +57,7 @@ def _wide(tensor: Tensor) -> Tensor:
 def read(flat: Numbers) -> Sums:
     """Sum, sum of squares, minimum, maximum and what is not zero. Nobody may mind if NumPy finds something invalid."""
     size, low, high = len(flat), float(_lowest(flat)), float(_highest(flat))
-    others = int(np.count_nonzero(np.not_equal(flat, 0, out=_scratch.mask[:size]))) if low <= 0 <= high else size
+    others = int(np.count_nonzero(np.not_equal(flat, 0, out=scratch.mask[:size]))) if low <= 0 <= high else size
     # A product with ones is a sum, at four times the speed of NumPy's own.
     return Sums(float(flat.dot(_ONES[:size])), float(flat.dot(flat)), low, high, others)
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from hookline.stats import cpu_path, torch_path
 from hookline.stats.checks import check
 from hookline.stats.columns import STATISTICS, row_dtype
+from hookline.stats.kinds import PLAIN, Kinds
 
-_PLAIN = {Tensor, torch.nn.Parameter}
 __all__ = ["STATISTICS", "has_kernels", "summarize"]
 
 
-def summarize(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> Tensor:
+def summarize(tensors: Sequence[Tensor], names: Sequence[object] | None = None, kinds: Kinds | None = None) -> Tensor:
     """One row per tensor, one column per name in `STATISTICS`; nothing waits for the device.
 
     Rows are float64 on the tensors' device, and the same bits every time. Values follow torch: a NaN inside makes every
@@ -25,7 +25,7 @@ def summarize(tensors: Sequence[Tensor], names: Sequence[object] | None = None) 
     the tensor and for what has no value at all: std of a single element is 0, and an empty tensor's extremes are NaN
     instead of an error. Any real dtype, shape and stride will do; fp16 and bf16 are summed in float32, int32, int64 and
     fp64 in float64. Tensors on several devices, sparse and complex ones are refused; `names` are what the
-    message calls them.
+    message calls them. Who knows their `kinds` can say so, which saves finding out.
 
     >>> import torch
     >>> row = summarize([torch.tensor([0.0, 3.0, -4.0])])[0]
@@ -34,12 +34,13 @@ def summarize(tensors: Sequence[Tensor], names: Sequence[object] | None = None) 
     """
     if not tensors:
         return torch.empty((0, len(STATISTICS)), dtype=row_dtype(torch.device("cpu")))
-    check(tensors, names)
+    if kinds is None or not (kinds.plain and kinds.alike):
+        check(tensors, names)
     device = tensors[0].device
     with torch.no_grad():
         if device.type == "cpu":
             try:
-                return cpu_path.summarize(tensors)
+                return cpu_path.summarize(tensors, kinds)
             except RuntimeError:  # rarely, so that it is not asked before
                 if _hold_their_values(tensors):
                     raise
@@ -52,7 +53,7 @@ def summarize(tensors: Sequence[Tensor], names: Sequence[object] | None = None) 
 
 def _hold_their_values(tensors: Sequence[Tensor]) -> bool:
     """Whether their memory can be read as it is: not that of a subclass that wraps others, nor of a negated view."""
-    return _PLAIN.issuperset(map(type, tensors)) and not any(map(Tensor.is_neg, tensors))
+    return PLAIN.issuperset(map(type, tensors)) and not any(map(Tensor.is_neg, tensors))
 
 
 def has_kernels(device: torch.device) -> bool:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped"
-"""The Triton kernels of tallies: add one tensor to what was seen before it, and take out what many have seen.
+"""The Triton kernels of tallies: add tensors to what was seen before them, and take out what many have seen.
 
 A tally is float64 memory that outlives a launch: how often it was called and how often it added something, then the
 partial results of a fixed number of shares, column by column. Each program of a launch has a share of its own, so that
@@ -16,24 +16,44 @@ from hookline.stats.kernels import chunk_at, finite_or_zero, merge_partials, par
 HEAD: tl.constexpr = tl.constexpr(2)  # the two counts that stand before the shares
 
 
-@triton.jit
-def add_to_tally(tensor, tally, due, size, SHARES: tl.constexpr, VECTOR_LANES: tl.constexpr, UNROLL: tl.constexpr):
-    """Add what this program reads of a tensor to its share; where the statistics are not due, only count the call."""
-    share, heard = tl.program_id(0), tl.load(due)
+@triton.jit(do_not_specialize=["sizes", "tiles", "firsts", "addresses", "tallies"])
+def add_to_tallies(
+    sizes,
+    tiles,
+    firsts,
+    due,
+    addresses,
+    tallies,
+    ELEMENT: tl.constexpr,
+    ITEM_BYTES: tl.constexpr,
+    SLOTS: tl.constexpr,
+    SHARES: tl.constexpr,
+    TILE: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Add what this program reads of its tensor to its share; where the statistics are not due, only count the call.
+
+    Each tensor has a slot in five tuples: how many elements it has, how many tiles a share of it, the first of its
+    programs, its address and that of its tally. They come by value: a graph that is replayed finds no table again.
+    """
+    program, heard = tl.program_id(0), tl.load(due)
+    size, length, first, address, place = sizes[0], tiles[0], firsts[0], addresses[0], tallies[0]
+    for slot in tl.static_range(1, SLOTS):
+        at_or_behind = program >= firsts[slot]
+        size, length = tl.where(at_or_behind, sizes[slot], size), tl.where(at_or_behind, tiles[slot], length)
+        first, address = tl.where(at_or_behind, firsts[slot], first), tl.where(at_or_behind, addresses[slot], address)
+        place = tl.where(at_or_behind, tallies[slot], place)
+    share = program - first
+    tally = place.to(tl.pointer_type(tl.float64), bitcast=True)
     if share == 0:
         tl.store(tally, tl.load(tally) + 1)
         tl.store(tally + 1, tl.load(tally + 1) + heard)
     if heard != 0:
-        ELEMENT: tl.constexpr = tensor.dtype.element_ty
-        ITEM_BYTES: tl.constexpr = ELEMENT.primitive_bitwidth // 8
         WIDE: tl.constexpr = tl.float64 if ITEM_BYTES == 8 else tl.float32
-        TILE: tl.constexpr = VECTOR_LANES * 16 // ITEM_BYTES
-        tiles = tl.cdiv(tl.cdiv(size + 16 // ITEM_BYTES, SHARES), TILE * UNROLL) * UNROLL
-        address = tensor.to(tl.int64, bitcast=True)
-        base, begin, end = chunk_at(address, size, share, ELEMENT, ITEM_BYTES, TILE * tiles)
+        base, begin, end = chunk_at(address, size, share, ELEMENT, ITEM_BYTES, TILE * length)
         if begin < end:
             count, mean, squares, low, high, zeros, nans, infs = partials_of(
-                base, begin, end, tiles, WIDE, TILE, UNROLL
+                base, begin, end, length, WIDE, TILE, UNROLL
             )
             _add_partials(tally + HEAD + share, SHARES, count, mean, squares, low, high, zeros, nans, infs)
 
@@ -60,16 +80,16 @@ def _add_partials(place, stride, count, mean, squares, low, high, zeros, nans, i
 
 @triton.jit
 def take_tallies(tallies, rows, counts, COLUMNS: tl.constexpr, SHARES: tl.constexpr, TILE: tl.constexpr):
-    """Write one tally's row and its two counts, and begin it anew; one that added nothing has NaN for a count."""
+    """Write one tally's row, add to its two counts, and begin it anew; one that added nothing has NaN for a count."""
     number = tl.program_id(0)
     tally = tl.load(tallies + number).to(tl.pointer_type(tl.float64), bitcast=True)
-    row, shares = rows + number * COLUMNS, tally + HEAD
+    row, count, shares = rows + number * COLUMNS, counts + number * HEAD, tally + HEAD
     called, heard = tl.load(tally), tl.load(tally + 1)
     merge_partials(shares, SHARES, SHARES, row, TILE)
     if heard == 0:
         tl.store(row, float("nan"))
-    tl.store(counts + number * 2, called)
-    tl.store(counts + number * 2 + 1, heard)
+    tl.store(count, tl.load(count) + called)
+    tl.store(count + 1, tl.load(count + 1) + heard)
     lanes = tl.arange(0, TILE)
     tl.debug_barrier()  # all threads have read
     tl.store(tally + lanes, 0.0, mask=lanes < HEAD)

@@ -15,11 +15,13 @@ from hookline.registry.base import UpdateHook
 class Transform(UpdateHook):
     """A ready link. Most of them write into the gradients they get.
 
-    A run in which a transform is left out is another run, so a failure here ends it; `on_error` says otherwise.
+    A run in which a transform is left out is another run, so a failure here ends it; `on_error` says otherwise. One
+    that `tells_norms` says what its writing makes of the norms (`grads.known`), or settles them before it writes.
     """
 
     inplace = True
     on_error = "raise"
+    tells_norms = False
 
     def __init__(self, params: Any = None) -> None:
         self.params = params

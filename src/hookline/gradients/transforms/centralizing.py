@@ -20,35 +20,40 @@ class Centralize(Transform):
 
     built_in = True
     name = "centralize"
+    tells_norms = True
 
     def on_update(self, grads: Gradients) -> None:
         look = grads.look()
-        known = grads.known if look.plain else None  # of shards, the norms are not the whole ones'
         for together in [look] if look.plain and look.alike else by_device(whole_rows("centralize", grads)):
             if together.tensors and has_kernels(together.tensors[0].device):
-                _with_kernels(together, known)
+                _with_kernels(together, grads.known, look.plain)
             else:
-                _with_torch(together.tensors)
+                _with_torch(together.tensors, grads.known)
 
 
-def _with_torch(tensors: list[Tensor]) -> None:
+def _with_torch(tensors: list[Tensor], known: Norms) -> None:
+    if tensors:
+        known.settle()
     for tensor in tensors:
         if tensor.dim() > 1:
             tensor.sub_(torch.mean(tensor, dim=tuple(range(1, tensor.dim())), keepdim=True))
 
 
-def _with_kernels(look: Look, known: Norms | None) -> None:
-    """In one launch for all rows of a length; it finds every norm, too, so that nobody must read for them."""
+def _with_kernels(look: Look, known: Norms, whole: bool) -> None:
+    """In one launch for all rows of a length; it finds every norm, too, so that nobody must read for them.
+
+    Of tensors that are not `whole`, but shards, these are not the gradients' norms.
+    """
     from hookline.gradients import cuda_rows  # only now: it imports Triton
 
     fitting, others = cuda_rows.which_fit(look)
-    _with_torch(others)
+    _with_torch(others, known)
+    if not whole:
+        known.settle()
     if fitting.tensors:
         norms = cuda_rows.centralize(fitting)
-        if known is not None:
+        if whole:
             known.keep(fitting.tensors, norms)
-    if others and known is not None:
-        known.distrust()
 
 
 def by_device(tensors: list[Tensor]) -> list[Look]:

@@ -30,6 +30,7 @@ class ClipNorm(Clip):
 
     built_in = True
     name = "clip_norm"
+    tells_norms = True
 
     def __init__(self, max_norm: float, norm_type: float = 2.0, params: Any = None) -> None:
         above_zero("clip_norm", max_norm=max_norm, norm_type=norm_type)
@@ -38,16 +39,17 @@ class ClipNorm(Clip):
         self.norm_type = float(norm_type)
 
     def on_update(self, grads: Gradients) -> None:
-        tensors = grads.writable()
-        groups = grads.known.seen.groups(tensors)
-        known = grads.known.read(tensors) if self.norm_type == 2.0 and len(groups) == 1 else None
-        if known is None:
+        tensors, known = grads.writable(), grads.known
+        groups = known.seen.groups(tensors)
+        if self.norm_type != 2.0 or len(groups) != 1:
             self.clipped_norm = total_norm(tensors, self.norm_type)
-        else:  # in the gradients' own precision, as torch has it
-            self.clipped_norm = torch.linalg.vector_norm(known.to(groups[0][0].dtype))
-        factor = _clip(grads, groups, self.clipped_norm, self.max_norm)
-        if known is not None:
-            grads.known.keep(tensors, known * factor, derived=True)
+            known.settle()
+            _clip(grads, groups, self.clipped_norm, self.max_norm)
+            return
+        norms = known.read(tensors)
+        in_their_precision = norms.to(groups[0][0].dtype)  # as torch has it
+        self.clipped_norm = torch.linalg.vector_norm(in_their_precision)
+        known.multiplied(tensors, norms, _clip(grads, groups, self.clipped_norm, self.max_norm))
 
 
 def _clip(grads: Gradients, groups: list[list[Tensor]], norm: Tensor, limit: float) -> Tensor:

@@ -17,6 +17,7 @@ class Scale(Transform):
 
     built_in = True
     name = "scale"
+    tells_norms = True
 
     def __init__(self, factor: float, params: Any = None) -> None:
         super().__init__(params)
@@ -25,6 +26,7 @@ class Scale(Transform):
     def on_update(self, grads: Gradients) -> None:
         look = grads.look()
         if not grads.known.were_found(look):
+            grads.known.settle()
             multiply_groups_(grads.groups(), self.factor)
             return
         from hookline.gradients import cuda_multiply  # only now: it imports Triton, as who found the norms did

@@ -1,17 +1,19 @@
-"""What is true of gradients apart from their values: found out once, and known again at later steps in one call."""
+"""What is true of tensors apart from their values: found out once, and known again at later steps in one call."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline.gradients.numbers import PLAIN
+PLAIN = {torch.Tensor, torch.nn.Parameter}
+"""The types of tensors that are their own memory, unless they are sparse or complex."""
 
 Guards: Any
 try:  # what compiled code asks whether tensors are like those it was compiled for
@@ -24,7 +26,7 @@ _DTYPE, _SHAPE, _DEVICE, _LAYOUT = map(attrgetter, ("dtype", "shape", "device", 
 
 @dataclass(frozen=True, eq=False)
 class Kinds:
-    """What some gradients have in common, and what each of them is like. Of equal kinds there is one object."""
+    """What some tensors have in common, and what each of them is like. Of equal kinds there is one object."""
 
     plain: bool
     """Whether none of them is sharded, sparse or complex."""
@@ -35,11 +37,19 @@ class Kinds:
     dtypes: tuple[torch.dtype, ...]
     shapes: tuple[torch.Size, ...]
 
+    @cached_property
+    def places_alike(self) -> list[list[int]]:
+        """Where those of each shape and dtype stand."""
+        places: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
+        for place, kind in enumerate(zip(self.shapes, self.dtypes, strict=True)):
+            places.setdefault(kind, []).append(place)
+        return list(places.values())
+
 
 _recent: deque[tuple[int, Any, Kinds]] = deque(maxlen=8)
 
 
-def kinds_of(tensors: list[Tensor]) -> Kinds:
+def kinds_of(tensors: Sequence[Tensor]) -> Kinds:
     """The kinds of these; of tensors like those of an earlier step, in every respect, the very object of then."""
     for count, guards, known in tuple(_recent):  # another thread may be adding to it
         if count == len(tensors) and guards.check(*tensors):
@@ -50,7 +60,7 @@ def kinds_of(tensors: list[Tensor]) -> Kinds:
     return kinds
 
 
-def _guards_of(tensors: list[Tensor]) -> Any:
+def _guards_of(tensors: Sequence[Tensor]) -> Any:
     """What knows tensors like these again; None where this torch has no such thing, or another."""
     sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
     try:
@@ -59,7 +69,7 @@ def _guards_of(tensors: list[Tensor]) -> Any:
         return None
 
 
-def _find_out(tensors: list[Tensor]) -> Kinds:
+def _find_out(tensors: Sequence[Tensor]) -> Kinds:
     """The kinds that occur are few, so that sets of them are looked at."""
     dtypes, strided = tuple(map(_DTYPE, tensors)), set(map(_LAYOUT, tensors)) <= {torch.strided}
     real = not any(dtype.is_complex for dtype in set(dtypes))

@@ -1,12 +1,12 @@
-"""What is true of gradients is found out once for tensors that are alike in every respect."""
+"""What is true of tensors is found out once for those that are alike in every respect."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from hookline.gradients import kinds
-from hookline.gradients.kinds import kinds_of
+from hookline.stats import kinds
+from hookline.stats.kinds import kinds_of
 
 Make = Callable[[], torch.Tensor]
 
@@ -75,6 +75,12 @@ def test_what_differs_in_anything_is_found_out_anew(make: Make) -> None:
     assert found is not known and found.shapes == tuple(tensor.shape for tensor in odd)
     assert found.dtypes == tuple(tensor.dtype for tensor in odd) and found.contiguous == odd[0].is_contiguous()
     assert kinds_of(tensors()) is known
+
+
+def test_where_those_of_one_shape_and_dtype_stand() -> None:
+    """A shape in two precisions is two kinds."""
+    some = [torch.ones(2), torch.ones(3), torch.ones(2).double(), torch.ones(2)]
+    assert kinds_of(some).places_alike == [[0, 3], [1], [2]]
 
 
 def test_no_tensor_is_kept_alive() -> None:
