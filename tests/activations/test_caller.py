@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hookline import ForwardHook, get_trainer
+from hookline.activations.direct import PLACE, DirectCall
 from hookline.activations.manager import HookManager
 
 
@@ -94,3 +95,16 @@ def test_the_shorter_way_is_timed_when_its_hook_becomes_due() -> None:
     costs = {name: trainer.hooks.entry(name).inner_cost for name in ("often", "rarely")}
     assert [cost.calls for cost in costs.values()] == [4, 2]
     assert all(cost.ns > 0 for cost in costs.values())
+
+
+def test_several_shorter_ways_are_taken_directly() -> None:
+    """Two hooks at a module do not send it the long way through torch; each failure is its own hook's."""
+    one, other = Short(), Short()
+    manager, model = watched(one=(one, "warn"), other=(other, "warn"))
+    for _ in range(3):
+        model(torch.ones(1, 2))
+    assert isinstance(vars(model[0])[PLACE], DirectCall)
+    one.error = KeyError()
+    model(torch.ones(1, 2))
+    assert (one.heard, other.heard) == (["0"] * 4, ["0"] * 4)
+    assert [manager.entry(name).failures.total for name in ("one", "other")] == [1, 0]

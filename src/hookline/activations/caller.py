@@ -45,7 +45,7 @@ def one_after_the_other(calls: Sequence[Call]) -> Call:
     if len(calls) == 1:
         return calls[0]
     shortcuts = [call for call in calls if isinstance(call, Shortcut)]
-    return _all_shortcuts(shortcuts) if len(shortcuts) == len(calls) else _all_calls(calls)
+    return Shortcuts(shortcuts) if len(shortcuts) == len(calls) else _all_calls(calls)
 
 
 def _all_calls(calls: Sequence[Call]) -> Call:
@@ -58,29 +58,6 @@ def _all_calls(calls: Sequence[Call]) -> Call:
                 output = call(site, module, inputs, kwargs, output, measured)
             except Exception as error:
                 raised = first_raised(raised, error)
-        if raised is not None:
-            raise raised
-        return output
-
-    return all_of_them
-
-
-def _all_shortcuts(shortcuts: Sequence[Shortcut]) -> Call:
-    """The same for hooks that change nothing, without a call around each of theirs."""
-    keeps = [(shortcut.keep, shortcut.failed) for shortcut in shortcuts]
-
-    def all_of_them(
-        site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
-    ) -> Any:
-        raised: Exception | None = None
-        for keep, failed in keeps:
-            try:
-                keep(inputs, kwargs, output)
-            except Exception as error:
-                try:
-                    failed(error, site, module, inputs, kwargs, output)
-                except Exception as insisted:
-                    raised = first_raised(raised, insisted)
         if raised is not None:
             raise raised
         return output
@@ -113,12 +90,12 @@ def _with_clock(call: Call, cost: Cost) -> Call:
     return timed
 
 
-class Shortcut:
-    """A hook's shorter way, under its failure policy. It counts its calls itself."""
+class ShortWay:
+    """Hooks that change nothing and bring a shorter way. They count their calls themselves."""
 
-    def __init__(self, tap: Tap, item: Bound, keep: Keep) -> None:
-        self.keep = keep
-        self._tap, self._item = tap, item
+    keep: Keep
+    functions: Sequence[Any]
+    """All that `keep` consists of."""
 
     def __call__(
         self, site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
@@ -133,10 +110,65 @@ class Shortcut:
         self, error: Exception, site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any
     ) -> None:
         """Report it; raises what must be raised."""
+        raise NotImplementedError
+
+
+class Shortcut(ShortWay):
+    """One hook's shorter way, under its failure policy."""
+
+    def __init__(self, tap: Tap, item: Bound, keep: Keep) -> None:
+        self.keep, self.functions = keep, [keep]
+        self._tap, self._item = tap, item
+
+    def failed(
+        self, error: Exception, site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any
+    ) -> None:
+        """Report it; raises what must be raised."""
         moment = ForwardMoment(self._tap.run, site.name, module, inputs, kwargs, output, None)
         raised = self._tap.registry.desk.failed(ON_FORWARD, self._item, error, moment)
         if raised is not None:
             raise raised
+
+
+class Shortcuts(ShortWay):
+    """The shorter ways of several hooks of one module, each under its own policy; all are taken whoever fails."""
+
+    def __init__(self, shortcuts: Sequence[Shortcut]) -> None:
+        keeps = [(shortcut.keep, shortcut) for shortcut in shortcuts]
+
+        def keep_all(inputs: Any, kwargs: Any, output: Any) -> None:
+            failures: list[tuple[Shortcut, Exception]] | None = None
+            for keep, shortcut in keeps:
+                try:
+                    keep(inputs, kwargs, output)
+                except Exception as error:
+                    failures = [*(failures or ()), (shortcut, error)]
+            if failures:
+                raise _Failures(failures)
+
+        self.keep, self.functions = keep_all, [keep_all, *(shortcut.keep for shortcut in shortcuts)]
+
+    def failed(
+        self, error: Exception, site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any
+    ) -> None:
+        """Report each; raises the first that must be raised."""
+        raised: Exception | None = None
+        assert isinstance(error, _Failures), "the shorter ways of several hooks fail together"
+        for shortcut, one in error.failures:
+            try:
+                shortcut.failed(one, site, module, inputs, kwargs, output)
+            except Exception as insisted:
+                raised = first_raised(raised, insisted)
+        if raised is not None:
+            raise raised from None
+
+
+class _Failures(Exception):
+    """Which of several hooks have failed, and how."""
+
+    def __init__(self, failures: list[tuple[Shortcut, Exception]]) -> None:
+        super().__init__(f"{len(failures)} hooks have failed")
+        self.failures = failures
 
 
 class Caller:

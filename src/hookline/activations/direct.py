@@ -12,7 +12,7 @@ copy has the torch hook alone.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -66,9 +66,10 @@ class Recorder(partial[None]):
 
 
 class Told(Protocol):
-    """The one hook that hears a module."""
+    """Who hears a module."""
 
     keep: Keep
+    functions: Sequence[Any]  # what `keep` consists of
 
     def failed(
         self, error: Exception, site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any
@@ -121,10 +122,11 @@ class DirectCall(partial[Any]):
 
 
 def direct_calls(told: Mapping[Site, Told], told_by: Fired, tap: Tap) -> dict[Site, DirectCall]:
-    """Call modules directly that one hook each hears, as long as `told_by` is the callable of `on_forward`."""
+    """Call modules directly whose hooks have a shorter way, as long as `told_by` is the callable of `on_forward`."""
     if not is_open():
         return {}
-    for function in {id(function.__code__): function for function in map(_function_of, told.values())}.values():
+    functions = [_function_of(keep) for one in told.values() for keep in one.functions]
+    for function in {id(function.__code__): function for function in functions}.values():
         never_a_frame_of_its_own(function)  # a module may run compiled below; who hears it may not
     calls = {site: direct_call(site, hook, told_by, tap) for site, hook in told.items()}
     for site, call in calls.items():
@@ -132,8 +134,8 @@ def direct_calls(told: Mapping[Site, Told], told_by: Fired, tap: Tap) -> dict[Si
     return calls
 
 
-def _function_of(told: Told) -> Any:
-    return told.keep.func if isinstance(told.keep, partial) else told.keep
+def _function_of(keep: Any) -> Any:
+    return keep.func if isinstance(keep, partial) else keep
 
 
 def direct_call(site: Site, told: Told, told_by: Fired, tap: Tap) -> DirectCall:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from hookline.activations import compiled, direct
-from hookline.activations.caller import Call, Shortcut, calls_of, one_after_the_other
+from hookline.activations.caller import Call, ShortWay, calls_of, one_after_the_other
 from hookline.activations.door import Door
 from hookline.activations.ledger import Due, Ledger, Page
 from hookline.activations.moment import Measured, NoRun
@@ -176,7 +176,7 @@ class Tap:
             self.ran(1)
             return call(site, module, inputs, kwargs, output, measured)
 
-        alone = {site: call for site, call in listening.items() if isinstance(call, Shortcut)}
+        alone = {site: call for site, call in listening.items() if isinstance(call, ShortWay)}
         on_forward.direct = direct.direct_calls(alone, on_forward, self)  # type: ignore[attr-defined]
         listening[self.ledger] = self._open_page(bound)
         return on_forward
