@@ -610,3 +610,16 @@ def test_a_token_without_a_place_reaches_nobody() -> None:
 def test_what_hooks_want_together(shown: Any, wish: str) -> None:
     """Nothing, parts in one order, statistics if that is all, or a graph break when any of them needs it."""
     assert compiled.wish(shown) == wish
+
+
+def test_a_hook_registered_while_models_run_uncompiled_fires_in_compiled_code_afterwards() -> None:
+    """Inside `capturing` nothing is compiled; who comes there is put into graphs when it is over."""
+    model, manager = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), HookManager()
+    manager.watch(model)
+    compiled_model = torch.compile(model, backend="aot_eager")
+    batch = torch.ones(2, 4)
+    compiled_model(batch)
+    with manager.capturing(model, "0"):
+        manager.register_capture_hook(model[1], "late")
+    compiled_model(batch)
+    assert len(manager.get_captured_states("late")) == 1

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -404,3 +405,48 @@ def test_each_set_of_due_hooks_has_its_own_way() -> None:
     assert model[0]._compiled_call_impl is call
     model(INPUT)
     assert [state.call for state in manager.get_captured_states("it")] == [1, 2, 3, 4]
+
+
+def test_no_call_is_left_at_a_module_whose_hooks_are_gone() -> None:
+    """A thread that still runs the module may ask for another call: it gets none, and what failed is not noted."""
+    model = make_model()
+    manager = captured(model)
+    model(INPUT), model(INPUT)
+    site = next(iter(manager.tap.sites))
+    standing = vars(model[0])[direct.PLACE]
+    vars(model[0])[direct.PLACE] = somebodys = direct.DirectCall(model[0].forward)
+    site.be_called(direct.DirectCall(model[0].forward))
+    assert vars(model[0])[direct.PLACE] is somebodys
+    vars(model[0])[direct.PLACE] = standing
+    manager.remove("it")
+    site.be_called(direct.DirectCall(model[0].forward))
+    assert direct.PLACE not in vars(model[0])
+
+
+def test_threads_leave_no_call_behind() -> None:
+    """Hooks come and go while threads run the model; afterwards nothing of ours is on it."""
+    model, over = make_model(), threading.Event()
+
+    def run() -> None:
+        while not over.is_set():
+            model(INPUT)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        left = 0
+        for _ in range(60):
+            manager = captured(model)
+            manager.register_monitoring_hook(model[0], "beside", metrics=["mean"])
+            manager.remove("beside")
+            manager.remove("it")
+            left += sum(direct.PLACE in vars(module) for module in model)
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
+    assert left == 0

@@ -242,25 +242,26 @@ def test_a_run_control_without_notes_will_do(caplog: pytest.LogCaptureFixture) -
     assert bare.logged["grad_flow/vanishing"] == 1 and "step 3: gradients vanish in a (1e-09" in caplog.text
 
 
-def test_parameters_that_came_in_mid_epoch_are_found_when_something_is_wrong() -> None:
-    """Going through the model takes long, so not every look does; but nothing is said of those that are gone."""
+def test_parameters_that_come_in_mid_epoch_are_seen_at_the_next_look() -> None:
+    """One that is swapped is judged in the other's place; one that no gradient reaches is named."""
 
-    class Swaps(TrainingHook):
+    class Changes(TrainingHook):
         def on_train_batch_start(self, model: nn.Linear, step: int, trainer: Any) -> None:
             if step == 2:
                 model.weight = nn.Parameter(model.weight.detach().clone())
                 trainer.optimizers[0].param_groups[0]["params"][0] = model.weight
+                model.late = nn.Parameter(torch.ones(2))
 
     model, hook = nn.Linear(2, 1), GradientFlowHook()
     trainer = get_trainer(
         "simple", model, [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(3)],
         torch.optim.SGD(model.parameters(), 1e-3), "cpu", console=False, record=False, loss_fn=nn.functional.mse_loss,
     )  # fmt: skip
-    trainer.add_hook(Swaps())
+    trainer.add_hook(Changes())
     trainer.add_hook(hook, every=1)
     trainer.train()
     assert hook.latest is not None
-    assert verdicts(hook.latest) == {"weight": "ok", "bias": "ok"}
+    assert verdicts(hook.latest) == {"weight": "ok", "bias": "ok", "late": "never arrived"}
 
 
 def test_norms_of_gradients_of_every_kind() -> None:

@@ -449,6 +449,22 @@ def test_what_a_users_link_writes_unseen_is_measured() -> None:
             assert values["gradients/final_norm"] == pytest.approx(3 * values["gradients/norm"], rel=1e-5)
 
 
+def test_what_a_users_hook_writes_unseen_before_the_optimizer_steps_is_measured() -> None:
+    """Not only links have gradients in their hands."""
+    trainer = make_trainer()
+
+    @trainer.on("before_optimizer_step")
+    def secretly(model: Any) -> None:
+        for param in model.parameters():
+            param.grad.data.mul_(3)
+
+    trainer.add_hook(GradientMonitor(log_frequency=1))
+    trainer.train()
+    for values in metrics_of(trainer).values():
+        if "gradients/norm" in values:
+            assert values["gradients/final_norm"] == pytest.approx(3 * values["gradients/norm"], rel=1e-5)
+
+
 def test_a_link_of_the_users_that_is_switched_on_in_mid_run_is_noticed() -> None:
     """Who may write to gradients is asked again when the hooks are others."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import CodeType
@@ -95,6 +96,7 @@ def enter_graph(place: Place, wants: str, title: str, inputs: Any, kwargs: Any, 
 _set_aside = 0  # blocks in which models run uncompiled, in all threads
 _stance: Any = None  # how to change it back
 _stance_lock = threading.Lock()
+_waiting: list[weakref.WeakMethod[Callable[[], None]]] = []  # for the end of these blocks
 
 
 def is_loaded() -> bool:
@@ -131,6 +133,21 @@ def as_plain_python() -> Iterator[None]:
         yield
     finally:
         _put_aside(-1)
+        _tell_who_waits()
+
+
+def when_back(call: Callable[[], None]) -> None:
+    """Have a method called when models run compiled again, which they do not now."""
+    once = weakref.WeakMethod(call)
+    if once not in _waiting:
+        _waiting.append(once)
+
+
+def _tell_who_waits() -> None:
+    if not _set_aside:
+        waiting, _waiting[:] = list(_waiting), []
+        for call in filter(None, (once() for once in waiting)):
+            call()
 
 
 def _put_aside(by: int) -> None:

@@ -208,11 +208,13 @@ set_code_exec_strategy(CODE, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.
 # ---- its place -------------------------------------------------------------------------------------------------------
 
 
-def leave_at(module: torch.nn.Module, call: DirectCall, instead_of: DirectCall | None = None) -> None:
-    """Have a module called by this, unless somebody has given it a call of its own."""
+def leave_at(module: torch.nn.Module, call: DirectCall, instead_of: DirectCall | None = None) -> bool:
+    """Have a module called by this, unless somebody has given it a call of its own; whether it is."""
     own = module.__dict__
-    if own.get(PLACE) is instead_of and "_call_impl" not in own:
-        own[PLACE] = call
+    if own.get(PLACE) is not instead_of or "_call_impl" in own:
+        return False
+    own[PLACE] = call
+    return True
 
 
 def take_from(module: torch.nn.Module, call: DirectCall | None) -> None:

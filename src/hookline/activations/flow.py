@@ -188,11 +188,6 @@ def _norms_just_read(params: Mapping[str, torch.nn.Parameter]) -> dict[str, floa
     return dict(zip(present, norms, strict=True))
 
 
-def _are_same(some: Mapping[str, torch.nn.Parameter], others: Mapping[str, torch.nn.Parameter]) -> bool:
-    """Whether these are the very same parameters."""
-    return list(map(id, some.values())) == list(map(id, others.values()))
-
-
 class GradientFlowHook(TrainingHook):
     """Watches where gradients vanish, explode or never arrive: `latest`, the record, and one warning per change.
 
@@ -208,8 +203,6 @@ class GradientFlowHook(TrainingHook):
         self.vanishing, self.exploding, self.ratio = vanishing, exploding, ratio
         self._limits = Limits(vanishing, exploding, ratio)
         self._newest: tuple[dict[str, torch.nn.Parameter], dict[str, float]] | None = None
-        self._known: dict[str, torch.nn.Parameter] = {}
-        self._known_at: tuple[torch.nn.Module, int, int] | None = None
         self._told: dict[str, Verdict] = {}
         self._own_name = self.name
 
@@ -219,10 +212,7 @@ class GradientFlowHook(TrainingHook):
 
     def on_gradients_ready(self, model: torch.nn.Module, trainer: Any, step: int) -> None:
         """Look, log how many parameters are in trouble, and speak up when it is not the same ones as before."""
-        known = self._known_parameters(model, trainer)
-        healthy = self._look(known)
-        if not healthy and not _are_same(known, now := dict(model.named_parameters())):
-            self._known_at, healthy = None, self._look(now)
+        healthy = self._look(dict(model.named_parameters()))
         flow = None if healthy else self.latest  # a verdict on each costs more than the look
         for key, verdict in COUNTED.items():
             trainer.log(f"grad_flow/{key}", float(len(flow.of(verdict))) if flow else 0.0)
@@ -238,14 +228,6 @@ class GradientFlowHook(TrainingHook):
         self._newest = params, norms
         wanting = sum(param.requires_grad for param in params.values())
         return len(norms) == wanting and self._limits.allow(norms.values())
-
-    def _known_parameters(self, model: torch.nn.Module, trainer: Any) -> dict[str, torch.nn.Parameter]:
-        """By name, as they were in this epoch while as many were trained: going through a model takes longer."""
-        trained = getattr(trainer, "params", None)
-        now = None if trained is None else (model, trainer.epoch, len(trained))
-        if now is None or now != self._known_at:
-            self._known, self._known_at = dict(model.named_parameters()), now
-        return self._known
 
     @property
     def latest(self) -> GradientFlow | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from hookline.activations.operators import give_back, take_token
 from hookline.events.dispatch import Fire
 
 NO_TOKEN = torch.empty(0, device="cpu")
+_changing = threading.RLock()  # how modules are called; one thread may take a hook away while another runs its module
 TAKEN_OFF = object()  # torch calls a hook without keyword inputs that another thread takes off at this moment
 
 
@@ -55,9 +57,11 @@ class Site(Place):
     def be_called(self, call: DirectCall) -> None:
         """Have the module called directly, by this and no longer by another."""
         module = self.module_ref()
-        if module is not None and self.attached and can_take(module):
-            leave_at(module, call, self._call)
-            self._call = call
+        with _changing:
+            if module is None or not self.attached or not can_take(module):
+                return
+            if leave_at(module, call, self._call):
+                self._call = call
 
     def change_over(self, heard: Any) -> None:
         """Have the module called as the hooks that are due now want it, if they do."""
@@ -75,28 +79,31 @@ class Site(Place):
         if not self.attached:
             self.put_on(directly)
         elif not directly:  # there is a compiler now; the torch hook keeps its place among others
-            take_from(module, self._call)
-            self._call = None
+            with _changing:
+                take_from(module, self._call)
+                self._call = None
 
     def put_on(self, directly: bool) -> None:
         """What ``register_forward_hook(hook, with_kwargs=True)`` does without making a handle, most of its cost."""
         module = self.module_ref()
         if module is None:
             return
-        module._forward_hooks_with_kwargs[self.key] = True  # first: another thread may run the module
-        module._forward_hooks[self.key] = self.hear
-        if directly and self._call is not None:
-            leave_at(module, self._call)
-        self.attached = True
+        with _changing:
+            module._forward_hooks_with_kwargs[self.key] = True  # first: another thread may run the module
+            module._forward_hooks[self.key] = self.hear
+            if directly and self._call is not None:
+                leave_at(module, self._call)
+            self.attached = True
 
     def take_off(self) -> None:
         """What the handle's `remove` would do."""
         module = self.module_ref()
-        if module is not None:
-            module._forward_hooks.pop(self.key, None)
-            module._forward_hooks_with_kwargs.pop(self.key, None)
-            take_from(module, self._call)
-        self.attached = False
+        with _changing:
+            if module is not None:
+                module._forward_hooks.pop(self.key, None)
+                module._forward_hooks_with_kwargs.pop(self.key, None)
+                take_from(module, self._call)
+            self.attached = False
 
     def _measure(self, module: torch.nn.Module, measures: bool) -> None:
         if self._before is not None:

@@ -92,6 +92,8 @@ class Tap:
             if compiled.is_used():
                 compiled.notice_hooks()
                 self._enter_graphs(entries)
+            elif compiled.is_loaded():
+                compiled.when_back(self.sync)
             self._door.wait_at(self.sites.model if not compiled.is_loaded() else None)
 
     def detach(self) -> None:

@@ -23,6 +23,7 @@ from hookline.stats.flush import Arrival, Flush
 
 HALVINGS = 16  # so many overflows in a row are a scaler on its way down from where it begins, 65536
 MOMENTS = ("mean", "std", "min", "max", "absmax", "zeros", "nans", "infs")
+BEHIND_THE_LOOK = {"on_gradients_ready", "on_update", "on_gradient_clip", "on_before_optimizer_step"}
 Columns = Mapping[str, Sequence[float]]
 _REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -74,7 +75,7 @@ class GradientMonitor(TrainingHook):
         self._overflows = 0  # of these, how many looks in a row
         self._flush = Flush()
         self._chosen: dict[tuple[str, ...], tuple[tuple[str, ...], Tensor]] = {}  # what is recorded of which table
-        self._asked_of: tuple[Any, ...] | None = None  # the hooks among which was looked for update hooks of the user's
+        self._asked_of: tuple[Any, ...] | None = None  # the hooks among which was looked for the user's own
         self._versions_tell = False
         self._own_name = self.name
         if not log_update_ratio:
@@ -148,7 +149,7 @@ class GradientMonitor(TrainingHook):
         """Whether nobody writes to gradients in ways that no version counts; asked again when the hooks are others."""
         hooks = getattr(getattr(trainer, "hooks", None), "hooks", None)  # a new tuple with every change
         if hooks is None or hooks is not self._asked_of:
-            self._asked_of, self._versions_tell = hooks, not _has_own_links(trainer)
+            self._asked_of, self._versions_tell = hooks, not _has_own_writers(trainer)
         return self._versions_tell
 
     # ---- recording -----------------------------------------------------------------------------------------------
@@ -251,10 +252,11 @@ def _parameters(trainer: Any) -> Mapping[str, torch.nn.Parameter]:
     return getattr(trainer, "params", None) or dict(trainer.model.named_parameters())
 
 
-def _has_own_links(trainer: Any) -> bool:
-    """Whether an update hook of the user's is on: it may write in ways that no version counts."""
+def _has_own_writers(trainer: Any) -> bool:
+    """Whether a hook of the user's has gradients in its hands: it may write in ways that no version counts."""
     entries = getattr(getattr(trainer, "hooks", None), "entries", None)
-    return callable(entries) and any(entry.enabled and not entry.built_in for entry in entries("update"))
+    own = [entry for entry in entries() if entry.enabled and not entry.built_in] if callable(entries) else []
+    return any(not BEHIND_THE_LOOK.isdisjoint(entry.listeners) for entry in own)
 
 
 def _chosen(recorded: Mapping[str, str], named: Sequence[str]) -> tuple[tuple[str, ...], Tensor]:
