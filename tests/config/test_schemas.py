@@ -151,10 +151,14 @@ def test_several_problems_are_all_named() -> None:
     assert many.endswith("(also wrong: key_1, key_2, key_3, key_4, key_5 and 3 more)")
 
 
-def test_a_key_one_level_too_high_is_told_its_place() -> None:
-    """The commonest slip, a trainer's option at the top, is answered with where it belongs."""
+def test_a_key_one_level_too_high_or_too_low_is_told_its_place() -> None:
+    """The commonest slips, a trainer's option at the top or a part of the run under it, are told where they belong."""
     wrong = str(refusal(as_run_config, {**LEAST, "max_steps": 5}))
     assert wrong == "max_steps: unknown key; did you mean 'trainer.max_steps'?"
+    wrong = str(refusal(as_run_config, {**LEAST, "trainer": {"optimizer": "sgd"}}))
+    assert wrong == "trainer.optimizer: unknown key; did you mean 'optimizer'?"
+    wrong = str(refusal(as_run_config, {**LEAST, "trainer": {"max_step": 5}}))
+    assert wrong.startswith("trainer.max_step: unknown key; did you mean 'max_steps'? Valid: ")
 
 
 def test_a_misspelt_key_comes_before_the_one_it_leaves_missing() -> None:

@@ -84,3 +84,17 @@ def assert_rows() -> Callable[..., None]:
 def awkward_tensors() -> Callable[[], list[Tensor]]:
     """The function that makes the awkward tensors."""
     return _awkward_tensors
+
+
+@pytest.fixture
+def large_tensors() -> Callable[[torch.dtype], list[Tensor]]:
+    """Makes tensors of many chunks on the GPU: a far mean, a NaN somewhere, views that start at any element."""
+
+    def make(dtype: torch.dtype) -> list[Tensor]:
+        base = torch.randn(5_000_000, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+        broken = base.clone()
+        broken[3_333_333] = math.nan
+        far = base + 1e4 if dtype is torch.float32 else base * 3 + 7
+        return [far.to(dtype), broken.to(dtype), *(base.to(dtype)[start:] for start in range(1, 9))]
+
+    return make

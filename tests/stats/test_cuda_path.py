@@ -58,14 +58,11 @@ def test_every_awkward_tensor_on_cuda(
 @pytest.mark.gpu
 @needs_cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_large_tensors_on_cuda(dtype: torch.dtype, assert_rows: Callable[..., None]) -> None:
+def test_large_tensors_on_cuda(
+    dtype: torch.dtype, large_tensors: Callable[..., list[Tensor]], assert_rows: Callable[..., None]
+) -> None:
     """Many chunks, a far mean, a NaN in one of them; views that start at any element."""
-    generator = torch.Generator("cuda").manual_seed(0)
-    base = torch.randn(5_000_000, device="cuda", generator=generator)
-    broken = base.clone()
-    broken[3_333_333] = float("nan")
-    tensors = [(base + 1e4 if dtype is torch.float32 else base * 3 + 7).to(dtype), broken.to(dtype)]
-    tensors += [base.to(dtype)[start:] for start in range(1, 9)]
+    tensors = large_tensors(dtype)
     assert_rows(summarize(tensors), tensors, std_error=1e-4)
 
 

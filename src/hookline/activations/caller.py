@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline.activations.direct import Keep
 from hookline.activations.moment import ForwardMoment, Measured
 from hookline.activations.site import Site
 from hookline.errors import LiveWrite
@@ -22,8 +24,6 @@ ON_FORWARD = CATALOG["on_forward"]
 
 Call = Callable[[Site, torch.nn.Module, Any, Any, Any, Measured | None], Any]
 """Tells hooks of a module call; returns the output that goes on."""
-Keep = Callable[[Any, Any, Any], None]
-"""A hook's shorter way: told of the inputs, keyword inputs and output of one module's call."""
 
 
 def calls_of(tap: Tap, item: Bound, timed: bool) -> Callable[[Site], Call]:
@@ -90,7 +90,7 @@ def _with_clock(call: Call, cost: Cost) -> Call:
     return timed
 
 
-class ShortWay:
+class ShortWay(ABC):
     """Hooks that change nothing and bring a shorter way. They count their calls themselves."""
 
     keep: Keep
@@ -106,11 +106,11 @@ class ShortWay:
             self.failed(error, site, module, inputs, kwargs, output)
         return output
 
+    @abstractmethod
     def failed(
         self, error: Exception, site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any
     ) -> None:
         """Report it; raises what must be raised."""
-        raise NotImplementedError
 
 
 class Shortcut(ShortWay):

@@ -114,11 +114,12 @@ def _problem(path: tuple[str, ...], details: list[ErrorDetails], keys: FindKeys)
 
 
 def _right_key(above: tuple[str, ...], key: str, keys: FindKeys) -> str:
-    """Where the key belongs, if it is only one level too high; else the nearest one that may stand here."""
+    """Where the key belongs, if it only stands a level too high or too low; else the nearest that may stand here."""
     here = list(keys(above))
-    for inner in here:
-        if key in keys((*above, inner)):
-            return f"did you mean '{'.'.join((*above, inner, key))}'?"
+    around = [(*above, inner) for inner in here] + ([above[:-1]] if above else [])
+    for place in around:
+        if key in keys(place):
+            return f"did you mean '{'.'.join((*place, key))}'?"
     return nearest(key, here, 40)
 
 

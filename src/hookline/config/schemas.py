@@ -19,7 +19,9 @@ Entries = list[str | dict[str, Any]]
 
 def _keys(path: tuple[str, ...], top: type) -> list[str]:
     """The keys of the mapping at a path of a config whose outermost class is `top`."""
-    owner = {"hooks": HooksConfig, "trainer": TrainerOptions}.get(path[-1], top) if path else top
+    owner = {"hooks": HooksConfig, "trainer": TrainerOptions}.get(path[-1]) if path else top
+    if owner is None:
+        return []
     if isinstance(owner, type) and issubclass(owner, BaseModel):
         return list(owner.model_fields)
     return [item.name for item in fields(owner)]  # type: ignore[arg-type]  # the others are dataclasses
