@@ -29,7 +29,7 @@ COLUMNS = ("what is watched, and how", "time", "above or ratio", "± s.e.", "goa
 GPU_NOTES = [
     "Pure bf16, batch 8 x 1024, fused AdamW. A turn is some steps between two synchronisations.",
     "Above: median over the rounds of (step / plain step - 1) in the same round.",
-    "Hookline's rows end on disk: metrics.jsonl and layers.jsonl, written once every ten steps as the loop does.",
+    "Hookline's rows end on disk: metrics.jsonl and layers.jsonl, written every ten steps (the loop: every 47).",
 ]
 CPU_NOTES = [
     "One torch thread. Ratio: median over the rounds of (time / the loop's time) in the same round.",
@@ -119,12 +119,13 @@ def rows_of_model(
     """One row per watcher, timed in turn."""
     record = RunRecord.create(root, config={}, seed=None)
     everybody = gpu_watchers(training, Recorder(training.model, record))
-    watchers = {name: who for name, who in everybody.items() if wanted(name, only) or name == "plain step"}
+    plain = "plain step"
+    watchers = {name: who for name, who in everybody.items() if wanted(f"{title}: {name}", only) or name == plain}
     runs = {name: partial(training.seconds, who, steps) for name, who in watchers.items()}
     seconds = in_turn(runs, max(rounds // 60, 5))
     record.close("completed", None, [], [], {})
     for name, who in watchers.items():
-        timing = above(seconds[name], seconds["plain step"])
+        timing = above(seconds[name], seconds[plain])
         yield f"{title}: {name}", f"{median(seconds[name]) * 1e3:.2f} ms", *timing, who.goal
 
 
