@@ -3,6 +3,7 @@
 import io
 import logging
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,33 @@ def test_a_warning_begins_on_a_line_of_its_own() -> None:
     assert "left\nstep 1 is odd\n\r\x1b[K" in out.getvalue()
     assert "left\nhook 'fails', on_train_end" in out.getvalue()
     assert logger.filters == []
+
+
+def test_what_somebody_prints_begins_on_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on the other stream; afterwards both are the process's own again."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    trainer = make_trainer(3)
+    trainer.add_hook(ConsoleLogHook(log_every_n_batches=1, costs=False))
+    trainer.on("step_end", name="talks")(lambda step: print("step", step, file=sys.stderr if step == 2 else None))
+    trainer.train()
+    for step in (1, 2, 3):
+        assert f"left\nstep {step}\n" in terminal.getvalue()
+    assert sys.stdout is terminal and sys.stderr is terminal
+
+
+def test_a_crash_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The progress line is ended, and the streams are the process's own again."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    trainer = make_trainer(3, loss_fn=lambda prediction, target: losses.pop())
+    losses = [trainer.model(torch.ones(4, 3)).mean()]
+    trainer.add_hook(ConsoleLogHook(log_every_n_batches=1, costs=False))
+    with pytest.raises(IndexError):
+        trainer.train()
+    assert terminal.getvalue().endswith("left\n")
+    assert sys.stdout is terminal
 
 
 def test_validation_and_checkpoints_are_told() -> None:

@@ -14,14 +14,15 @@ from typing import Any, TextIO
 from hookline.events.policy import logger
 from hookline.events.schedule import Schedule
 from hookline.hooks.parameters import switch, whole_number
+from hookline.hooks.shared_terminal import SharedTerminal
 from hookline.registry.base import TrainingHook
 
 
 class ConsoleLogHook(TrainingHook):
     """A progress line with the loss, its mean so far, speed and time left; validation results; at the end, the costs.
 
-    At a terminal the progress line is rewritten in place; Hookline's warnings begin on a line of their own. Elsewhere
-    every line stands by itself.
+    At a terminal the progress line is rewritten in place, and whatever else is printed there begins on a line of its
+    own. Elsewhere every line stands by itself.
     """
 
     built_in = True
@@ -33,11 +34,15 @@ class ConsoleLogHook(TrainingHook):
         self.costs = switch(costs, "costs")
         self.schedule = Schedule.parse(every=f"{log_every_n_batches} batches")
         self._stream = stream
+        self._out = stream or sys.stdout
         self._open_line = False
+        self._terminal = SharedTerminal(self._finish_line)
         self._began, self._first_step = monotonic(), 0
 
     def on_train_start(self, step: int) -> None:
         self._began, self._first_step = monotonic(), step
+        self._out = self._stream or sys.stdout
+        self._terminal.share()
         logger.addFilter(self._make_way)
 
     def on_train_batch_end(self, trainer: Any, epoch: int, step: int, state: Mapping[str, Any]) -> None:
@@ -62,12 +67,10 @@ class ConsoleLogHook(TrainingHook):
             print_costs(rows, monotonic() - self._began, self._out)
 
     def close(self) -> None:
-        """Leave the log alone."""
+        """Leave the terminal and the log alone."""
+        self._finish_line()
+        self._terminal.leave()
         logger.removeFilter(self._make_way)
-
-    @property
-    def _out(self) -> TextIO:
-        return self._stream or sys.stdout
 
     def _print(self, line: str, rewrite: bool = False) -> None:
         at_terminal = rewrite and self._out.isatty()
@@ -85,8 +88,8 @@ class ConsoleLogHook(TrainingHook):
 
     def _finish_line(self) -> None:
         if self._open_line:
+            self._open_line = False  # first: this may be told of its own printing
             print(file=self._out, flush=True)
-        self._open_line = False
 
 
 def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> None:

@@ -1,0 +1,58 @@
+"""A terminal that a rewritten line shares with everybody who prints."""
+
+import io
+import sys
+
+import pytest
+
+from hookline.hooks.shared_terminal import MakesWay, SharedTerminal
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def at_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Standard output, as a terminal; standard error is none."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    return stream
+
+
+def test_it_is_told_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of lines in one go, too; what is no terminal is left alone."""
+    terminal = at_terminal(monkeypatch)
+    told: list[str] = []
+    shared = SharedTerminal(lambda: told.append(terminal.getvalue()))
+    shared.share()
+    sys.stdout.write("one")
+    sys.stdout.writelines(["two", "three"])
+    print("elsewhere", file=sys.stderr)
+    assert told == ["", "one"]
+    assert sys.stdout.isatty() and terminal.getvalue() == "onetwothree"
+    shared.leave()
+    assert sys.stdout is terminal
+
+
+def test_a_stream_that_somebody_else_replaced_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sharing twice wraps once; leaving touches only what is ours."""
+    terminal = at_terminal(monkeypatch)
+    shared = SharedTerminal(lambda: None)
+    shared.share()
+    shared.share()
+    assert isinstance(sys.stdout, MakesWay) and sys.stdout.stream is terminal
+    theirs = sys.stdout = io.StringIO()
+    shared.leave()
+    assert sys.stdout is theirs
+
+
+def test_a_process_without_standard_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under pythonw: there is nothing to share."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    SharedTerminal(lambda: None).share()
+    assert sys.stdout is None
