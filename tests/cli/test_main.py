@@ -170,7 +170,17 @@ def test_an_output_that_cannot_be_written_is_refused(capsys: Captured) -> None:
 def test_all_missing_keys_are_named_at_once(capsys: Captured) -> None:
     """A config with hooks only hears of everything it lacks."""
     Path("few.yaml").write_text("hooks: {}\n", encoding="utf-8")
-    assert error_of(capsys, "train", "few.yaml") == "hookline: error: model, data and optimizer are missing\n"
+    told = error_of(capsys, "train", "few.yaml")
+    assert told.startswith("hookline: error: model, data and optimizer are missing; `hookline example` prints ")
+
+
+def test_the_example_is_the_default_job(capsys: Captured) -> None:
+    """It is printed with its comments, and a copy of it trains."""
+    assert main(["example"]) == 0
+    text = capsys.readouterr().out
+    Path("copy.yaml").write_text(text)
+    assert text.startswith("# The default job") and "optimizer:\n" in text
+    assert main(["train", "copy.yaml", "--fast-dev-run", "1"]) == 0
 
 
 @pytest.mark.parametrize(

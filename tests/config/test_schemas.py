@@ -13,6 +13,8 @@ from hookline.trainer.options import TrainerOptions
 
 LEAST: dict[str, Any] = {"model": "char_gpt", "data": "stdlib_text", "optimizer": {"name": "sgd", "lr": 0.1}}
 
+BEGIN = "; `hookline example` prints a whole config to begin with"
+
 
 def refusal(make: Any, *args: Any, **values: Any) -> ConfigError:
     """The error that a wrong configuration is refused with."""
@@ -170,10 +172,10 @@ def test_a_misspelt_key_comes_before_the_one_it_leaves_missing() -> None:
 def test_missing_keys_are_named_together() -> None:
     """Keys that are missing from one mapping are one problem, and the others are named beside it."""
     error = refusal(as_run_config, {"trainer": {"max_steps": 3}})
-    assert (error.path, str(error)) == ("", "model, data and optimizer are missing")
+    assert (error.path, str(error)) == ("", f"model, data and optimizer are missing{BEGIN}")
     error = refusal(as_run_config, {"scheduler": 4, "model": "m"})
-    assert str(error) == "data and optimizer are missing (also wrong: scheduler)"
-    assert str(refusal(as_run_config, {"model": "m", "data": "d"})) == "optimizer: is missing"
+    assert str(error) == f"data and optimizer are missing (also wrong: scheduler){BEGIN}"
+    assert str(refusal(as_run_config, {"model": "m", "data": "d"})) == f"optimizer: is missing{BEGIN}"
 
 
 def test_no_mapping_is_refused() -> None:

@@ -112,6 +112,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=None, debug=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_train(commands)
+    _add(commands, "example", "example", "print the config of the default job, to begin your own with")
     _add_resume(commands)
     _add_checkpoints(commands)
     _add_verify(commands)

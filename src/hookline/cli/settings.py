@@ -14,6 +14,8 @@ from hookline.config.schemas import RunConfig
 from hookline.errors import ConfigError
 from hookline.trainer.options import TrainerOptions
 
+DEFAULT = files("hookline.jobs") / "default.yaml"
+
 
 def read_settings(words: list[str], more: list[str] | None = None) -> tuple[dict[str, Any], bool]:
     """The config file among the words (or the default job), with the overrides among them applied."""
@@ -22,7 +24,7 @@ def read_settings(words: list[str], more: list[str] | None = None) -> tuple[dict
         raise ConfigError("", f"one config at a time, got {' and '.join(sources)}; overrides look like a.b=value")
     if sources:
         return load_config(sources[0], [*overrides, *(more or [])])
-    with as_file(files("hookline.jobs") / "default.yaml") as default:
+    with as_file(DEFAULT) as default:
         return load_config(default, [*overrides, *(more or [])])
 
 

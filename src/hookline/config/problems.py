@@ -19,11 +19,13 @@ _PATHS_SHOWN = 5
 _MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 
 
-def raises_config_error(root: Callable[[tuple[str, ...]], str], keys: FindKeys) -> Callable[[Checked], Checked]:
+def raises_config_error(
+    root: Callable[[tuple[str, ...]], str], keys: FindKeys, when_missing: str = ""
+) -> Callable[[Checked], Checked]:
     """Class decorator: constructing the class with wrong values raises a ConfigError.
 
     Applied to the finished class, so that pydantic still builds it directly where it is a field of another one, and
-    the outermost class reports the whole path.
+    the outermost class reports the whole path. `when_missing` helps whoever left out one of its own keys.
     """
 
     def decorate(cls: Checked) -> Checked:
@@ -34,7 +36,7 @@ def raises_config_error(root: Callable[[tuple[str, ...]], str], keys: FindKeys) 
             try:
                 construct(self, *args, **values)
             except ValidationError as error:
-                raise config_error(error, values, root, keys) from None
+                raise config_error(error, values, root, keys, when_missing) from None
 
         cls.__init__ = checked_init  # type: ignore[misc]
         return cls
@@ -43,7 +45,7 @@ def raises_config_error(root: Callable[[tuple[str, ...]], str], keys: FindKeys) 
 
 
 def config_error(
-    error: ValidationError, given: Any, root: Callable[[tuple[str, ...]], str], keys: FindKeys
+    error: ValidationError, given: Any, root: Callable[[tuple[str, ...]], str], keys: FindKeys, when_missing: str = ""
 ) -> ConfigError:
     """One thing that is wrong, and where the others are. `root` says what a path is prefixed with.
 
@@ -60,6 +62,8 @@ def config_error(
     others = {root(other) + ".".join(other): _is_missing(found[other]) for other in found if other not in told}
     problem += _also("missing", [place for place, absent in others.items() if absent])
     problem += _also("wrong", [place for place, absent in others.items() if not absent])
+    if len(path) == 1 and path in missing:
+        problem += when_missing
     return ConfigError((root(path) + ".".join(where)).rstrip("."), problem)
 
 

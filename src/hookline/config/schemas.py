@@ -90,7 +90,11 @@ class TrainerConfig(TrainerOptions):
         return TrainerOptions(**{item.name: getattr(self, item.name) for item in fields(TrainerOptions)})
 
 
-@raises_config_error(lambda path: "", lambda path: _keys(path, RunConfig))
+@raises_config_error(
+    lambda path: "",
+    lambda path: _keys(path, RunConfig),
+    when_missing="; `hookline example` prints a whole config to begin with",
+)
 class RunConfig(BaseModel):
     """A whole run: what to train, on what, how, and with which hooks. A config file holds one of these."""
 
