@@ -260,6 +260,55 @@ def test_another_hook_of_the_same_name_gets_a_state_of_its_own(bench: Bench) -> 
     assert bench.chain.states["count"]["calls"] == 1
 
 
+class Sums(UpdateHook):
+    """Adds up each parameter's gradients in its state."""
+
+    def init(self, params: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:
+        return {name: torch.zeros_like(param) for name, param in params.items()}
+
+    def on_update(self, grads: Grads, state: dict[str, Any]) -> Grads:
+        for name, grad in grads.items():
+            state[name] += grad
+        return grads
+
+
+@pytest.mark.parametrize("registered_first", [True, False])
+def test_a_run_may_go_on_with_more_parameters(bench: Bench, registered_first: bool) -> None:
+    """What a checkpoint holds for some parameters is kept, and the others begin with what init makes for them."""
+    saved = {"sums": {"encoder": torch.tensor([10.0, 10.0])}}
+    if not registered_first:
+        bench.chain.restore(saved)
+    bench.registry.register(Sums(), "sums", on_error="raise")
+    if registered_first:
+        bench.chain.restore(saved)
+    bench.step()
+    sums = {name: total.tolist() for name, total in bench.chain.states["sums"].items()}
+    assert sums == {"encoder": [11.0, 11.0], "decoder": [2.0, 2.0]}
+
+
+def test_what_a_hook_has_taken_out_of_its_state_stays_out(bench: Bench) -> None:
+    """A resumed run is the uninterrupted one: only parameters are completed, not what else init makes."""
+    bench.registry.register(Counting("count"))
+    bench.chain.restore({"count": {"calls": 4}})
+    assert bench.chain.states["count"] == {"calls": 4}
+
+
+def test_a_hook_whose_init_fails_is_named(bench: Bench) -> None:
+    """At registration, which it ends: the registry is as it was."""
+
+    class Fails(UpdateHook):
+        def init(self, params: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:
+            raise ValueError("no room")
+
+        def on_update(self, grads: Grads) -> Grads:
+            return grads
+
+    with pytest.raises(ValueError, match="no room") as caught:
+        bench.registry.register(Fails(), "roomy")
+    assert caught.value.__notes__ == ["raised by hook 'roomy' in init"]
+    assert "roomy" not in bench.registry and not bench.chain.states
+
+
 def test_a_clip_link_announces_its_norm_after_it_ran(bench: Bench) -> None:
     """on_gradient_clip comes between the clip link and the next one; not when the clip link failed."""
     heard: list[float] = []

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hookline import GenericTrainer, TrainingHook, UpdateHook, get_trainer, register_hook
+from hookline.cli import main
 from hookline.errors import GradientError, HooklineError
 from hookline.gradients.chain import UpdateChain
 from hookline.registry import names
@@ -165,10 +166,18 @@ def test_a_config_may_name_a_function_and_give_its_parameters() -> None:
 
 
 @pytest.mark.usefixtures("shrink")
-def test_a_misspelt_parameter_of_a_function_is_refused() -> None:
-    """With the nearest right name."""
-    with pytest.raises(HooklineError, match="shrink has no parameter 'facter'; did you mean 'factor'"):
-        trained({"name": "shrink", "facter": 0.25})
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"facter": 0.25}, r"shrink has no parameter 'facter'; did you mean 'factor'\? Valid: after, .*factor, on_error"),
+        ({"factor": "half"}, r"shrink.factor: expected float, got 'half' \(str\)"),
+        ({"step": 3}, "shrink has no parameter 'step'"),
+    ],
+)
+def test_a_wrong_parameter_of_a_function_is_refused(given: dict[str, Any], told: str) -> None:
+    """As one of a class is; what the event has is no parameter."""
+    with pytest.raises(HooklineError, match=told):
+        trained({"name": "shrink", **given})
 
 
 # ---- kinds of gradients ----------------------------------------------------------------------------------------------
@@ -489,3 +498,35 @@ def assert_same_tree(one: Any, other: Any) -> None:
                            other.nan_to_num(-1.0) if other.is_floating_point() else other)  # fmt: skip
     else:
         assert one == other
+
+
+@pytest.mark.parametrize(("link", "named"), [("drops", "in on_update, step 1"), ("cannot_begin", "in init")])
+def test_on_the_command_line_a_link_that_fails_is_named(
+    link: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one line that says what went wrong says whose fault it was, too."""
+    monkeypatch.setattr(names.HOOKS, "_added", dict(names.HOOKS._added))
+
+    @register_hook("drops")
+    def drops(grads: Grads) -> Grads:
+        return dict(list(grads.items())[1:])
+
+    @register_hook("cannot_begin")
+    class CannotBegin(UpdateHook):
+        def init(self, params: Mapping[str, nn.Parameter]) -> dict[str, Any]:
+            raise ValueError("no room")
+
+        def on_update(self, grads: Grads) -> Grads:
+            return grads
+
+    config = tmp_path / "run.yaml"
+    config.write_text(f"""
+model: {{name: char_gpt, context: 4, width: 4, heads: 1, layers: 1}}
+data: {{name: stdlib_text, context: 4, batch_size: 1, max_bytes: 60000}}
+optimizer: {{name: sgd, lr: 0.01}}
+trainer: {{max_steps: 1, validate_every: null, output_dir: {tmp_path}}}
+hooks: {{update: [{{name: {link}, on_error: raise}}]}}
+""")
+    assert main(["train", str(config)]) != 0
+    line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("hookline: error: "))
+    assert f"raised by hook {link!r} {named}" in line

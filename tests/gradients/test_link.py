@@ -1,4 +1,4 @@
-"""One link: what fails is put back, and a link that writes NaN is named where that is asked for."""
+"""One link: what fails is put back, and a link that writes NaN is named."""
 
 import logging
 import math
@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from hookline.errors import GradientError
+from hookline.events.dispatch import Cost
+from hookline.gradients.finite_check import FiniteCheck
+from hookline.gradients.view import Gradients
 from hookline.registry.base import UpdateHook
 
 
@@ -19,8 +22,6 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 class Spoils(UpdateHook):
     """Makes one gradient non-finite: in place, or in what it returns."""
-
-    check_finite = True
 
     def __init__(self, inplace: bool = False, value: float = math.nan) -> None:
         self.inplace, self.value = inplace, value
@@ -54,6 +55,35 @@ def test_a_link_that_writes_nan_is_named_and_undone(rig: Any, inplace: bool, val
     assert torch.equal(after["a"], FINITE["a"]) and torch.equal(after["b"], FINITE["b"])
     assert [incident.hook for incident in told] == ["spoils"] and isinstance(told[0].error, GradientError)
     assert "made the gradient of 'b' non-finite" in told[0].message
+
+
+def test_a_function_that_writes_in_place_without_saying_so_is_named(rig: Any) -> None:
+    """What it wrote over is known by its norms alone."""
+
+    def spoils(grads: Any) -> Any:
+        grads["b"].fill_(math.nan)
+        return grads
+
+    chain = chain_of(rig, spoils, event="update", on_error="raise")
+    with pytest.raises(GradientError, match="made the gradient of 'b' non-finite"):
+        chain.step(FINITE)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_only_who_asks_is_looked_at() -> None:
+    """Looking means waiting there."""
+    param = torch.nn.Parameter(torch.zeros(2, device="cuda"))
+    param.grad = torch.ones(2, device="cuda")
+    cost = Cost()
+    assert FiniteCheck(Gradients({"a": param}), cost, if_asked=False).begin() is None
+    asked = FiniteCheck(Gradients({"a": param}), cost, if_asked=True)
+    fine = asked.begin()
+    assert fine is not None and fine.is_cuda
+    before, param.grad = param.grad, torch.full_like(param, math.nan)
+    with pytest.raises(GradientError, match="'a'"):
+        asked.end(fine, {"a": before})
+    assert cost.calls == 1
 
 
 def test_by_the_policy_raise_it_ends_the_run(rig: Any) -> None:
@@ -91,8 +121,6 @@ def test_where_there_are_no_gradients_nothing_is_wrong(rig: Any) -> None:
     """Neither before the link nor behind it."""
 
     class Looks(UpdateHook):
-        check_finite = True
-
         def on_update(self, grads: Any) -> Any:
             return grads
 
@@ -100,8 +128,8 @@ def test_where_there_are_no_gradients_nothing_is_wrong(rig: Any) -> None:
     assert chain.step() == {"a": None, "b": None}
 
 
-def test_unasked_it_is_not_looked_for(rig: Any) -> None:
-    """No reading, no wait: NaN passes on, and measure or skip_nonfinite shows it."""
+def test_a_link_may_decline(rig: Any) -> None:
+    """No reading: NaN passes on, and measure or skip_nonfinite shows it."""
     hook = Spoils()
     hook.check_finite = False
     chain = chain_of(rig, hook)
@@ -131,7 +159,6 @@ def test_a_gradient_that_a_failing_link_added_is_gone_again(rig: Any, in_place: 
     """What was None is None again."""
 
     class Adds(UpdateHook):
-        check_finite = True
         inplace = in_place
 
         def on_update(self, grads: Any) -> Any:

@@ -1,5 +1,6 @@
 """Factors, norm one, signs."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from hookline.errors import HooklineError
-from hookline.gradients.transforms import Normalize
+from hookline.gradients.transforms import Normalize, Scale
 
 Make = Callable[..., Any]
 NAMES = ("matrix", "kernel", "vector", "scalar")
@@ -19,6 +20,13 @@ def test_scale_multiplies_bit_for_bit(params: Make, apply: Make, dtype: torch.dt
     before, after = params(dtype), apply("scale", dtype=dtype, factor=0.3)
     assert all(torch.equal(after[name], before[name].grad * 0.3) for name in NAMES)
     assert after["frozen"] is None
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, True, "0.5", None])
+def test_a_factor_that_is_no_finite_number_is_refused(wrong: Any) -> None:
+    """When the link is made: from a factor of nan on, no weight would be a number."""
+    with pytest.raises(HooklineError, match="scale: factor must be a finite number, got"):
+        Scale(wrong)
 
 
 def test_normalize_divides_all_by_the_global_norm(params: Make, apply: Make) -> None:

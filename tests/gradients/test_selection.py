@@ -64,6 +64,13 @@ def test_a_pattern_that_matches_nothing_is_an_error(pattern: Any) -> None:
         chosen(pattern)
 
 
+@pytest.mark.parametrize("pattern", ["class:Liner", type("Liner", (nn.Module,), {})])
+def test_a_class_that_matches_nothing_is_told_the_classes_there_are(pattern: Any) -> None:
+    """Names of modules would be no help to who has misspelt one."""
+    with pytest.raises(HooklineError, match=r"matches nothing; did you mean 'Linear'\? Valid: .*Linear"):
+        chosen(pattern)
+
+
 @pytest.mark.parametrize("empty", [[], (), set()])
 def test_an_empty_list_is_an_error(empty: Any) -> None:
     """It is no way to say all, and none is none to say."""

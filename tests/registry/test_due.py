@@ -131,6 +131,17 @@ def test_a_hook_added_later_is_not_due_for_what_passed_while_nobody_looked() -> 
     assert registry.due_now("late")
 
 
+def test_one_schedule_of_several_hooks_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are due together; a hook with another schedule is asked by itself."""
+    asked: list[str] = []
+    due = Schedule.due
+    monkeypatch.setattr(Schedule, "due", lambda self, now, last: asked.append(str(self)) or due(self, now, last))
+    agenda, scheduled = Agenda(), [(name, Schedule.parse(every=10)) for name in "abc"]
+    scheduled.append(("d", Schedule.parse(every="7 batches")))
+    agenda.ask(Reading(10, 10, 1), scheduled, sample=False)
+    assert agenda.due == {"a", "b", "c"} and sorted(asked) == ["every 10 steps", "every 7 batches"]
+
+
 def test_without_schedules_and_samples_nobody_is_asked_again() -> None:
     """An agenda with nothing on it holds as far as counting goes."""
     assert Agenda().ask(Reading(1, 1, 1), [], sample=False) == FAR

@@ -2,9 +2,6 @@
 
 from typing import Any
 
-import pytest
-
-from hookline.errors import RegistrationError
 from hookline.registry.functions import FunctionHook, is_update_function
 from hookline.registry.registry import HookRegistry
 
@@ -33,12 +30,6 @@ def test_attributes_of_the_function_count_as_those_of_a_class() -> None:
     hook = FunctionHook(picky, {})
     assert hook.params == "*.weight" and hook.on_error == "raise"
     assert FunctionHook(double, {}).params is None
-
-
-def test_an_unknown_parameter_names_the_nearest() -> None:
-    """Before anything is registered."""
-    with pytest.raises(RegistrationError, match="double has no parameter 'facter'; did you mean 'factor'"):
-        FunctionHook(double, {"facter": 1})
 
 
 def test_only_functions_of_gradients_are_hooks_themselves() -> None:

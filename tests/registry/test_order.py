@@ -165,3 +165,12 @@ def test_reasons_are_told() -> None:
         "user hook, registered as number 1; moved, as it asked to run after 'theirs'",
         "user hook, registered as number 3, kept at the end",
     ]
+
+
+def test_who_asks_for_somebody_who_is_not_there_is_told_in_the_reason() -> None:
+    """A misspelt name is seen where the order is explained; the wish that can be granted is."""
+    made = [Hook("a", 1), Hook("b", 2, before=("a", "aa"), after=("zz",))]
+    places = in_order(made, tiers=False)
+    assert [place.name for place in places] == ["b", "a"]
+    assert "; asked for 'aa' and 'zz', not there; moved, as it asked to run before 'a'" in places[0].why
+    assert "asked" not in places[1].why

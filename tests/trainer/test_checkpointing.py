@@ -188,8 +188,11 @@ def test_one_flipped_bit_in_any_file(caplog: pytest.LogCaptureFixture) -> None:
         file.write_bytes(good)
 
 
-def test_changed_hooks_are_recorded() -> None:
-    """Added, removed, renamed and moved hooks: each keeps its own state by name, and the record says what changed."""
+def test_changed_hooks_are_recorded(caplog: pytest.LogCaptureFixture) -> None:
+    """Added, removed, renamed and moved hooks: each keeps its own state by name, and the record says what changed.
+
+    Whose state is left out is said aloud.
+    """
 
     def run_with(names: list[str], **how: Any) -> Trainer:
         trainer = make_trainer(max_epochs=how.pop("max_epochs", 1))
@@ -215,6 +218,9 @@ def test_changed_hooks_are_recorded() -> None:
     assert found["same"] == []
     assert found["moved"] == [([], [], True)]
     assert found["changed"][-1] == (["new"], ["b"], False)
+    assert [record.getMessage() for record in caplog.records if "left out" in record.getMessage()] == [
+        "the checkpoint's state of 'b' is left out: this run has no such hook (a renamed one begins afresh)"
+    ]
 
 
 def test_two_hooks_of_one_class_have_a_state_each() -> None:

@@ -400,3 +400,24 @@ def test_deterministic_algorithms_are_asked_for() -> None:
     finally:
         torch.use_deterministic_algorithms(before)
     assert seen == [True]
+
+
+def test_who_asks_to_run_beside_nobody_is_told_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    """A misspelt neighbour changes the order of training in silence otherwise."""
+    trainer = make_trainer(record=False)
+    trainer.add_hook("scale", factor=0.5)
+    trainer.add_hook("clip_norm", max_norm=1.0, before="scle")
+    trainer.train()
+    (told,) = [record.getMessage() for record in caplog.records if "asks to run" in record.getMessage()]
+    assert told.startswith("'clip_norm' asks to run before or after 'scle', which is not registered; did you mean 'scale'")
+
+
+def test_the_hook_that_ended_a_run_is_in_its_closing_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """And in the record, with event and step."""
+    trainer = make_trainer(console=True)
+    trainer.on("step_end", name="bad", on_error="raise")(lambda step: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    told = "ZeroDivisionError: division by zero; raised by hook 'bad' in on_step_end, step 1"
+    assert f"failed ({told})" in capsys.readouterr().out
+    assert run_json(trainer)["reason"] == told

@@ -16,6 +16,7 @@ from hookline.errors import HooklineError
 from hookline.events.catalog import CATALOG
 from hookline.events.dispatch import Bound, Fired
 from hookline.events.moment import known
+from hookline.gradients.finite_check import FiniteCheck
 from hookline.gradients.link import Link
 from hookline.gradients.norms import Norms
 from hookline.gradients.selection import choose
@@ -144,9 +145,8 @@ class UpdateChain:
     def choose_again(self) -> None:
         """The parameters are others: links select among them anew, and states get what the new ones need."""
         for name, hook in self._owners.items():
-            init, state = getattr(hook, "init", None), self.states.get(name)
-            if callable(init) and isinstance(state, dict):
-                self.states[name] = {**init(self._chosen(name, hook)), **state}
+            if isinstance(state := self.states.get(name), dict):
+                self.states[name] = {**_made(name, hook, self._chosen(name, hook)), **state}
         self.registry.tables.reset()
 
     def _chosen(self, name: str, hook: Any) -> Mapping[str, torch.nn.Parameter]:
@@ -158,15 +158,18 @@ class UpdateChain:
     def _state_of(self, name: str, hook: Any, chosen: Mapping[str, torch.nn.Parameter]) -> None:
         """Made once per hook, and then replaced by what a checkpoint holds for it."""
         if name not in self.states or self._owners.get(name) is not hook:
-            init = getattr(hook, "init", None)
-            made = init(chosen) if callable(init) else {}
-            self.states[name] = self._waiting.get(name, made)
+            made = _made(name, hook, chosen)
+            self.states[name] = _completed(self._waiting.get(name, made), made, chosen)
             self._owners[name] = hook
 
     def restore(self, states: Mapping[str, Any]) -> None:
         """Take over a checkpoint's states; that of a hook which is not registered yet waits for it."""
         for name, state in states.items():
-            (self.states if name in self.states else self._waiting)[name] = state
+            if name in self.states:
+                chosen = self._chosen(name, self._owners[name])
+                self.states[name] = _completed(state, self.states[name], chosen)
+            else:
+                self._waiting[name] = state
 
     def _drop_removed(self) -> None:
         """The set of hooks has changed: a removed one takes its state with it."""
@@ -178,13 +181,37 @@ class UpdateChain:
         chosen = self._chosen(bound.hook, bound.owner)
         self._state_of(bound.hook, bound.owner, chosen)
         self._waiting.pop(bound.hook, None)  # it has what it waited for; a successor begins anew
-        desk, policy = self.registry.desk, self.registry.entry(bound.hook).policy
+        policy = self.registry.entry(bound.hook).policy
         spans_all = len(chosen) == len(self._params())
         grads = Gradients(chosen, self.known, steady=bound.built_in)
         link = Link(bound, grads, self.states, policy != "raise", spans_all)
-        if (desk.debug or getattr(bound.owner, "check_finite", False)) and not _passes_through(bound):
-            link.finite_check = desk.argument_cost(f"whether {bound.hook} left finite gradients")
+        link.finite_check = self._finite_check(bound, grads)
         return link
+
+    def _finite_check(self, bound: Bound, grads: Gradients) -> FiniteCheck | None:
+        """What looks for NaN behind a link: a user's unless it declines, any that asks, and with `debug` every one."""
+        desk, asks = self.registry.desk, getattr(bound.owner, "check_finite", None)
+        if_asked = bool(desk.debug or asks)
+        if _passes_through(bound) or not (if_asked or (asks is None and not bound.built_in)):
+            return None
+        return FiniteCheck(grads, desk.argument_cost(f"whether {bound.hook} left finite gradients"), if_asked)
+
+
+def _made(name: str, hook: Any, chosen: Mapping[str, torch.nn.Parameter]) -> Any:
+    """What the hook's `init` makes; if that fails, the hook is named."""
+    init = getattr(hook, "init", None)
+    try:
+        return init(chosen) if callable(init) else {}
+    except Exception as error:
+        error.add_note(f"raised by hook {name!r} in init")
+        raise
+
+
+def _completed(saved: Any, made: Any, chosen: Mapping[str, torch.nn.Parameter]) -> Any:
+    """A checkpoint's state, with what was made for parameters that the hook did not select when it was saved."""
+    if not (isinstance(saved, dict) and isinstance(made, dict)):
+        return saved
+    return {name: made[name] for name in made if name in chosen and name not in saved} | saved
 
 
 def _passes_through(item: Bound) -> bool:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from time import perf_counter_ns
 from typing import Any
 
 import torch
 
 from hookline.errors import GradientError
-from hookline.events.dispatch import Bound, Cost
+from hookline.events.dispatch import Bound
+from hookline.gradients.finite_check import FiniteCheck
 from hookline.gradients.numbers import is_sharded
 from hookline.gradients.view import Gradients
-from hookline.stats.columns import INFS, NANS
-from hookline.stats.pieces import Pieces
 
 Marks = list[tuple[int, int]]
 
@@ -42,7 +40,7 @@ class Link:
         self.clips_globally = self.clips and spans_all and getattr(owner, "norm_type", 2.0) == 2.0
         self.named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))
         self.may_skip = "trainer" in self.named  # only a link that has the trainer can leave a step out
-        self.finite_check: Cost | None = None  # the account of its wait for the device, where it is checked at all
+        self.finite_check: FiniteCheck | None = None
         self.reporter: Link | None = None  # who wants its norms before and after
         self.everything: Gradients | None = None  # what has the step's norm, where this link clips and finds another
 
@@ -53,12 +51,12 @@ class Link:
     def run(self, values: Mapping[str, Any]) -> None:
         """Call the hook once."""
         before, marks = self._before(), self._marks() if self.watched else None
-        were_finite = self._finite() if self.finite_check else None
+        were_finite = self.finite_check.begin() if self.finite_check else None
         try:
             returned = self.bound.listener.call(self.grads) if self.only_grads else self._call(values)
             self._take(returned, marks)
-            if were_finite is not None:
-                self._refuse_non_finite(were_finite)
+            if self.finite_check and were_finite is not None:
+                self.finite_check.end(were_finite, before)
         except Exception as error:
             self._put_back(before)
             self.half_written = marks is not None and marks != self._marks()
@@ -97,28 +95,6 @@ class Link:
         for name, gradient in before.items():
             self.grads.params[name].grad = gradient
         self.grads.forget()
-
-    def _finite(self) -> torch.Tensor:
-        """Whether each gradient is finite in every element, on the device; a norm would overflow too early."""
-        if not (tensors := self.grads.tensors()):
-            return torch.ones(0, dtype=torch.bool)
-        rows = Pieces(tensors, list(self.grads)).summarize()
-        return rows[:, NANS] + rows[:, INFS] == 0
-
-    def _refuse_non_finite(self, before: torch.Tensor) -> None:
-        """Raise if all gradients were finite before this link and one is not now; the host waits for that.
-
-        With one that was not, a link that puts gradients in relation to each other can leave none finite.
-        """
-        began = perf_counter_ns()
-        finite = self._finite()
-        all_before, *now = torch.cat([before.all().reshape(1).to(finite.device), finite]).tolist()
-        assert self.finite_check is not None
-        self.finite_check.add(perf_counter_ns() - began)
-        culprits = [name for name, fine in zip(self.grads, now, strict=True) if not fine]
-        if all_before and culprits:
-            where = repr(culprits[0]) + (f" ({len(culprits)} parameters in all)" if len(culprits) > 1 else "")
-            raise GradientError(f"made the gradient of {where} non-finite, which was finite before")
 
 
 DECLARE = "a link that writes in place says inplace = True (in its class, or as an attribute of the function)"

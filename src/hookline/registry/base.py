@@ -74,8 +74,8 @@ class UpdateHook(Hook):
     """Which norm `clipped_norm` is."""
     clipped_norm: Any = None
     """The norm before the last clipping, of what `params` selects; best left on the device."""
-    check_finite: bool = False
-    """Whether making finite gradients non-finite is its failure; costs two readings and a wait for the device."""
+    check_finite: bool | None = None
+    """Whether making finite gradients non-finite is its failure. None: where that needs no wait, so not on a GPU."""
     intervenes = True
 
     def init(self, params: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:

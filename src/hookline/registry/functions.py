@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from hookline.errors import RegistrationError, nearest
 from hookline.registry.base import UpdateHook
 
 
@@ -18,10 +17,6 @@ class FunctionHook(UpdateHook):
     """
 
     def __init__(self, function: Callable[..., Any], parameters: Mapping[str, Any]) -> None:
-        known = inspect.signature(function).parameters
-        for key in parameters:
-            if key not in known:
-                raise RegistrationError(f"{function.__name__} has no parameter {key!r}; {nearest(key, known, 40)}")
         vars(self).update({"name": function.__name__, **vars(function)})
         self.on_update = partial(function, **parameters)  # type: ignore[method-assign]
 

@@ -8,13 +8,14 @@ path in the config has been checked.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from hookline.errors import ConfigError, HooklineError, RegistrationError, nearest
+from hookline.events.catalog import CATALOG
 from hookline.events.policy import check_policy
 from hookline.events.schedule import Schedule
 from hookline.registry.functions import FunctionHook, is_update_function
@@ -215,6 +216,7 @@ def _make_by_name(name: str, parameters: Mapping[str, Any]) -> Any:
     """A hook that is named rather than handed over: what its constructor cannot digest is told with the parameters."""
     factory = find_hook(name)
     if is_update_function(factory):
+        _check_parameters(factory, parameters, told=CATALOG["on_update"].argument_names)
         return FunctionHook(factory, parameters)
     _check_parameters(factory, parameters)
     try:
@@ -256,12 +258,13 @@ def where_to_look(error: Exception, module: str) -> str:
     return f"; a `hookline` command looks in the current directory ({Path.cwd()}), then among installed packages"
 
 
-def _check_parameters(factory: Any, parameters: Mapping[str, Any]) -> None:
-    """Say which parameter is wrong before Python's own TypeError does."""
+def _check_parameters(factory: Any, parameters: Mapping[str, Any], told: Iterable[str] = ()) -> None:
+    """Say which parameter is wrong before Python's own TypeError does; what it is `told` at each call is none."""
     try:
-        known = inspect.signature(factory).parameters
+        signature = inspect.signature(factory).parameters
     except (TypeError, ValueError):
         return
+    known = {name: parameter for name, parameter in signature.items() if name not in told}
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
         return
     name = getattr(factory, "__name__", "hook")

@@ -53,7 +53,7 @@ def in_order(hooks: Iterable[Placed], tiers: bool, strict: bool = False) -> list
     """
     known = {hook.name: hook for hook in hooks}
     base = sorted(known.values(), key=lambda hook: (hook.last, tiers and hook.built_in, hook.number))
-    places = [Place(hook.name, _tier(hook, tiers)) for hook in base]
+    places = [Place(hook.name, _tier(hook, tiers) + _in_vain(hook, known)) for hook in base]
     asks = _targets_first(list(filter(None, (_ask(hook, known) for hook in base))))
     # One round is enough unless hooks refer to each other; each further one settles at least one more of them.
     for _ in asks:
@@ -81,6 +81,12 @@ def _round(places: list[Place], asks: Iterable[Ask]) -> list[Place]:
 def _tier(hook: Placed, tiers: bool) -> str:
     kind = ("built-in" if hook.built_in else "user hook") + (", after users' hooks" if tiers and hook.built_in else "")
     return f"{kind}, registered as number {hook.number}" + (", kept at the end" if hook.last else "")
+
+
+def _in_vain(hook: Placed, known: Container[str]) -> str:
+    """Whom it asked for that is not there: nobody of that name may ever come."""
+    absent = [repr(target) for target in (*hook.before, *hook.after) if target not in known]
+    return f"; asked for {' and '.join(absent)}, not there" if absent else ""
 
 
 def _targets_first(asks: Sequence[Ask]) -> list[Ask]:

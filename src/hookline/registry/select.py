@@ -27,8 +27,7 @@ def select(pattern: Any, things: Mapping[str, Thing], what: str) -> dict[str, Th
         if not found and one == "*":
             found = set(things)  # a model that is a single module has nothing but its root
         if not found:
-            names = [name for name in things if name]
-            raise HooklineError(f"{what} pattern {_shown(one)} matches nothing; {nearest(str(one), names, 8)}")
+            raise HooklineError(f"{what} pattern {_shown(one)} matches nothing; {_choices(one, things)}")
         chosen |= found
     return {name: thing for name, thing in things.items() if name in chosen}
 
@@ -50,6 +49,14 @@ def _matcher(pattern: Any, what: str) -> Callable[[str, Any], bool]:
     if callable(pattern) and not hasattr(pattern, "named_parameters"):
         return lambda name, thing: bool(pattern(name, thing))
     return lambda name, thing: thing is pattern
+
+
+def _choices(pattern: Any, things: Mapping[str, Any]) -> str:
+    """What there is instead: names, or for a class the classes."""
+    if isinstance(pattern, type) or str(pattern).startswith("class:"):
+        wanted = pattern.__name__ if isinstance(pattern, type) else pattern[6:]
+        return nearest(wanted, {type(thing).__name__ for thing in things.values()}, 8)
+    return nearest(str(pattern), [name for name in things if name], 8)
 
 
 def _shown(pattern: Any) -> str:

@@ -258,7 +258,16 @@ def restore_hooks(trainer: Trainer, sections: dict[str, Any]) -> None:
         added, removed = [one for one in now if one not in before], [one for one in before if one not in now]
         moved = [one for one in now if one in before] != [one for one in before if one in now]
         trainer.record.event("hooks_changed", trainer.moment.step, added=added, removed=removed, reordered=moved)
+        _tell_left_out([one for one in removed if sections["update_state"].get(one) or sections["hooks"].get(one)])
     trainer.hooks.replan(restored=trainer.moment)
+
+
+def _tell_left_out(names: list[str]) -> None:
+    if names:
+        whose = ", ".join(map(repr, names))
+        logger.warning(
+            "the checkpoint's state of %s is left out: this run has no such hook (a renamed one begins afresh)", whose
+        )
 
 
 def load_weights(model: torch.nn.Module, path: str | Path) -> None:

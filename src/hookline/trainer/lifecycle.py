@@ -53,7 +53,7 @@ def running(trainer: Trainer, resume: str | Path | None, fork: bool = False) -> 
             outcome, reason = how_it_ended(trainer, signals)
         except BaseException as error:
             outcome = "failed" if isinstance(error, Exception) else "interrupted"
-            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            reason = in_words(error)
             fail(trainer, error)
             raise
         finally:
@@ -155,10 +155,21 @@ def abandon_later(trainer: Trainer) -> None:
 
 
 def tell_doubts(trainer: Trainer) -> None:
-    """Say at the start, not after the loss, whose data could not be gone on with exactly."""
+    """Say at the start, not after the loss, whose data could not be gone on with exactly, and who asked in vain."""
     for doubt in doubts_about(trainer.train_loaders) if trainer.run_dir is not None else []:
         logger.warning("resuming this run inside an epoch may not be exact: %s", doubt)
         trainer.note("resume_not_exact", why=doubt)
+    for entry in trainer.hooks.entries():
+        for target in (*entry.before, *entry.after):
+            if target not in trainer.hooks:
+                whom = nearest(target, [name for name in trainer.hooks if name != entry.name])
+                logger.warning("%r asks to run before or after %r, which is not registered; %s", entry.name, target, whom)
+
+
+def in_words(error: BaseException) -> str:
+    """What went wrong and, if it was one, in which hook."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("raised by hook")]
+    return "; ".join([f"{type(error).__name__}: {error}".rstrip(": "), *notes])
 
 
 def how_it_ended(trainer: Trainer, signals: Signals) -> tuple[str, str | None]:
@@ -180,7 +191,7 @@ def fail(trainer: Trainer, error: BaseException) -> None:
     """The run failed: every hook hears it, and a checkpoint that is being written is finished."""
     trainer.status = "error"
     trainer.moment.exception = error
-    trainer.record.event("exception", trainer.moment.step, error=f"{type(error).__name__}: {error}")
+    trainer.record.event("exception", trainer.moment.step, error=in_words(error))
     try:
         if heard := trainer.hooks.fire.on_exception:
             heard(trainer.moment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf, isfinite
 from typing import Any
 
 from torch import Tensor
@@ -42,10 +43,17 @@ def above_one(link: str, **given: float) -> None:
 
 
 def at_least_zero(link: str, **given: float) -> None:
-    """Refuse negative numbers and nan, when the link is made."""
+    """Refuse negative and endless numbers and nan, when the link is made."""
     for key, value in given.items():
-        if not (_is_number(value) and value >= 0):
-            raise HooklineError(f"{link}: {key} must be at least 0, got {value!r}")
+        if not (_is_number(value) and 0 <= value < inf):
+            raise HooklineError(f"{link}: {key} must be at least 0 and finite, got {value!r}")
+
+
+def finite(link: str, **given: float) -> None:
+    """Refuse endless numbers and nan, when the link is made: no gradient would be finite behind it."""
+    for key, value in given.items():
+        if not (_is_number(value) and isfinite(value)):
+            raise HooklineError(f"{link}: {key} must be a finite number, got {value!r}")
 
 
 def below_one(link: str, **given: float) -> None:
@@ -60,6 +68,12 @@ def whole_from_one(link: str, **given: float) -> None:
     for key, value in given.items():
         if not (_is_number(value) and value >= 1 and float(value).is_integer()):
             raise HooklineError(f"{link}: {key} must be a whole number above 0, got {value!r}")
+
+
+def seed_or_none(link: str, seed: int | None) -> None:
+    """Refuse what no random stream can begin with, when the link is made."""
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+        raise HooklineError(f"{link}: seed must be a whole number, or None for the run's, got {seed!r}")
 
 
 def _is_number(value: Any) -> bool:

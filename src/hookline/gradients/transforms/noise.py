@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookline.errors import GradientError
 from hookline.gradients.numbers import is_sharded
-from hookline.gradients.transforms.base import Transform, at_least_zero, dense
+from hookline.gradients.transforms.base import Transform, at_least_zero, dense, seed_or_none
 from hookline.gradients.view import Gradients
 
 
@@ -26,6 +26,7 @@ class Noise(Transform):
 
     def __init__(self, eta: float = 0.01, gamma: float = 0.55, seed: int | None = None, params: Any = None) -> None:
         at_least_zero("noise", eta=eta, gamma=gamma)
+        seed_or_none("noise", seed)
         super().__init__(params)
         self.eta = float(eta)
         self.gamma = float(gamma)

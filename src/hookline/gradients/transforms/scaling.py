@@ -8,7 +8,7 @@ import torch
 
 from hookline.errors import HooklineError, nearest
 from hookline.gradients.numbers import multiply_groups_
-from hookline.gradients.transforms.base import Transform, above_zero
+from hookline.gradients.transforms.base import Transform, above_zero, finite
 from hookline.gradients.view import Gradients
 
 
@@ -20,6 +20,7 @@ class Scale(Transform):
     tells_norms = True
 
     def __init__(self, factor: float, params: Any = None) -> None:
+        finite("scale", factor=factor)
         super().__init__(params)
         self.factor = float(factor)
 

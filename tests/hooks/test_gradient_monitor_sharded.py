@@ -1,0 +1,78 @@
+"""The gradient monitor on FSDP2: what every rank records is true of the whole gradients."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import GradientMonitor, get_trainer
+
+EVERYTHING = {"log_histogram": True, "percentiles": [1, 50, 90], "log_update_ratio": True}
+
+
+def trained(model: nn.Module) -> Any:
+    """Three steps of two micro-batches, with everything measured at each and a chain that changes the gradients."""
+    stream = torch.Generator().manual_seed(3)
+    batches = [(torch.randn(4, 6, generator=stream), torch.tensor([0, 1, 2, 1])) for _ in range(6)]
+    links = ["centralize", {"name": "freeze", "params": "1.bias"}, {"name": "clip_norm", "max_norm": 0.1}]
+    options = {"loss_fn": nn.functional.cross_entropy, "record": False, "console": False, "accumulate": 2}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    trainer = get_trainer("simple", model, batches, optimizer, "cpu", hooks={"update": links}, **options)
+    trainer.add_hook(GradientMonitor(log_frequency=1, **EVERYTHING), on_error="raise")
+    trainer.train()
+    return trainer
+
+
+def make_model() -> nn.Sequential:
+    """Rows that two processes cannot share evenly, and a layer with one row, of which one process has nothing."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 1), nn.Linear(1, 3))
+
+
+def assert_same_record(whole: Any, cut: Any) -> None:
+    """Every layer's row and bins, and what is true of all layers."""
+    assert len(whole.record.layer_steps) == len(cut.record.layer_steps) == 6  # statistics and bins of three steps
+    for wanted, found in zip(whole.record.layer_steps, cut.record.layer_steps, strict=True):
+        assert (wanted.step, wanted.table) == (found.step, found.table)
+        torch.testing.assert_close(found.values, wanted.values, rtol=1e-4, atol=1e-6, equal_nan=True)
+    for wanted, found in zip(whole.record.metrics, cut.record.metrics, strict=True):
+        theirs = {name: value for name, value in wanted.items() if name.startswith("gradients/")}
+        assert theirs and {name: found[name] for name in theirs} == pytest.approx(theirs, rel=1e-4, nan_ok=True)
+
+
+def main(store: str, rank: int) -> None:
+    """Both processes do the same."""
+    from torch import distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
+    mesh, cut = init_device_mesh("cpu", (2,)), make_model()
+    for layer in (*cut, cut):
+        fully_shard(layer, mesh=mesh)
+    assert_same_record(trained(make_model()), trained(cut))
+    dist.destroy_process_group()
+    print(f"all the same on rank {rank}", flush=True)
+
+
+def test_sharded_gradients_are_recorded_as_the_whole_ones(tmp_path: Path) -> None:
+    """Norms before and after the chain, moments, percentiles, bins and update ratios, on both of two processes."""
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, __file__, str(tmp_path / "store")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(done.stdout.count(f"all the same on rank {rank}") == 1 for rank in range(2))
+
+
+if __name__ == "__main__":
+    # One interpreter imports everything and then becomes two, as importing takes longer than all that they do.
+    child = os.fork()
+    main(sys.argv[1], rank=0 if child else 1)
+    if child and os.waitpid(child, 0)[1]:
+        sys.exit("rank 1 failed")
