@@ -88,4 +88,5 @@ def test_a_run_that_fails_does_not_hide_its_warnings(own_hooks: Path, capfd: pyt
     assert main(["verify", path, "trainer.debug=true", "--steps", "4", *allow]) == 2
     printed = capfd.readouterr()
     assert printed.out.endswith("warning: it is cold here\n")
-    assert printed.err == "hookline: error: ValueError: oh no (--debug shows the traceback)\n"
+    who = "raised by hook 'failing' in on_step_end, step 1"
+    assert printed.err == f"hookline: error: ValueError: oh no; {who} (--debug shows the traceback)\n"

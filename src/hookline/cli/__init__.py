@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from hookline import __version__
@@ -83,14 +83,18 @@ def tell_interrupted(where: str = "") -> int:
     return INTERRUPTED
 
 
-def tell_error(error: BaseException, debug: bool, status: int) -> int:
-    """One line for what went wrong; the whole traceback only on request. Returns the exit status."""
+def tell_error(error: BaseException, debug: bool, status: int, hide: Callable[[str], str] = str) -> int:
+    """One line for what went wrong; the whole traceback only on request. Returns the exit status.
+
+    `hide` takes secrets out of the words, which may be anybody's.
+    """
     if debug:
-        traceback.print_exception(error)
+        print(hide("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True)
     ours = isinstance(error, HooklineError)
     text = str(error) if ours else f"{type(error).__name__}: {error}".rstrip(": ")
+    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))  # which hook it was, say
     hint = "" if ours or debug else " (--debug shows the traceback)"
-    print(f"hookline: error: {one_line(text)}{hint}", file=sys.stderr, flush=True)
+    print(f"hookline: error: {one_line(hide(text))}{one_line(hide(notes))}{hint}", file=sys.stderr, flush=True)
     return status
 
 

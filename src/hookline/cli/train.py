@@ -51,5 +51,7 @@ def _train(trainer: Trainer, debug: bool, resume: Path | None, fork: bool) -> in
     except Exception as error:
         if not trainer.run_ended:  # it never began: an output that cannot be written to, nothing to train on
             raise
-        return tell_error(error, debug, FAILED)
+        from hookline.record.known_secrets import without_known  # brings torch along, which is here by now
+
+        return tell_error(error, debug, FAILED, hide=without_known)
     return 0

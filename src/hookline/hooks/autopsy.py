@@ -88,9 +88,9 @@ def examine(trainer: Any, batch: Any, random_state: Mapping[str, Any], by: str =
     hooks = {by: watches["nan"], f"{by} (inf)": watches["inf"], f"{by} (backward)": trace}
     with trainer.rerunning(random_state) as forward:
         with watching(model, hooks, trainer.step):
-            loss = forward(batch)
+            loss = forward(copied(batch))
             bad = bad_gradients(model, loss) if math.isfinite(loss.item()) else ()
-        operation = find_operation(model, forward, batch) if bad else None
+        operation = find_operation(model, forward, copied(batch)) if bad else None
     first = {kind: watch.findings[0] for kind, watch in watches.items() if watch.findings}
     return Autopsy(
         loss=loss.item(),
@@ -207,6 +207,18 @@ def named_tensors(value: Any, name: str = "batch") -> dict[str, torch.Tensor]:
     else:
         items = enumerate(value) if isinstance(value, (tuple, list)) else ()
     return {key: tensor for place, item in items for key, tensor in named_tensors(item, f"{name}[{place!r}]").items()}
+
+
+def copied(batch: Any) -> Any:
+    """A batch with tensors of its own: a model that writes into what it is given shall not change the run's.
+
+    Containers of other kinds stay as they are: they may be more than their items.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.clone()
+    if type(batch) is dict:
+        return {key: copied(item) for key, item in batch.items()}
+    return type(batch)(map(copied, batch)) if type(batch) in (list, tuple) else batch
 
 
 def _module(name: str) -> str:

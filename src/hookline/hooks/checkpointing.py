@@ -115,12 +115,22 @@ class CheckpointHook(MetricHook):
         """Ask for a checkpoint, if one is due here and its score is good enough."""
         if not self._is_due(occasion):
             return
+        self._forget_deleted()
         score = self._score(occasion)
         rivals = [*self.kept, *self._soon_kept(trainer)]
         good = score is not None and would_be_kept(score, rivals, self.save_top_k, self.mode)
         if good or self.save_last or occasion.what == "step":
             asked = Asked(occasion.step, occasion.epoch, score, occasion.metrics, validated=occasion.validated)
             self._ask(trainer, asked)
+
+    def _forget_deleted(self) -> None:
+        """Somebody may have made room on the disk: what is gone rivals nothing, and no link may lead there."""
+        directory, wanted = self._directory, self.wanted
+        gone = [one for one in self.kept if directory is not None and _is_gone(directory / one.name)]
+        self.kept = [one for one in self.kept if one not in gone]
+        for one in gone:
+            if one.name in wanted:  # what was too many, another checkpoint hook may have deleted
+                logger.warning("hook %r: %s is gone from the disk and no longer ranked", self.called, one.name)
 
     def _soon_kept(self, trainer: Any) -> list[Kept]:
         """The one that is being written while training goes on: it counts, or a worse one would be saved after it."""
@@ -273,12 +283,14 @@ class CheckpointHook(MetricHook):
     def state_dict(self) -> dict[str, Any]:
         """What is on disk, and the checkpoint that is being written right now: this state is part of it."""
         asked = None if self._under_way is None else asdict(self._under_way)
-        return {"kept": [asdict(one) for one in self.kept], "asked": asked, "seen": self._seen}
+        measured = asdict(self._validation)  # the end of the epoch may still want to look at it
+        return {"kept": [asdict(one) for one in self.kept], "asked": asked, "seen": self._seen, "validation": measured}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what was on disk; `on_checkpoint_load` looks what of it is still there."""
         self.kept, self._seen = [Kept(**one) for one in state["kept"]], state["seen"]
         self._under_way = None if state["asked"] is None else Asked(**state["asked"])
+        self._validation = Occasion(**state["validation"]) if "validation" in state else MetricHook._validation
 
     def on_checkpoint_load(self, checkpoint_path: str, path: str) -> None:
         """The loaded checkpoint joins those that it knew of; what this run does not have is forgotten, not deleted."""
@@ -300,6 +312,17 @@ def _top_k(value: Any) -> int:
 def _is_named(name: str, asked: str) -> bool:
     """Whether a checkpoint has the name asked for; one that was taken got a number behind it."""
     return bool(asked) and re.fullmatch(f"{re.escape(asked)}(-[0-9]+)?", name) is not None
+
+
+def _is_gone(path: Path) -> bool:
+    """Whether there is surely nothing; a disk that does not answer leaves it open."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _both_spellings(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -56,9 +56,10 @@ _SHORTEST_PART = 12  # characters of a URL's path: a shorter one may stand for s
 
 
 def keep_secret(url: str) -> None:
-    """From now on take this URL, and its path alone, out of every text, whatever the words around it are."""
+    """From now on take this URL, its path and long parts of that out of every text, whatever the words around are."""
     path = _SCHEME_AND_HOST.sub("", url)
-    for_good.learn((one, REDACTED) for one in (str.__str__(url), path) if one == url or len(one) >= _SHORTEST_PART)
+    parts = (path, path.lstrip("/"), path.partition("?")[0], *_LONG_PARAMETER.findall(path.replace("/", " ")))
+    for_good.learn((one, REDACTED) for one in (str.__str__(url), *parts) if one == url or len(one) >= _SHORTEST_PART)
 
 
 def redact(value: Any) -> Any:
@@ -77,6 +78,8 @@ def redact(value: Any) -> Any:
 def _redact(value: Any, depth: int) -> Any:
     if type(value) in _NO_SECRETS:  # first: most of what is written are numbers
         return value
+    if type(value) is str:  # next: asking whether it is a mapping takes longer
+        return _redact_leaf(value)
     if depth > _MAX_DEPTH:  # a config that contains itself
         return f"<{type(value).__name__}>"
     if isinstance(value, Mapping):
@@ -91,10 +94,13 @@ def _redact(value: Any, depth: int) -> Any:
 
 
 def _redact_items(items: Iterable[tuple[Any, Any]], depth: int) -> dict[Any, Any]:
-    return {
-        _plain_key(key): _hide(value, depth) if is_secret_key(key) else _redact(value, depth + 1)
-        for key, value in items
-    }
+    clean: dict[Any, Any] = {}
+    for key, value in items:
+        if type(key) is str and type(value) in _NO_SECRETS and not _says_secret(key):  # as most of a record's lines
+            clean[key] = value
+        else:
+            clean[_plain_key(key)] = _hide(value, depth) if is_secret_key(key) else _redact(value, depth + 1)
+    return clean
 
 
 def _plain_key(key: Any) -> Any:

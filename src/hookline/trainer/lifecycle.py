@@ -13,6 +13,7 @@ from hookline.checkpoints.abandoned import set_aside_later
 from hookline.errors import ConfigError, TrainingError, nearest
 from hookline.events.policy import Incident, logger
 from hookline.record.jsonsafe import field_values
+from hookline.record.redacted_log import secrets_kept_out
 from hookline.record.redaction import redact_text
 from hookline.registry.entry import Entry
 from hookline.trainer.async_saves import BackgroundSaves
@@ -40,7 +41,7 @@ def running(trainer: Trainer, resume: str | Path | None, fork: bool = False) -> 
     """Bracket a run: on_train_start before, on_exception if it fails, on_train_end and the closed record always."""
     forget_incidents = begin(trainer, resume, fork)
     outcome, reason = "completed", None
-    with obeying_signals(trainer) as signals:
+    with obeying_signals(trainer) as signals, secrets_kept_out():
         try:
             with deterministic(trainer.options.deterministic), loaders_known(trainer):
                 prepare(trainer, resume)
@@ -162,8 +163,8 @@ def tell_doubts(trainer: Trainer) -> None:
     for entry in trainer.hooks.entries():
         for target in (*entry.before, *entry.after):
             if target not in trainer.hooks:
-                whom = nearest(target, [name for name in trainer.hooks if name != entry.name])
-                logger.warning("%r asks to run before or after %r, which is not registered; %s", entry.name, target, whom)
+                there = nearest(target, [name for name in trainer.hooks if name != entry.name])
+                logger.warning("%r asks to run beside %r, which is not registered; %s", entry.name, target, there)
 
 
 def in_words(error: BaseException) -> str:

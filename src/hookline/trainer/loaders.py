@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
@@ -236,6 +236,8 @@ class EpochBatches:
                 if not self._look_ahead:
                     self._enter(self._at, self._loaders[self._at][0])
                 yield batch
+            if given == self._position["before"]:  # an iterator in its second epoch, say: the others would hide it
+                refuse_loader_without_batches("training", *self._loaders[self._at])
             if self._at + 1 == len(self._loaders):
                 return
             batches = self._begin_loader(self._at + 1, given)
@@ -250,6 +252,11 @@ class EpochBatches:
             self.last = following is NOTHING
             yield held
             held = following
+
+
+def refuse_loader_without_batches(role: str, name: str, loader: Iterable[Any]) -> NoReturn:
+    """One loader of several gave nothing."""
+    raise TrainingError(f"the {role} loader {name!r} gave no batch{why_empty({name: loader})}")
 
 
 def why_empty(loaders: Mapping[str, Iterable[Any]]) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from hookline.errors import CheckpointError, TrainingError
+from hookline.errors import CheckpointError
 from hookline.trainer.loaders import (
     NOTHING,
     EpochBatches,
     TrainLoaders,
     gives_what_it_says,
     known_length,
+    refuse_loader_without_batches,
     smaller,
-    why_empty,
 )
 from hookline.trainer.positions import (
     back_to_beginning,
@@ -62,7 +62,7 @@ class MixedLoader:
             self._begin()
         batch = self._following if self._length is None else next(self._batches, NOTHING)
         if batch is NOTHING:
-            raise TrainingError(f"the training loader {self.name!r} gave no batch{why_empty(self._loader)}")
+            refuse_loader_without_batches("training", self.name, self._loader[self.name])
         self._given += 1
         if self._length is None:
             self._read_ahead()

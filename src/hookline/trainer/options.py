@@ -73,6 +73,8 @@ class TrainerOptions:
         period = Quantity.parse(self.validate_every, "trainer.validate_every")
         if period.unit not in ("steps", "epochs"):
             raise ConfigError("trainer.validate_every", f"{self.validate_every!r}: count in steps or epochs")
+        if not period.amount:  # whoever waits for a validation must be able to tell that there is none
+            raise ConfigError("trainer.validate_every", f"{self.validate_every!r} is never due; write null for never")
         return period
 
     @property
@@ -123,6 +125,8 @@ def _check_turns(options: TrainerOptions) -> None:
         number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         if not number or not 0 < weight < math.inf:
             raise ConfigError(f"trainer.loader_weights.{name}", f"expected a number above 0, got {weight!r}")
+    if math.isinf(sum(weights.values())):
+        raise ConfigError("trainer.loader_weights", "their sum is too large for a number; only their ratios count")
 
 
 def _check_kinds(options: TrainerOptions) -> None:

@@ -79,8 +79,9 @@ class Mixing:
 
     @classmethod
     def of(cls, options: TrainerOptions) -> Mixing:
-        """What a run was told."""
-        return cls(options.loader_schedule, options.loader_weights, options.loader_end, options.seed or 0)
+        """What a run was told; loaders go by texts, also those that a list numbers."""
+        weights = options.loader_weights and {str(name): weight for name, weight in options.loader_weights.items()}
+        return cls(options.loader_schedule, weights, options.loader_end, options.seed or 0)
 
     @property
     def one_after_another(self) -> bool:

@@ -32,8 +32,9 @@ class UserMetrics:
     @contextmanager
     def measuring(self, loaders: Collection[str], device: torch.device) -> Iterator[Measurement]:
         """One validation of these loaders; inside the block, what the model returns is seen."""
-        for metric in self._objects.values():
-            metric.reset()
+        for name, metric in self._objects.items():
+            with _named(name, "in reset"):
+                metric.reset()
             if isinstance(metric, torch.nn.Module):
                 metric.to(device)
         measurement = Measurement(self._functions, self._objects, loaders)
@@ -68,12 +69,12 @@ class Measurement:
         self._seen.add(loader)
         found: dict[str, Any] = {}
         for name, function in self._functions.items():
-            with _named(name, loader):
+            with _named(name, f"on the validation loader {loader!r}"):
                 found.update(_numbers(name, function(output, batch)))
         pair = _predictions(output), _target(result, batch)
         for objects in (self._objects, self._copies.get(loader, {})):
             for name, one in objects.items():
-                with _named(name, loader):
+                with _named(name, f"on the validation loader {loader!r}"):
                     one.update(*pair)
         return found
 
@@ -127,12 +128,12 @@ def _copy(name: str, metric: Any) -> Any:
 
 
 @contextmanager
-def _named(name: str, loader: str) -> Iterator[None]:
+def _named(name: str, where: str) -> Iterator[None]:
     """A failure says whose it is."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"in the metric {name!r}, on the validation loader {loader!r}")
+        error.add_note(f"in the metric {name!r}, {where}")
         raise
 
 
@@ -152,11 +153,11 @@ def _target(result: Any, batch: Any) -> Any:
 
 
 def _computed(prefix: str, objects: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        f"{prefix}{key}": float(value)
-        for name, one in objects.items()
-        for key, value in _numbers(name, one.compute()).items()
-    }
+    found: dict[str, float] = {}
+    for name, one in objects.items():
+        with _named(name, f"computing {prefix}{name}"):
+            found.update({f"{prefix}{key}": float(value) for key, value in _numbers(name, one.compute()).items()})
+    return found
 
 
 def _numbers(name: str, value: Any) -> dict[str, Any]:

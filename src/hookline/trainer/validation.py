@@ -11,6 +11,7 @@ import torch
 
 from hookline.errors import TrainingError
 from hookline.events.dispatch import Fire
+from hookline.trainer.loaders import refuse_loader_without_batches, why_empty
 from hookline.trainer.moment import numbers_of, respelled
 from hookline.trainer.rng import rng_untouched
 
@@ -74,7 +75,17 @@ def measured(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
         for name, samples, results in trainer.loop.validation_batches(loaders, limit, fire, own.batch):
             averages.add(name, samples, results)
             tokens += trainer.count_tokens(trainer.moment.batch)
+        refuse_silence(loaders, averages)
         return {**averages.metrics(language_model=tokens > 0), **own.computed()}
+
+
+def refuse_silence(loaders: Mapping[str, Iterable[Any]], averages: Averages) -> None:
+    """Every loader must have been heard: if others hid one that gave nothing, val/loss would mean something else."""
+    silent = {name: loader for name, loader in loaders.items() if name not in averages}
+    if len(silent) == len(loaders):
+        raise TrainingError(f"the validation loaders gave no batches{why_empty(silent)}")
+    for name, loader in silent.items():
+        refuse_loader_without_batches("validation", name, loader)
 
 
 def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches: int) -> None:
@@ -91,7 +102,14 @@ class Averages:
         self._sums: dict[str, dict[str, torch.Tensor | float]] = {}
         self._samples: dict[str, int] = {}
 
+    def __contains__(self, loader: str) -> bool:
+        """Whether it gave a batch with something in it."""
+        return loader in self._samples
+
     def add(self, loader: str, samples: int, results: Mapping[str, Any]) -> None:
+        """One batch; without samples it weighs nothing, and its mean is NaN."""
+        if not samples:
+            return
         sums = self._sums.setdefault(loader, {})
         for key, value in results.items():
             wide = value.detach().double() if isinstance(value, torch.Tensor) else float(value)
@@ -100,8 +118,6 @@ class Averages:
 
     def metrics(self, language_model: bool) -> dict[str, float]:
         """'val/…', and 'val/<loader>/…' beside it when there are several loaders."""
-        if not self._samples:
-            raise TrainingError("the validation loaders gave no batches: check the dataset and the sampler")
         found: dict[str, float] = {}
         if len(self._samples) > 1:
             for loader, sums in self._sums.items():

@@ -1,0 +1,67 @@
+"""Parts of a webhook's URL are as secret as the whole of it, on disk and in what a command says at the end."""
+
+from pathlib import Path
+
+import pytest
+
+from hookline import TrainingHook
+from hookline.cli import main
+from hookline.record.known_secrets import KnownSecrets
+from hookline.record.redaction import keep_secret, redact_text
+from hookline.registry.names import HOOKS
+
+TOKEN = "q8Xw2Zr5Tn1Lk7Vb3Mc9Pd4s"
+CONFIG = """
+model: {name: char_gpt, context: 16, width: 8, heads: 2, layers: 1}
+data: {name: stdlib_text, context: 16, batch_size: 2, max_bytes: 60000}
+optimizer: {name: sgd, lr: 1e-2}
+trainer: {max_steps: 2, validate_every: null, sanity_batches: 0}
+hooks:
+  lifecycle: [{name: quoting, password: "${env:RELAY_PASSWORD}", on_error: raise}]
+"""
+
+
+@pytest.fixture
+def fresh_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test teaches is forgotten after it."""
+    monkeypatch.setattr("hookline.record.redaction.for_good", KnownSecrets())
+
+
+@pytest.mark.parametrize(
+    ("said", "written"),
+    [
+        (f"posting to services/T01/B02/{TOKEN}?key=value123", "posting to <redacted>"),
+        (f"/services/T01/B02/{TOKEN} not found", "<redacted> not found"),
+        (f"401 for {TOKEN}", "401 for <redacted>"),
+        ("all services are well", "all services are well"),
+    ],
+)
+@pytest.mark.usefixtures("fresh_secrets")
+def test_a_part_that_is_quoted_is_taken_out(said: str, written: str) -> None:
+    """The path without its slash or its query, and the long token in it; a short part may be an everyday word."""
+    keep_secret(f"https://relay.example.org/services/T01/B02/{TOKEN}?key=value123")
+    assert redact_text(said) == written
+
+
+class Quoting(TrainingHook):
+    """Fails with what it knows."""
+
+    def __init__(self, password: str) -> None:
+        self.password = password
+
+    def on_train_start(self) -> None:
+        raise ConnectionError(f"login with {self.password} refused")
+
+
+@pytest.mark.parametrize("more", [[], ["--debug"]])
+def test_a_failed_command_does_not_print_a_secret(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The closing words of an exception, and its traceback on request, show the reference in the secret's place."""
+    monkeypatch.setattr(HOOKS, "_added", {**HOOKS._added, "quoting": Quoting})
+    monkeypatch.setenv("RELAY_PASSWORD", "correct-horse-battery")
+    (tmp_path / "run.yaml").write_text(CONFIG, encoding="utf-8")
+    status = main(["train", str(tmp_path / "run.yaml"), "--output", str(tmp_path / "runs"), *more])
+    printed = capsys.readouterr()
+    assert status == 1 and "login with ${env:RELAY_PASSWORD} refused" in printed.err
+    assert "correct-horse-battery" not in printed.err + printed.out
