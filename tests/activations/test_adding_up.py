@@ -21,6 +21,12 @@ class Refusing:
     def is_of_whole_model(self) -> bool:
         return False
 
+    def edition(self) -> str:
+        return "as ever"
+
+    def look_at_edition(self) -> bool:
+        return False
+
     def begin(self, due: torch.Tensor) -> None: ...
 
 
@@ -59,3 +65,14 @@ def test_titles_are_never_given_twice_and_keep_nobody_alive() -> None:
     title = entitled(place)
     del place
     assert title not in adding_up._places
+
+
+def test_an_edition_is_kept_for_each_open_book() -> None:
+    """Made anew when asked for, and gone with the book."""
+    book = Refusing()
+    open_book("in a test", book)
+    adding_up.renew_editions()
+    assert adding_up._editions["in a test"] == "as ever"
+    close_book("in a test")
+    adding_up.renew_editions()
+    assert "in a test" not in adding_up._editions

@@ -4,117 +4,31 @@ The kernels need a GPU. Here torch adds up in their place, so that the operator,
 are the real ones.
 """
 
-import sys
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tallies_on_cpu import CPU, INPUT, WIDTH, Model, kernels_on_the_cpu, watching, whole
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
-from torch.utils.checkpoint import checkpoint
 
 from hookline import ForwardHook, HookManager, get_trainer
-from hookline.activations import ledger
 from hookline.activations.monitor import Monitor
 from hookline.activations.site import NO_TOKEN
 from hookline.events.schedule import Reading
 from hookline.stats.columns import STATISTICS
-from hookline.stats.merging import merge
-from hookline.stats.statistics import summarize
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it
     pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning"),  # importing inductor
 ]
-CPU = torch.device("cpu")
-INPUT = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
-WIDTH = len(STATISTICS)
-
-
-def make_tallies(many: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """A tally here is [calls, calls that were due, a row]."""
-    table = torch.zeros((many, 2 + WIDTH), dtype=torch.float64)
-    return table, list(table.split(1))
-
-
-def add(tensors: list[Tensor], tables: list[Tensor], rows: list[int], due: Tensor) -> None:
-    """One after the other."""
-    for tensor, table, row in zip(tensors, tables, rows, strict=True):
-        tally = table[row]
-        tally[0] += 1
-        if due.item():
-            tally[1] += 1
-            tally[2:] = merge(torch.stack([tally[2:], summarize([tensor])[0]]))
-
-
-def take(tallies: list[Tensor], counts: Tensor) -> Tensor:
-    """What they have seen, which begin anew."""
-    whole = torch.cat(tallies)
-    for tally in tallies:
-        tally.zero_()
-    counts += whole[:, :2]
-    whole[whole[:, 1] == 0, 2] = float("nan")
-    return whole[:, 2:]
-
-
-STAND_IN = SimpleNamespace(
-    make_tallies=make_tallies,
-    make_flag=lambda device: torch.zeros((), dtype=torch.int32),
-    make_counts=lambda many, device: torch.zeros((many, 2), dtype=torch.float64),
-    add=add,
-    take=take,
-)
 
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The CPU has kernels, and the compiler has seen nothing."""
-    monkeypatch.setitem(sys.modules, "hookline.stats.cuda_tally", STAND_IN)  # type: ignore[arg-type]
-    monkeypatch.setattr(ledger, "has_kernels", lambda device: device == CPU)
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-class Block(nn.Module):
-    """Two layers with dropout between them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.drop, self.down = nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = x + self.down(self.drop(self.up(x)))
-        return result
-
-
-class Model(nn.Module):
-    """Blocks, and a head that runs twice."""
-
-    def __init__(self, checkpointed: bool = False) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList(Block() for _ in range(10))
-        self.head = nn.Linear(8, 8)
-        self.checkpointed = checkpointed
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
-        result: Tensor = self.head(self.head(x))
-        return result
-
-
-def watching(model: nn.Module, *hooks: ForwardHook) -> HookManager:
-    """A manager that watches a model with these hooks."""
-    manager = HookManager()
-    manager.watch(model)
-    for index, hook in enumerate(hooks):
-        manager.register(hook, f"hook{index}")
-    return manager
+    yield from kernels_on_the_cpu(monkeypatch)
 
 
 def no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,11 +43,6 @@ def no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 def fired(manager: HookManager) -> dict[tuple[str, str], tuple[int, int]]:
     """(calls, fired) by hook and module."""
     return {(row.hook, row.module): (row.calls, row.fired) for row in manager.fire_report().rows}
-
-
-def whole(model: nn.Module, backend: str = "aot_eager") -> Any:
-    """The model in ``torch.compile``."""
-    return torch.compile(model, backend=backend, fullgraph=True)
 
 
 def by_block(model: nn.Module, backend: str = "aot_eager") -> Any:
@@ -354,6 +263,31 @@ def test_through_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
         trainer.add_hook(monitor)
         trainer.train()
     assert [(step, values["count"]) for step, values in monitor.history("head")] == [(1, 96), (2, 96), (3, 96)]
+
+
+class Noting:
+    """Stands for a trainer that keeps a record: the steps whose layers it got."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def log(self, *_: Any) -> None: ...
+
+    def log_layers(self, series: str, names: Any, columns: Any, values: Tensor, step: int) -> None:
+        self.steps.append(step)
+
+
+def test_a_checkpoint_leaves_no_step_behind() -> None:
+    """Rows of several steps cross together; those that have not are recorded before a state is saved."""
+    model, monitor, trainer = Model().eval(), Monitor("head"), Noting()
+    manager = watching(model, monitor)
+    run = whole(model)
+    for step in (1, 2, 3):
+        manager.tap.run.step = step
+        run(INPUT)
+        monitor.on_step_end(trainer, step)
+    assert trainer.steps == [] and monitor.state_dict() == {}
+    assert trainer.steps == [1, 2, 3]
 
 
 def test_the_last_hook_takes_the_tallies_along() -> None:

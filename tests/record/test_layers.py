@@ -57,6 +57,22 @@ def test_names_are_written_once_and_numbers_packed(tmp_path: Path) -> None:
     assert steps[0]["data"] == "AACAPwAAgD8AAIA/AACAPw=="  # 1.0 is 00 00 80 3f in little-endian float32
 
 
+@pytest.mark.parametrize(
+    "values", [torch.ones(2, 3), torch.ones(2, 2, dtype=torch.complex64), torch.ones(2, 2).to("meta")]
+)
+def test_what_does_not_fit_is_refused_after_what_did(values: torch.Tensor) -> None:
+    """A series whose names and columns are known is no excuse for other values."""
+    buffer, names, columns = LayerBuffer(kept := Kept()), ("a", "b"), ("mean", "std")
+    for step in (1, 2):
+        buffer.add("x", step, names, columns, torch.ones(2, 2))
+    with pytest.raises(RecordError, match="layers 'x'"):
+        buffer.add("x", 3, names, columns, values)
+    buffer.add("x", 4, names, columns, torch.ones(2, 2, 5))
+    buffer.drain()
+    assert [(one.step, one.table.bins) for one in kept.layers] == [(1, None), (2, None), (4, 5)]
+    assert kept.layers[0].table is kept.layers[1].table
+
+
 def test_another_set_of_names_gets_another_header(tmp_path: Path) -> None:
     """A series whose names, columns or bins change is told anew; one that returns to known ones is not."""
     record = make_record(tmp_path)

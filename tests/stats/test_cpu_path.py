@@ -17,7 +17,7 @@ def test_small_tensors_alike_are_measured_together(
     monkeypatch.setattr(cpu_path, "sums_of_rows", lambda alike: together.append(len(alike)) or real(alike))
     tensors = [torch.randn(4096) + index for index in range(70)]
     tensors.insert(40, torch.randn(9))
-    assert_rows(cpu_path.summarize(tensors), tensors)
+    assert_rows(cpu_path.summarize(tensors), tensors, std_error=3e-5)  # as some are nearly far from zero
     assert together == [70]
 
 

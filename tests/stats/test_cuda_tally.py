@@ -31,8 +31,8 @@ calls, due = torch.load(sys.argv[1])
 table, tallies = tally.make_tallies(len(calls[0]), device)
 counts = tally.make_counts(len(tallies), device)
 for tensors in calls:
-    tally.add(tensors, [table] * len(tensors), range(len(tensors)), torch.tensor(due, dtype=torch.int32))
-rows = tally.take(tallies, counts)
+    tally.add(tensors, [table], range(len(tensors)), torch.tensor(due, dtype=torch.int32))
+rows = tally.take(tally.addresses_of(tallies), counts)
 left = bool(table[:, : 2 + tally.SHARES].any())
 torch.save((rows, counts, left), sys.argv[2])
 """
@@ -84,8 +84,8 @@ def added(tally: Any, *calls: list[Tensor], due: int = 1) -> tuple[Tensor, Tenso
     table, tallies = tally.make_tallies(len(calls[0]), device)
     counts = tally.make_counts(len(tallies), device)
     for tensors in calls:
-        tally.add(tensors, [table] * len(tensors), range(len(tensors)), flag)
-    rows = tally.take(tallies, counts)
+        tally.add(tensors, [table], range(len(tensors)), flag)
+    rows = tally.take(tally.addresses_of(tallies), counts)
     assert not table[:, : 2 + tally.SHARES].any()
     return rows, counts
 
@@ -137,7 +137,7 @@ def test_counts_add_up_over_many_takes(tally: Any) -> None:
     _, (one,) = tally.make_tallies(1, device)
     for _ in range(3):
         tally.add([torch.ones(5, device="cuda")], [one], [0], flag)
-        rows = tally.take([one], counts)
+        rows = tally.take(tally.addresses_of([one]), counts)
     assert counts.tolist() == [[3, 3]] and rows[0, COUNT] == 5
 
 
@@ -150,12 +150,26 @@ def test_a_replayed_graph_adds_as_well(tally: Any, assert_rows: Callable[..., No
     _, (one,) = tally.make_tallies(1, device)
     tensor = torch.randn(3_000_000, device="cuda")
     tally.add([tensor], [one], [0], flag)
-    tally.take([one], counts)
+    tally.take(tally.addresses_of([one]), counts)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         tally.add([tensor], [one], [0], flag)
     graph.replay()
     tensor *= 3
     graph.replay()
-    rows = tally.take([one], counts)
+    rows = tally.take(tally.addresses_of([one]), counts)
     assert_rows(rows, [torch.cat([tensor / 3, tensor])], std_error=1e-4)
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_tallies_of_several_tables_in_one_call(tally: Any, assert_rows: Callable[..., None]) -> None:
+    """As where a monitor came later. An address that comes again may be that of fewer numbers, or of others."""
+    device = torch.device("cuda", 0)
+    flag, counts = tally.make_flag(device).fill_(1), tally.make_counts(3, device)
+    (early, first), (late, others) = tally.make_tallies(1, device), tally.make_tallies(2, device)
+    addresses = tally.addresses_of([*first, *others])
+    whole = [torch.randn(10_000, device="cuda").bfloat16().view(torch.float32) for _ in range(3)]
+    for tensors in (whole, [tensor[:70] for tensor in whole], [tensor.view(torch.bfloat16) for tensor in whole]):
+        tally.add(tensors, [early, late, late], [0, 0, 1], flag)
+        assert_rows(tally.take(addresses, counts), tensors)

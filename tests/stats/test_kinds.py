@@ -33,6 +33,14 @@ def test_one_odd_tensor(make: Make, plain: bool, alike: bool, contiguous: bool) 
     assert (found.plain, found.alike, found.contiguous) == (plain, alike, contiguous)
 
 
+def test_whether_autograd_would_follow() -> None:
+    """One tensor with a graph among others is enough, and is not taken for one without."""
+    tensors = [torch.ones(2), torch.ones(2)]
+    assert not kinds_of(tensors).in_graph
+    tensors[1].requires_grad_()
+    assert kinds_of(tensors).in_graph and kinds_of(list(map(torch.exp, tensors))).in_graph
+
+
 def test_compressed_tensors_are_not_plain() -> None:
     """They refuse to say whether they are contiguous."""
     with pytest.warns(UserWarning, match="Sparse CSR"):

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.stats import newest
-from hookline.stats.newest import recall, remember, summarize_once
+from hookline.stats.newest import Known, recall, remember, summarize_once
 from hookline.stats.statistics import summarize
 
 
 @pytest.fixture(autouse=True)
 def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many tensors were read each time; what earlier tests read is forgotten."""
-    remember([], torch.empty(0, 10))
+    remember(Known([]), torch.empty(0, 10))
     counted: list[int] = []
 
     def count(tensors: list[Tensor], names: object = None) -> Tensor:
@@ -77,3 +77,14 @@ def test_a_problem_is_told_by_its_own_name() -> None:
     fine, complex_one = torch.randn(3), torch.randn(3, dtype=torch.complex64)
     with pytest.raises(HooklineError, match="no statistics of third"):
         summarize_once([fine, fine, complex_one], ["first", "second", "third"])
+
+
+def test_tensors_are_known_again_until_somebody_writes() -> None:
+    """The very same ones, in their order; not others with the same numbers, and not one that was written to."""
+    tensors = [torch.randn(5), torch.randn(6)]
+    known = Known(tensors)
+    assert known.are(tensors) and not known.are(tensors[::-1]) and not known.are([one.clone() for one in tensors])
+    tensors[1].zero_()
+    assert not known.are(tensors)
+    with torch.inference_mode():
+        assert not Known(one := [torch.randn(5)]).are(one)

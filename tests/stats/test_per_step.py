@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hookline.stats import flush, per_step
+from hookline.stats.bundle import TOGETHER
 from hookline.stats.columns import COUNT, MEAN, STD
 from hookline.stats.per_step import PerStep, one_row_each
 from hookline.stats.statistics import summarize
@@ -142,3 +143,43 @@ def test_rows_of_others_are_merged_with_those_of_tensors() -> None:
     gathered.end_step(2)
     (step,) = gathered.drain()
     assert (step.step, step.keys) == (1, ["a"]) and step.rows[0, [COUNT, MEAN]].tolist() == [4, 2.5]
+
+
+def given(gathered: PerStep, step: int, value: float) -> None:
+    """Rows of others for a step, which then ends."""
+    gathered.add_rows(["a", "b"], summarize([torch.full((2,), value)] * 2), step)
+    gathered.end_step(step)
+
+
+def test_rows_of_others_arrive_for_several_steps_at_once() -> None:
+    """With their true steps and values; whoever drains waits for none."""
+    gathered = PerStep()
+    seen = []
+    for step in range(1, 2 * TOGETHER):
+        given(gathered, step, step)
+        seen.append([(rows.step, rows.rows[0, MEAN].item()) for rows in gathered.ready()])
+    assert [len(found) for found in seen] == [0] * (TOGETHER - 1) + [TOGETHER] + [0] * (TOGETHER - 1)
+    assert seen[TOGETHER - 1] == [(step, step) for step in range(1, TOGETHER + 1)]
+    assert steps_of(gathered.drain()) == list(range(TOGETHER + 1, 2 * TOGETHER))
+
+
+def test_a_step_does_not_end_while_rows_of_it_wait() -> None:
+    """Somebody has read the first half of it; both are one row all the same."""
+    gathered = PerStep()
+    gathered.add_rows(["a"], summarize([torch.zeros(2)]), 1)
+    assert steps_of(gathered.drain()) == []
+    gathered.add_rows(["a"], summarize([torch.ones(2)]), 1)
+    gathered.end_step(1)
+    assert steps_of(gathered.ready()) == []
+    (found,) = gathered.drain()
+    assert found.rows[0, [COUNT, MEAN]].tolist() == [4, 0.5]
+
+
+def test_rows_of_others_do_not_fall_behind_those_of_tensors() -> None:
+    """Where both are gathered, steps still come out once each and in their order."""
+    gathered = PerStep()
+    for step in (1, 2, 3):
+        gathered.add("c", torch.ones(2), step)
+        given(gathered, step, step)
+    found = [(rows.step, sorted(map(str, rows.keys))) for rows in gathered.drain()]
+    assert found == [(step, ["a", "b", "c"]) for step in (1, 2, 3)]

@@ -8,16 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookline.stats import small_tensors
-from hookline.stats.small_tensors import SMALL, is_small, rows_of_small
+from hookline.stats.kinds import kinds_of
+from hookline.stats.small_tensors import SMALL, TINY, Small, rows_of_small
 
 
 def rows(tensors: list[torch.Tensor]) -> torch.Tensor:
     """As a table."""
-    return torch.tensor(rows_of_small(tensors), dtype=torch.float64)
+    return torch.from_numpy(rows_of_small(tensors, Small.among(range(len(tensors)), kinds_of(tensors))))
 
 
-@pytest.mark.parametrize("size", [1, 2, small_tensors._TINY, small_tensors._TINY + 1, SMALL])
+@pytest.mark.parametrize("size", [1, 2, TINY, TINY + 1, SMALL])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
 )
@@ -57,11 +57,29 @@ def test_strides_and_graphs_do_not_matter(assert_rows: Callable[..., None]) -> N
 def test_extremes_and_counts_are_exact(values: list[list[float]]) -> None:
     """Of any numbers, the row has the very smallest and largest, and counts the zeros."""
     tensors = [torch.tensor(some) for some in values]
-    for row, some in zip(rows_of_small(tensors), tensors, strict=True):
+    for row, some in zip(rows(tensors).tolist(), tensors, strict=True):
         assert (row[0], row[3], row[4]) == (len(some), some.min().item(), some.max().item())
         assert row[7:] == [(some == 0).sum().item(), 0, 0]
 
 
+def test_dtypes_may_be_mixed(assert_rows: Callable[..., None]) -> None:
+    """End to end they would take on a common dtype, in which large whole numbers lose digits."""
+    whole = torch.tensor([2**24 + 1, 5]), torch.tensor([30001, 2]).short()
+    tensors = [whole[0], torch.randn(7).bfloat16(), torch.randn(3), whole[1]]
+    assert_rows(rows(tensors), tensors)
+    assert rows(tensors)[0, 4] == 2**24 + 1 and rows(tensors)[3, 4] == 30001
+
+
+def test_a_tensor_alone_is_left_as_it_is() -> None:
+    """Of one tensor, laying end to end makes no copy: it must not be written to."""
+    tensor = torch.randn(9)
+    before = tensor.clone()
+    rows([tensor])
+    assert torch.equal(tensor, before)
+
+
 def test_what_is_small() -> None:
-    """Neither nothing nor too much."""
-    assert [is_small(torch.empty(size)) for size in (0, 1, SMALL, SMALL + 1)] == [False, True, True, False]
+    """Neither nothing nor too much, and only among the places that are asked for."""
+    tensors = [torch.empty(size) for size in (0, 5, TINY, TINY + 1, SMALL, SMALL + 1, 7)]
+    small = Small.among([0, 1, 2, 3, 4, 5], kinds_of(tensors))
+    assert (small.tiny, small.others) == ([1, 2], [3, 4])

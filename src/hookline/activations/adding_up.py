@@ -48,6 +48,12 @@ class Book(Protocol):
     def is_of_whole_model(self) -> bool:
         """Whether the graph that is being traced begins with the model itself."""
 
+    def edition(self) -> str:
+        """Which torch hooks of ours the model has."""
+
+    def look_at_edition(self) -> bool:
+        """Have that graph look at its edition instead of hook dictionaries, if it is of the whole model."""
+
     def begin(self, due: torch.Tensor) -> None:
         """A graph begins to run: write into the tensor whether somebody is due."""
 
@@ -63,17 +69,30 @@ class Tallied:
 
 _books: weakref.WeakValueDictionary[str, Book] = weakref.WeakValueDictionary()  # by what hooks want that they serve
 _places: weakref.WeakValueDictionary[str, Tallied] = weakref.WeakValueDictionary()  # by their titles
+_editions: dict[str, str] = {}  # by what hooks want: which torch hooks of ours the model has
 _titles = itertools.count()
 
 
 def open_book(wants: str, book: Book) -> None:
     """Have graphs whose hooks want this ask a book."""
     _books[wants] = book
+    _editions.setdefault(wants, "")
 
 
 def close_book(wants: str) -> None:
     """The text leads nowhere from now on."""
     _books.pop(wants, None)
+    _editions.pop(wants, None)
+
+
+def renew_editions() -> None:
+    """Torch hooks of ours have come or gone: graphs that were made with others do not fit until those are back."""
+    for wants in list(_editions):
+        book = _books.get(wants)
+        if book is None:
+            del _editions[wants]
+        else:
+            _editions[wants] = book.edition()
 
 
 def entitled(place: Tallied) -> str:
@@ -97,6 +116,11 @@ def _admitted(wants: str, device: torch.device) -> str:
 @fixed_while_tracing
 def _is_of_whole_model(wants: str) -> bool:
     return _books[wants].is_of_whole_model()
+
+
+@fixed_while_tracing
+def _looks_at(wants: str, edition: str) -> bool:
+    return _books[wants].look_at_edition()
 
 
 @fixed_while_tracing
@@ -135,7 +159,7 @@ begins = operator("begins(Tensor token, Tensor(a!) due) -> ()", _begin)
 def _add_to_tallies(
     tensors: list[torch.Tensor], tables: list[torch.Tensor], rows: list[int], due: torch.Tensor
 ) -> None:
-    """Queue the kernels, which a CUDA graph can repeat."""
+    """Queue the kernels, which a CUDA graph can repeat. A table that all tallies are in need stand there but once."""
     from hookline.stats.cuda_tally import add  # only now: it imports Triton
 
     add(tensors, tables, rows, due)
@@ -152,7 +176,8 @@ adds = operator(
 def adds_up(place: Tallied, wants: str, title: str, output: Any) -> bool:
     """Have the graph add the first floating-point tensor of an output to the tally; False where no kernel can.
 
-    Whatever is looked at here is looked at before each run, too: the title ties the graph to one place.
+    Whatever is looked at here is looked at before each run, too, and the title ties the graph to one place; a graph of
+    the whole model looks at its edition instead.
     """
     tensors: list[torch.Tensor] = []
     flatten(output, tensors, exact=False)
@@ -169,6 +194,7 @@ def _add(place: Tallied, wants: str, title: str, tensor: torch.Tensor) -> bool:
         return False
     if answer == FIRST:
         begins(_token(wants), _due(wants))
+        _looks_at(wants, _editions[wants])  # read here, the text is looked at before each run
     if _is_of_whole_model(wants):
         adds([tensor], [_table(title)], [_row(title)], _due(wants))
     else:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 
 from hookline.activations.accounting import aligned
+from hookline.activations.named_parameters import NamedParameters
 from hookline.errors import HooklineError
 from hookline.events.schedule import Schedule
 from hookline.registry.base import TrainingHook
@@ -204,15 +205,20 @@ class GradientFlowHook(TrainingHook):
         self._limits = Limits(vanishing, exploding, ratio)
         self._newest: tuple[dict[str, torch.nn.Parameter], dict[str, float]] | None = None
         self._told: dict[str, Verdict] = {}
+        self._parameters = NamedParameters()
         self._own_name = self.name
 
     def setup(self, name: str) -> None:
         """Sign notes with the name it goes by."""
         self._own_name = name
 
+    def close(self) -> None:
+        """Let go of the model."""
+        self._parameters = NamedParameters()
+
     def on_gradients_ready(self, model: torch.nn.Module, trainer: Any, step: int) -> None:
         """Look, log how many parameters are in trouble, and speak up when it is not the same ones as before."""
-        healthy = self._look(dict(model.named_parameters()))
+        healthy = self._look(self._parameters.of(model))
         flow = None if healthy else self.latest  # a verdict on each costs more than the look
         for key, verdict in COUNTED.items():
             trainer.log(f"grad_flow/{key}", float(len(flow.of(verdict))) if flow else 0.0)

@@ -20,6 +20,7 @@ from torch._guards import TracingContext
 
 from hookline.activations.adding_up import FIRST, LATER, REFUSED, close_book, open_book
 from hookline.activations.compiled import STATISTICS
+from hookline.activations.looks import edition_of, look_at_edition
 from hookline.activations.operators import give_back, take_token
 from hookline.activations.site import NO_TOKEN, Site
 from hookline.events.dispatch import Fire
@@ -85,7 +86,9 @@ class Ledger:
         self._sites: tuple[Site, ...] = ()
         self._page: Page | None = None
         self._says = 0  # what `due` holds
-        self._counted: dict[Counted, Tensor] = {}  # how often, on the device, until somebody asks
+        self._addresses = NO_TOKEN  # of the tallies, on the device
+        self._counts: dict[tuple[Due, ...], Tensor] = {}  # how often these modules were called, on the device
+        self._counted: list[tuple[Counted, Tensor]] = []  # the same, until somebody asks, with those of other modules
         self._parts: dict[Due, Rows] = {}  # of hooks that were due
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._graph: weakref.ref[TracingContext] | None = None  # the one that asked last
@@ -106,7 +109,7 @@ class Ledger:
             if tuple(sites) == self._sites:
                 return
             self._take()
-            self._sites, self._parts = tuple(sites), {}
+            self._see(tuple(sites))
             self._make_tallies()
 
     def close(self) -> None:
@@ -115,9 +118,14 @@ class Ledger:
             if self.token is not NO_TOKEN:
                 give_back(self.token)
             self.token = self.due = NO_TOKEN
-            self._sites, self._page, self._says, self._parts = (), None, 0, {}
+            self._page, self._says = None, 0
+            self._see(())
             close_book(self._title)
             self._title = f"{STATISTICS} {next(_editions)}"
+
+    def _see(self, sites: tuple[Site, ...]) -> None:
+        """These and no others are added up for; what was worked out for others goes."""
+        self._sites, self._addresses, self._counts, self._parts = sites, NO_TOKEN, {}, {}
 
     # ---- while a graph is traced ---------------------------------------------------------------------------------
 
@@ -138,6 +146,15 @@ class Ledger:
         model, graph = self._model() if self._model is not None else None, TracingContext.try_get()
         code = getattr(model.forward, "__code__", None) if model is not None else None
         return code is not None and getattr(graph, "traced_code", [])[:1] == [code]
+
+    def edition(self) -> str:
+        """Which torch hooks of ours the model has."""
+        return edition_of(self._model() if self._model is not None else None)
+
+    def look_at_edition(self) -> bool:
+        """Have the graph that is being traced look at it instead of hook dictionaries, if it is of the whole model."""
+        model = self._model() if self._model is not None else None
+        return model is not None and self.is_of_whole_model() and look_at_edition(model)
 
     def _open_on(self, device: torch.device) -> None:
         from hookline.activations.together import add_together  # only now: it imports inductor
@@ -182,30 +199,32 @@ class Ledger:
         """Wait until every call that has been made is counted."""
         with self._lock:
             self._take()
-            for counted, counts in self._counted.items():
+            for counted, counts in self._counted:
                 _tell(counted, counts)
-            self._counted.clear()
+            self._counted, self._counts = [], {}
 
     def _take(self) -> None:
         with self._lock:
             page, self._page = self._page or Page(0, ()), None
             if self.due is NO_TOKEN or not self._sites:
                 return
-            from hookline.stats.cuda_tally import take
+            from hookline.stats.cuda_tally import addresses_of, take
 
-            rows = take([site.tally for site in self._sites], self._counts_for(page.due))
+            if self._addresses is NO_TOKEN:
+                self._addresses = addresses_of([site.tally for site in self._sites])
+            rows = take(self._addresses, self._counts_for(page.due))
             for one in page.due:
                 part = self._part_of(one)
                 one.taker.take(part.names, part.of(rows), page.step)
 
     def _counts_for(self, due: tuple[Due, ...]) -> Tensor:
         """Where the calls are counted that these heard. The numbers stay on the device until somebody wants them."""
-        counted = Counted(self._sites, due)
-        if counted not in self._counted:
+        if due not in self._counts:
             from hookline.stats.cuda_tally import make_counts
 
-            self._counted[counted] = make_counts(len(self._sites), self.due.device)
-        return self._counted[counted]
+            counts = self._counts[due] = make_counts(len(self._sites), self.due.device)
+            self._counted.append((Counted(self._sites, due), counts))
+        return self._counts[due]
 
     def _part_of(self, one: Due) -> Rows:
         """Which rows are those of a hook's own modules."""

@@ -67,7 +67,7 @@ class Monitor(ForwardHook):
         every: tuple[Source | None, ...] = (self._outputs, self._gradients, self._dead, self._costs)
         self._sources = [source for source in every if source is not None]
         self._tables = Tables(KEPT)
-        self._names: dict[str, None] = {}  # of all modules that were recorded, in their order
+        self._names: tuple[str, ...] = ()  # of all modules that were recorded, in their order
         self.watches_backward = gradients  # compiled code must leave its modules' outputs to autograd
         self.statistics_only = wanted.statistics_only and not gradients  # there, kernels in the graph add them up
         self._hand_over: Callable[[], None] = _nothing
@@ -214,7 +214,13 @@ class Monitor(ForwardHook):
         self._trainer = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The open window of dead units; everything else begins anew with each step."""
+        """The open window of dead units; everything else begins anew with each step.
+
+        What is still on the device is recorded first: a run that goes on from here makes only later steps again.
+        """
+        self._hand_over()
+        with self._lock:
+            self._pick_up(wait=True)
         return {} if self._dead is None else {"dead_units": self._dead.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -284,9 +290,10 @@ class Monitor(ForwardHook):
         if table.values.dim() == 2:
             self._tables.add(table)
         if self._trainer is not None:
-            self._names.update(dict.fromkeys(table.names))
-            names, series = tuple(self._names), SERIES if table.values.dim() == 2 else HISTOGRAMS
-            self._trainer.log_layers(series, names, table.columns, table.over(names), table.step)
+            if self._names != tuple(table.names):
+                self._names = tuple(dict.fromkeys((*self._names, *table.names)))
+            series = SERIES if table.values.dim() == 2 else HISTOGRAMS
+            self._trainer.log_layers(series, self._names, table.columns, table.over(self._names), table.step)
             for name, total in table.totals.items():
                 self._trainer.log(f"{SERIES}/{name}", total, table.step)
 

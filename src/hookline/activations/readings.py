@@ -48,8 +48,8 @@ class Readings:
         return histograms_of(rows.rows[place : place + 1])
 
     def _tables(self, rows: StepRows) -> Iterator[StepTable]:
-        names = [str(key) for key in rows.keys]
-        totals = {f"{self._prefix}non_finite": sum(map(sum, rows.rows[:, NANS : INFS + 1].tolist()))}
+        names = list(map(str, rows.keys))
+        totals = {f"{self._prefix}non_finite": rows.rows[:, NANS : INFS + 1].sum().item()}
         yield StepTable(rows.step, names, self._columns, self._wanted.table(rows.rows), totals)
         if self._wanted.histogram:
             counts = histograms_of(rows.rows).counts.double().unsqueeze(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from hookline.activations.direct import DirectCall, can_take, leave_at, take_fro
 from hookline.activations.fires import Fires
 from hookline.activations.meter import Meter
 from hookline.activations.operators import give_back, take_token
+from hookline.activations.torch_hook import TorchHook
 from hookline.events.dispatch import Fire
 
 NO_TOKEN = torch.empty(0, device="cpu")
@@ -38,7 +38,7 @@ class Site(Place):
         self.home = NO_TOKEN, 0  # the table of tallies, and which one of them
         self.title = ""  # of the tally
         self.meter: Meter | None = None
-        self.hear = _tap(self, fire, OUTSIDE, "")
+        self.hear = Behind(self, fire, OUTSIDE, "")
         self.key = _new_key()  # of the torch hook behind the module
         self.attached = False
         self._fire = fire
@@ -109,7 +109,7 @@ class Site(Place):
         if self._before is not None:
             self._before.remove()
         self.meter = Meter() if measures else None
-        self._before = module.register_forward_pre_hook(_meter(self.meter)) if self.meter else None
+        self._before = module.register_forward_pre_hook(Before(self.meter)) if self.meter else None
 
     def enter_graphs(self, wants: str) -> None:
         """Graphs that are made from now on show the hooks what they want."""
@@ -122,7 +122,7 @@ class Site(Place):
         if wants == self.wants:
             return
         self.wants, module = wants, self.module_ref()
-        self.hear = _tap(self, self._fire, wants, self.title)
+        self.hear = Behind(self, self._fire, wants, self.title)
         if self.attached and module is not None:
             module._forward_hooks[self.key] = self.hear
 
@@ -148,38 +148,47 @@ def _new_key() -> int:
     return key
 
 
-def _tap(site: Site, fire: Fire, wants: str, title: str) -> Callable[..., Any]:
+class Behind(TorchHook):
     """The torch hook behind a module: tells its hooks; returns the output that goes on, None for the same.
 
     What compiled code must know of the site are two texts. To look at them before each run takes it a third of what a
     look at the site would take.
     """
 
-    def hookline_tap(module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any = TAKEN_OFF) -> Any:
+    __name__ = "hookline_tap"
+
+    def __init__(self, site: Site, fire: Fire, wants: str, title: str) -> None:
+        self.site, self.fire, self.wants, self.title = site, fire, wants, title
+
+    def __call__(self, module: Any, inputs: Any, kwargs: Any, output: Any = TAKEN_OFF) -> Any:
+        site = self.site
         if is_dynamo_compiling():
-            if not enter_graph(site, wants, title, inputs, kwargs, output):
+            if not enter_graph(site, self.wants, self.title, inputs, kwargs, output):
                 torch._dynamo.graph_break("a forward hook must be called outside of the graph")
             return None
         if output is TAKEN_OFF:
             return None
         site.calls += 1
-        heard, meter = fire.on_forward, site.meter
+        heard, meter = self.fire.on_forward, site.meter
         measured = meter.end(module) if meter is not None else None
         return None if heard is None else heard(site, module, inputs, kwargs, output, measured)
 
-    return hookline_tap
+    @property
+    def tells(self) -> tuple[str, str]:
+        """What compiled code knows of it."""
+        return self.wants, self.title
 
 
-def _meter(meter: Meter) -> Callable[..., None]:
+class Before(TorchHook):
     """The torch hook before a module."""
 
-    def hookline_meter(module: torch.nn.Module, inputs: Any) -> None:
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+
+    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
         if not is_dynamo_compiling():  # a hook that measures breaks the graph, and both are called outside
-            meter.begin(module)
-
-    return hookline_meter
+            self.meter.begin(module)
 
 
-# Every torch hook that is made here has the code of these two.
-never_a_frame_of_its_own(_tap(None, None, OUTSIDE, ""))  # type: ignore[arg-type]
-never_a_frame_of_its_own(_meter(None))  # type: ignore[arg-type]
+never_a_frame_of_its_own(Behind.__call__)
+never_a_frame_of_its_own(Before.__call__)

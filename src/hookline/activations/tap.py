@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from hookline.activations import compiled, direct
+from hookline.activations.adding_up import renew_editions
 from hookline.activations.caller import Call, ShortWay, calls_of, one_after_the_other
-from hookline.activations.door import Door
+from hookline.activations.compiler_import import when_imported
 from hookline.activations.ledger import Due, Ledger, Page
 from hookline.activations.moment import Measured, NoRun
 from hookline.activations.site import Site
@@ -49,7 +50,6 @@ class Tap:
         self.run: Any = NoRun()
         self._aside = threading.local()  # forward hooks are set aside for the thread that asked
         self.asides = 0  # blocks that set them aside, in all threads
-        self._door = Door(self.sync)
         self._lifted = False
         self._heard_by: Fired | None = None  # the callable of `on_forward` that waits while the torch hooks are off
         self._lock = threading.RLock()
@@ -86,7 +86,7 @@ class Tap:
             if not entries:
                 self.detach()
                 return
-            if self._lifted:  # a copy of the model has the door, too
+            if self._lifted:
                 return
             self._attach([entry for entry in entries if entry.enabled or compiled.is_used()])
             if compiled.is_used():
@@ -94,15 +94,17 @@ class Tap:
                 self._enter_graphs(entries)
             elif compiled.is_loaded():
                 compiled.when_back(self.sync)
-            self._door.wait_at(self.sites.model if not compiled.is_loaded() else None)
+            else:
+                when_imported(self.sync)
+            renew_editions()
 
     def detach(self) -> None:
         """Leave every module as it was."""
         with self._lock:
-            self._door.wait_at(None)
             self.ledger.close()
             for site in self.sites:
                 site.detach()
+            renew_editions()
 
     def lift(self) -> None:
         """Take the torch hooks off for a while; what is known of the modules stays.
@@ -114,9 +116,9 @@ class Tap:
         with self._lock:
             self._lifted, self._heard_by = True, fire.on_forward
             fire.on_forward = None  # type: ignore[attr-defined]
-            self._door.wait_at(None)
             for site in self.sites:
                 site.take_off()
+            renew_editions()
 
     def put_back(self) -> None:
         """Have the torch hooks where `lift` took them off."""
@@ -126,7 +128,7 @@ class Tap:
             directly = direct.is_open()
             for site in self.sites:
                 site.put_on(directly)
-            self._door.wait_at(self.sites.model if not compiled.is_loaded() else None)
+            renew_editions()
 
     def _attach(self, entries: list[Entry]) -> None:
         """Have the torch hooks that are wanted, and no others."""

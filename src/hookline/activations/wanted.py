@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, cat
@@ -71,10 +72,13 @@ class Wanted:
         top = (HISTOGRAM_TOP,) if self.histogram else ()
         return (*self.statistics, *(f"p{point:g}" for point in self.percentiles), *top)
 
+    @cached_property
+    def _places(self) -> tuple[int, ...]:
+        return tuple([STATISTICS.index(name) for name in self.statistics])
+
     def table(self, rows: Tensor) -> Tensor:
         """The chosen numbers from rows on the host: [rows, columns]."""
-        places = tuple([STATISTICS.index(name) for name in self.statistics])
-        parts = [rows.index_select(1, kept_table(rows.device, places))]
+        parts = [rows.index_select(1, kept_table(rows.device, self._places))]
         if self.percentiles:
             parts.append(percentiles(histograms_of(rows), self.percentiles))
         if self.histogram:

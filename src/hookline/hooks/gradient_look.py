@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import NamedTuple
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from hookline.stats.columns import STATISTICS
 from hookline.stats.histograms import fold, percentiles
 from hookline.stats.layout import upload
-from hookline.stats.newest import remember, versions_of
+from hookline.stats.newest import Known, remember
 from hookline.stats.pieces import Pieces
 
 _GRAD = attrgetter("grad")
@@ -75,12 +74,12 @@ class Look:
         self.step = step
         self.params, self._wanted = dict(params), wanted
         self._places, grads = self._gradients()
-        names = list(self.params)
-        pieces = Pieces(grads, [names[place] for place in self._places])
-        self._measured = self._measure(pieces)
+        names = tuple(self.params)
+        pieces = Pieces(grads, names if len(grads) == len(names) else [names[place] for place in self._places])
         # A DTensor's version misses writes to its shard, so that only plain gradients can be known again.
-        versions = versions_of(grads) if pieces.plain and versions_tell else None
-        self._seen = None if versions is None else (list(map(ref, grads)), versions)
+        known = Known(grads) if pieces.plain else None
+        self._measured = self._measure(pieces, known)
+        self._known = known if versions_tell else None
         self._unchanged = False  # the optimizers got what was measured
         self._final: Tensor | None = None
         self._sizes: Tensor | None = None
@@ -90,7 +89,7 @@ class Look:
         """The optimizers step next: measure what they get. Where nobody touched the gradients, that is known."""
         if self._final is None and not self._unchanged:
             places, grads = self._gradients()
-            self._unchanged = self._untouched(grads)
+            self._unchanged = self._known is not None and self._known.are(grads)
             if not self._unchanged:
                 self._final = self._spread(Pieces(grads).norms().unsqueeze(1), places, missing=0.0)
 
@@ -131,21 +130,13 @@ class Look:
         places = [place for place, grad in enumerate(grads) if grad is not None]
         return places, grads if len(places) == len(grads) else [grads[place] for place in places]
 
-    def _untouched(self, grads: Sequence[Tensor]) -> bool:
-        """Whether these are the very gradients that were measured, and nobody has written to them, for all we know."""
-        if self._seen is None:
-            return False
-        known, versions = self._seen
-        same = len(known) == len(grads) and all(map(is_, (seen() for seen in known), grads))
-        return same and versions_of(grads) == versions
-
-    def _measure(self, pieces: Pieces) -> Tensor:
+    def _measure(self, pieces: Pieces, known: Known | None) -> Tensor:
         """Statistics or norms, then percentiles, the octave at which the bins end, and the bins, as far as wanted."""
         if not self._wanted.reads_all:
             return self._spread(pieces.norms().unsqueeze(1), self._places)
         blocks = [rows := pieces.summarize()]
-        if pieces.plain:
-            remember(pieces.dense, rows)  # for whoever looks next
+        if known is not None:
+            remember(known, rows)  # for whoever looks next
         points, resolution = self._wanted.points, self._wanted.bins_per_octave
         if not (points or resolution):
             return self._spread(rows, self._places)

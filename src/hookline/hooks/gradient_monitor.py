@@ -68,7 +68,7 @@ class GradientMonitor(TrainingHook):
         self._limits = _checked_limits(vanishing, exploding, median_ratio)
         self.troubled: dict[str, Verdict] = {}
         """The layers that were in trouble at the newest look that has arrived."""
-        self._newest: tuple[dict[str, torch.nn.Parameter], Mapping[str, float]] | None = None
+        self._newest: tuple[Mapping[str, torch.nn.Parameter], Sent, Sequence[float]] | None = None
         self._told: set[tuple[str, Verdict]] = set()
         self._look: Look | None = None
         self._overflowed: set[int] = set()  # steps on their way here that a GradScaler left out
@@ -155,16 +155,16 @@ class GradientMonitor(TrainingHook):
     # ---- recording -----------------------------------------------------------------------------------------------
 
     def _record(self, arrivals: Iterable[Arrival], trainer: Any) -> None:
-        for step, sent, table in arrivals:
-            names, there, named = cast("Sent", sent)
+        for step, keys, table in arrivals:
+            names, there, named = sent = cast("Sent", keys)
             self._log_layers(names, named, table, trainer, step)
             if self._wanted.bins_per_octave:
                 self._log_bins(names, table[:, len(named) :], len(there) == len(names), trainer, step)
             columns = _columns(named, table, there)
             self._log_scalars(columns, trainer, step)
             if not self._is_scaling(step):
-                norms = zip([names[place] for place in there], columns["l2"], strict=True)
-                self._judge(names, dict(norms), trainer, step)
+                self._newest = _parameters(trainer), sent, columns["l2"]
+                self._judge(sent, columns["l2"], trainer, step)
 
     def _log_layers(self, names: Sequence[str], named: tuple[str, ...], table: Tensor, trainer: Any, step: int) -> None:
         if named not in self._chosen:
@@ -217,13 +217,15 @@ class GradientMonitor(TrainingHook):
     @property
     def latest(self) -> GradientFlow | None:
         """The verdict on every layer at the newest look that has arrived; prints as a table in the model's order."""
-        return None if self._newest is None else judge_norms(*self._newest, self._limits)
+        if self._newest is None:
+            return None
+        params, (names, there, _), norms = self._newest
+        known = {name: params[name] for name in names if name in params}
+        return judge_norms(known, dict(zip([names[place] for place in there], norms, strict=True)), self._limits)
 
-    def _judge(self, names: Sequence[str], norms: Mapping[str, float], trainer: Any, step: int) -> None:
+    def _judge(self, sent: Sent, norms: Sequence[float], trainer: Any, step: int) -> None:
         """Log how many layers are in trouble, and tell which begin to be and which no longer are."""
-        params = _parameters(trainer)
-        self._newest = {name: params[name] for name in names if name in params}, norms
-        healthy = len(norms) == len(names) and self._limits.allow(norms.values())
+        healthy = len(norms) == len(sent.names) and self._limits.allow(norms)
         flow = None if healthy and not self.troubled else self.latest  # a verdict on each costs more than the look
         for key, verdict in COUNTED.items():
             trainer.log(f"gradients/layers_{key}", float(len(flow.of(verdict))) if flow else 0.0, step)

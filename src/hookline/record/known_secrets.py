@@ -30,6 +30,8 @@ for_good = KnownSecrets()  # of no run in particular: kept until the process end
 
 def without_known(text: str) -> str:
     """A text without the secrets that any run in this process knows; the longest go first, as one may hold another."""
+    if len(text) < SHORTEST:
+        return text
     known = {secret: instead for holder in list(_holders) for secret, instead in holder.instead.items()}
     for secret in sorted(known, key=len, reverse=True):
         text = text.replace(secret, known[secret])

@@ -32,6 +32,11 @@ class Table(NamedTuple):
         """The shape of one step's values."""
         return (len(self.names), len(self.columns), *(() if self.bins is None else (self.bins,)))
 
+    def fits(self, names: Sequence[str], columns: Sequence[str], values: torch.Tensor) -> bool:
+        """Whether real values are about the same; of names in another form than a tuple that is not looked into."""
+        same = self.names == names and self.columns == columns and self.shape == values.shape
+        return same and not (values.is_complex() or values.is_meta)
+
 
 class Layers(NamedTuple):
     """One step of a series, with its values on the host in float32."""
@@ -57,11 +62,17 @@ class LayerBuffer:
     def __init__(self, sink: LayerSink) -> None:
         self._sink = sink
         self._waiting: deque[tuple[int, Table, HostCopy]] = deque()
+        self._tables: dict[str, Table] = {}  # the newest of each series
         self._flushing = threading.RLock()
 
     def add(self, series: str, step: int, names: Sequence[str], columns: Sequence[str], values: torch.Tensor) -> None:
-        """Note one step; on CUDA the copy starts here, in the order of the stream that made the values."""
-        table = _table(series, tuple(names), tuple(columns), values)
+        """Note one step; on CUDA the copy starts here, in the order of the stream that made the values.
+
+        Names and columns are written once, so keep their order from step to step.
+        """
+        table = self._tables.get(series)
+        if table is None or not table.fits(names, columns, values):
+            table = self._tables[series] = _table(series, tuple(names), tuple(columns), values)
         self._waiting.append((step, table, HostCopy(_snapshot(values))))
 
     def flush(self) -> None:

@@ -23,9 +23,12 @@ class Agenda:
         self._asked_at: int | None = None
         self._batches = 0  # micro-batches up to the last question
         self._sampled = 0  # of these, timed
+        self._asked: Sequence[tuple[str, Schedule]] = ()
+        self._groups: list[tuple[Schedule, list[str]]] = []  # those asked, by schedule
+        self._compares = False  # some ask where the last micro-batch was
         self._held: dict[str, int] = {}  # hooks due by tokens or time, and the step whose micro-batches they hear
-        self._due_batches: Counter[str] = Counter()  # per scheduled hook
-        self._due_sampled: Counter[str] = Counter()
+        self._due_batches: dict[str, int] = {}  # per scheduled hook
+        self._due_sampled: dict[str, int] = {}
         self._before: Reading | None = Reading()  # where the last micro-batch was; None when nobody looked
 
     def resume(self, clock: Clock) -> None:
@@ -34,24 +37,27 @@ class Agenda:
 
     def ask(self, now: Clock, scheduled: Sequence[tuple[str, Schedule]], sample: bool) -> int:
         """Decide who is due now; returns for how many further micro-batches the decision holds."""
+        if scheduled is not self._asked:
+            self._asked, self._groups = scheduled, _by_schedule(scheduled)
+            self._compares = any(schedule.by_tokens_or_time for schedule, _ in self._groups)
         before, last = self.due, self._last_batch(now)
-        self.due = frozenset(name for name, schedule in scheduled if self._is_due(name, schedule, now, last))
+        self.due = frozenset([name for group in self._groups for name in self._due_of(*group, now, last)])
         # A hook that has just become due is timed, too: one that is rarely due might else never be.
         self.timed = (sample and now.batches % SAMPLE_EVERY == SAMPLE_AT) or not self.due <= before
         self._count(now)
-        waits = [0] if self.due or self.timed else [schedule.wait(now) for _, schedule in scheduled]
+        waits = [0] if self.due or self.timed else [schedule.wait(now) for schedule, _ in self._groups]
         wait = min(*waits, (SAMPLE_AT - now.batches - 1) % SAMPLE_EVERY if sample else FAR, FAR)
-        self._before = None if wait else Reading.of(now)
+        self._before = Reading.of(now) if self._compares and not wait else None
         self.wait = wait
         return wait
 
-    def _is_due(self, name: str, schedule: Schedule, now: Clock, last: Clock) -> bool:
+    def _due_of(self, schedule: Schedule, names: list[str], now: Clock, last: Clock) -> list[str]:
         """Whoever is due by tokens or time in the middle of a window hears the rest of it, its step included."""
         if schedule.due(now, last):
             if schedule.by_tokens_or_time:
-                self._held[name] = now.steps
-            return True
-        return self._held.get(name) == now.steps
+                self._held.update(dict.fromkeys(names, now.steps))
+            return names
+        return [name for name in names if self._held.get(name) == now.steps] if self._held else []
 
     def _last_batch(self, now: Clock) -> Clock:
         """Where the micro-batch before this one was; what was passed while nobody looked is past."""
@@ -63,15 +69,23 @@ class Agenda:
         self._batches += 1 if self._asked_at is None else max(now.batches - self._asked_at, 1)
         self._asked_at = now.batches
         self._sampled += self.timed
-        self._due_batches.update(self.due)
-        if self.timed:
-            self._due_sampled.update(self.due)
+        for name in self.due:
+            self._due_batches[name] = self._due_batches.get(name, 0) + 1
+            self._due_sampled[name] = self._due_sampled.get(name, 0) + self.timed
 
     def scale(self, name: str, since: int) -> float:
         """How many micro-batches each timed one of a hook stands for, `since` the last question."""
         if name in self._due_batches:
             return self._due_batches[name] / max(self._due_sampled[name], 1)
         return (self._batches + since) / self._sampled if self._sampled else 1.0
+
+
+def _by_schedule(scheduled: Sequence[tuple[str, Schedule]]) -> list[tuple[Schedule, list[str]]]:
+    """Mostly several hooks have one schedule, which need be asked only once."""
+    groups: dict[Schedule, list[str]] = {}
+    for name, schedule in scheduled:
+        groups.setdefault(schedule, []).append(name)
+    return list(groups.items())
 
 
 class HandClock:

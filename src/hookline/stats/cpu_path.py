@@ -9,6 +9,7 @@ floats, which are float64 and cost less than one-element tensors.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from math import inf, isfinite, nan, sqrt
 from typing import NamedTuple
 
@@ -18,16 +19,27 @@ from torch import Tensor
 
 from hookline.stats import torch_path
 from hookline.stats.columns import FAINT, FAR, STATISTICS, wide_dtype
-from hookline.stats.kinds import Kinds
+from hookline.stats.from_sums import Numbers, rows_from_sums
+from hookline.stats.kinds import Kinds, kinds_of
 from hookline.stats.scratch import TOGETHER, scratch
-from hookline.stats.small_tensors import READ_AT_ONCE, Numbers, Sums, is_small, read, rows_of_small
+from hookline.stats.small_tensors import READ_AT_ONCE, Small, read, rows_of_small
 from hookline.stats.stacks import sums_of_rows
 
 BLOCK = 131072  # elements for each torch thread; 512 KB as float32
 _FEW_THREADS = 2  # up to here NumPy, which has one, reads faster than torch
 _MOST_THREADS = 16  # so that the scratch memory stays small
-_SMALL = 8192  # elements; up to here tensors alike are measured together: a call costs as much as what it does
+_STACKED = 8192  # elements; up to here tensors alike are measured together: a call costs as much as what it does
 _MANY = 16  # tensors alike, from which on stacking them costs less than a look at each
+
+
+class _Sums(NamedTuple):
+    """What is read of a block."""
+
+    total: float
+    squares: float
+    low: float
+    high: float
+    others: float  # elements that are not zero
 
 
 class _Part(NamedTuple):
@@ -44,61 +56,56 @@ class _Part(NamedTuple):
     infs: float = 0
 
 
+class Plan(NamedTuple):
+    """How each tensor is measured."""
+
+    stacked: list[list[int]]  # places of small ones alike
+    small: Small
+    large: list[int]  # and of empty ones
+
+
+@lru_cache(maxsize=64)
+def plan_of(kinds: Kinds) -> Plan:
+    """The same for tensors like these, at every step."""
+    stacked = [places for places in kinds.places_alike if _stack_well(places, kinds)]
+    single = sorted(set(range(len(kinds.shapes))).difference(*stacked))
+    small = Small.among(single, kinds)
+    return Plan(stacked, small, sorted(set(single).difference(small.places)))
+
+
+def _stack_well(places: list[int], kinds: Kinds) -> bool:
+    """Whether these, of one shape and dtype, are measured together."""
+    return len(places) >= _MANY and 0 < kinds.shapes[places[0]].numel() <= _STACKED
+
+
 def summarize(tensors: Sequence[Tensor], kinds: Kinds | None = None) -> Tensor:
     """One row of statistics per tensor, for tensors that are all on the CPU."""
-    alike = torch_path.alike(tensors).values() if kinds is None else kinds.places_alike
-    groups = [places for places in alike if _stack_well(tensors, places)]
-    if not groups:
-        return _one_by_one(tensors)
-    if len(groups[0]) == len(tensors):
-        return _rows(tensors, tensors[0].numel())
-    rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64)
-    single = sorted(set(range(len(tensors))).difference(*groups))
-    rows[single] = _one_by_one([tensors[place] for place in single])
-    for places in groups:
-        rows[places] = _rows([tensors[place] for place in places], tensors[places[0]].numel())
-    return rows
+    stacked, small, large = plan_of(kinds_of(tensors) if kinds is None else kinds)
+    if len(small.sizes) == len(tensors):
+        return torch.from_numpy(rows_of_small(tensors, small))
+    if stacked and len(stacked[0]) == len(tensors):
+        return torch.from_numpy(_stacked_rows(tensors))
+    rows = np.empty((len(tensors), len(STATISTICS)))
+    if len(small.sizes):
+        rows[small.places] = rows_of_small(tensors, small)
+    for places in stacked:
+        rows[places] = _stacked_rows([tensors[place] for place in places])
+    for place in large:
+        rows[place] = _row(tensors[place])
+    return torch.from_numpy(rows)
 
 
-def _stack_well(tensors: Sequence[Tensor], places: list[int]) -> bool:
-    """Whether these, of one shape and dtype, are measured together."""
-    return len(places) >= _MANY and 0 < tensors[places[0]].numel() <= _SMALL
-
-
-def _one_by_one(tensors: Sequence[Tensor]) -> Tensor:
-    if all(map(is_small, tensors)):
-        return _table(rows_of_small(tensors))
-    small = iter(rows_of_small([tensor for tensor in tensors if is_small(tensor)]))
-    return _table([next(small) if is_small(tensor) else _row(tensor) for tensor in tensors])
-
-
-def _table(rows: list[list[float]]) -> Tensor:
-    return torch.from_numpy(np.array(rows, dtype=np.float64))  # `torch.tensor` takes three times as long
-
-
-def _rows(alike: Sequence[Tensor], size: int) -> Tensor:
+def _stacked_rows(alike: Sequence[Tensor]) -> Numbers:
     """The rows of small ones, measured together; those that need care once more."""
-    totals, squares, low, high, others = sums_of_rows(alike)
+    sums, size = sums_of_rows(alike), alike[0].numel()
     with np.errstate(over="ignore", invalid="ignore"):  # where that happens, it is measured again
-        means = totals / size
-        deviations = squares - means * totals
-        near = means * totals <= FAR * deviations  # false for a NaN too
-        sound = near & (squares < inf) & ((squares > FAINT) | (low == high))
-        stds, norms = np.sqrt(deviations / max(size - 1, 1)), np.sqrt(squares)
-    none = np.zeros_like(means)
-    columns = [none + size, means, stds, low, high, np.maximum(-low, high), norms, size - others, none, none]
-    rows = torch.from_numpy(np.stack(columns, axis=1))
-    _measure_again(alike, np.flatnonzero(~sound).tolist(), rows)
-    return rows
-
-
-def _measure_again(alike: Sequence[Tensor], places: list[int], rows: Tensor) -> None:
-    """Replace the rows of tensors that are far from zero, faint or not finite."""
-    many = max(TOGETHER // alike[0].numel(), 1)
-    for start in range(0, len(places), many):
-        some = places[start : start + many]
+        rows, unsound = rows_from_sums(sums, np.float64(size))
+    many = max(TOGETHER // size, 1)
+    for start in range(0, len(unsound), many):
+        some = unsound[start : start + many]
         wide = torch_path.stacked([alike[place] for place in some])
-        rows[some] = torch_path.statistics_of_rows(wide.double())
+        rows[some] = torch_path.statistics_of_rows(wide.double()).numpy()
+    return rows
 
 
 def _row(tensor: Tensor) -> list[float]:
@@ -109,7 +116,7 @@ def _row(tensor: Tensor) -> list[float]:
     if threads > _FEW_THREADS:
         return _together([_measure(*block) for block in _in_blocks(flat, BLOCK * min(threads, _MOST_THREADS))])
     with np.errstate(over="ignore", invalid="ignore"):  # where that happens, it is measured again
-        return _together([_part(read(block), block) for block in _in_arrays(flat)])
+        return _together([_part(_Sums(*map(float, read(block))), block) for block in _in_arrays(flat)])
 
 
 def _in_blocks(flat: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -139,10 +146,10 @@ def _measure(block: Tensor, scratch: Tensor) -> _Part:
     """By operations of torch that run at the speed of the memory, in all its threads."""
     signs = torch.sign(block, out=scratch)
     others = round(torch.dot(signs, signs).item()) if isfinite(squares := torch.dot(block, block).item()) else 0
-    return _part(Sums(block.sum().item(), squares, block.amin().item(), block.amax().item(), others), block.numpy())
+    return _part(_Sums(block.sum().item(), squares, block.amin().item(), block.amax().item(), others), block.numpy())
 
 
-def _part(sums: Sums, block: Numbers) -> _Part:
+def _part(sums: _Sums, block: Numbers) -> _Part:
     """What was read of a block, with the deviations; where that is not enough, it is measured again."""
     size, (total, squares, low, high, others) = len(block), sums
     if not FAINT < squares < inf:

@@ -23,7 +23,7 @@ from hookline.stats.columns import STATISTICS
 from hookline.stats.cuda_path import ELEMENTS, MERGE_TILE, WARPS, all_readable
 from hookline.stats.kernels import PARTIAL_COLUMNS
 from hookline.stats.launching import Launch
-from hookline.stats.layout import VECTOR_BYTES, current_stream, kept_table
+from hookline.stats.layout import VECTOR_BYTES, current_stream, upload
 from hookline.stats.tally_kernels import HEAD, add_to_tallies, take_tallies
 
 SHARES = 1056  # of a tally
@@ -69,20 +69,52 @@ class Part(NamedTuple):
     launch: Launch
 
 
+class Ready(NamedTuple):
+    """A launch with the addresses of its tensors and of their tallies."""
+
+    launch: Launch
+    read: tuple[int, ...]
+    written: tuple[int, ...]
+
+
 def add(tensors: Sequence[Tensor], tables: Sequence[Tensor], rows: Sequence[int], due: Tensor) -> None:
     """Add each tensor to a row of a table if `due`, one int32 on the device, is 1; if it is 0, only count the calls.
 
-    No row may stand there twice: programs that run at the same time would write to the same share of it.
+    There is a table for each, or one for all. No row may stand there twice: programs that run at the same time would
+    write to the same share of it.
     """
     device, readable = due.device, all_readable(tensors)
-    parts = _parts(device, tuple(map(Tensor.numel, readable)), tuple(map(_DTYPE, readable)))
-    homes = [table.data_ptr() + row * TALLY_BYTES for table, row in zip(tables, rows, strict=True)]
-    addresses = [tensor.data_ptr() or home for tensor, home in zip(readable, homes, strict=True)]  # 0 if it is empty
+    launches = _launches(
+        device,
+        tuple(map(Tensor.data_ptr, tables)),
+        tuple(rows),
+        tuple(map(Tensor.data_ptr, readable)),
+        tuple(map(Tensor.numel, readable)),
+        tuple(map(_DTYPE, readable)),
+    )
     stream = current_stream(device)
     with _current(device):
-        for places, launch in parts:
-            read, written = [addresses[place] for place in places], [homes[place] for place in places]
-            launch(stream, due, _slots(read), _slots(written))
+        for launch, read, written in launches:
+            launch(stream, due, read, written)
+
+
+@lru_cache(maxsize=256)
+def _launches(
+    device: torch.device,
+    tables: tuple[int, ...],
+    rows: tuple[int, ...],
+    addresses: tuple[int, ...],
+    sizes: tuple[int, ...],
+    dtypes: tuple[torch.dtype, ...],
+) -> list[Ready]:
+    """The launches with all their arguments; kept, because what a step frees, the next one mostly gets again."""
+    each = tables * len(rows) if len(tables) == 1 else tables
+    homes = [table + row * TALLY_BYTES for table, row in zip(each, rows, strict=True)]
+    begins = [address or home for address, home in zip(addresses, homes, strict=True)]  # 0 if it is empty
+    return [
+        Ready(launch, _slots([begins[place] for place in places]), _slots([homes[place] for place in places]))
+        for places, launch in _parts(device, sizes, dtypes)
+    ]
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
@@ -138,16 +170,20 @@ def _slots(numbers: list[int], empty: int | None = None) -> tuple[int, ...]:
 # ---- taking ----------------------------------------------------------------------------------------------------------
 
 
-def take(tallies: Sequence[Tensor], counts: Tensor) -> Tensor:
-    """Rows of what tallies of one device have seen, which begin anew; how often they were called goes to `counts`.
+def addresses_of(tallies: Sequence[Tensor]) -> Tensor:
+    """Where they are, as `take` wants it: once for all steps, as to look at each would cost more than the launch."""
+    return upload([tally.data_ptr() for tally in tallies], torch.int64, tallies[0].device)
+
+
+def take(addresses: Tensor, counts: Tensor) -> Tensor:
+    """Rows of what tallies have seen, which begin anew; how often they were called goes to `counts`.
 
     A tally that added nothing has NaN in place of the count of its elements.
     """
-    device, many = counts.device, len(tallies)
-    pointers = kept_table(device, tuple(map(Tensor.data_ptr, tallies)))
+    device, many = counts.device, len(counts)
     rows = torch.empty((many, len(STATISTICS)), dtype=torch.float64, device=device)
     with _current(device):
-        _taking(device, many)(current_stream(device), pointers, rows, counts)
+        _taking(device, many)(current_stream(device), addresses, rows, counts)
     return rows
 
 

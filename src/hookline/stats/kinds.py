@@ -21,7 +21,7 @@ try:  # what compiled code asks whether tensors are like those it was compiled f
 except ImportError:  # then everything is found out at every step, which takes five times as long
     Guards = None
 
-_DTYPE, _SHAPE, _DEVICE, _LAYOUT = map(attrgetter, ("dtype", "shape", "device", "layout"))
+_DTYPE, _SHAPE, _DEVICE, _LAYOUT, _IN_GRAPH = map(attrgetter, ("dtype", "shape", "device", "layout", "requires_grad"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,8 @@ class Kinds:
     """Whether all are of one dtype and on one device."""
     contiguous: bool
     """Whether the elements of each lie one after the other, in their order."""
+    in_graph: bool
+    """Whether autograd would follow what is computed from them."""
     dtypes: tuple[torch.dtype, ...]
     shapes: tuple[torch.Size, ...]
 
@@ -76,7 +78,8 @@ def _find_out(tensors: Sequence[Tensor]) -> Kinds:
     plain = strided and real and PLAIN.issuperset(map(type, tensors))
     alike = len(set(dtypes)) <= 1 and len(set(map(_DEVICE, tensors))) <= 1
     contiguous = strided and all(map(Tensor.is_contiguous, tensors))
-    return _the_one(plain, alike, contiguous, dtypes, tuple(map(_SHAPE, tensors)))
+    in_graph = any(map(_IN_GRAPH, tensors))
+    return _the_one(plain, alike, contiguous, in_graph, dtypes, tuple(map(_SHAPE, tensors)))
 
 
 _the_one = lru_cache(maxsize=64)(Kinds)

@@ -22,13 +22,37 @@ from hookline.stats.statistics import summarize
 _VERSION = attrgetter("_version")
 
 
+def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
+    """How often each was written to; None where an inference tensor is among them."""
+    try:
+        return list(map(_VERSION, tensors))
+    except RuntimeError:
+        return None
+
+
+class Known:
+    """Some tensors and how often each had been written to, by which they are known again. Keeps none of them alive."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.versions = versions_of(tensors)
+        """None where an inference tensor is among them: those cannot be known again."""
+        self._refs = list(map(ref, tensors))
+
+    def tensors(self) -> list[Tensor | None]:
+        """They, with None for those that are gone."""
+        return [one() for one in self._refs]
+
+    def are(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are the very same, and none has been written to since, for all that versions tell."""
+        same = len(self._refs) == len(tensors) and all(map(is_, self.tensors(), tensors))
+        return same and self.versions is not None and versions_of(tensors) == self.versions
+
+
 class _Newest(local):
-    """What a thread has read last, and how often that had been written to. It keeps no tensor alive but the rows."""
+    """What a thread has read last."""
 
     def __init__(self) -> None:
-        self.rows: Tensor | None = None
-        self.tensors: list[ref[Tensor]] = []
-        self.versions: list[int] = []
+        self.known, self.rows = Known([]), summarize([])
 
 
 _newest = _Newest()
@@ -39,7 +63,7 @@ def summarize_once(tensors: Sequence[Tensor], names: Sequence[object] | None = N
     rows = recall(tensors)
     if rows is None:
         rows = _each_once(tensors, names)
-        remember(tensors, rows)
+        remember(Known(tensors), rows)
     return rows
 
 
@@ -55,34 +79,23 @@ def _each_once(tensors: Sequence[Tensor], names: Sequence[object] | None) -> Ten
     return _chosen(rows, [rank[id(tensor)] for tensor in tensors])
 
 
-def remember(tensors: Sequence[Tensor], rows: Tensor) -> None:
-    """Keep the rows of these tensors until the next ones; not of inference tensors, which have no version."""
-    versions = versions_of(tensors)
-    _newest.rows = None if versions is None else rows
-    _newest.tensors, _newest.versions = list(map(ref, tensors)), versions or []
+def remember(known: Known, rows: Tensor) -> None:
+    """Keep the rows of these tensors until the next ones."""
+    _newest.known, _newest.rows = known, rows
 
 
 def recall(tensors: Sequence[Tensor]) -> Tensor | None:
     """The rows of these tensors, if all are among those read last and none has been written to since."""
-    rows, versions = _newest.rows, _newest.versions
-    if rows is None:
+    known, rows = _newest.known, _newest.rows
+    if known.are(tensors):  # as mostly
+        return rows
+    if known.versions is None:
         return None
-    known = [one() for one in _newest.tensors]
-    if len(known) == len(tensors) and all(map(is_, known, tensors)):  # as mostly
-        return rows if versions_of(tensors) == versions else None
-    places = {id(tensor): place for place, tensor in enumerate(known)}
+    places = {id(tensor): place for place, tensor in enumerate(known.tensors())}
     chosen = [place for place in map(places.get, map(id, tensors)) if place is not None]
-    if len(chosen) < len(tensors) or [versions[place] for place in chosen] != versions_of(tensors):
+    if len(chosen) < len(tensors) or [known.versions[place] for place in chosen] != versions_of(tensors):
         return None
     return _chosen(rows, chosen)
-
-
-def versions_of(tensors: Sequence[Tensor]) -> list[int] | None:
-    """How often each was written to; None where an inference tensor is among them."""
-    try:
-        return list(map(_VERSION, tensors))
-    except RuntimeError:
-        return None
 
 
 def _chosen(rows: Tensor, chosen: list[int]) -> Tensor:

@@ -13,16 +13,13 @@ import torch
 from torch import Tensor
 
 from hookline.stats.checks import check
-from hookline.stats.columns import FAINT, L2, row_dtype, wide_dtype
-from hookline.stats.cpu_path import BLOCK
-from hookline.stats.kinds import kinds_of
-from hookline.stats.small_tensors import Numbers
+from hookline.stats.columns import FAINT, L2, wide_dtype
+from hookline.stats.cpu_path import BLOCK, plan_of
+from hookline.stats.from_sums import Numbers
+from hookline.stats.kinds import Kinds, kinds_of
+from hookline.stats.small_tensors import squares_of_small
 from hookline.stats.stacks import squares_of_rows
 from hookline.stats.statistics import summarize
-
-_SMALL = 4096  # elements; up to here tensors alike are read together: a call costs more than what it does
-_SMALL_HALF = 16384  # elements; the same for those that are brought into another precision anyway
-_MIDDLING = 65536  # elements; beyond, a sum in float32 loses digits
 
 
 def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> Tensor:
@@ -37,38 +34,26 @@ def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> T
     if not kinds.alike:
         check(tensors, names)  # they may be on several devices
     with torch.no_grad():
-        if len(kinds.places_alike) == 1:
-            return _norms_alike(tensors)
-        found = torch.empty(len(tensors), dtype=row_dtype(tensors[0].device))
-        for places in kinds.places_alike:
-            found[places] = _norms_alike([tensors[place] for place in places])
+        squares = _squares(tensors, kinds)
+        found = torch.from_numpy(np.sqrt(squares))
+        for place in np.flatnonzero(~((squares > FAINT) & (squares < inf))).tolist():  # over- or underflown in float32
+            found[place] = tensors[place].double().square().sum().sqrt()
         return found
 
 
-def _norms_alike(alike: Sequence[Tensor]) -> Tensor:
-    """Of tensors of one shape and dtype; where the squares over- or underflow in float32, taken again in float64."""
-    squares = _squares(alike, alike[0].numel())
-    found, sound = torch.from_numpy(np.sqrt(squares)), (squares > FAINT) & (squares < inf)
-    for place in np.flatnonzero(~sound).tolist():
-        found[place] = alike[place].double().square().sum().sqrt()
-    return found
-
-
-def _squares(alike: Sequence[Tensor], size: int) -> Numbers:
+def _squares(tensors: Sequence[Tensor], kinds: Kinds) -> Numbers:
     """The sum of squares of each, in float64."""
-    is_wide = alike[0].dtype is wide_dtype(alike[0].dtype)
-    if 0 < size <= (_SMALL if is_wide else _SMALL_HALF):
-        return squares_of_rows(alike)
-    if is_wide and size <= _MIDDLING:
-        return _products(alike)
-    return np.array([_in_blocks(tensor.reshape(-1)) for tensor in alike], np.float64)
-
-
-def _products(alike: Sequence[Tensor]) -> Numbers:
-    """Each with itself, by NumPy, whose calls take a third of the time of torch's."""
-    flats = [tensor.numpy(force=True).ravel() for tensor in alike]
-    with np.errstate(over="ignore", invalid="ignore"):  # it is seen in the numbers
-        return np.fromiter(map(np.ndarray.dot, flats, flats), np.float64, len(flats))
+    stacked, small, large = plan_of(kinds)
+    if stacked and len(stacked[0]) == len(tensors):
+        return squares_of_rows(tensors)
+    squares = np.empty(len(tensors))
+    if small.places:
+        squares[small.places] = squares_of_small(tensors, small)
+    for places in stacked:
+        squares[places] = squares_of_rows([tensors[place] for place in places])
+    for place in large:
+        squares[place] = _in_blocks(tensors[place].reshape(-1))
+    return squares
 
 
 def _in_blocks(flat: Tensor) -> float:

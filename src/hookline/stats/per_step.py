@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hookline.stats.bundle import Bundle, Tied
 from hookline.stats.collector import Collector, Measure
 from hookline.stats.columns import COUNT
 from hookline.stats.flush import Arrival, Flush
@@ -36,9 +37,9 @@ class PerStep:
         self._measure = measure
         self._collectors: dict[torch.device, Collector] = {}
         self._flush = Flush()
+        self._bundle = Bundle()  # of rows that others make
         self._open: list[Arrival] = []  # of the step that may not be complete
         self._step = self._ended = self._gathered = 0
-        self._takes_rows = False  # others make some of them
 
     def add(self, key: Hashable, tensor: Tensor, step: int) -> None:
         """Gather one tensor of a step."""
@@ -53,11 +54,14 @@ class PerStep:
             self.send()
 
     def add_rows(self, keys: Sequence[Hashable], rows: Tensor, step: int) -> None:
-        """Take rows that others made on the device; one whose count is NaN is none."""
+        """Take rows that others made on the device; one whose count is NaN is none.
+
+        They cross to the host with those of the next steps, unless tensors are gathered, too.
+        """
         if step != self._step:
             self._go_to(step)
-        self._takes_rows = True
-        self._flush.send(step, keys, rows)
+        if self._bundle.add(step, keys, rows):
+            self._send_bundle()
 
     def send(self) -> None:
         """Read what was gathered, before somebody frees it, and start the copy to the host."""
@@ -66,6 +70,7 @@ class PerStep:
             if len(collector):
                 keys, rows = collector.finish()
                 if keys:  # none where all were overwritten in place
+                    self._send_bundle()  # first: steps arrive in their order
                     self._flush.send(self._step, keys, rows)
 
     def end_step(self, step: int) -> None:
@@ -80,6 +85,7 @@ class PerStep:
     def drain(self) -> Iterator[StepRows]:
         """The complete steps, oldest first; waits for what is still on its way."""
         self.send()
+        self._send_bundle()
         yield from self._complete(self._flush.drain())
 
     def incomplete(self) -> StepRows | None:
@@ -97,25 +103,40 @@ class PerStep:
         if 0 < step <= self._ended:  # the run went back to an earlier step
             self._ended = step - 1
 
+    def _send_bundle(self) -> None:
+        if len(self._bundle):
+            tied, rows = self._bundle.tie_up()
+            self._flush.send(tied[0].step, tied, rows)
+
     def _complete(self, arrivals: Iterator[Arrival]) -> Iterator[StepRows]:
-        for arrival in filter(None, map(_measured, arrivals)) if self._takes_rows else arrivals:
+        for arrival in _of_single_steps(arrivals):
             if self._open and arrival.step != self._open[0].step:
                 yield self._close()
             self._open.append(arrival)
-        if self._open and not len(self._flush) and self._open[0].step <= self._ended:
+        if self._open and not len(self._flush) and self._is_over(self._open[0].step):
             yield self._close()
+
+    def _is_over(self, step: int) -> bool:
+        return step <= self._ended and not self._bundle.has_of(step)
 
     def _close(self) -> StepRows:
         arrivals, self._open = self._open, []
         return _merged(arrivals)
 
 
+def _of_single_steps(arrivals: Iterator[Arrival]) -> Iterator[Arrival]:
+    """The same with bundles untied, and without rows that are none."""
+    for arrival in arrivals:
+        if not isinstance(arrival.keys, Tied):
+            yield arrival
+        else:
+            parts = map(Arrival._make, arrival.keys.apart(arrival.rows))
+            yield from filter(None, map(_measured, parts)) if arrival.rows[:, COUNT].isnan().any() else parts
+
+
 def _measured(arrival: Arrival) -> Arrival | None:
     """The arrival without rows that are none."""
-    none = arrival.rows[:, COUNT].isnan()
-    if not none.any():
-        return arrival
-    kept = (~none).nonzero().flatten().tolist()
+    kept = (~arrival.rows[:, COUNT].isnan()).nonzero().flatten().tolist()
     return Arrival(arrival.step, [arrival.keys[place] for place in kept], arrival.rows[kept]) if kept else None
 
 
@@ -128,9 +149,9 @@ def _merged(arrivals: Sequence[Arrival]) -> StepRows:
 
 def one_row_each(keys: list[Hashable], rows: Tensor) -> tuple[list[Hashable], Tensor]:
     """The same with the rows of equal keys merged, in the order of first appearance."""
-    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    if len(places) == len(keys):
+    if len(set(keys)) == len(keys):
         return keys, rows
+    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     calls: dict[Hashable, int] = {}
     nth: list[int] = []
     for key in keys:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hookline.stats.columns import wide_dtype
+from hookline.stats.from_sums import Numbers
 from hookline.stats.scratch import TOGETHER, scratch
-from hookline.stats.small_tensors import Numbers
 
 
 def sums_of_rows(alike: Sequence[Tensor]) -> Numbers:

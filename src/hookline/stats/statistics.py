@@ -12,7 +12,7 @@ from torch import Tensor
 from hookline.stats import cpu_path, torch_path
 from hookline.stats.checks import check
 from hookline.stats.columns import STATISTICS, row_dtype
-from hookline.stats.kinds import PLAIN, Kinds
+from hookline.stats.kinds import PLAIN, Kinds, kinds_of
 
 __all__ = ["STATISTICS", "has_kernels", "summarize"]
 
@@ -34,21 +34,29 @@ def summarize(tensors: Sequence[Tensor], names: Sequence[object] | None = None, 
     """
     if not tensors:
         return torch.empty((0, len(STATISTICS)), dtype=row_dtype(torch.device("cpu")))
+    device = tensors[0].device
+    if kinds is None and device.type == "cpu":
+        kinds = kinds_of(tensors)
     if kinds is None or not (kinds.plain and kinds.alike):
         check(tensors, names)
-    device = tensors[0].device
-    with torch.no_grad():
-        if device.type == "cpu":
-            try:
-                return cpu_path.summarize(tensors, kinds)
-            except RuntimeError:  # rarely, so that it is not asked before
-                if _hold_their_values(tensors):
-                    raise
-        if not has_kernels(device):
-            return torch_path.summarize(tensors)
-        from hookline.stats import cuda_path  # only now: it imports Triton
+    if kinds is not None and not kinds.in_graph:
+        return _summarize(tensors, device, kinds)
+    with torch.no_grad():  # which takes 20 µs in the midst of other work
+        return _summarize(tensors, device, kinds)
 
-        return cuda_path.summarize(tensors)
+
+def _summarize(tensors: Sequence[Tensor], device: torch.device, kinds: Kinds | None) -> Tensor:
+    if device.type == "cpu":
+        try:
+            return cpu_path.summarize(tensors, kinds)
+        except RuntimeError:  # rarely, so that it is not asked before
+            if _hold_their_values(tensors):
+                raise
+    if not has_kernels(device):
+        return torch_path.summarize(tensors)
+    from hookline.stats import cuda_path  # only now: it imports Triton
+
+    return cuda_path.summarize(tensors)
 
 
 def _hold_their_values(tensors: Sequence[Tensor]) -> bool:
