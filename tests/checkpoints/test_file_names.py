@@ -44,6 +44,7 @@ def test_templates(template: str, with_names: bool, name: str) -> None:
         ("", "not empty"),
         ("x" * (LONGEST + 1), "at most 150"),
         ("best", "not best or last"),
+        ("manifest.json", "not best or last or manifest.json"),
         ("{epoch", "write fields as"),
         ("{}", "a field is a metric's name"),
         ("{epoch!r}", "a field is a metric's name"),

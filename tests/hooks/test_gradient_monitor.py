@@ -724,3 +724,20 @@ def test_nothing_waits_for_the_device() -> None:
         assert torch.equal(
             found.layers["gradient_histograms", step].sum(2), wanted.layers["gradient_histograms", step].sum(2)
         )
+
+
+def test_two_monitors_log_under_names_of_their_own() -> None:
+    """The second does not overwrite the first one's."""
+    norms: dict[str, float] = {}
+    trainer = make_trainer()
+    trainer.on("gradients_ready", name="norms", at=1)(
+        lambda model: norms.update({name: param.grad.norm().item() for name, param in model.named_parameters()})
+    )
+    trainer.add_hook("gradient_monitor", log_frequency=1)
+    trainer.add_hook("gradient_monitor", name="heads", log_frequency=1, param_filter="2.")
+    trainer.train()
+    metrics = metrics_of(trainer)[1]
+    of_heads = [norm for name, norm in norms.items() if name.startswith("2.")]
+    assert metrics["gradients/norm"] == pytest.approx(math.hypot(*norms.values()), rel=1e-5)
+    assert metrics["gradients/heads/norm"] == pytest.approx(math.hypot(*of_heads), rel=1e-5)
+    assert metrics["gradients/heads/layers_vanishing"] == 0

@@ -1,13 +1,14 @@
 """Hooks that wait for a metric say so when it cannot come."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from hookline import CheckpointHook, EarlyStopping, GenericTrainer
+from hookline import CheckpointHook, EarlyStopping, GenericTrainer, read_metrics
 
 BATCHES = [(torch.ones(2, 3), torch.zeros(2, 1))]
 
@@ -52,3 +53,19 @@ def test_what_can_come_is_waited_for_in_silence(
     with caplog.at_level(logging.WARNING, "hookline"):
         fit(hook, validate_every)
     assert not [record for record in caplog.records if "validate_every" in record.getMessage()]
+
+
+def test_the_loss_at_an_epoch_s_end_is_that_of_the_step(tmp_path: Path) -> None:
+    """Of all its micro-batches, as the record has it, and not of the last one."""
+    model = nn.Linear(3, 1)
+    data = [(torch.full((2, 3), float(number)), torch.zeros(2, 1)) for number in range(4)]
+    trainer = GenericTrainer(
+        None, model, torch.optim.SGD(model.parameters(), 0.01), device="cpu", loss_fn=nn.functional.mse_loss,
+        console=False, accumulate=2, output_dir=str(tmp_path),
+    )  # fmt: skip
+    hook = EarlyStopping("train/loss", check_on_train_epoch_end=True, verbose=False)
+    trainer.add_hook(hook)
+    trainer.fit(data, max_epochs=1)
+    assert trainer.run_dir is not None
+    recorded = [record["train/loss"] for record in read_metrics(trainer.run_dir) if "train/loss" in record]
+    assert hook.best == pytest.approx(recorded[-1], rel=1e-6)

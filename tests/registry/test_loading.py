@@ -159,6 +159,7 @@ def test_registries_without_a_config_start_empty() -> None:
         ({"hook_classes": ["no path.x"]}, "is no dotted path"),
         ({"logging_config": {"every": "x"}}, r"hooks\.logging_config\.every: 'x' is no schedule"),
         ({"hook_configs": {"Missing": {}}}, r"hooks\.hook_configs\.Missing: no such class in hook_classes"),
+        ({"hook_classes": ["pkg.Mine"], "hook_configs": {"Mime": {}}}, r"Mime: no such class .* did you mean 'Mine'"),
         ([], "expected a mapping"),
         (3, "expected a mapping"),
     ],

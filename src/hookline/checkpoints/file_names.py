@@ -14,7 +14,7 @@ from hookline.errors import ConfigError
 
 LONGEST = 150  # characters, of the 255 that file systems take: temporary names are longer
 ALWAYS_THERE = ("epoch", "step")
-RESERVED = ("best", "last")  # links go by these names
+RESERVED = ("best", "last", "manifest.json")  # links go by the first two; the last makes a folder a checkpoint
 
 _SAFE = re.compile(r"[A-Za-z0-9._=-]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=-]+")

@@ -22,6 +22,7 @@ from hookline.registry.base import TrainingHook
 from hookline.stats.flush import Arrival, Flush
 
 HALVINGS = 16  # so many overflows in a row are a scaler on its way down from where it begins, 65536
+PREFIX = "gradients"  # of what it logs
 MOMENTS = ("mean", "std", "min", "max", "absmax", "zeros", "nans", "infs")
 BEHIND_THE_LOOK = {"on_gradients_ready", "on_update", "on_gradient_clip", "on_before_optimizer_step"}
 Columns = Mapping[str, Sequence[float]]
@@ -77,13 +78,13 @@ class GradientMonitor(TrainingHook):
         self._chosen: dict[tuple[str, ...], tuple[tuple[str, ...], Tensor]] = {}  # what is recorded of which table
         self._asked_of: tuple[Any, ...] | None = None  # the hooks among which was looked for the user's own
         self._versions_tell = False
-        self._own_name = self.name
+        self._own_name, self._prefix = self.name, PREFIX
         if not log_update_ratio:
             self.on_after_optimizer_step = None  # type: ignore[assignment] # it need not hear it
 
     def setup(self, name: str) -> None:
-        """Sign notes with the name it goes by."""
-        self._own_name = name
+        """Sign notes with the name it goes by, and what a second one logs: it would overwrite the first one's."""
+        self._own_name, self._prefix = name, PREFIX if name == self.name else f"{PREFIX}/{name}"
 
     def close(self) -> None:
         """Let go of what is under way."""
@@ -204,7 +205,7 @@ class GradientMonitor(TrainingHook):
         if self._wanted.update_ratio:
             scalars["update_ratio"] = _update_ratio(columns)
         for name, value in scalars.items():
-            trainer.log(f"gradients/{name}", value, step)
+            trainer.log(f"{self._prefix}/{name}", value, step)
 
     # ---- judging -------------------------------------------------------------------------------------------------
 
@@ -228,7 +229,7 @@ class GradientMonitor(TrainingHook):
         healthy = len(norms) == len(sent.names) and self._limits.allow(norms)
         flow = None if healthy and not self.troubled else self.latest  # a verdict on each costs more than the look
         for key, verdict in COUNTED.items():
-            trainer.log(f"gradients/layers_{key}", float(len(flow.of(verdict))) if flow else 0.0, step)
+            trainer.log(f"{self._prefix}/layers_{key}", float(len(flow.of(verdict))) if flow else 0.0, step)
         if flow is not None:
             self._compare(flow, trainer, step)
 

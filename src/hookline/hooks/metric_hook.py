@@ -96,7 +96,7 @@ class MetricHook(NamedHook):
     def on_epoch_end(self, trainer: Any, step: int, epoch: int, state: Mapping[str, Any]) -> None:
         """Look if that is asked for; else see whether there will ever be something to look at."""
         if self._looks_at_epochs:
-            latest, mean = state.get("latest_loss"), state.get("avg_loss")
+            latest, mean = _loss_of_step(trainer, state), state.get("avg_loss")
             metrics = numbers({"loss": latest, "train/loss": latest, "train/epoch_loss": mean})
             validated = self._validation.step == step
             found = {**metrics, **self._validation.metrics} if validated else metrics
@@ -154,6 +154,12 @@ def metric_key(monitor: str) -> str:
 def is_of_training(key: str) -> bool:
     """Whether a metric is measured by steps of training."""
     return key == "loss" or key.startswith("train/")
+
+
+def _loss_of_step(trainer: Any, state: Mapping[str, Any]) -> Any:
+    """The loss of the step that was made last, as it is recorded; `latest_loss` is that of its last micro-batch."""
+    moment = getattr(trainer, "moment", None)
+    return moment.window_loss if moment is not None and moment.window else state.get("latest_loss")
 
 
 def _will_validate(trainer: Any) -> bool:

@@ -26,8 +26,10 @@ class Window:
     left_out: float = 0.0  # seconds of validations, checkpoints and the turn of an epoch
     samples: int = 0
     steps_heard: int = 0
+    first_wait: float = 0.0  # for its first batch, which came before it
     waited: float = 0.0
     waits: int = 0
+    batches: int = 0  # heard, as steps are
 
 
 class ThroughputMonitor(TrainingHook):
@@ -76,6 +78,8 @@ class ThroughputMonitor(TrainingHook):
         if self._ended and step - self._heard <= 1:  # on a schedule, the micro-batch before may not have been heard
             window.waited += now - self._ended
             window.waits += 1
+            window.first_wait = window.first_wait if window.batches else window.waited
+        window.batches += 1
         window.samples += count_samples(batch)
         window.steps_heard += step != self._heard
         self._heard = step
@@ -119,7 +123,8 @@ class ThroughputMonitor(TrainingHook):
     def on_train_end(self, trainer: Any = None) -> None:
         """Report the steps since the last report."""
         if trainer is not None and self._window is not None and self._done > self._window.step:
-            self._report(trainer, self._window, self._done, self._tokens, self._ended)
+            # The other windows end with the wait for a batch; this one has none behind it, but one before it.
+            self._report(trainer, self._window, self._done, self._tokens, self._ended + self._window.first_wait)
 
     def close(self) -> None:
         self._window, self._ended, self._done = None, 0.0, -1
@@ -143,7 +148,8 @@ class ThroughputMonitor(TrainingHook):
     def _waits(self, window: Window, step_seconds: float) -> dict[str, float]:
         if not window.waits:
             return {}
-        wait = window.waited / window.steps_heard  # per step, which may have several micro-batches
+        # Per step, which may have several micro-batches; nobody knows how long the run's first was waited for.
+        wait = window.waited / window.waits * window.batches / window.steps_heard
         return {"data_wait_seconds": wait, "data_wait_share": min(wait / step_seconds, 1.0)}
 
     def _flops(self, rates: Mapping[str, float]) -> dict[str, float]:

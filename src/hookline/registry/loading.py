@@ -168,7 +168,8 @@ def _by_class(tree: Mapping[str, Any], gate: Gate) -> Iterator[HookSpec]:
         options, parameters = _sorted_out(given, OPTIONS, f"hooks.hook_configs.{key}")
         yield HookSpec(f"hooks.hook_classes.{index}", dotted, target, options=options, parameters=parameters)
     for key in configs:
-        raise ConfigError(f"hooks.hook_configs.{key}", f"no such class in hook_classes; {nearest(str(key), paths)}")
+        there = [*paths, *(dotted.rpartition(".")[2] for dotted in paths)] if "." not in str(key) else paths
+        raise ConfigError(f"hooks.hook_configs.{key}", f"no such class in hook_classes; {nearest(str(key), there)}")
 
 
 def _by_flag(tree: Mapping[str, Any]) -> Iterator[HookSpec]:
