@@ -6,7 +6,7 @@ import pytest
 
 from hookline.errors import ConfigError, HooklineError, RegistrationError
 from hookline.events.schedule import Schedule
-from hookline.registry.base import TrainingHook
+from hookline.registry.base import ForwardHook, TrainingHook, UpdateHook
 from hookline.registry.registry import HookRegistry
 
 
@@ -82,3 +82,11 @@ def test_a_wrong_schedule_is_told_of_the_function() -> None:
 
     with pytest.raises(ConfigError, match=r"^report\.every: 'bananas' is no unit"):
         HookRegistry().register(report, event="train_batch_end", every="10 bananas")
+
+
+@pytest.mark.parametrize(("kind", "method"), [(ForwardHook, "on_forward"), (UpdateHook, "on_update")])
+def test_a_hook_without_what_its_kind_is_for_is_refused(kind: type, method: str) -> None:
+    """A method of another name would never be called."""
+    misnamed = type("Misnamed", (kind,), {"update": lambda self, grads: grads, "on_step_end": lambda self: None})
+    with pytest.raises(HooklineError, match=f"'Misnamed', of the kind {kind.__name__}, has no method '{method}'"):
+        HookRegistry().register(misnamed())

@@ -10,8 +10,11 @@ from hookline.events.arguments import Listener
 from hookline.events.catalog import Events, find_event
 from hookline.events.policy import check_policy
 from hookline.events.schedule import Schedule
+from hookline.registry.base import ForwardHook, UpdateHook
 from hookline.registry.entry import Entry, default_name, find_listeners, function_hook
 from hookline.registry.loading import OPTIONS, hook_parameters, make_hook
+
+MAIN_EVENTS: dict[type, str] = {ForwardHook: "on_forward", UpdateHook: "on_update"}  # what a kind of hook is for
 
 
 def make_entry(
@@ -70,7 +73,7 @@ def _function(function: Any, event: str, unknown: Mapping[str, Any]) -> tuple[An
 
 
 def _object(hook: Any, parameters: Mapping[str, Any]) -> tuple[Any, dict[str, Listener]]:
-    """One that hears nothing and is not even meant as a hook is somebody's slip."""
+    """One that hears nothing and is not even meant as a hook, or not what its kind is for, is somebody's slip."""
     made = make_hook(hook, parameters)
     listeners = find_listeners(made)
     if not listeners and not isinstance(made, Events):
@@ -78,4 +81,7 @@ def _object(hook: Any, parameters: Mapping[str, Any]) -> tuple[Any, dict[str, Li
             f"{getattr(made, '__name__', type(made).__name__)!r} hears no event: give a function its event (event=…), "
             "or a class a method named after one"
         )
+    for kind, method in MAIN_EVENTS.items():
+        if isinstance(made, kind) and method not in listeners:
+            raise RegistrationError(f"{type(made).__name__!r}, of the kind {kind.__name__}, has no method {method!r}")
     return made, listeners
