@@ -1,5 +1,6 @@
 """Real models: a Hugging Face GPT-2 and a BERT, `nn.Transformer`, an LSTM and a CNN, under all kinds of hooks."""
 
+import copy
 import logging
 import random
 from collections.abc import Callable
@@ -124,15 +125,19 @@ def same(first: Any, second: Any) -> bool:
         return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
     if isinstance(first, (tuple, list)):
         return len(first) == len(second) and all(map(same, first, second))
-    return len(tensors_in(first)) == len(tensors_in(second))
+    return same(tensors_in(first), tensors_in(second))
 
 
 def cloned(value: Any) -> Any:
-    """A nested value of plain containers and ModelOutputs with tensors of its own."""
+    """A nested value of plain containers, ModelOutputs and caches with tensors of its own."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
         return type(value)(**{key: cloned(item) for key, item in value.items()})
+    if type(value).__module__ == "transformers.cache_utils":
+        made = copy.copy(value)
+        vars(made).update({name: cloned(item) for name, item in vars(value).items()})
+        return made
     return type(value)(map(cloned, value)) if isinstance(value, (tuple, list)) else value
 
 

@@ -7,13 +7,16 @@ Nothing of this is on the model between two blocks, no tensor is kept, and it go
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookline.activations.capture import Capture
+from hookline.activations.captured import thread_name
 from hookline.activations.compiled import is_loaded
 
 if TYPE_CHECKING:  # it makes blocks
@@ -101,6 +104,30 @@ def keep(model: torch.nn.Module, kind: Hashable, block: Block) -> None:
     if len(kept) >= KINDS_KEPT:
         kept.clear()
     kept[kind] = block
+
+
+Opened = tuple[str, set[str]]  # by which thread, and which others have a block at the same time
+
+_open: weakref.WeakKeyDictionary[torch.nn.Module, list[Opened]] = weakref.WeakKeyDictionary()
+_opening = threading.Lock()
+
+
+@contextmanager
+def beside_others(model: torch.nn.Module) -> Iterator[set[str]]:
+    """The other threads that capture from a model while this block lasts: what they run is for their own caches."""
+    opened: Opened = thread_name(), set()
+    with _opening:
+        others = _open.setdefault(model, [])
+        for thread, beside in others:
+            if thread != opened[0]:
+                beside.add(opened[0])
+                opened[1].add(thread)
+        others.append(opened)
+    try:
+        yield opened[1]
+    finally:
+        with _opening:
+            others[:] = [other for other in others if other is not opened]  # another may look the same
 
 
 def forget(model: torch.nn.Module) -> None:

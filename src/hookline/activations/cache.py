@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
+from collections.abc import Iterator, Set
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -15,13 +19,18 @@ from hookline.activations.moment import tensors_in
 from hookline.activations.site import Site
 from hookline.errors import HooklineError, nearest
 
+NOT_STORED = (torch.complex128, torch.qint8, torch.quint8, torch.qint32)  # dtypes that safetensors does not have
+
 
 class EnoughSeen(BaseException):
-    """Leaves a model after the last module that was wanted."""
+    """Leaves a model after the last module that was wanted; raised inside `Cache.run` only, which expects it."""
 
 
 class StoppingCapture(Capture):
-    """A capture that ends the forward pass once every wanted module has run."""
+    """A capture that ends the forward pass of `Cache.run` once every wanted module has run.
+
+    Nobody else's: another thread may run the model meanwhile, and wants its output.
+    """
 
     built_in = False
     on_error = "raise"
@@ -29,12 +38,16 @@ class StoppingCapture(Capture):
     def __init__(self, modules: Any, **options: Any) -> None:
         super().__init__(modules, **options)
         self.wanted = 0  # modules; told once they are known
-        self._seen: set[str] = set()
+        self._pass = threading.local()  # has the modules that were seen, in a thread that is to be stopped
 
-    def hand_over(self) -> list[CapturedState | Record]:
-        """Give away what was captured; nothing has been seen."""
-        self._seen.clear()
-        return super().hand_over()
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """End the forward pass that this thread runs in the block."""
+        self._pass.seen = set()
+        try:
+            yield
+        finally:
+            del self._pass.seen
 
     def shortcut(self, site: Site, tap: Any) -> Keep | None:
         """The capture's, with a look whether that was the last."""
@@ -53,36 +66,49 @@ class StoppingCapture(Capture):
         self._saw(name)
 
     def _saw(self, name: str) -> None:
-        self._seen.add(name)
-        if len(self._seen) >= self.wanted:
-            self._seen.clear()  # for the next run
-            raise EnoughSeen
+        seen = self._pass.__dict__.get("seen")
+        if seen is not None:
+            seen.add(name)
+            if len(seen) >= self.wanted:
+                raise EnoughSeen
 
 
 class Cache:
-    """What was captured, read by module name or glob. It outlives the block it was made in."""
+    """What was captured, read by module name or glob. It outlives the block it was made in.
 
-    def __init__(self, hook: Capture, model: torch.nn.Module) -> None:
-        self._hook, self._model = hook, model
+    Where several threads capture from one model at once, each has what it ran itself. What threads run that capture
+    nothing of their own, workers of a pool for one, is in every cache that is open.
+    """
+
+    def __init__(self, hook: Capture, model: torch.nn.Module, left_out: Set[str] = frozenset()) -> None:
+        self._hook, self._model = hook, weakref.ref(model)  # it may outlive the model
         self._kept: list[CapturedState | Record] | None = None
+        self._left_out = left_out  # threads that have a block of their own
 
     @property
     def states(self) -> list[CapturedState]:
         """Every state, oldest first."""
-        if self._kept is None:
-            return self._hook.states
-        made = [state_of(kept) for kept in self._kept]
-        self._kept = [*made]
+        kept = self._hook.states if self._kept is None else self._kept
+        made = [state for one in kept if (state := state_of(one)).thread not in self._left_out]
+        if self._kept is not None:
+            self._kept = [*made]
         return made
 
     def close(self) -> None:
         """Take the states over from the hook, which is about to go."""
         self._kept = self._hook.hand_over()
+        if self._left_out:
+            self._kept = [*self.states]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model; returns None when the pass was ended early, after the last wanted module."""
+        model = self._model()
+        if model is None:
+            raise HooklineError("the model that this cache was made for no longer exists")
+        hook = self._hook
         try:
-            return self._model(*args, **kwargs)
+            with hook.stopping() if isinstance(hook, StoppingCapture) else nullcontext():
+                return model(*args, **kwargs)
         except EnoughSeen:
             return None
 
@@ -117,7 +143,14 @@ def save_states(states: list[CapturedState], path: str | Path) -> Path:
         for part in ("inputs", "kwargs", "outputs"):
             for index, tensor in enumerate(tensors_in(getattr(state, part))):
                 key = f"{state.name}/{state.call}/{part}/{index}"
-                tensors[key] = tensor.detach().cpu().clone().contiguous()
+                tensors[key] = _as_stored(key, tensor)
                 about[key] = f"step={state.step} phase={state.phase} layer_idx={state.layer_idx}"
     Path(path).write_bytes(save(tensors, metadata=about))
     return Path(path)
+
+
+def _as_stored(key: str, tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype in NOT_STORED:
+        kind = "nested" if tensor.is_nested else f"{tensor.dtype}, {tensor.layout}"
+        raise HooklineError(f"safetensors cannot hold {key} ({kind}); make it a plain tensor with reduce=…")
+    return tensor.detach().cpu().clone().contiguous()

@@ -15,11 +15,13 @@ from hookline.activations.captured import (
     CaptureStore,
     Origin,
     Record,
+    check_limit,
     state_of,
     thread_name,
 )
 from hookline.activations.copies import copy_on_write, mapped, shares_memory
 from hookline.activations.direct import Keep, Recorder
+from hookline.activations.moment import tensors_in
 from hookline.activations.site import Site
 from hookline.activations.sites import weakly
 from hookline.errors import ConfigError, nearest
@@ -61,7 +63,8 @@ class Capture(ForwardHook):
         self.max_captured_states = max_captured_states
         self.dtype, self.device, self.clone, self.reduce = dtype, device, clone, reduce
         parts = _parts(what)
-        self._change = _changes(_dtype(dtype), device, clone, _reduction(reduce))
+        check_limit("max_captured_states", max_captured_states)
+        self._change = _changes(_dtype(dtype), _device(device), clone, _reduction(reduce))
         self._calls: dict[str, CallNumbers] = {}  # of each module
         self._own_name, self._store = self.name, CaptureStore()
         self._shelf = self._store.new_shelf(self._calls, max_captured_states)
@@ -104,10 +107,11 @@ class Capture(ForwardHook):
         self._keep(name, module, step, phase, (inputs, kwargs, output))
 
     def _keep(self, name: str, module: torch.nn.Module, step: int, phase: str, taken: tuple[Any, Any, Any]) -> None:
-        ready = None
+        ready: Sequence[torch.cuda.Event] = ()  # behind the copies to the host
         if self._change is not None:
+            devices = {tensor.device for tensor in tensors_in(taken) if tensor.is_cuda} if self.device == "cpu" else ()
             taken = (mapped(self._change, taken[0]), mapped(self._change, taken[1]), mapped(self._change, taken[2]))
-            ready = _arrival(module) if self.device == "cpu" else None
+            ready = [torch.cuda.current_stream(device).record_event() for device in devices]
         origin, call = self._origin(name, weakref.ref(module)), self._numbers(name).next()
         self._store.add(CapturedState(origin, call, step, phase, taken, ready), self.max_captured_states)
 
@@ -190,9 +194,17 @@ def _changes(
             made = made.to(dtype)
         if device is not None:
             made = _moved(made, device)
-        return made.clone() if clone and made is tensor else made
+        return made.clone() if (clone and made is tensor) or _is_part(made) else made
 
     return change
+
+
+def _is_part(made: torch.Tensor) -> bool:
+    """Whether a tensor keeps more memory than it shows: a slice would hold the whole, and count for it."""
+    try:
+        return made.untyped_storage().nbytes() > made.nbytes
+    except (RuntimeError, NotImplementedError, AttributeError):  # sparse ones have no one storage; a number has none
+        return False
 
 
 def _moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
@@ -200,16 +212,6 @@ def _moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
         host = torch.empty_like(tensor, device="cpu", pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
     return tensor.to(device)
-
-
-def _arrival(module: torch.nn.Module) -> torch.cuda.Event | None:
-    """An event behind the copies to the host; None when there is no GPU to wait for."""
-    parameter = next(module.parameters(), None)
-    if parameter is None or parameter.device.type != "cuda":
-        return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 def _parts(what: str | Sequence[str]) -> tuple[str, ...]:
@@ -229,6 +231,15 @@ def _dtype(given: str | torch.dtype | None) -> torch.dtype | None:
             "dtype", f"{given!r} is no dtype; {nearest(given, ['float32', 'float16', 'bfloat16', 'float64'])}"
         )
     return found
+
+
+def _device(given: str | None) -> str | None:
+    if given is not None:
+        try:
+            torch.device(given)
+        except RuntimeError as error:
+            raise ConfigError("device", f"{given!r} is no device; give one such as 'cpu' or 'cuda:0'") from error
+    return given
 
 
 def _reduction(given: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:

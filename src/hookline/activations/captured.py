@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -14,6 +15,9 @@ import torch
 
 from hookline.activations.copies import copy_on_write, mapped, unwrapped
 from hookline.activations.moment import tensors_in
+from hookline.errors import ConfigError
+
+logger = logging.getLogger("hookline")
 
 
 class Origin(NamedTuple):
@@ -82,7 +86,7 @@ class CapturedState:
         step: int,
         phase: str,
         taken: tuple[Any, Any, Any],
-        ready: torch.cuda.Event | None = None,
+        ready: Sequence[torch.cuda.Event] = (),
         thread: str | None = None,
     ) -> None:
         self.origin = origin
@@ -92,7 +96,7 @@ class CapturedState:
         self.taken_at = time.monotonic()  # of one that lay there as a record: when it was first looked at
         self.taken = taken  # inputs, keyword inputs, output; states may share tensors, so these are never handed out
         self.shown: dict[int, Any] | None = None  # what was handed out instead, by place
-        self.ready = ready  # on its way from the device until then
+        self.ready = ready  # on its way from devices until then
         self.counted: Sequence[tuple[int, int]] = ()  # the storages a budget counts it for: where, how many bytes
 
     @property
@@ -132,8 +136,8 @@ class CapturedState:
 
     def _show(self, place: int) -> Any:
         """A view of its own for whoever reads: what the reader writes into it reaches no other state."""
-        if self.ready is not None:
-            self.ready.synchronize()
+        for event in self.ready:
+            event.synchronize()
         if self.shown is None:
             self.shown = {}
         if place not in self.shown:
@@ -199,6 +203,14 @@ class Shelf(deque[CapturedState | Record]):
         return sum(numbers.given for numbers in list(self.numbers.values()))
 
 
+def check_limit(option: str, given: Any, kind: type = int, least: int = 0) -> None:
+    """Refuse a limit that is no number, or that nothing could keep to; None is no limit."""
+    number = isinstance(given, (int, kind)) and not isinstance(given, bool)
+    if given is not None and not (number and given >= least):
+        what = "a whole number" if kind is int else "a number"
+        raise ConfigError(option, f"{given!r} is no limit; give {what} from {least} up, or None for none")
+
+
 class CaptureStore:
     """Keeps captured states within a number per hook and a number of bytes for all; the oldest go first.
 
@@ -209,6 +221,8 @@ class CaptureStore:
     def __init__(
         self, max_states: int | None = 100, limit_bytes: int | None = None, max_age: float | None = None
     ) -> None:
+        check_limit("max_captured_states", max_states)
+        check_limit("max_age_seconds", max_age, float)
         self.max_states = max_states
         self.limit_bytes = limit_bytes
         self.max_age = max_age  # seconds
@@ -216,6 +230,7 @@ class CaptureStore:
         self._dropped = 0  # from shelves that are gone
         self._shelves: dict[str, Shelf] = {}
         self._users: dict[int, int] = {}  # how many captured tensors use a storage
+        self._too_big: set[str] = set()  # modules of which one state is more than the limit
         self._lock = threading.RLock()
 
     @property
@@ -269,6 +284,16 @@ class CaptureStore:
                 self._drop(shelf, shelf[0])
             while self.limit_bytes is not None and self._bytes > self.limit_bytes:
                 self._drop(*self._oldest())
+            if self.limit_bytes is not None and not shelf:
+                self._tell_if_too_big(state, self.limit_bytes)
+
+    def _tell_if_too_big(self, state: CapturedState, limit: int) -> None:
+        """Say once that nothing of a module can be kept: an empty list looks like a hook that never fired."""
+        size = sum(dict(_storage(tensor) for tensor in state.tensors()).values())
+        if size > limit and state.name not in self._too_big:
+            self._too_big.add(state.name)
+            why = f"one state takes {size / 2**20:.3g} MB, and memory_limit_mb is {limit / 2**20:.3g} for all"
+            logger.warning("hook %r keeps nothing of %r: %s", state.hook, state.name, why)
 
     def _most(self, own: int | None) -> int | None:
         return self.max_states if own is None else own

@@ -16,6 +16,7 @@ from hookline.stats import loan
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
+HOLDERS = ("transformers.cache_utils",)  # whose classes keep keys and values of attention in their attributes
 CANNOT_BE_LAZY = (RuntimeError, AttributeError, NotImplementedError)  # what torch raises where it has no lazy copy
 
 
@@ -71,7 +72,7 @@ def mapped(change: Change, value: Any) -> Any:
         return _remade(type(value), {key: mapped(change, item) for key, item in value.items()})
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _with_fields(change, value)
-    return value
+    return _with_attributes(change, value) if holds_tensors(value) else value
 
 
 def _with_fields(change: Change, value: Any) -> Any:
@@ -80,6 +81,18 @@ def _with_fields(change: Change, value: Any) -> Any:
     for field in dataclasses.fields(value):
         if hasattr(value, field.name):
             object.__setattr__(made, field.name, mapped(change, getattr(value, field.name)))
+    return made
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether an object is looked into: a cache of attention, which Hugging Face models take and give on."""
+    kind = type(value)
+    return kind.__module__ != "builtins" and any(base.__module__ in HOLDERS for base in kind.__mro__)
+
+
+def _with_attributes(change: Change, value: Any) -> Any:
+    made = copy.copy(value)
+    vars(made).update({name: mapped(change, item) for name, item in vars(value).items()})
     return made
 
 

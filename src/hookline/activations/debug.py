@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from hookline.activations.accounting import aligned
+from hookline.activations.copies import unwrapped
 from hookline.activations.moment import tensors_in
 from hookline.activations.sites import weakly
 from hookline.errors import ConfigError, nearest
@@ -106,8 +107,9 @@ class Debug(ForwardHook):
     """Looks at every output of the selected modules and speaks up when a condition holds.
 
     `conditions` is a mapping such as ``{"nan": True, "absmax": "> 1e4", "zeros": "> 0.9"}`` (`zeros` is a fraction,
-    `nan` and `inf` are counts), a function ``(name, output) -> bool``, or a list of these; by default NaN and Inf. A
-    tensor with a NaN in it has no other statistics and meets no other condition, so keep ``nan`` among them.
+    `nan` and `inf` are counts), the same in words (``"nan"``, ``"absmax > 1e4"``), a function ``(name, output) ->
+    bool``, or a list of these; by default NaN and Inf. A tensor with a NaN in it has no other statistics and meets no
+    other condition, so keep ``nan`` among them.
 
     At a terminal a condition that holds opens the debugger, with `name`, `output` and `finding` at hand
     (`break_at_terminal`); quitting it ends the run. Everywhere it is written down: in `findings` (the first `keep`,
@@ -124,7 +126,7 @@ class Debug(ForwardHook):
     def __init__(
         self,
         modules: Any = "*",
-        conditions: Mapping[str, Any] | Predicate | Sequence[Any] | None = None,
+        conditions: Mapping[str, Any] | str | Predicate | Sequence[Any] | None = None,
         inspect: bool = False,
         break_at_terminal: bool = True,
         keep: int = 100,
@@ -224,15 +226,17 @@ def parse_conditions(given: Any) -> Iterator[Condition | Predicate]:
     if isinstance(given, Mapping):
         parsed = [_condition(name, value) for name, value in given.items()]
         yield from (condition for condition in parsed if condition is not None)
+    elif isinstance(given, str):
+        name, _, comparison = given.strip().partition(" ")
+        yield from parse_conditions({name: comparison or name in COUNTS or given})
     elif callable(given):
         yield given
     elif isinstance(given, (list, tuple)):
         for one in given:
             yield from parse_conditions(one)
     else:
-        raise ConfigError(
-            "conditions", f"{given!r} is no condition; write {{'absmax': '> 1e4'}}, a function, or a list of these"
-        )
+        choice = "write {'absmax': '> 1e4'}, 'absmax > 1e4', a function, or a list of these"
+        raise ConfigError("conditions", f"{given!r} is no condition; {choice}")
 
 
 def _condition(name: Any, value: Any) -> Condition | None:
@@ -295,8 +299,8 @@ def _measurable(tensor: torch.Tensor) -> bool:
 
 
 def _plain(tensor: Any) -> torch.Tensor:
-    """This rank's part of a sharded tensor, complex numbers as pairs of real ones."""
-    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    """This rank's part of a sharded tensor, the whole batch under `vmap`, complex numbers as pairs of real ones."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else unwrapped(tensor)
     return torch.view_as_real(local.resolve_conj()) if local.is_complex() else local
 
 

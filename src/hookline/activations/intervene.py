@@ -279,10 +279,14 @@ def with_replaced(value: Any, old: Tensor, new: Tensor) -> Any:
         return _remade_sequence(value, [with_replaced(item, old, new) for item in value])
     if isinstance(value, Mapping):
         return _remade_mapping(value, {key: with_replaced(item, old, new) for key, item in value.items()})
-    made = copy.copy(value)  # a dataclass: its constructor may ask for other things or do more than store them
-    for field in dataclasses.fields(value):
-        object.__setattr__(made, field.name, with_replaced(getattr(value, field.name), old, new))
+    made = copy.copy(value)  # without its constructor, which may ask for other things or do more than store them
+    for name in _attributes(value):
+        object.__setattr__(made, name, with_replaced(getattr(value, name), old, new))
     return made
+
+
+def _attributes(value: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else [*vars(value)]
 
 
 def _remade_sequence(value: Any, items: list[Any]) -> Any:

@@ -10,16 +10,17 @@ import torch
 
 from hookline.activations.accounting import FireReport, fire_report
 from hookline.activations.attention import AttentionMaps, attention_seen
-from hookline.activations.block import Block, keep, kind_of_block, take_kept
+from hookline.activations.block import Block, beside_others, keep, kind_of_block, take_kept
 from hookline.activations.cache import Cache, StoppingCapture
 from hookline.activations.capture import Capture
-from hookline.activations.captured import CapturedState, CaptureStore
+from hookline.activations.captured import CapturedState, CaptureStore, check_limit
 from hookline.activations.compiled import as_plain_python
 from hookline.activations.debug import Debug
-from hookline.activations.monitor import MONITOR_OPTIONS, Monitor
+from hookline.activations.monitor import Monitor
 from hookline.activations.tap import Tap
 from hookline.errors import HooklineError
 from hookline.registry.handle import Handle
+from hookline.registry.loading import OPTIONS, make_hook
 from hookline.registry.registry import HookRegistry
 
 SomeCache = TypeVar("SomeCache", bound=Cache)
@@ -44,6 +45,8 @@ class HookManager(HookRegistry):
         **loading: Any,
     ) -> None:
         super().__init__()
+        check_limit("memory_limit_mb", memory_limit_mb, float)
+        check_limit("cleanup_interval", cleanup_interval or 0, least=1)
         self.enable_intervention = enable_intervention
         self.cleanup_interval = cleanup_interval
         limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
@@ -75,25 +78,32 @@ class HookManager(HookRegistry):
         capture_output: bool = True,
         **options: Any,
     ) -> Handle:
-        """Keep what a module (or a pattern in the watched model) gets and gives; returns the hook's id."""
+        """Keep what a module (or a pattern in the watched model) gets and gives; returns the hook's id.
+
+        `options` are those of `Capture` and of `register`, such as `every`; so they are for the two below.
+        """
         what = [part for part, wanted in (("input", capture_input), ("output", capture_output)) if wanted]
         if not what:
             raise HooklineError(f"capture hook {hook_id!r}: capture_input and capture_output are both off")
-        every = {key: options.pop(key) for key in ("every", "at", "start", "stop") if key in options}
-        return self.register(Capture(module, what=what, layer_idx=layer_idx, **options), hook_id, **every)
+        return self._register(Capture, hook_id, options, modules=module, what=what, layer_idx=layer_idx)
 
     def register_monitoring_hook(
         self, module: Any, hook_id: str | None = None, metrics: Sequence[str] | None = None, **options: Any
     ) -> Handle:
         """Statistics, time and memory of a module's calls, chosen by `metrics`; options as `Monitor`'s."""
-        own = {key: options.pop(key) for key in MONITOR_OPTIONS if key in options}
-        return self.register(Monitor(module, metrics, **own), hook_id, **options)
+        return self._register(Monitor, hook_id, options, modules=module, metrics=metrics)
 
     def register_debug_hook(
         self, module: Any, hook_id: str | None = None, conditions: Any = None, **options: Any
     ) -> Handle:
         """Look at every call of a module; where a condition holds, break at a terminal or record a finding."""
-        return self.register(Debug(module, conditions, **options), hook_id)
+        return self._register(Debug, hook_id, options, modules=module, conditions=conditions)
+
+    def _register(self, kind: type, hook_id: str | None, options: Mapping[str, Any], **parameters: Any) -> Handle:
+        """Make a hook with what is its own of the options, and register it with the rest."""
+        own = {key: value for key, value in options.items() if key not in OPTIONS}
+        rest = {key: value for key, value in options.items() if key in OPTIONS}
+        return self.register(make_hook(kind, dict(**parameters, **own)), hook_id, **rest)
 
     def fire_report(self) -> FireReport:
         """How often each forward hook fired at each of its modules, and why one never did."""
@@ -139,9 +149,9 @@ class HookManager(HookRegistry):
 def one_off(model: torch.nn.Module, modules: Any, early_stop: bool, options: Mapping[str, Any]) -> Iterator[Cache]:
     """Capture from a model for one block, which `cache.run` leaves early if asked."""
     kind = kind_of_block(modules, early_stop, options)
-    with as_plain_python():
+    with as_plain_python(), beside_others(model) as other_threads:
         block = take_kept(model, kind, lambda: _new_block(model, modules, early_stop, options))
-        cache = Cache(block.hook, model)
+        cache = Cache(block.hook, model, other_threads)
         try:
             yield cache
         finally:

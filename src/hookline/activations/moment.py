@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hookline.activations.copies import Copies, version_of
+from hookline.activations.copies import Copies, holds_tensors, version_of
 
 LIVE = ("inputs", "kwargs", "output")
 
@@ -104,6 +104,8 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
         items = list(value.values())
     elif hasattr(value, "__dataclass_fields__"):
         items = [getattr(value, name) for name in value.__dataclass_fields__]
+    elif holds_tensors(value):
+        items = list(vars(value).values())
     else:
         return []
     return [tensor for item in items for tensor in tensors_in(item)]

@@ -24,7 +24,6 @@ from hookline.stats.histograms import Histograms
 
 KEPT = 1000  # values per module
 MOST_WAITING = 4096  # calls without a run
-MONITOR_OPTIONS = ("percentiles", "gradients", "dead_window", "unit_dim")
 SERIES, HISTOGRAMS = "activations", "activation_histograms"  # in layers.jsonl
 
 

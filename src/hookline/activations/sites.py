@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hookline.activations.site import Site
+from hookline.errors import HooklineError
 from hookline.events.dispatch import Fire
 from hookline.registry.entry import Entry
 from hookline.registry.select import select
@@ -69,9 +70,10 @@ class Sites:
     def _modules(self, entry: Entry, model: torch.nn.Module | None) -> dict[str, torch.nn.Module]:
         """What `modules` selects; a module given as it is needs no model, a pattern waits for one."""
         pattern = getattr(entry.hook, "modules", "*")
-        patterns = [
-            _alive(one) for one in (pattern if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern])
-        ]
+        listed = list(pattern) if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
+        if not listed or None in listed:
+            raise HooklineError(f"hook {entry.name!r}: modules={pattern!r} selects nothing; '*' selects all")
+        patterns = [_alive(one) for one in listed]
         named = dict(model.named_modules()) if model is not None else {}
         known = {id(module): name for name, module in named.items()}
         given = [one for one in patterns if isinstance(one, torch.nn.Module)]
