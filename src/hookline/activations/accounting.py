@@ -82,7 +82,7 @@ def _rows(manager: HookManager, entry: Entry, compiled: set[int]) -> Iterator[Fi
     for site in manager.tap.sites.of(entry):
         fired = site.fired.of(entry.name)
         why = "" if fired else _why(manager, entry, site, compiled)
-        yield FireRow(entry.name, site.name, site.all_calls, fired, why)
+        yield FireRow(entry.name, site.name_for(entry.name), site.all_calls, fired, why)
     if manager.tap.sites.model is None and _has_patterns(entry):
         yield FireRow(entry.name, "", 0, 0, WAITING)
 

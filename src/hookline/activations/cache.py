@@ -15,11 +15,9 @@ import torch
 from hookline.activations.capture import Capture
 from hookline.activations.captured import CapturedState, Record, state_of
 from hookline.activations.direct import Keep
-from hookline.activations.moment import tensors_in
+from hookline.activations.saved_states import save_states
 from hookline.activations.site import Site
 from hookline.errors import HooklineError, nearest
-
-NOT_STORED = (torch.complex128, torch.qint8, torch.quint8, torch.qint32)  # dtypes that safetensors does not have
 
 
 class EnoughSeen(BaseException):
@@ -57,7 +55,7 @@ class StoppingCapture(Capture):
 
         def keep_and_look(inputs: Any, kwargs: Any, output: Any) -> None:
             keep(inputs, kwargs, output)
-            self._saw(site.name)
+            self._saw(site.name_for(self._own_name))
 
         return keep_and_look
 
@@ -131,26 +129,3 @@ class Cache:
     def save(self, path: str | Path) -> Path:
         """Write every captured tensor to a safetensors file, keyed ``module/call/index``."""
         return save_states(self.states, path)
-
-
-def save_states(states: list[CapturedState], path: str | Path) -> Path:
-    """Write captured tensors to a safetensors file; names, steps and phases go into its metadata."""
-    from safetensors.torch import save
-
-    tensors: dict[str, torch.Tensor] = {}
-    about: dict[str, str] = {}
-    for state in states:
-        for part in ("inputs", "kwargs", "outputs"):
-            for index, tensor in enumerate(tensors_in(getattr(state, part))):
-                key = f"{state.name}/{state.call}/{part}/{index}"
-                tensors[key] = _as_stored(key, tensor)
-                about[key] = f"step={state.step} phase={state.phase} layer_idx={state.layer_idx}"
-    Path(path).write_bytes(save(tensors, metadata=about))
-    return Path(path)
-
-
-def _as_stored(key: str, tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype in NOT_STORED:
-        kind = "nested" if tensor.is_nested else f"{tensor.dtype}, {tensor.layout}"
-        raise HooklineError(f"safetensors cannot hold {key} ({kind}); make it a plain tensor with reduce=…")
-    return tensor.detach().cpu().clone().contiguous()

@@ -124,7 +124,7 @@ class Shortcut(ShortWay):
         self, error: Exception, site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any
     ) -> None:
         """Report it; raises what must be raised."""
-        moment = ForwardMoment(self._tap.run, site.name, module, inputs, kwargs, output, None)
+        moment = ForwardMoment(self._tap.run, site.name_for(self._item.hook), module, inputs, kwargs, output, None)
         raised = self._tap.registry.desk.failed(ON_FORWARD, self._item, error, moment)
         if raised is not None:
             raise raised
@@ -185,8 +185,8 @@ class Caller:
         self, site: Site, module: torch.nn.Module, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
     ) -> Any:
         """Call the hook; returns the output that goes on, which only an intervention may change."""
-        moment = ForwardMoment(self.tap.run, site.name, module, inputs, kwargs, output, measured)
         item, raised, returned = self.item, None, None
+        moment = ForwardMoment(self.tap.run, site.name_for(item.hook), module, inputs, kwargs, output, measured)
         grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(grad and self.live)  # the context manager would cost 1.5 µs
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,12 +23,15 @@ from hookline.activations.captured import (
 from hookline.activations.copies import copy_on_write, mapped, shares_memory
 from hookline.activations.direct import Keep, Recorder
 from hookline.activations.moment import tensors_in
+from hookline.activations.saved_states import file_of_hook, save_states
 from hookline.activations.site import Site
 from hookline.activations.sites import weakly
 from hookline.errors import ConfigError, nearest
 from hookline.registry.base import ForwardHook
 
 PARTS = ("input", "output")
+
+logger = logging.getLogger("hookline")
 
 REDUCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "batch_mean": lambda tensor: tensor.float().mean(0),
@@ -40,7 +44,8 @@ class Capture(ForwardHook):
     """Keeps inputs and outputs of the selected modules, in their structure.
 
     A state is a copy-on-write view: it costs nothing until somebody writes, and stays true when the model does. With
-    `dtype`, `device` or `reduce` it is made smaller or moved first; from a GPU to the CPU asynchronously.
+    `dtype`, `device` or `reduce` it is made smaller or moved first; from a GPU to the CPU asynchronously. With `save`
+    what is kept when a run ends is written to its directory, as ``captures/<name>.safetensors``.
     """
 
     built_in = True
@@ -56,12 +61,15 @@ class Capture(ForwardHook):
         device: str | None = None,
         clone: bool = False,
         reduce: str | Callable[[torch.Tensor], torch.Tensor] | None = None,
+        save: bool = False,
     ) -> None:
         self.modules = weakly(modules)
         self.what = what
         self.layer_idx = layer_idx
         self.max_captured_states = max_captured_states
-        self.dtype, self.device, self.clone, self.reduce = dtype, device, clone, reduce
+        self.dtype, self.device, self.clone, self.reduce, self.save = dtype, device, clone, reduce, save
+        if not save:
+            self.on_train_end = None  # type: ignore[assignment] # it need not hear it
         parts = _parts(what)
         check_limit("max_captured_states", max_captured_states)
         self._change = _changes(_dtype(dtype), _device(device), clone, _reduction(reduce))
@@ -81,6 +89,13 @@ class Capture(ForwardHook):
             self._store, self._shelf = store, store.new_shelf(self._calls, self.max_captured_states)
         self._own_name = name
         store.put_up(name, self._shelf)
+
+    def on_train_end(self, trainer: Any) -> None:
+        """Write what is kept, if that was asked for."""
+        if trainer.run_dir is None:
+            logger.warning("hook %r has nowhere to save what it captured: the run has no record", self._own_name)
+        elif states := self.states:
+            save_states(states, file_of_hook(trainer.run_dir, self._own_name))
 
     def close(self) -> None:
         """Nothing survives the hook."""
@@ -122,7 +137,8 @@ class Capture(ForwardHook):
         """
         if self._change is not None:
             return None
-        origin, numbers = self._origin(site.name, site.module_ref), self._numbers(site.name)
+        name = site.name_for(self._own_name)
+        origin, numbers = self._origin(name, site.module_ref), self._numbers(name)
         site.fired.follow(self._own_name, numbers)
         put = self._shelf.append if self._store.takes_records else self._put
         with_output, copies = "output" in self._parts, self._copies

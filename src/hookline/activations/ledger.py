@@ -230,7 +230,7 @@ class Ledger:
         """Which rows are those of a hook's own modules."""
         if one not in self._parts:
             places = tuple(place for place, site in enumerate(self._sites) if site in one.sites)
-            self._parts[one] = Rows([self._sites[place].name for place in places], places)
+            self._parts[one] = Rows([self._sites[place].name_for(one.hook) for place in places], places)
         return self._parts[one]
 
 

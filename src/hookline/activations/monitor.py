@@ -55,8 +55,8 @@ class Monitor(ForwardHook):
         unit_dim: int | None = None,
     ) -> None:
         self.modules = weakly(modules)
+        wanted = self._wanted = Wanted.parse(DEFAULT if metrics is None else metrics, percentiles)
         self.metrics = tuple(metrics) if metrics is not None else DEFAULT
-        wanted = self._wanted = Wanted.parse(self.metrics, percentiles)
         if gradients and not wanted.reads_tensors:
             raise ConfigError("gradients", "there is nothing to take of them; add a statistic to metrics, such as 'l2'")
         self._outputs = Readings(wanted) if wanted.reads_tensors else None
@@ -121,7 +121,7 @@ class Monitor(ForwardHook):
         """The same as `on_forward` for a module, with everything looked up beforehand; None where a clock is wanted."""
         if self._costs is not None:
             return None
-        name, fired, own_name = site.name, site.fired, self._own_name
+        name, fired, own_name = site.name_for(self._own_name), site.fired, self._own_name
 
         def look(inputs: Any, kwargs: Any, output: Any) -> None:
             self._look(name, output, tap.run.step)

@@ -29,6 +29,7 @@ class Site(Place):
 
     def __init__(self, name: str, module: torch.nn.Module, fire: Fire) -> None:
         self.name = name
+        self.names: dict[str, str] = {}  # of hooks that call it something else: a module given as it is has no name
         self.calls = 0  # since it is watched, but for those that hooks count on the direct way
         self.fired = Fires()
         self.module_ref = weakref.ref(module)
@@ -53,6 +54,10 @@ class Site(Place):
     def all_calls(self) -> int:
         """How often the module ran since it is watched."""
         return self.calls + self.fired.direct
+
+    def name_for(self, hook: str) -> str:
+        """What a hook calls the module."""
+        return self.names.get(hook, self.name)
 
     def be_called(self, call: DirectCall) -> None:
         """Have the module called directly, by this and no longer by another."""

@@ -44,7 +44,7 @@ class Sites:
         """Raise when a hook's patterns match nothing in a model."""
         chosen = self._modules(entry, model)
         if model is self.model:  # `of` will be asked next
-            self._of[entry.name] = (entry, [self._site(name, module) for name, module in chosen.items()])
+            self._of[entry.name] = (entry, [self._site(name, module, entry.name) for name, module in chosen.items()])
 
     def of(self, entry: Entry) -> list[Site]:
         """The sites that a hook selects."""
@@ -60,11 +60,14 @@ class Sites:
         for name in [name for name, (entry, _) in self._of.items() if id(entry) not in staying]:
             for site in self._of.pop(name)[1]:
                 site.fired.unfollow(name)
+                site.names.pop(name, None)
 
-    def _site(self, name: str, module: torch.nn.Module) -> Site:
+    def _site(self, name: str, module: torch.nn.Module, hook: str) -> Site:
         known = self._sites.get(module)
         if known is None:
             known = self._sites[module] = Site(name, module, self._fire)
+        if name != known.name:
+            known.names[hook] = name
         return known
 
     def _modules(self, entry: Entry, model: torch.nn.Module | None) -> dict[str, torch.nn.Module]:

@@ -88,7 +88,7 @@ class Tap:
                 return
             if self._lifted:
                 return
-            self._attach([entry for entry in entries if entry.enabled or compiled.is_used()])
+            self._attach([entry for entry in entries if _listens(entry) or compiled.is_used()])
             if compiled.is_used():
                 compiled.notice_hooks()
                 self._enter_graphs(entries)
@@ -162,6 +162,7 @@ class Tap:
 
     def compile(self, bound: list[Bound], timed: bool) -> Fired | None:
         """The callable of `on_forward` for the hooks that are due now; the ledger is told who they are."""
+        bound = [item for item in bound if not self.registry.entry(item.hook).closed]
         if not bound:
             return None
         calls: dict[Site, list[Call]] = {}
@@ -226,7 +227,7 @@ class Tap:
 
 def _shown(entry: Entry) -> set[str]:
     """What compiled code must show a hook."""
-    if not entry.enabled:
+    if not _listens(entry):
         return set()
     if _measures(entry) or any(getattr(entry.hook, trait, False) for trait in LIVE_TRAITS):
         return {compiled.OUTSIDE}
@@ -234,6 +235,11 @@ def _shown(entry: Entry) -> set[str]:
         return {compiled.STATISTICS}
     wanted = entry.listeners["on_forward"].wanted
     return {compiled.CALLED, *(SHOWN[name] for name in wanted if name in SHOWN)}
+
+
+def _listens(entry: Entry) -> bool:
+    """Whether a hook hears modules: it is on, and the run it was closed with is not over."""
+    return entry.enabled and not entry.closed
 
 
 def _wants_statistics(hook: Any) -> bool:

@@ -36,6 +36,8 @@ class Wanted:
     @classmethod
     def parse(cls, metrics: Sequence[str], points: Sequence[float]) -> Wanted:
         """Read what the user wrote; a metric that does not exist is an error with the nearest name."""
+        if isinstance(metrics, str) or not (metrics or points):
+            raise ConfigError("metrics", f"{metrics!r} is no list of metrics; give some of {', '.join(METRICS)}")
         for metric in metrics:
             if metric not in METRICS:
                 raise ConfigError("metrics", f"{metric!r} is no metric; {nearest(str(metric), METRICS, 20)}")

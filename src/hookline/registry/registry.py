@@ -268,15 +268,19 @@ class HookRegistry(Events):
 
     def reopen(self) -> None:
         """Another run begins: hooks that the last one closed are set up again."""
-        for entry in self.entries():
-            if entry.closed:
-                entry.closed = False
-                set_up(entry, self)
+        closed = [entry for entry in self.entries() if entry.closed]
+        for entry in closed:
+            entry.closed = False
+            set_up(entry, self)
+        if any("forward" in entry.kinds for entry in closed):
+            self._changed()
 
     def close(self) -> None:
         """Close every hook, once for each time it was set up."""
         for entry in list(self._entries.values()):
             self._close(entry)
+        if self.entries("forward"):
+            self._changed()  # who is closed hears no module
 
     def _close(self, entry: Entry) -> None:
         close = getattr(entry.hook, "close", None)
