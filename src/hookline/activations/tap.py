@@ -109,8 +109,7 @@ class Tap:
     def lift(self) -> None:
         """Take the torch hooks off for a while; what is known of the modules stays.
 
-        Nobody hears anything until they are back: not of a call that has begun already, nor of a copy of the model,
-        which has torch hooks of its own.
+        Nobody hears anything until they are back, not even of a call that has begun already.
         """
         fire = self.registry.fire
         with self._lock:
