@@ -5,8 +5,8 @@ Before that, it looks whether it has a compiled call, which ``module.compile()``
 compiled, our own stands there: it does what torch would do, and leaves the call to torch whenever a module has another
 hook as well. The torch hook itself is on the module all the time, for torch and for everybody who looks.
 
-Torch leaves a compiled call out when it copies or pickles a module, and ours leaves itself out where others copy, as our
-torch hook does: nobody watches a copy.
+Torch leaves a compiled call out when it copies or pickles a module, and ours leaves itself out where others copy, as
+our torch hook does: nobody watches a copy.
 """
 
 from __future__ import annotations
