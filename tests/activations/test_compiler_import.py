@@ -62,6 +62,14 @@ assert counter.frame_count == 1, counter.frame_count
 assert hook.heard == 3 * 6, "three times, three blocks and what is in them"
 """
 
+ASKED_FOR_BEFORE = """
+import importlib.util
+manager.watch(model)
+manager.register(Watch("*"))
+assert importlib.util.find_spec("torch._dynamo") is not None and "torch._dynamo" not in sys.modules
+torch.compile(model, backend="eager", fullgraph=True)(torch.ones(1, 2))
+"""
+
 NOT_LEFT_BEHIND = """
 manager.watch(model)
 manager.register(Watch("*"))
@@ -85,7 +93,9 @@ assert torch._dynamo.reset
 """
 
 
-@pytest.mark.parametrize("program", [WATCHED_MODEL, MODULES_ALONE, ONE_GRAPH, NOT_LEFT_BEHIND, FAILURE])
+@pytest.mark.parametrize(
+    "program", [WATCHED_MODEL, MODULES_ALONE, ONE_GRAPH, ASKED_FOR_BEFORE, NOT_LEFT_BEHIND, FAILURE]
+)
 def test_in_a_process_where_nothing_has_imported_it(program: str) -> None:
     """Hooks that came before it are heard in compiled code, without a break; afterwards no trace is left."""
     environment = {**os.environ, "PYTHONPATH": str(Path(hookline.__file__).parents[1])}

@@ -1,5 +1,7 @@
 """The console hook: progress, validation, checkpoints, and what each hook cost."""
 
+import contextlib
+import copy
 import io
 import logging
 import random
@@ -148,3 +150,14 @@ def test_words_for_speed_and_time() -> None:
     """Slow runs are told in seconds per step, long ones in hours."""
     assert (_speed(2.0), _speed(0.5), _speed(0.0)) == ("2.0 steps/s", "2.0 s/step", "? steps/s")
     assert (_duration(5), _duration(65), _duration(3661)) == ("0:05", "1:05", "1:01:01")
+
+
+def test_it_prints_to_where_standard_output_is_now(capsys: pytest.CaptureFixture[str]) -> None:
+    """After a run whose output somebody caught and let go of; it can be copied, too."""
+    trainer = make_trainer(2, val_dataloader=[(torch.randn(2, 3), torch.randn(2, 1))])
+    trainer.add_hook(copy.deepcopy(ConsoleLogHook(log_every_n_batches=1, costs=False)))
+    with io.StringIO() as caught, contextlib.redirect_stdout(caught):
+        trainer.train()
+        assert "step 2/2" in caught.getvalue()
+    trainer.validate()
+    assert "validation  val/loss" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from functools import partial
 
 import pytest
 
@@ -56,3 +57,37 @@ def test_a_process_without_standard_streams(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys, "stderr", None)
     SharedTerminal(lambda: None).share()
     assert sys.stdout is None
+
+
+def test_a_stream_of_somebody_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that copies to a file, say: its `write` returns nothing, and its neighbour is closed."""
+
+    class Tee(Terminal):
+        def write(self, text: str) -> None:  # type: ignore[override]
+            super().write(text)
+
+    tee, closed = Tee(), io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", tee)
+    monkeypatch.setattr(sys, "stderr", closed)
+    shared = SharedTerminal(lambda: None)
+    shared.share()
+    print("heard")
+    shared.leave()
+    assert tee.getvalue() == "heard\n" and sys.stdout is tee and sys.stderr is closed
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_runs_that_overlap_may_end_in_any_order(order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the last is over, the stream is the process's own again."""
+    terminal = at_terminal(monkeypatch)
+    told: list[int] = []
+    runs = [SharedTerminal(partial(told.append, number)) for number in range(3)]
+    for run in runs:
+        run.share()
+    runs[order[0]].leave()
+    print("two are told")
+    assert set(told) == set(order[1:])
+    for number in order[1:]:
+        runs[number].leave()
+    assert sys.stdout is terminal

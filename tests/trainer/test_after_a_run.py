@@ -22,3 +22,15 @@ def test_hooks_that_were_closed_with_a_run_hear_nothing_until_the_next() -> None
     trainer.options.max_epochs = 2
     trainer.train()
     assert seen == [9, 9]
+
+
+def test_a_hook_that_has_nothing_to_close_hears_the_model_on() -> None:
+    """A validation after the run, for one."""
+    model = nn.Sequential(nn.Linear(4, 2))
+    options = {"loss_fn": nn.functional.cross_entropy, "console": False, "record": False, "max_epochs": 1}
+    trainer = SimpleTrainer(model, BATCHES, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+    phases: list[str] = []
+    trainer.on("forward", name="hears")(lambda name, phase: phases.append(phase) if name == "0" else None)
+    trainer.train()
+    trainer.validate(BATCHES)
+    assert len(phases) == 6

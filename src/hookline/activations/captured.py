@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import torch
@@ -203,11 +204,11 @@ class Shelf(deque[CapturedState | Record]):
         return sum(numbers.given for numbers in list(self.numbers.values()))
 
 
-def check_limit(option: str, given: Any, kind: type = int, least: int = 0) -> None:
+def check_limit(option: str, given: Any, kind: type = Integral, least: int = 0) -> None:
     """Refuse a limit that is no number, or that nothing could keep to; None is no limit."""
-    number = isinstance(given, (int, kind)) and not isinstance(given, bool)
+    number = isinstance(given, kind) and not isinstance(given, bool)
     if given is not None and not (number and given >= least):
-        what = "a whole number" if kind is int else "a number"
+        what = "a whole number" if kind is Integral else "a number"
         raise ConfigError(option, f"{given!r} is no limit; give {what} from {least} up, or None for none")
 
 
@@ -222,7 +223,7 @@ class CaptureStore:
         self, max_states: int | None = 100, limit_bytes: int | None = None, max_age: float | None = None
     ) -> None:
         check_limit("max_captured_states", max_states)
-        check_limit("max_age_seconds", max_age, float)
+        check_limit("max_age_seconds", max_age, Real)
         self.max_states = max_states
         self.limit_bytes = limit_bytes
         self.max_age = max_age  # seconds

@@ -36,7 +36,6 @@ class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != COMPILER:
             return None
-        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = _Telling(spec.loader)
@@ -57,6 +56,8 @@ class _Telling(Loader):
         if spec is not None:
             spec.loader = module.__loader__ = self._loader  # for whoever asks the module where it came from
         self._loader.exec_module(module)
+        if _finder in sys.meta_path:  # not before: somebody may only have asked whether there is a compiler
+            sys.meta_path.remove(_finder)
         waiting, _waiting[:] = list(_waiting), []
         for call in filter(None, (once() for once in waiting)):
             _tell(call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from numbers import Real
 from typing import Any, TypeVar
 
 import torch
@@ -45,7 +46,7 @@ class HookManager(HookRegistry):
         **loading: Any,
     ) -> None:
         super().__init__()
-        check_limit("memory_limit_mb", memory_limit_mb, float)
+        check_limit("memory_limit_mb", memory_limit_mb, Real)
         check_limit("cleanup_interval", cleanup_interval or 0, least=1)
         self.enable_intervention = enable_intervention
         self.cleanup_interval = cleanup_interval

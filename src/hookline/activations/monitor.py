@@ -55,8 +55,8 @@ class Monitor(ForwardHook):
         unit_dim: int | None = None,
     ) -> None:
         self.modules = weakly(modules)
-        wanted = self._wanted = Wanted.parse(DEFAULT if metrics is None else metrics, percentiles)
-        self.metrics = tuple(metrics) if metrics is not None else DEFAULT
+        self.metrics = DEFAULT if metrics is None else metrics if isinstance(metrics, str) else tuple(metrics)
+        wanted = self._wanted = Wanted.parse(self.metrics, percentiles)
         if gradients and not wanted.reads_tensors:
             raise ConfigError("gradients", "there is nothing to take of them; add a statistic to metrics, such as 'l2'")
         self._outputs = Readings(wanted) if wanted.reads_tensors else None

@@ -24,6 +24,7 @@ from hookline.activations.site import Site
 from hookline.activations.sites import Sites
 from hookline.errors import RegistrationError
 from hookline.events.dispatch import Bound, Fired
+from hookline.registry.base import Hook
 from hookline.registry.entry import Entry
 from hookline.registry.registry import HookRegistry
 
@@ -161,7 +162,7 @@ class Tap:
 
     def compile(self, bound: list[Bound], timed: bool) -> Fired | None:
         """The callable of `on_forward` for the hooks that are due now; the ledger is told who they are."""
-        bound = [item for item in bound if not self.registry.entry(item.hook).closed]
+        bound = [item for item in bound if not _has_let_go(self.registry.entry(item.hook))]
         if not bound:
             return None
         calls: dict[Site, list[Call]] = {}
@@ -237,8 +238,13 @@ def _shown(entry: Entry) -> set[str]:
 
 
 def _listens(entry: Entry) -> bool:
-    """Whether a hook hears modules: it is on, and the run it was closed with is not over."""
-    return entry.enabled and not entry.closed
+    """Whether a hook hears modules."""
+    return entry.enabled and not _has_let_go(entry)
+
+
+def _has_let_go(entry: Entry) -> bool:
+    """Whether a hook was closed with its run and had something to close; others hear the model on."""
+    return entry.closed and getattr(entry.hook.close, "__func__", None) is not Hook.close
 
 
 def _wants_statistics(hook: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Mapping
 from logging import LogRecord
 from pathlib import Path
@@ -34,14 +33,12 @@ class ConsoleLogHook(TrainingHook):
         self.costs = switch(costs, "costs")
         self.schedule = Schedule.parse(every=f"{log_every_n_batches} batches")
         self._stream = stream
-        self._out = stream or sys.stdout
         self._open_line = False
         self._terminal = SharedTerminal(self._finish_line)
         self._began, self._first_step = monotonic(), 0
 
     def on_train_start(self, step: int) -> None:
         self._began, self._first_step = monotonic(), step
-        self._out = self._stream or sys.stdout
         self._terminal.share()
         logger.addFilter(self._make_way)
 
@@ -71,6 +68,10 @@ class ConsoleLogHook(TrainingHook):
         self._finish_line()
         self._terminal.leave()
         logger.removeFilter(self._make_way)
+
+    @property
+    def _out(self) -> TextIO:
+        return self._stream or self._terminal.stdout
 
     def _print(self, line: str, rewrite: bool = False) -> None:
         at_terminal = rewrite and self._out.isatty()

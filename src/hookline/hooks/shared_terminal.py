@@ -15,9 +15,9 @@ class MakesWay:
     def __init__(self, stream: Any, make_way: Callable[[], None]) -> None:
         self.stream, self._make_way = stream, make_way
 
-    def write(self, text: str) -> int:
+    def write(self, text: str) -> Any:
         self._make_way()
-        return int(self.stream.write(text))
+        return self.stream.write(text)  # whatever that is: many a stream of somebody's own returns None
 
     def writelines(self, lines: Iterable[str]) -> None:
         self._make_way()
@@ -39,13 +39,30 @@ class SharedTerminal:
         self.leave()
         for name in STREAMS:
             stream = getattr(sys, name)
-            if stream is not None and stream.isatty():
+            if _is_terminal(stream):
                 self._ours[name] = MakesWay(stream, self._make_way)
                 setattr(sys, name, self._ours[name])
 
     def leave(self) -> None:
-        """Put the streams back, unless somebody has put another there since."""
+        """Put the streams back, unless somebody has put another there since; runs may overlap, and end in any order."""
         for name, ours in self._ours.items():
-            if getattr(sys, name) is ours:
+            above = getattr(sys, name)
+            if above is ours:
                 setattr(sys, name, ours.stream)
+            while isinstance(above, MakesWay):
+                above.stream = ours.stream if above.stream is ours else above.stream
+                above = above.stream
         self._ours = {}
+
+    @property
+    def stdout(self) -> Any:
+        """The stream itself: what this stands in for, or what is there now."""
+        return self._ours["stdout"].stream if "stdout" in self._ours else sys.stdout
+
+
+def _is_terminal(stream: Any) -> bool:
+    """Also of a stream that is closed, that is None, or that is somebody's own and cannot tell."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf, isfinite
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -77,7 +78,7 @@ def seed_or_none(link: str, seed: int | None) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)  # NumPy's, too
 
 
 def whole_rows(link: str, grads: Gradients) -> list[Tensor]:
