@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tallies_on_cpu import CPU, INPUT, WIDTH, Model, kernels_on_the_cpu, watching, whole
+from tallies_on_cpu import COMPILING, CPU, INPUT, WIDTH, Model, kernels_on_the_cpu, watching, whole
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -19,10 +19,7 @@ from hookline.activations.site import NO_TOKEN
 from hookline.events.schedule import Reading
 from hookline.stats.columns import STATISTICS
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it
-    pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning"),  # importing inductor
-]
+pytestmark = COMPILING
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tallies_on_cpu import INPUT, Model, kernels_on_the_cpu, watching, whole
+from tallies_on_cpu import COMPILING, INPUT, Model, kernels_on_the_cpu, watching, whole
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.utils import counters
@@ -14,10 +14,7 @@ from hookline.activations import adding_up
 from hookline.activations.looks import edition_of
 from hookline.activations.monitor import Monitor
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it
-    pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning"),  # importing inductor
-]
+pytestmark = COMPILING
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_config import config_with
 
 from hookline.cli import main
 from hookline.cli.hosts import allowed_hosts
@@ -15,14 +16,7 @@ from hookline.errors import RegistrationError
 from hookline.hooks import webhook
 from hookline.hooks.webhook import read_url
 
-CONFIG = """
-model: {name: char_gpt, context: 16, width: 8, heads: 2, layers: 1}
-data: {name: stdlib_text, context: 16, batch_size: 2, max_bytes: 60000}
-optimizer: {name: sgd, lr: 1e-2}
-trainer: {max_steps: 2, validate_every: null, sanity_batches: 0}
-hooks:
-  lifecycle: [{name: notify, webhook_url: "${env:HOOK_URL}", notify_on: training_end}]
-"""
+CONFIG = config_with('{name: notify, webhook_url: "${env:HOOK_URL}", notify_on: training_end}')
 
 
 @pytest.fixture(autouse=True)

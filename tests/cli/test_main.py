@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_config import config_with
 
 import hookline
 from hookline import __version__
@@ -13,14 +14,7 @@ from hookline.cli import main
 from hookline.events.catalog import CATALOG
 from hookline.registry.names import HOOKS
 
-SMALL = """
-model: {name: char_gpt, context: 16, width: 8, heads: 2, layers: 1}
-data: {name: stdlib_text, context: 16, batch_size: 2, max_bytes: 60000}
-optimizer: {name: sgd, lr: 1e-2}
-trainer: {max_steps: 2, validate_every: null, sanity_batches: 0}
-hooks:
-  lifecycle: [{name: console_log, costs: false}]
-"""
+SMALL = config_with("{name: console_log, costs: false}")
 Captured = pytest.CaptureFixture[str]
 
 

@@ -20,6 +20,11 @@ from hookline.stats.statistics import summarize
 CPU = torch.device("cpu")
 INPUT = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
 WIDTH = len(STATISTICS)
+COMPILING = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it
+    pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning"),  # importing inductor
+]
+"""Marks of tests that compile."""
 
 
 def make_tallies(many: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:

@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 from hookline import NanForensics, SimpleTrainer
-from hookline.hooks.autopsy import copied
 
 
 class Counting(nn.Module):
@@ -31,13 +30,3 @@ def test_the_run_s_batches_are_written_to_once() -> None:
     trainer.train()
     assert trainer.hooks.get("nan_forensics").autopsy.batch == ("batch[0]",)
     assert all(torch.equal(x[1:], torch.full((3, 2), 2.0)) for x, _ in batches)
-
-
-def test_copies_keep_the_form_and_leave_what_they_do_not_know() -> None:
-    """Tensors get memory of their own inside dicts, lists and tuples; anything else is passed on."""
-    known, word, tensor = {"x": 1}.keys(), "text", torch.ones(2)
-    made = copied({"a": [tensor, (tensor,)], "b": word, "c": known})
-    made["a"][0].zero_()
-    made["a"][1][0].zero_()
-    assert torch.equal(tensor, torch.ones(2)) and type(made["a"][1]) is tuple
-    assert made["b"] is word and made["c"] is known

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from small_config import config_with
 
 from hookline import TrainingHook
 from hookline.cli import main
@@ -11,14 +12,7 @@ from hookline.record.redaction import keep_secret, redact_text
 from hookline.registry.names import HOOKS
 
 TOKEN = "q8Xw2Zr5Tn1Lk7Vb3Mc9Pd4s"
-CONFIG = """
-model: {name: char_gpt, context: 16, width: 8, heads: 2, layers: 1}
-data: {name: stdlib_text, context: 16, batch_size: 2, max_bytes: 60000}
-optimizer: {name: sgd, lr: 1e-2}
-trainer: {max_steps: 2, validate_every: null, sanity_batches: 0}
-hooks:
-  lifecycle: [{name: quoting, password: "${env:RELAY_PASSWORD}", on_error: raise}]
-"""
+CONFIG = config_with('{name: quoting, password: "${env:RELAY_PASSWORD}", on_error: raise}')
 
 
 @pytest.fixture

@@ -50,8 +50,8 @@ class Link:
 
     def run(self, values: Mapping[str, Any]) -> None:
         """Call the hook once."""
-        before, marks = self._before(), self._marks() if self.watched else None
         were_finite = self.finite_check.begin() if self.finite_check else None
+        before, marks = self._before(were_finite is not None), self._marks() if self.watched else None
         try:
             returned = self.bound.listener.call(self.grads) if self.only_grads else self._call(values)
             self._take(returned, marks)
@@ -84,9 +84,9 @@ class Link:
         """Which gradients there are and how often each was written to; holds on to none of them."""
         return [(id(grad), _memory(grad)._version) for grad in self.grads.tensors()]
 
-    def _before(self) -> dict[str, torch.Tensor | None]:
+    def _before(self, checked: bool) -> dict[str, torch.Tensor | None]:
         """What to put back if the hook fails: the gradients themselves, or copies where it writes into them."""
-        if not self.backup and not self.finite_check:
+        if not self.backup and not checked:
             return {}
         now = {name: param.grad for name, param in self.grads.params.items()}
         return {name: grad if grad is None else grad.clone() for name, grad in now.items()} if self.backup else now

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hookline.activations.copies import mapped
 from hookline.activations.debug import Debug, Finding, statistics_of
 from hookline.activations.manager import HookManager
 from hookline.activations.moment import tensors_in
@@ -88,9 +89,9 @@ def examine(trainer: Any, batch: Any, random_state: Mapping[str, Any], by: str =
     hooks = {by: watches["nan"], f"{by} (inf)": watches["inf"], f"{by} (backward)": trace}
     with trainer.rerunning(random_state) as forward:
         with watching(model, hooks, trainer.step):
-            loss = forward(copied(batch))
+            loss = forward(_copied(batch))
             bad = bad_gradients(model, loss) if math.isfinite(loss.item()) else ()
-        operation = find_operation(model, forward, copied(batch)) if bad else None
+        operation = find_operation(model, forward, _copied(batch)) if bad else None
     first = {kind: watch.findings[0] for kind, watch in watches.items() if watch.findings}
     return Autopsy(
         loss=loss.item(),
@@ -209,16 +210,9 @@ def named_tensors(value: Any, name: str = "batch") -> dict[str, torch.Tensor]:
     return {key: tensor for place, item in items for key, tensor in named_tensors(item, f"{name}[{place!r}]").items()}
 
 
-def copied(batch: Any) -> Any:
-    """A batch with tensors of its own: a model that writes into what it is given shall not change the run's.
-
-    Containers of other kinds stay as they are: they may be more than their items.
-    """
-    if isinstance(batch, torch.Tensor):
-        return batch.clone()
-    if type(batch) is dict:
-        return {key: copied(item) for key, item in batch.items()}
-    return type(batch)(map(copied, batch)) if type(batch) in (list, tuple) else batch
+def _copied(batch: Any) -> Any:
+    """A model that writes into what it is given shall not change the run's."""
+    return mapped(torch.Tensor.clone, batch)
 
 
 def _module(name: str) -> str:

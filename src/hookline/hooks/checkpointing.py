@@ -283,14 +283,14 @@ class CheckpointHook(MetricHook):
     def state_dict(self) -> dict[str, Any]:
         """What is on disk, and the checkpoint that is being written right now: this state is part of it."""
         asked = None if self._under_way is None else asdict(self._under_way)
-        measured = asdict(self._validation)  # the end of the epoch may still want to look at it
-        return {"kept": [asdict(one) for one in self.kept], "asked": asked, "seen": self._seen, "validation": measured}
+        known = {"kept": [asdict(one) for one in self.kept], "asked": asked, "seen": self._seen}
+        return {**known, **self.validation_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what was on disk; `on_checkpoint_load` looks what of it is still there."""
         self.kept, self._seen = [Kept(**one) for one in state["kept"]], state["seen"]
         self._under_way = None if state["asked"] is None else Asked(**state["asked"])
-        self._validation = Occasion(**state["validation"]) if "validation" in state else MetricHook._validation
+        self.restore_validation(state)
 
     def on_checkpoint_load(self, checkpoint_path: str, path: str) -> None:
         """The loaded checkpoint joins those that it knew of; what this run does not have is forgotten, not deleted."""

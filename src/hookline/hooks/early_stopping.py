@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -194,19 +193,16 @@ class EarlyStopping(MetricHook):
             self._say(f"the model has the weights of step {self.best_step} again, the best ones")
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, how long it was waited for another, and the weights that go with it.
-
-        The last validation, too: if no step came after it, the end of the epoch still has to look at it.
-        """
+        """The best value, how long it was waited for another, and the weights that go with it."""
         state = {"best": self.best, "best_step": self.best_step, "waited": self.waited, "seen": self._seen}
-        validated = {"validation": asdict(self._validation), "validated_weights": self._validated_weights}
+        validated = {**self.validation_state(), "validated_weights": self._validated_weights}
         return {**state, "best_weights": self._best_weights, **validated}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on waiting where the saved run was."""
         self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
         self._seen, self._best_weights = state["seen"], state["best_weights"]
-        self._validation = Occasion(**state["validation"]) if "validation" in state else MetricHook._validation
+        self.restore_validation(state)
         self._validated_weights = state.get("validated_weights")
 
 

@@ -7,7 +7,7 @@ step. A validation's metrics are still new at the end of the epoch that it was m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hookline.errors import MetricMissing, nearest
@@ -103,6 +103,14 @@ class MetricHook(NamedHook):
             self.look(trainer, Occasion("epoch", step, epoch, found, validated, _will_validate(trainer)))
         elif self._looks_at_validation and self._validation.step < 0 and not _will_validate(trainer):
             self._miss(f"{self.called} waits for a validation, and there are no val_loaders")
+
+    def validation_state(self) -> dict[str, Any]:
+        """The last validation, for a checkpoint: the end of its epoch may still have to look at it."""
+        return {"validation": asdict(self._validation)}
+
+    def restore_validation(self, state: Mapping[str, Any]) -> None:
+        """Know of it again; checkpoints of an earlier version say nothing of it."""
+        self._validation = Occasion(**state["validation"]) if "validation" in state else type(self)._validation
 
     # ---- the metric ------------------------------------------------------------------------------------------------
 
