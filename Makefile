@@ -21,6 +21,7 @@ help:
 	@echo "make types   mypy --strict over src, and hooks as users write them"
 	@echo "make bench   microseconds per step against other trainers; ARGS='overhead --quick'"
 	@echo "make soak    the tests that take minutes"
+	@echo "make properties  the property tests, each time on new examples"
 	@echo "make docs    regenerate the pages that are made from code and test outcomes"
 	@echo "make clean   remove .venv, caches and build outputs (never runs/)"
 
@@ -32,6 +33,9 @@ test: $(VENV)/.dev-stamp
 
 soak: $(VENV)/.dev-stamp
 	$(BIN)/python -m pytest -m soak $(ARGS)
+
+properties: $(VENV)/.dev-stamp
+	$(BIN)/python -m pytest -n 2 -m hypothesis --hypothesis-profile=new $(ARGS)
 
 lint: $(VENV)/.dev-stamp
 	$(BIN)/ruff check .
@@ -71,4 +75,4 @@ $(VENV)/.bench-stamp: $(VENV)/.run-stamp
 	@$(PIP_INSTALL) -e '.[bench]'
 	@touch $@
 
-.PHONY: help run test soak lint types bench docs clean
+.PHONY: help run test soak properties lint types bench docs clean
