@@ -2,39 +2,45 @@
 
 import gc
 import random
-from collections.abc import Generator, Iterator
-from itertools import cycle
-from math import hypot
-from statistics import median, quantiles
+from collections.abc import Generator, Iterable, Iterator
+from itertools import chain, cycle
+from math import sqrt
+from statistics import mean, median, quantiles, stdev
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from bench.interleave import no_garbage_collection, standard_error_of_median
+from bench.interleave import no_garbage_collection
 from bench.overhead import scratch_directory
 from bench.table import Table
 
 TITLE = "Monitors, each every ten steps"
 COLUMNS = (
-    "contender", "step ms", "a due step more µs", "another step more µs", "on average", "± s.e.", "p99 / median",
-    "against none", "goal",
+    "contender", "step ms", "a due step more µs", "another step more µs", "on average", "± s.e.", "due / other",
+    "p99 / median", "against none", "goal",
 )  # fmt: skip
 NOTES = [
     "Model: a small language model (2 blocks, 24 modules, 29 parameters, width 64, context 64, batch 2), AdamW; one"
     " thread. Activations are watched in every module.",
-    "Blocks of ten steps of each contender in turn, in a new order every round; the last step of a block is due.",
-    "A due step more: median over the rounds of the block's due step less the median of its other nine.",
-    "Another step more: median over the rounds of the median of those nine, less that of the block without hooks.",
-    "On average: a tenth of the first and all of the second, as a share of a step, and its standard error.",
+    "Blocks of ten steps of each contender in turn, in a new order every round, each beside a block of a run"
+    " of its own without hooks, before or behind it; the last step of a block is due.",
+    "Each sitting makes the runs anew: where a run's memory happens to lie moves all its steps by a percent.",
+    "A due step more: the block's due step less the median of its other nine, less the same of the block beside it.",
+    "Another step more: the median of those nine, less that of the block beside it. Both: the median of a sitting's"
+    " rounds, then the mean of the sittings and its standard error.",
+    "On average: a tenth of the first and all of the second, as a share of a step.",
+    "Due / other: what p99 / median is where nothing interrupts the steps.",
     "p99 / median: of single steps. The machine interrupts the run without hooks as well: against none is divided by"
-    " its value.",
+    " the value of the blocks beside.",
     "Monitors of seed 002: lr_monitor, throughput, gradient_monitor, loss_spike and stall_watchdog. All others:"
     " gradient_flow, json_log and, in every module, activation_stats and monitor.",
 ]
+Run = Generator[torch.Tensor, None, None]
 BLOCK = 10
-WARM_UP = 6  # blocks
+WARM_UP = 3  # blocks
+ROUNDS = 10  # a sitting
 MONITORS: dict[str, dict[str, Any]] = {
     "lr_monitor": {"every": 10},
     "throughput": {"log_every_n_steps": 10},
@@ -47,7 +53,7 @@ MONITORS: dict[str, dict[str, Any]] = {
     "stall_watchdog": {},
 }
 OF_SEED_002 = ("lr_monitor", "throughput", "gradient_monitor", "loss_spike", "stall_watchdog")
-NONE, AGAIN, GOAL = "no hooks", "no hooks, again", "≤ +2 %, ≤ 1.2"
+NONE, GOAL = "no hooks", "≤ +2 %, ≤ 1.2"
 SEED_002, ALL = "monitors of seed 002, all", "and all others"
 
 
@@ -69,7 +75,7 @@ def step_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
 
-def run(monitors: dict[str, dict[str, Any]]) -> Generator[torch.Tensor, None, None]:
+def run(monitors: dict[str, dict[str, Any]]) -> Run:
     """A run of Hookline's trainer with these hooks, to be stepped."""
     from hookline import SimpleTrainer
     from hookline.jobs.char_gpt import CharGPT
@@ -90,7 +96,7 @@ def contenders(only: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
     chosen = {name: it for name, it in MONITORS.items() if not only or any(word in name for word in only)}
     alone = {name: {name: it} for name, it in chosen.items()}
     of_seed = {name: it for name, it in chosen.items() if name in OF_SEED_002}
-    return {NONE: {}, AGAIN: {}, **alone, SEED_002: of_seed, ALL: chosen}
+    return {NONE: {}, **alone, SEED_002: of_seed, ALL: chosen}
 
 
 def block(steps: Iterator[torch.Tensor]) -> list[float]:
@@ -103,32 +109,62 @@ def block(steps: Iterator[torch.Tensor]) -> list[float]:
     return spent
 
 
-def interleaved(runs: dict[str, Generator[torch.Tensor, None, None]], rounds: int) -> dict[str, list[list[float]]]:
-    """The blocks of every run, timed in turn."""
-    order, shuffle = list(runs), random.Random(0).shuffle
-    blocks: dict[str, list[list[float]]] = {name: [] for name in runs}
-    for name in order * WARM_UP:
-        block(runs[name])
+class Blocks(NamedTuple):
+    """What one contender's blocks took in one sitting, and the blocks without hooks beside them."""
+
+    own: list[list[float]]
+    bare: list[list[float]]
+
+    @property
+    def due(self) -> float:
+        """How much more a due step took, in seconds."""
+        return median(due_more(own) - due_more(bare) for own, bare in zip(*self, strict=True))
+
+    @property
+    def other(self) -> float:
+        """How much more the other steps took."""
+        return median(median(own[:-1]) - median(bare[:-1]) for own, bare in zip(*self, strict=True))
+
+
+def due_more(part: list[float]) -> float:
+    """How much longer a block's last step took than its others."""
+    return part[-1] - median(part[:-1])
+
+
+def sitting(monitors: dict[str, dict[str, dict[str, Any]]], chance: random.Random) -> dict[str, Blocks]:
+    """The blocks of new runs and of their bare twins, timed in turn."""
+    pairs = {name: (run(it), run({})) for name, it in monitors.items()}
+    order, blocks = list(pairs), {name: Blocks([], []) for name in pairs}
+    for steps in chain.from_iterable(pairs.values()):
+        for _ in range(WARM_UP):
+            block(steps)
     with no_garbage_collection():
-        for _ in range(rounds):
-            shuffle(order)
+        for _ in range(ROUNDS):
+            chance.shuffle(order)
             for name in order:
-                blocks[name].append(block(runs[name]))
+                for place in chance.sample((0, 1), 2):
+                    blocks[name][place].append(block(pairs[name][place]))
             gc.collect()
+    for steps in chain.from_iterable(pairs.values()):
+        steps.close()
     return blocks
 
 
 def measure(rounds: int, only: list[str]) -> Table:
     """Time the runs block by block."""
     torch.set_num_threads(1)
+    chance, monitors, many = random.Random(0), contenders(only), max(rounds // (6 * ROUNDS), 3)
     with scratch_directory():
-        runs = {name: run(monitors) for name, monitors in contenders(only).items()}
-        blocks = interleaved(runs, max(rounds // 6, 20))
-        for steps in runs.values():
-            steps.close()
-    plain = sorted(seconds for part in blocks[NONE] for seconds in part)
+        sittings = [sitting(monitors, chance) for _ in range(many)]
+    plain = sorted(singles(one[NONE].own for one in sittings))
     speed = f"A step without hooks that nothing disturbs (the 1st percentile): {plain[len(plain) // 100] * 1e3:.1f} ms."
-    return Table(TITLE, COLUMNS, [row(name, blocks) for name in runs], [f"{len(blocks[NONE])} rounds.", speed, *NOTES])
+    rows = [row(name, [one[name] for one in sittings]) for name in monitors]
+    return Table(TITLE, COLUMNS, rows, [f"{many} sittings of {ROUNDS} rounds.", speed, *NOTES])
+
+
+def singles(sittings: Iterable[list[list[float]]]) -> list[float]:
+    """The steps of all blocks."""
+    return [seconds for blocks in sittings for part in blocks for seconds in part]
 
 
 def tail(steps: list[float]) -> float:
@@ -136,27 +172,30 @@ def tail(steps: list[float]) -> float:
     return quantiles(steps, n=100)[98] / median(steps)
 
 
-def row(name: str, blocks: dict[str, list[list[float]]]) -> tuple[str, ...]:
+def row(name: str, sittings: list[Blocks]) -> tuple[str, ...]:
     """One line of the table."""
-    own, none = blocks[name], blocks[NONE]
-    single, plain = ([seconds for part in part_of for seconds in part] for part_of in (own, none))
-    due = [part[-1] - median(part[:-1]) for part in own]
-    other = [median(part[:-1]) - median(base[:-1]) for part, base in zip(own, none, strict=True)]
-    average = median(due) / BLOCK + median(other)
-    error = hypot(standard_error_of_median(due) / BLOCK, standard_error_of_median(other))
+    due, other = [one.due for one in sittings], [one.other for one in sittings]
+    average = [more / BLOCK + elsewhere for more, elsewhere in zip(due, other, strict=True)]
+    steps, plain = singles(one.own for one in sittings), singles(one.bare for one in sittings)
+    step = median(plain)
     return (
         name,
-        f"{median(single) * 1e3:.2f}",
+        f"{median(steps) * 1e3:.2f}",
         microseconds(due),
-        "" if name == NONE else microseconds(other),
-        f"{average / median(plain):+.1%}",
-        f"{error / median(plain):.1%}",
-        f"{tail(single):.2f}",
-        "" if name == NONE else f"{tail(single) / tail(plain):.2f}",
+        microseconds(other),
+        f"{mean(average) / step:+.1%}",
+        f"{error_of_mean(average) / step:.1%}",
+        f"{1 + mean(due) / step:.2f}",
+        f"{tail(steps):.2f}",
+        f"{tail(steps) / tail(plain):.2f}",
         GOAL if name in (SEED_002, ALL) else "",
     )
 
 
 def microseconds(seconds: list[float]) -> str:
-    """Their median with its standard error."""
-    return f"{median(seconds) * 1e6:.0f} ± {standard_error_of_median(seconds) * 1e6:.0f}"
+    """Their mean with its standard error."""
+    return f"{mean(seconds) * 1e6:.0f} ± {error_of_mean(seconds) * 1e6:.0f}"
+
+
+def error_of_mean(values: list[float]) -> float:
+    return stdev(values) / sqrt(len(values))

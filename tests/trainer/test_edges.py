@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -360,6 +361,45 @@ def test_an_iterator_that_is_used_up_is_explained() -> None:
     """A generator has one epoch in it."""
     with pytest.raises(TrainingError, match="can be read only once"):
         make_trainer((batch for batch in batches()), max_epochs=2).train()
+
+
+def test_the_default_link_is_not_called_in_steps_that_have_more_to_bear() -> None:
+    """Where a scheduled hook is due, nothing is done for the sake of a cost that is nothing."""
+    trainer = make_trainer(batches(40))
+    due: list[bool] = []
+    trainer.on("before_optimizer_step", every=4)(lambda: due.append(trainer.hooks.fire.on_update is not None))
+    trainer.train()
+    assert due == [False] * 10
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_gradients_outlive_their_step_only_for_who_asks(asks: bool) -> None:
+    """At on_step_end `grad_norm` is known; without anybody who names it or `ctx`, the gradients are gone."""
+    trainer, alive, norms = make_trainer(), [], []
+    grads: list[Any] = []
+    trainer.on("gradients_ready", name="notes")(lambda model: grads.append(ref(model.weight.grad)))
+    trainer.on("step_end", name="looks")(lambda step: alive.append(grads[-1]() is not None))
+    if asks:
+        trainer.on("step_end")(lambda grad_norm: norms.append(grad_norm))
+    trainer.train()
+    assert alive == [asks] * 4
+    assert len(norms) == 4 * asks and all(norm > 0 for norm in norms)
+
+
+def test_asking_for_the_norm_counts_from_the_next_step_on() -> None:
+    """A hook that comes and goes while training runs; afterwards nothing is kept for it."""
+    trainer, norms = make_trainer(batches(6)), []
+
+    @trainer.on("train_batch_end")
+    def come_and_go(step: int) -> None:
+        if step == 2:
+            trainer.on("step_end", name="asks")(lambda ctx: norms.append((ctx.step, ctx.grad_norm)))
+        if step == 5:
+            trainer.hooks.remove("asks")
+
+    trainer.train()
+    assert [step for step, norm in norms if norm > 0] == [3, 4]
+    assert trainer.hooks.tables.norm_readers == 0
 
 
 @pytest.mark.req("000-19", "000-20", "000-21")

@@ -163,8 +163,12 @@ def direct_call(site: Site, told: Told, told_by: Fired, tap: Tap) -> DirectCall:
         ):  # fmt: skip
             return module._call_impl(*inputs, **kwargs)
         output = module.forward(*inputs, **kwargs) if kwargs else module.forward(*inputs)
-        if told_by is not fire.on_forward or tap.asides or _current_graph_task_id() != NOT_IN_BACKWARD:
-            site.change_over(fire.on_forward)
+        heard = fire.on_forward
+        if heard is None:  # nobody is due
+            site.calls += 1
+            return output
+        if heard is not told_by or tap.asides or _current_graph_task_id() != NOT_IN_BACKWARD:
+            site.change_over(heard)
             changed = hear(module, inputs, kwargs, output)
             return output if changed is None else changed
         if put is not None and type(output) is Tensor:

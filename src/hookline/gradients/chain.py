@@ -52,7 +52,8 @@ class UpdateChain:
 
     def compile(self, bound: list[Bound], timed: bool) -> Fired | None:
         """The chain for the hooks that are due now; None when there is none."""
-        if not timed and all(_passes_through(item) for item in bound):
+        measures_cost = timed and not self.registry.tables.agenda.due  # not in a step that has more to bear
+        if not measures_cost and all(_passes_through(item) for item in bound):
             return None  # the default link alone has nothing to do: it is called where its cost is measured
         links = [self._link(item) for item in bound]
         self._have_norms_read(links)

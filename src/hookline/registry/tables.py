@@ -16,6 +16,7 @@ from hookline.registry.guard import Guard
 
 INNER = [event.name for event in CATALOG.values() if event.inner]
 OUTER = [event.name for event in CATALOG.values() if not event.inner]
+NORM = {"grad_norm", "ctx"}  # arguments that know it
 TABLES_KEPT = 64  # sets of due hooks whose callables are kept
 
 Compiler = Callable[[list[Bound], bool], Fired | None]
@@ -39,6 +40,7 @@ class Tables:
         self.agenda = Agenda()
         self.countdown = 0  # micro-batches until somebody may become due, or time is sampled
         self.hearers = dict.fromkeys(CATALOG, 0)  # listeners of each event, whether due and enabled or not
+        self.norm_readers = 0  # listeners of on_step_end that may ask for the norm of gradients that are gone by then
         self._listeners, self._desk, self._guard, self._lock = listeners, desk, guard, lock
         self._tables: dict[tuple[frozenset[str], bool], dict[str, Fired | None]] = {}
         self._compilers: dict[str, Compiler] = {}

@@ -36,6 +36,8 @@ class Kinds:
     """Whether the elements of each lie one after the other, in their order."""
     in_graph: bool
     """Whether autograd would follow what is computed from them."""
+    on_cpu: bool
+    """Whether all are in the host's memory."""
     dtypes: tuple[torch.dtype, ...]
     shapes: tuple[torch.Size, ...]
 
@@ -76,10 +78,11 @@ def _find_out(tensors: Sequence[Tensor]) -> Kinds:
     dtypes, strided = tuple(map(_DTYPE, tensors)), set(map(_LAYOUT, tensors)) <= {torch.strided}
     real = not any(dtype.is_complex for dtype in set(dtypes))
     plain = strided and real and PLAIN.issuperset(map(type, tensors))
-    alike = len(set(dtypes)) <= 1 and len(set(map(_DEVICE, tensors))) <= 1
+    devices = set(map(_DEVICE, tensors))
+    alike, on_cpu = len(set(dtypes)) <= 1 and len(devices) <= 1, all(device.type == "cpu" for device in devices)
     contiguous = strided and all(map(Tensor.is_contiguous, tensors))
     in_graph = any(map(_IN_GRAPH, tensors))
-    return _the_one(plain, alike, contiguous, in_graph, dtypes, tuple(map(_SHAPE, tensors)))
+    return _the_one(plain, alike, contiguous, in_graph, on_cpu, dtypes, tuple(map(_SHAPE, tensors)))
 
 
 _the_one = lru_cache(maxsize=64)(Kinds)

@@ -105,7 +105,7 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
             heard(moment)
         if heard := fire.on_update:
             loop.update(heard)
-        if fire.on_step_end:
+        if tables.norm_readers and fire.on_step_end:
             moment.keep_gradients()
         for optimizer in optimizers:
             if several:
