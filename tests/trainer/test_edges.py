@@ -386,6 +386,20 @@ def test_gradients_outlive_their_step_only_for_who_asks(asks: bool) -> None:
     assert len(norms) == 4 * asks and all(norm > 0 for norm in norms)
 
 
+def test_reading_a_loss_keeps_its_graph_no_longer_than_not_reading_it() -> None:
+    """Until the next loss is there, not until the next one is read."""
+    trainer, losses = make_trainer(batches(6)), []
+
+    @trainer.on("train_batch_end", at=2)
+    def read(loss: float, metrics: dict[str, Any]) -> None:
+        assert loss == metrics["loss"] > 0
+
+    trainer.on("before_backward", name="notes")(lambda: losses.append(ref(trainer.moment.live_loss)))
+    for step, _ in enumerate(trainer.stepper(), 1):
+        assert [place for place, loss in enumerate(losses, 1) if loss() is not None] == [step]
+    assert trainer.moment.loss > 0
+
+
 def test_asking_for_the_norm_counts_from_the_next_step_on() -> None:
     """A hook that comes and goes while training runs; afterwards nothing is kept for it."""
     trainer, norms = make_trainer(batches(6)), []

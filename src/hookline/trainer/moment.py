@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 
@@ -14,6 +16,12 @@ from hookline.gradients.norms import total_norm
 if TYPE_CHECKING:
     from hookline.gradients.view import Gradients
     from hookline.trainer.trainer import Trainer
+
+Of = Callable[[], torch.Tensor | None]  # the loss that something was computed for, as long as it is there
+
+
+def nothing() -> None:
+    """Nothing has been computed yet."""
 
 
 class RunMoment:
@@ -51,11 +59,12 @@ class RunMoment:
         self.set_aside: dict[str, Any] | None = None  # the training batch, while other batches run
         self.elapsed_before = 0.0
         self._started = monotonic()
-        # What was computed is kept with what it was computed for, so that a new batch has nothing to reset.
+        # What was computed is kept with what it was computed for, so that a new batch has nothing to reset. A loss is
+        # not kept alive for that: its graph would be, until somebody reads the next one.
         self._loss = math.nan
-        self._loss_of: torch.Tensor | None = None
+        self._loss_of: Of = nothing
         self._metrics: dict[str, Any] = {}
-        self._metrics_of: torch.Tensor | None = None
+        self._metrics_of: Of = nothing
         self._norm: torch.Tensor | float = math.nan
         self._norm_of = self._kept_of = self._clipped_at = 0
         self._kept: list[torch.Tensor] = []
@@ -155,18 +164,19 @@ class RunMoment:
     @property
     def loss(self) -> float:
         """This micro-batch's loss: waits for the device, once."""
-        if self._loss_of is not self.live_loss and self.live_loss is not None:
-            self._loss, self._loss_of = self.live_loss.item(), self.live_loss
+        if self.live_loss is not None and self._loss_of() is not self.live_loss:
+            self._loss, self._loss_of = self.live_loss.item(), ref(self.live_loss)
             if not math.isfinite(self._loss):
                 self.trainer.saw_non_finite_loss(self._loss)
         return self._loss
 
     def release_graph(self) -> None:
         """The last loss stays readable; its graph need not outlive the run."""
-        live, detached = self.live_loss, None if self.live_loss is None else self.live_loss.detach()
-        self.live_loss = detached
-        self._loss_of = detached if self._loss_of is live else None
-        self._metrics_of = detached if self._metrics_of is live else None
+        if self.live_loss is not None:
+            live, self.live_loss = self.live_loss, self.live_loss.detach()
+            known = ref(self.live_loss)
+            self._loss_of = known if self._loss_of() is live else nothing
+            self._metrics_of = known if self._metrics_of() is live else nothing
 
     @property
     def training(self) -> dict[str, Any]:
@@ -186,13 +196,14 @@ class RunMoment:
         """One dict per event, shared by its hooks."""
         if not self.metrics_read:
             numbers = {key: _number(value) for key, value in self.step_metrics.items()}
-            self._metrics, self._metrics_of = {"loss": self.loss, **numbers}, self.live_loss
+            self._metrics = {"loss": self.loss, **numbers}
+            self._metrics_of = nothing if self.live_loss is None else ref(self.live_loss)
         return self._metrics
 
     @property
     def metrics_read(self) -> bool:
         """Whether somebody named `metrics` at this batch."""
-        return self._metrics_of is self.live_loss
+        return self._metrics_of() is self.live_loss
 
     def added_metrics(self) -> dict[str, Any]:
         """What hooks added to this event's metrics and a record can hold: single numbers."""
