@@ -2,7 +2,7 @@
 
 import gc
 import random
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain, cycle
 from math import sqrt
 from statistics import mean, median, quantiles, stdev
@@ -18,20 +18,21 @@ from bench.table import Table
 
 TITLE = "Monitors, each every ten steps"
 COLUMNS = (
-    "contender", "step ms", "a due step more µs", "another step more µs", "on average", "± s.e.", "due / other",
-    "p99 / median", "against none", "goal",
+    "contender", "step ms", "a due step more µs", "the next more µs", "others more µs", "on average", "± s.e.",
+    "due / others", "p99 / median", "against none", "goal",
 )  # fmt: skip
 NOTES = [
     "Model: a small language model (2 blocks, 24 modules, 29 parameters, width 64, context 64, batch 2), AdamW; one"
     " thread. Activations are watched in every module.",
     "Blocks of ten steps of each contender in turn, in a new order every round, each beside a block of a run"
-    " of its own without hooks, before or behind it; the last step of a block is due.",
+    " of its own without hooks, before or behind it; the fifth step of a block is due.",
     "Each sitting makes the runs anew: where a run's memory happens to lie moves all its steps by a percent.",
-    "A due step more: the block's due step less the median of its other nine, less the same of the block beside it.",
-    "Another step more: the median of those nine, less that of the block beside it. Both: the median of a sitting's"
-    " rounds, then the mean of the sittings and its standard error.",
-    "On average: a tenth of the first and all of the second, as a share of a step.",
-    "Due / other: what p99 / median is where nothing interrupts the steps.",
+    "A due step more: the block's due step less the median of the eight that are neither due nor next, less the same of"
+    " the block beside it. The next: the same of the step behind it, which finds the caches full of other things."
+    " Others: the median of those eight, less that of the block beside it. All: the median of a sitting's rounds, then"
+    " the mean of the sittings and its standard error.",
+    "On average: a tenth of the first two and all of the third, as a share of a step.",
+    "Due / others: what p99 / median is where nothing interrupts the steps.",
     "p99 / median: of single steps. The machine interrupts the run without hooks as well: against none is divided by"
     " the value of the blocks beside.",
     "Monitors of seed 002: lr_monitor, throughput, gradient_monitor, loss_spike and stall_watchdog. All others:"
@@ -39,6 +40,7 @@ NOTES = [
 ]
 Run = Generator[torch.Tensor, None, None]
 BLOCK = 10
+DUE, NEXT = 4, 5  # of a block's steps
 WARM_UP = 3  # blocks
 ROUNDS = 10  # a sitting
 MONITORS: dict[str, dict[str, Any]] = {
@@ -115,20 +117,24 @@ class Blocks(NamedTuple):
     own: list[list[float]]
     bare: list[list[float]]
 
-    @property
-    def due(self) -> float:
-        """How much more a due step took, in seconds."""
-        return median(due_more(own) - due_more(bare) for own, bare in zip(*self, strict=True))
-
-    @property
-    def other(self) -> float:
-        """How much more the other steps took."""
-        return median(median(own[:-1]) - median(bare[:-1]) for own, bare in zip(*self, strict=True))
+    def more(self, of: Callable[[list[float]], float]) -> float:
+        """How much more something of a block is than of the block beside it, in seconds."""
+        return median(of(own) - of(bare) for own, bare in zip(*self, strict=True))
 
 
-def due_more(part: list[float]) -> float:
-    """How much longer a block's last step took than its others."""
-    return part[-1] - median(part[:-1])
+def others(part: list[float]) -> float:
+    """What a step took that was neither due nor next."""
+    return median(seconds for place, seconds in enumerate(part) if place not in (DUE, NEXT))
+
+
+def due_step(part: list[float]) -> float:
+    """How much longer the due one took than those."""
+    return part[DUE] - others(part)
+
+
+def next_step(part: list[float]) -> float:
+    """And the one behind it."""
+    return part[NEXT] - others(part)
 
 
 def sitting(monitors: dict[str, dict[str, dict[str, Any]]], chance: random.Random) -> dict[str, Blocks]:
@@ -138,6 +144,8 @@ def sitting(monitors: dict[str, dict[str, dict[str, Any]]], chance: random.Rando
     for steps in chain.from_iterable(pairs.values()):
         for _ in range(WARM_UP):
             block(steps)
+        for _ in range(BLOCK - DUE - 1):
+            next(steps)
     with no_garbage_collection():
         for _ in range(ROUNDS):
             chance.shuffle(order)
@@ -174,15 +182,16 @@ def tail(steps: list[float]) -> float:
 
 def row(name: str, sittings: list[Blocks]) -> tuple[str, ...]:
     """One line of the table."""
-    due, other = [one.due for one in sittings], [one.other for one in sittings]
-    average = [more / BLOCK + elsewhere for more, elsewhere in zip(due, other, strict=True)]
+    due, behind, rest = ([one.more(of) for one in sittings] for of in (due_step, next_step, others))
+    average = [(first + second) / BLOCK + third for first, second, third in zip(due, behind, rest, strict=True)]
     steps, plain = singles(one.own for one in sittings), singles(one.bare for one in sittings)
     step = median(plain)
     return (
         name,
         f"{median(steps) * 1e3:.2f}",
         microseconds(due),
-        microseconds(other),
+        microseconds(behind),
+        microseconds(rest),
         f"{mean(average) / step:+.1%}",
         f"{error_of_mean(average) / step:.1%}",
         f"{1 + mean(due) / step:.2f}",
