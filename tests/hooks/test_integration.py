@@ -55,6 +55,15 @@ def test_best_models_and_the_end_are_told(server: Server) -> None:
     }  # fmt: skip
 
 
+def test_a_trial_run_is_no_news(server: Server) -> None:
+    """Trying whether everything runs tells nobody; the same hook in a run afterwards does."""
+    hook = NotifyHook(server.url, EVERYTHING, heartbeat="1 batches")
+    make_trainer(hook, fast_dev_run=2).train()
+    assert server.texts == []
+    make_trainer(hook, max_epochs=1).train()
+    assert any("new best model" in text for text in server.texts) and "ended: completed" in server.texts[-1]
+
+
 def test_only_improvements_are_told(server: Server) -> None:
     """In the direction of `mode`; NaN and a missing metric are no improvement, and the latter is said once."""
     hook = NotifyHook(server.url, ["best_model"], monitor="val/accuracy", mode="max")

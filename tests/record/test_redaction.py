@@ -138,6 +138,14 @@ def test_structures_are_walked() -> None:
     }
 
 
+def test_secrets_in_keys() -> None:
+    """What has the shape of a secret is hidden there, too, and no value is lost for it."""
+    first, second = "hf_abcdefghijklmnopqrstuvwx", "https://hooks.slack.com/services/T0/B0/abc"
+    assert redact({first: 1, second: [2], "gradients/largest_norm": 3}) == {
+        REDACTED: 1, f"{REDACTED}#2": [2], "gradients/largest_norm": 3,
+    }  # fmt: skip
+
+
 def test_a_config_that_contains_itself() -> None:
     """A cycle ends, and its secrets stay hidden."""
     config: dict[str, Any] = {"password": "hunter2"}

@@ -759,6 +759,23 @@ def test_state_goes_by_name_and_misses_are_told() -> None:
     assert registry.get("a").count == 7
 
 
+def test_a_state_that_does_not_fit_is_told_with_its_hook() -> None:
+    """Such as one that another hook saved under the name; what went wrong stands behind it."""
+
+    class Strict(TrainingHook):
+        def state_dict(self) -> dict[str, int]:
+            return {"count": 0}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.count = state["count"]
+
+    registry = HookRegistry()
+    registry.register(Strict("a"))
+    said = r"hook 'a' \(Strict\) cannot take the state that was saved under its name: KeyError: 'count'"
+    with pytest.raises(HooklineError, match=said):
+        registry.load_state_dict({"a": {"other": 1}})
+
+
 def test_watchers_can_stop_watching() -> None:
     """Both kinds of listener come with a way to end it."""
     registry = HookRegistry()

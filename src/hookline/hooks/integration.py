@@ -13,7 +13,7 @@ from hookline.errors import ConfigError, RegistrationError, nearest
 from hookline.events.policy import Incident, logger
 from hookline.events.schedule import Schedule
 from hookline.hooks.metric_hook import MODES, better, metric_key, numbers
-from hookline.hooks.named_hook import NamedHook
+from hookline.hooks.named_hook import NamedHook, is_trial
 from hookline.hooks.notifications import Outbox
 from hookline.hooks.parameters import number, one_of, text, whole_number
 from hookline.hooks.webhook import Webhook
@@ -33,8 +33,8 @@ class NotifyHook(NamedHook):
     validation; `heartbeat` says how often to say that the run is alive.
 
     Messages go out from a thread of their own: training neither waits for them nor fails with them. The end of the run
-    waits up to `wait_at_end` seconds for what is still queued. The URL is a secret: write ``${env:NAME}`` in a config;
-    no record, message or error shows more of it than its host.
+    waits up to `wait_at_end` seconds for what is still queued. A `fast_dev_run` sends nothing. The URL is a secret:
+    write ``${env:NAME}`` in a config; no record, message or error shows more of it than its host.
     """
 
     built_in = True
@@ -147,6 +147,8 @@ class NotifyHook(NamedHook):
 
     def tell(self, text: str) -> None:
         """Queue a message of your own wording, with the run's name before it and secrets taken out of it."""
+        if is_trial(self._trainer):
+            return
         run = getattr(self._trainer, "run_id", None)
         whole = redact_text(f"[{run or 'hookline'} on {platform.node()}] {text}")
         self._outbox.put(json.dumps({"text": _escaped(whole[:LONGEST_TEXT])}).encode("ascii"))

@@ -25,3 +25,8 @@ class NamedHook(TrainingHook):
         """Write a decision into the run's record, signed, where the run keeps one."""
         if callable(write := getattr(trainer, "note", None)):
             write(kind, by=self.called, **fields)
+
+
+def is_trial(trainer: Any) -> bool:
+    """Whether the run only tries whether everything runs: it has learnt nothing and is no news."""
+    return bool(getattr(getattr(trainer, "options", None), "fast_dev_run", 0))

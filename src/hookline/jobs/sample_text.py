@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from hookline.hooks.named_hook import is_trial
 from hookline.registry.base import TrainingHook
 
 
@@ -24,8 +25,8 @@ class SampleText(TrainingHook):
         self._stream = stream
 
     def on_train_end(self, trainer: Any, state: Mapping[str, Any]) -> None:
-        if getattr(getattr(trainer, "options", None), "fast_dev_run", 0):
-            return  # a trial run has learnt nothing to show
+        if is_trial(trainer):
+            return
         vocab = trainer.hook_data.get("vocab")
         if state["status"] == "error":
             self._print("sample_text: no sample, because the run did not complete")

@@ -123,7 +123,7 @@ def _sorted(items: list[Any]) -> list[Any]:
 def _simplify_items(items: Iterable[tuple[Any, Any]], parents: tuple[int, ...]) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for key, value in items:
-        plain[_free_name(key_text(key), plain)] = _simplify(value, parents)
+        plain[free_name(key_text(key), plain)] = _simplify(value, parents)
     return plain
 
 
@@ -133,7 +133,7 @@ def key_text(key: Any) -> str:
     return plain if isinstance(plain, str) else json.dumps(plain, separators=(",", ":"))
 
 
-def _free_name(name: str, taken: dict[str, Any]) -> str:
+def free_name(name: str, taken: dict[str, Any]) -> str:
     """``1`` and ``"1"`` are two keys in Python and one in JSON: the second gets a mark."""
     unique, count = name, 2
     while unique in taken:

@@ -97,14 +97,21 @@ def _redact_items(items: Iterable[tuple[Any, Any]], depth: int) -> dict[Any, Any
     clean: dict[Any, Any] = {}
     for key, value in items:
         if type(key) is str and type(value) in _NO_SECRETS and not _says_secret(key):  # as most of a record's lines
-            clean[key] = value
+            name, plain = _shown(key), value
         else:
-            clean[_plain_key(key)] = _hide(value, depth) if is_secret_key(key) else _redact(value, depth + 1)
+            name, plain = _plain_key(key), _hide(value, depth) if is_secret_key(key) else _redact(value, depth + 1)
+        clean[jsonsafe.free_name(name, clean) if name in clean else name] = plain
     return clean
 
 
 def _plain_key(key: Any) -> Any:
-    return key if type(key) in (str, int, float, bool, type(None)) else jsonsafe.key_text(key)
+    return key if type(key) in (int, float, bool, type(None)) else _shown(jsonsafe.key_text(key))
+
+
+@lru_cache(maxsize=1024)
+def _shown(name: str) -> str:
+    """A key without what has the shape of a secret; a record's are the same line after line."""
+    return _KNOWN_TOKEN.sub(REDACTED, _URL.sub(_redact_url, name))
 
 
 def _redact_sequence(values: Iterable[Any], depth: int) -> list[Any]:

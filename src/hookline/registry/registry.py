@@ -307,7 +307,14 @@ class HookRegistry(Events):
     def load_state_dict(self, states: Mapping[str, Any]) -> dict[str, list[str]]:
         """Give every hook its state back, in place; returns which names had no hook and which hooks no state."""
         for name in [name for name in states if name in self._entries]:
-            load_hook_state(self._entries[name].hook, states[name])
+            hook = self._entries[name].hook
+            try:
+                load_hook_state(hook, states[name])
+            except Exception as error:
+                raise HooklineError(
+                    f"hook {name!r} ({type(hook).__name__}) cannot take the state that was saved under its name: "
+                    f"{type(error).__name__}: {error}. If another hook saved it, register this one under another name"
+                ) from error
         stateful = [entry.name for entry in self.entries() if hook_state(entry.hook) is not None]
         return {
             "without_hook": [name for name in states if name not in self._entries],
