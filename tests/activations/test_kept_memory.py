@@ -123,13 +123,19 @@ def test_a_state_beyond_the_budget_is_told_once(caplog: pytest.LogCaptureFixture
         ("memory_limit_mb", -0.5),
         ("memory_limit_mb", "512"),
         ("max_age_seconds", -1),
-        ("cleanup_interval", 0),
     ],
 )
 def test_a_limit_that_means_nothing_is_refused(option: str, given: Any) -> None:
     """When the manager is made, not when it captures."""
     with pytest.raises(ConfigError, match=f"{option}: {given!r} is no limit"):
         HookManager(**{option: given})
+
+
+@pytest.mark.parametrize("given", [None, 0, -1, 1.5, True, "4"])
+def test_an_interval_is_a_number_of_calls(given: Any) -> None:
+    """Other than a limit, which None takes away."""
+    with pytest.raises(ConfigError, match=f"cleanup_interval: expected a whole number .* got {given!r}"):
+        HookManager(cleanup_interval=given)
 
 
 def test_options_of_a_capture_are_checked_when_it_is_registered() -> None:

@@ -204,12 +204,12 @@ class Shelf(deque[CapturedState | Record]):
         return sum(numbers.given for numbers in list(self.numbers.values()))
 
 
-def check_limit(option: str, given: Any, kind: type = Integral, least: int = 0) -> None:
+def check_limit(option: str, given: Any, kind: type = Integral) -> None:
     """Refuse a limit that is no number, or that nothing could keep to; None is no limit."""
     number = isinstance(given, kind) and not isinstance(given, bool)
-    if given is not None and not (number and given >= least):
+    if given is not None and not (number and given >= 0):
         what = "a whole number" if kind is Integral else "a number"
-        raise ConfigError(option, f"{given!r} is no limit; give {what} from {least} up, or None for none")
+        raise ConfigError(option, f"{given!r} is no limit; give {what} from 0 up, or None for none")
 
 
 class CaptureStore:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import torch
@@ -19,12 +19,18 @@ from hookline.activations.compiled import as_plain_python
 from hookline.activations.debug import Debug
 from hookline.activations.monitor import Monitor
 from hookline.activations.tap import Tap
-from hookline.errors import HooklineError
+from hookline.errors import ConfigError, HooklineError
 from hookline.registry.handle import Handle
 from hookline.registry.loading import OPTIONS, make_hook
 from hookline.registry.registry import HookRegistry
 
 SomeCache = TypeVar("SomeCache", bound=Cache)
+
+
+def _check_interval(calls: Any) -> None:
+    """Something is swept at some time: there is no interval that means never."""
+    if not isinstance(calls, Integral) or isinstance(calls, bool) or calls < 1:
+        raise ConfigError("cleanup_interval", f"expected a whole number of module calls, from 1 up; got {calls!r}")
 
 
 class HookManager(HookRegistry):
@@ -47,7 +53,7 @@ class HookManager(HookRegistry):
     ) -> None:
         super().__init__()
         check_limit("memory_limit_mb", memory_limit_mb, Real)
-        check_limit("cleanup_interval", cleanup_interval or 0, least=1)
+        _check_interval(cleanup_interval)
         self.enable_intervention = enable_intervention
         self.cleanup_interval = cleanup_interval
         limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
