@@ -105,7 +105,9 @@ def _redact_items(items: Iterable[tuple[Any, Any]], depth: int) -> dict[Any, Any
 
 
 def _plain_key(key: Any) -> Any:
-    return key if type(key) in (int, float, bool, type(None)) else _shown(jsonsafe.key_text(key))
+    if type(key) in (int, float, bool, type(None)):
+        return key
+    return _shown(key if type(key) is str else jsonsafe.key_text(key))
 
 
 @lru_cache(maxsize=1024)
