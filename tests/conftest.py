@@ -9,6 +9,7 @@ Property tests try the same examples every time, so that a change is refused for
 """
 
 import json
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -25,6 +26,9 @@ PICKING = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise")  # 
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.register_profile("new", derandomize=False)
 hypothesis.settings.load_profile("same")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def known_ids() -> set[str]:
