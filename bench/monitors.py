@@ -2,7 +2,7 @@
 
 import gc
 import random
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain, cycle
 from math import sqrt
 from statistics import mean, median, quantiles, stdev
@@ -24,25 +24,25 @@ COLUMNS = (
 NOTES = [
     "Model: a small language model (2 blocks, 24 modules, 29 parameters, width 64, context 64, batch 2), AdamW; one"
     " thread. Activations are watched in every module.",
-    "Blocks of ten steps of each contender in turn, in a new order every round, each beside a block of a run"
-    " of its own without hooks, before or behind it; the fifth step of a block is due.",
+    "Each contender's run takes turns with a run of its own without hooks and with no other, as a run mostly has a"
+    " machine to itself: ten steps that are not timed, to find its caches again, then twenty that are.",
     "Each sitting makes the runs anew: where a run's memory happens to lie moves all its steps by a percent.",
-    "A due step more: the block's due step less the median of the eight that are neither due nor next, less the same of"
-    " the block beside it. The next: the same of the step behind it, which finds the caches full of other things."
-    " Others: the median of those eight, less that of the block beside it. All: the median of a sitting's rounds, then"
-    " the mean of the sittings and its standard error.",
-    "On average: a tenth of the first two and all of the third, as a share of a step.",
+    "More: the median of a turn's due steps, of those behind them, and of the other eight in ten, each less that of the"
+    " turn without hooks beside it at the same places; then the median of a sitting's turns, and the mean of the"
+    " sittings with its standard error.",
+    "On average: a tenth of the first two and eight tenths of the third, as a share of a step without hooks.",
     "Due / others: what p99 / median is where nothing interrupts the steps.",
     "p99 / median: of single steps. The machine interrupts the run without hooks as well: against none is divided by"
-    " the value of the blocks beside.",
+    " the value of that run.",
     "Monitors of seed 002: lr_monitor, throughput, gradient_monitor, loss_spike and stall_watchdog. All others:"
     " gradient_flow, json_log and, in every module, activation_stats and monitor.",
 ]
 Run = Generator[torch.Tensor, None, None]
 BLOCK = 10
-DUE, NEXT = 4, 5  # of a block's steps
+DUE, NEXT, OTHERS = 4, 5, (0, 1, 2, 3, 6, 7, 8, 9)  # of a block's steps
+TIMED = 2  # blocks of a turn, behind one that is not
 WARM_UP = 3  # blocks
-ROUNDS = 10  # a sitting
+TURNS = 16  # a sitting
 MONITORS: dict[str, dict[str, Any]] = {
     "lr_monitor": {"every": 10},
     "throughput": {"log_every_n_steps": 10},
@@ -95,10 +95,9 @@ def run(monitors: dict[str, dict[str, Any]]) -> Run:
 
 def contenders(only: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
     """The rows of the table, and the monitors of each; `only` keeps those whose name contains one of its words."""
-    chosen = {name: it for name, it in MONITORS.items() if not only or any(word in name for word in only)}
-    alone = {name: {name: it} for name, it in chosen.items()}
-    of_seed = {name: it for name, it in chosen.items() if name in OF_SEED_002}
-    return {NONE: {}, **alone, SEED_002: of_seed, ALL: chosen}
+    alone = {name: {name: it} for name, it in MONITORS.items()}
+    rows = {**alone, SEED_002: {name: MONITORS[name] for name in OF_SEED_002}, ALL: MONITORS}
+    return {NONE: {}, **{name: it for name, it in rows.items() if not only or any(word in name for word in only)}}
 
 
 def block(steps: Iterator[torch.Tensor]) -> list[float]:
@@ -111,68 +110,59 @@ def block(steps: Iterator[torch.Tensor]) -> list[float]:
     return spent
 
 
-class Blocks(NamedTuple):
-    """What one contender's blocks took in one sitting, and the blocks without hooks beside them."""
+class Turns(NamedTuple):
+    """The timed blocks of one contender's turns in one sitting, and those of the run without hooks."""
 
     own: list[list[float]]
     bare: list[list[float]]
 
-    def more(self, of: Callable[[list[float]], float]) -> float:
-        """How much more something of a block is than of the block beside it, in seconds."""
-        return median(of(own) - of(bare) for own, bare in zip(*self, strict=True))
+    def more(self, places: Sequence[int]) -> float:
+        """How much longer its steps at these places of a block took than those of the turn beside, in seconds."""
+        return median(at(own, places) - at(bare, places) for own, bare in zip(*self, strict=True))
 
 
-def others(part: list[float]) -> float:
-    """What a step took that was neither due nor next."""
-    return median(seconds for place, seconds in enumerate(part) if place not in (DUE, NEXT))
+def at(steps: list[float], places: Sequence[int]) -> float:
+    """What a step at these places of its block took."""
+    return median(seconds for number, seconds in enumerate(steps) if number % BLOCK in places)
 
 
-def due_step(part: list[float]) -> float:
-    """How much longer the due one took than those."""
-    return part[DUE] - others(part)
-
-
-def next_step(part: list[float]) -> float:
-    """And the one behind it."""
-    return part[NEXT] - others(part)
-
-
-def sitting(monitors: dict[str, dict[str, dict[str, Any]]], chance: random.Random) -> dict[str, Blocks]:
-    """The blocks of new runs and of their bare twins, timed in turn."""
-    pairs = {name: (run(it), run({})) for name, it in monitors.items()}
-    order, blocks = list(pairs), {name: Blocks([], []) for name in pairs}
-    for steps in chain.from_iterable(pairs.values()):
+def sitting(monitors: dict[str, dict[str, Any]], chance: random.Random) -> Turns:
+    """A new run and a bare one, in turns."""
+    runs, turns = (run(monitors), run({})), Turns([], [])
+    for steps in runs:
         for _ in range(WARM_UP):
             block(steps)
         for _ in range(BLOCK - DUE - 1):
             next(steps)
     with no_garbage_collection():
-        for _ in range(ROUNDS):
-            chance.shuffle(order)
-            for name in order:
-                for place in chance.sample((0, 1), 2):
-                    blocks[name][place].append(block(pairs[name][place]))
+        for _ in range(TURNS):
+            for which in chance.sample((0, 1), 2):
+                block(runs[which])
+                turns[which].append([seconds for _ in range(TIMED) for seconds in block(runs[which])])
             gc.collect()
-    for steps in chain.from_iterable(pairs.values()):
+    for steps in runs:
         steps.close()
-    return blocks
+    return turns
 
 
 def measure(rounds: int, only: list[str]) -> Table:
-    """Time the runs block by block."""
+    """Time the runs turn by turn."""
     torch.set_num_threads(1)
-    chance, monitors, many = random.Random(0), contenders(only), max(rounds // (6 * ROUNDS), 3)
+    chance, monitors, many = random.Random(0), contenders(only), max(rounds // 100, 3)
+    sittings: dict[str, list[Turns]] = {name: [] for name in monitors}
     with scratch_directory():
-        sittings = [sitting(monitors, chance) for _ in range(many)]
-    plain = sorted(singles(one[NONE].own for one in sittings))
+        for _ in range(many):
+            for name in chance.sample(list(monitors), len(monitors)):
+                sittings[name].append(sitting(monitors[name], chance))
+    plain = sorted(singles(one.bare for one in chain.from_iterable(sittings.values())))
     speed = f"A step without hooks that nothing disturbs (the 1st percentile): {plain[len(plain) // 100] * 1e3:.1f} ms."
-    rows = [row(name, [one[name] for one in sittings]) for name in monitors]
-    return Table(TITLE, COLUMNS, rows, [f"{many} sittings of {ROUNDS} rounds.", speed, *NOTES])
+    rows = [row(name, sat) for name, sat in sittings.items()]
+    return Table(TITLE, COLUMNS, rows, [f"{many} sittings of {TURNS} turns.", speed, *NOTES])
 
 
 def singles(sittings: Iterable[list[list[float]]]) -> list[float]:
-    """The steps of all blocks."""
-    return [seconds for blocks in sittings for part in blocks for seconds in part]
+    """The steps of all turns."""
+    return [seconds for turns in sittings for steps in turns for seconds in steps]
 
 
 def tail(steps: list[float]) -> float:
@@ -180,21 +170,22 @@ def tail(steps: list[float]) -> float:
     return quantiles(steps, n=100)[98] / median(steps)
 
 
-def row(name: str, sittings: list[Blocks]) -> tuple[str, ...]:
+def row(name: str, sittings: list[Turns]) -> tuple[str, ...]:
     """One line of the table."""
-    due, behind, rest = ([one.more(of) for one in sittings] for of in (due_step, next_step, others))
-    average = [(first + second) / BLOCK + third for first, second, third in zip(due, behind, rest, strict=True)]
+    due, behind, rest = ([one.more(places) for one in sittings] for places in ([DUE], [NEXT], OTHERS))
+    eight = len(OTHERS)
+    average = [(first + second + eight * third) / BLOCK for first, second, third in zip(due, behind, rest, strict=True)]
     steps, plain = singles(one.own for one in sittings), singles(one.bare for one in sittings)
     step = median(plain)
     return (
         name,
-        f"{median(steps) * 1e3:.2f}",
+        f"{step * 1e3:.2f}",
         microseconds(due),
         microseconds(behind),
         microseconds(rest),
         f"{mean(average) / step:+.1%}",
         f"{error_of_mean(average) / step:.1%}",
-        f"{1 + mean(due) / step:.2f}",
+        f"{1 + (mean(due) - mean(rest)) / step:.2f}",
         f"{tail(steps):.2f}",
         f"{tail(steps) / tail(plain):.2f}",
         GOAL if name in (SEED_002, ALL) else "",

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookline.events.schedule import FAR, Reading, Schedule
-from hookline.registry.due import SAMPLE_AT, SAMPLE_EVERY, Agenda, HandClock
+from hookline.registry.due import SAMPLE_AT, SAMPLE_EVERY, TIMED_OF_DUE, Agenda, HandClock
 from hookline.registry.registry import HookRegistry
 
 
@@ -164,6 +164,16 @@ def test_a_rare_hook_is_timed_when_it_becomes_due() -> None:
     agenda = Agenda()
     agenda.ask(Reading(100, 100, 1), [("rare", Schedule.parse(every=100))], sample=True)
     assert agenda.timed and agenda.scale("rare", 0) == 1.0
+
+
+def test_a_hook_that_is_due_now_and_then_is_timed_one_time_in_four() -> None:
+    """From the first on; to look at the clock around each call costs as much as a small hook does."""
+    agenda, scheduled, timed = Agenda(), [("h", Schedule.parse(every=10))], []
+    for number in range(1, 101):
+        agenda.ask(Reading(number, number, 1), scheduled, sample=False)
+        timed += [number] if agenda.timed else []
+    assert timed == [10, 10 + 10 * TIMED_OF_DUE, 10 + 20 * TIMED_OF_DUE]
+    assert agenda.scale("h", 0) == 10 / 3
 
 
 def test_samples_scale_to_all_micro_batches() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookline.stats.kinds import kinds_of
-from hookline.stats.small_tensors import SMALL, TINY, Small, rows_of_small
+from hookline.stats.scratch import TOGETHER
+from hookline.stats.small_tensors import FEW, SMALL, Small, rows_of_small, squares_of_small
 
 
 def rows(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -17,16 +19,16 @@ def rows(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.from_numpy(rows_of_small(tensors, Small.among(range(len(tensors)), kinds_of(tensors))))
 
 
-@pytest.mark.parametrize("size", [1, 2, TINY, TINY + 1, SMALL])
+@pytest.mark.parametrize("size", [1, 2, 1000, SMALL])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
 )
 def test_every_size_and_dtype(size: int, dtype: torch.dtype, assert_rows: Callable[..., None]) -> None:
-    """Alone and among others, at the sizes where the way of reading changes."""
+    """Alone, among others of any kind, and so many of a kind that they are laid end to end."""
     tensor = torch.randn(size).mul(3).relu().to(dtype)
     others = [torch.randn(5), torch.randn(3000)]
-    assert_rows(rows([tensor]), [tensor])
-    assert_rows(rows([others[0], tensor, others[1], tensor]), [others[0], tensor, others[1], tensor])
+    for some in ([tensor], [others[0], tensor, others[1], tensor], [tensor, *others] * FEW):
+        assert_rows(rows(some), some)
 
 
 @pytest.mark.parametrize("size", [50, 5000])
@@ -36,7 +38,8 @@ def test_odd_values_are_measured_with_care(odd: float, size: int, assert_rows: C
     tensor = torch.randn(size) * odd if abs(odd) < 1 else torch.randn(size) + odd
     single = torch.randn(size)
     single[7] = odd
-    assert_rows(rows([tensor, single]), [tensor, single])
+    for some in ([tensor, single], [single[:-3], tensor, single, tensor[:-2]]):
+        assert_rows(rows(some), some)
 
 
 def test_strides_and_graphs_do_not_matter(assert_rows: Callable[..., None]) -> None:
@@ -70,16 +73,39 @@ def test_dtypes_may_be_mixed(assert_rows: Callable[..., None]) -> None:
     assert rows(tensors)[0, 4] == 2**24 + 1 and rows(tensors)[3, 4] == 30001
 
 
-def test_a_tensor_alone_is_left_as_it_is() -> None:
-    """Of one tensor, laying end to end makes no copy: it must not be written to."""
-    tensor = torch.randn(9)
-    before = tensor.clone()
-    rows([tensor])
-    assert torch.equal(tensor, before)
+def test_tensors_are_left_as_they_are() -> None:
+    """One alone is read where it lies, several are copied: they must not be written to."""
+    tensors = [torch.randn(9) for _ in range(FEW)]
+    before = [tensor.clone() for tensor in tensors]
+    rows(tensors[:1]), rows(tensors)
+    assert all(map(torch.equal, tensors, before))
 
 
 def test_what_is_small() -> None:
     """Neither nothing nor too much, and only among the places that are asked for."""
-    tensors = [torch.empty(size) for size in (0, 5, TINY, TINY + 1, SMALL, SMALL + 1, 7)]
-    small = Small.among([0, 1, 2, 3, 4, 5], kinds_of(tensors))
-    assert (small.tiny, small.others) == ([1, 2], [3, 4])
+    tensors = [torch.empty(size) for size in (0, 5, 9, SMALL, SMALL + 1, 7)]
+    assert Small.among([0, 1, 2, 3, 4], kinds_of(tensors)).places == [1, 2, 3]
+
+
+def test_more_than_the_memory_holds_are_laid_there_in_turns(assert_rows: Callable[..., None]) -> None:
+    """In chunks, each of one precision; the rows stand in the order of the tensors."""
+    tensors = [torch.randn(SMALL - place).to([torch.float32, torch.float64][place % 3 == 0]) for place in range(23)]
+    small = Small.among(range(len(tensors)), kinds_of(tensors))
+    assert len(small.chunks) > 5 and max(sum(shape.numel() for shape in one.shapes) for one in small.chunks) <= TOGETHER
+    assert_rows(rows(tensors), tensors)
+    squares = torch.stack([tensor.double().square().sum() for tensor in tensors])
+    torch.testing.assert_close(torch.from_numpy(squares_of_small(tensors, small)), squares, rtol=1e-5, atol=0)
+
+
+def test_threads_do_not_share_the_memory() -> None:
+    """Two that read tensors of the same kinds at the same time, over and over, see their own."""
+    tensors = {thread: [torch.full((900 + place,), float(thread + 1)) for place in range(40)] for thread in range(3)}
+    small = Small.among(range(40), kinds_of(tensors[0]))
+
+    def wrong(thread: int) -> int:
+        found = [squares_of_small(tensors[thread], small) for _ in range(200)]
+        expected = [tensor.square().sum().item() for tensor in tensors[thread]]
+        return sum(one.tolist() != expected for one in found)
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(wrong, tensors)) == [0, 0, 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from hookline.errors import ConfigError, nearest
@@ -81,7 +82,7 @@ class Quantity:
         """What a clock shows in this unit."""
         return clock.by_loader.get(self.loader, 0) if self.loader else getattr(clock, self.unit)
 
-    @property
+    @cached_property
     def whole(self) -> bool:
         """Whether it counts things; time and tokens go by between two micro-batches."""
         return self.unit in ("steps", "batches", "epochs")
@@ -157,8 +158,20 @@ class Schedule:
         parts += [f"until {self.stop}"] if self.stop else []
         return ", ".join(parts)
 
+    @cached_property
+    def _period(self) -> tuple[str, int] | None:
+        """Unit and amount, if it is a mere "every so many"; most are, and are told in one division."""
+        every = self.every
+        if every is None or every.loader or every.unit not in ("steps", "batches"):
+            return None
+        return None if self.at or self.start or self.stop else (every.unit, int(every.amount))
+
     def due(self, now: Clock, before: Clock) -> bool:
         """Whether a hook is due at `now`, when the last micro-batch was at `before`."""
+        if self._period is not None:
+            unit, amount = self._period
+            here: int = getattr(now, unit)
+            return here > 0 and here % amount == 0
         if self.start and self.start.reading(now) < self.start.amount:
             return False
         if self.stop and self.stop.reading(now) > self.stop.amount:
@@ -171,6 +184,9 @@ class Schedule:
 
     def wait(self, now: Clock) -> int:
         """Micro-batches for which `due` cannot become True: a lower bound, 0 when it must be asked again."""
+        if self._period is not None:
+            unit, amount = self._period
+            return amount - int(getattr(now, unit)) % amount - 1
         marks = [*self.at, *([self.every] if self.every else []), *([self.start] if self.start else [])]
         if not marks or not all(mark.whole for mark in marks):
             return 0

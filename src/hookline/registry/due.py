@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -11,6 +11,7 @@ from hookline.events.schedule import FAR, Clock, Reading, Schedule
 
 SAMPLE_EVERY = 17  # inner events are timed on one micro-batch in so many: a prime, or it would always meet the same
 SAMPLE_AT = 8  # place of an accumulation window; and not on the first, which pays for warming up
+TIMED_OF_DUE = 4  # a hook that is due now and then is timed one time in so many, from the first on
 
 
 class Agenda:
@@ -42,14 +43,17 @@ class Agenda:
             self._compares = any(schedule.by_tokens_or_time for schedule, _ in self._groups)
         before, last = self.due, self._last_batch(now)
         self.due = frozenset([name for group in self._groups for name in self._due_of(*group, now, last)])
-        # A hook that has just become due is timed, too: one that is rarely due might else never be.
-        self.timed = (sample and now.batches % SAMPLE_EVERY == SAMPLE_AT) or not self.due <= before
+        self.timed = (sample and now.batches % SAMPLE_EVERY == SAMPLE_AT) or self._shall_be_timed(self.due - before)
         self._count(now)
         waits = [0] if self.due or self.timed else [schedule.wait(now) for schedule, _ in self._groups]
         wait = min(*waits, (SAMPLE_AT - now.batches - 1) % SAMPLE_EVERY if sample else FAR, FAR)
         self._before = Reading.of(now) if self._compares and not wait else None
         self.wait = wait
         return wait
+
+    def _shall_be_timed(self, newly_due: Iterable[str]) -> bool:
+        """One that is rarely due might never be so when all are sampled."""
+        return any(self._due_batches.get(name, 0) % TIMED_OF_DUE == 0 for name in newly_due)
 
     def _due_of(self, schedule: Schedule, names: list[str], now: Clock, last: Clock) -> list[str]:
         """Whoever is due by tokens or time in the middle of a window hears the rest of it, its step included."""

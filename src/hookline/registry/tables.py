@@ -53,17 +53,20 @@ class Tables:
         self._install()
         for name in OUTER:
             setattr(self.fire, name, partial(self._first_fire, None, name) if self.hearers[name] else None)
+        for name in INNER:  # of those that have hearers, the slots were just filled: another thread may be firing
+            if not self.hearers[name]:
+                setattr(self.fire, name, None)
 
     def _install(self) -> None:
-        """Put the callables for the current set of due hooks into the slots of the inner events."""
+        """Put the callables for the current set of due hooks into the slots of the inner events that have hearers."""
         key = (self.agenda.due, self.agenda.timed)
         table = self._tables.get(key)
         if table is None:
             if len(self._tables) >= TABLES_KEPT:
                 self._tables.clear()
             table = self._tables[key] = {}
-            for name in INNER:
-                table[name] = partial(self._first_fire, table, name) if self.hearers[name] else None
+            for name in filter(self.hearers.get, INNER):
+                table[name] = partial(self._first_fire, table, name)
         for name, fired in table.items():
             setattr(self.fire, name, fired)
 

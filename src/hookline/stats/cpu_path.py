@@ -81,12 +81,12 @@ def _stack_well(places: list[int], kinds: Kinds) -> bool:
 def summarize(tensors: Sequence[Tensor], kinds: Kinds | None = None) -> Tensor:
     """One row of statistics per tensor, for tensors that are all on the CPU."""
     stacked, small, large = plan_of(kinds_of(tensors) if kinds is None else kinds)
-    if len(small.sizes) == len(tensors):
+    if len(small.places) == len(tensors):
         return torch.from_numpy(rows_of_small(tensors, small))
     if stacked and len(stacked[0]) == len(tensors):
         return torch.from_numpy(_stacked_rows(tensors))
     rows = np.empty((len(tensors), len(STATISTICS)))
-    if len(small.sizes):
+    if small.places:
         rows[small.places] = rows_of_small(tensors, small)
     for places in stacked:
         rows[places] = _stacked_rows([tensors[place] for place in places])

@@ -1,98 +1,93 @@
 """Small tensors on the CPU, whatever their shapes, by NumPy.
 
 Of a few thousand elements, calling an operation costs more than what it does. In the midst of training, where the
-caches hold other code, a call of torch's takes 3 to 9 µs and one of NumPy's 1 to 3. So the smallest are laid end to end
-and read together.
+caches hold other code, a call of torch's takes 3 to 9 µs and one of NumPy's 1 to 3. So several are laid end to end and
+read together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C._nn import flatten_dense_tensors
 
 from hookline.stats import torch_path
 from hookline.stats.columns import wide_dtype
+from hookline.stats.end_to_end import Chunk
 from hookline.stats.from_sums import Numbers, rows_from_sums
 from hookline.stats.kinds import Kinds
 from hookline.stats.scratch import scratch
 
 SMALL = 32768  # elements; beyond, calls no longer matter, and torch uses its threads
-TINY = 1024  # elements; up to here a call for all costs less than one for each
+FEW = 4  # tensors; fewer are read where they lie
 READ_AT_ONCE = 65536  # elements that `read` takes at most: more than stay in the cache
 _ONES = np.ones(READ_AT_ONCE, np.float32)
 _not_zero, _count = np.not_equal, np.count_nonzero
 
 
-class Small(NamedTuple):
-    """Which of some tensors are small, and what is known of them beforehand."""
+@dataclass(frozen=True, eq=False)
+class Small:
+    """Which of some tensors are small, and how they are read."""
 
     places: list[int]
-    tiny: list[int]  # those that are read together
-    others: list[int]
-    alike: bool  # whether the tiny ones are of one dtype
-    starts: Numbers  # of each tiny one, end to end
-    sizes: Numbers  # of the tiny ones, then of the others
-    order: Numbers  # where the first of the places stands among these, the second, and so on
-
-    def of(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """The tiny ones, which can be laid end to end, and the others."""
-        tiny = [tensors[place] for place in self.tiny]
-        return tiny if self.alike else list(map(_wide, tiny)), [tensors[place] for place in self.others]
+    chunks: list[Chunk]
+    """Those that are laid end to end."""
+    lone: list[int]
+    """The places of those that are too few for that."""
+    read: list[int]
+    """All places as they are read: the chunks' and then the lone ones."""
+    sizes: Numbers
+    """Of the tensors there."""
+    order: Numbers | None
+    """Where the first of the places stands among these, the second, and so on; None where it is the same order."""
 
     @classmethod
     def among(cls, places: Sequence[int], kinds: Kinds) -> Small:
         """The small ones at these places; an empty tensor is not."""
-        sizes = {place: kinds.shapes[place].numel() for place in places}
-        tiny = [place for place in places if 0 < sizes[place] <= TINY]
-        others = [place for place in places if TINY < sizes[place] <= SMALL]
-        found = np.array([sizes[place] for place in tiny + others], np.float64)
-        starts = np.cumsum([0, *(sizes[place] for place in tiny[:-1])])
-        alike = len({kinds.dtypes[place] for place in tiny}) == 1
-        return cls(sorted(tiny + others), tiny, others, alike, starts, found, np.argsort(tiny + others))
+        small = [place for place in places if 0 < kinds.shapes[place].numel() <= SMALL]
+        by_width: dict[torch.dtype, list[int]] = {}
+        for place in small:
+            by_width.setdefault(wide_dtype(kinds.dtypes[place]), []).append(place)
+        many = {wide: some for wide, some in by_width.items() if len(some) >= FEW}
+        chunks = [chunk for wide, some in many.items() for chunk in Chunk.cut(some, wide, kinds)]
+        lone = [place for wide, some in by_width.items() if wide not in many for place in some]
+        read = [*chain.from_iterable(chunk.places for chunk in chunks), *lone]
+        sizes = np.array([kinds.shapes[place].numel() for place in read], np.float64)
+        return cls(small, chunks, lone, read, sizes, None if read == small else np.argsort(read))
+
+    def in_order(self, found: Numbers) -> Numbers:
+        """What was found of each, as the places are."""
+        return found if self.order is None else found[self.order]
 
 
 def rows_of_small(tensors: Sequence[Tensor], small: Small) -> Numbers:
     """The statistics of each small tensor, in their order."""
-    tiny, others = small.of(tensors)
     with np.errstate(over="ignore", invalid="ignore"):  # where that happens, it is measured again
-        sums = np.empty((5, len(small.sizes)))
-        if tiny:
-            _read_together(_end_to_end(tiny), small.starts, sums[:, : len(tiny)])
-        if others:
-            sums[:, len(tiny) :] = np.array([read(_flat(tensor)) for tensor in others]).T
-        rows, unsound = rows_from_sums(sums, small.sizes)
-    for place in unsound:
-        rows[place] = _row_with_care((tiny + others)[place])
-    return rows[small.order]
+        sums = [chunk.lay(tensors).sums() for chunk in small.chunks]
+        if small.lone:
+            sums.append(np.array([read(_flat(tensors[place])) for place in small.lone]).T)
+        rows, unsound = rows_from_sums(sums[0] if len(sums) == 1 else np.concatenate(sums, axis=1), small.sizes)
+    for row in unsound:
+        rows[row] = _row_with_care(tensors[small.read[row]])
+    return small.in_order(rows)
 
 
 def squares_of_small(tensors: Sequence[Tensor], small: Small) -> Numbers:
     """The sum of squares of each small tensor, in their order."""
-    tiny, others = small.of(tensors)
     with np.errstate(over="ignore", invalid="ignore"):  # whoever asks sees it in the numbers
-        squares = np.empty(len(small.sizes))
-        if tiny:
-            flat = _end_to_end(tiny)
-            squares[: len(tiny)] = np.add.reduceat(flat * flat, small.starts)
-        squares[len(tiny) :] = [flat.dot(flat) for flat in map(_flat, others)]
-    return squares[small.order]
-
-
-def _end_to_end(tiny: list[Tensor]) -> Numbers:
-    return _flat(flatten_dense_tensors(tiny))  # of a single one, no copy is made
+        squares = [one for chunk in small.chunks for one in chunk.lay(tensors).squares()]
+        squares += [flat.dot(flat) for flat in (_flat(tensors[place]) for place in small.lone)]
+    return small.in_order(np.array(squares, np.float64))
 
 
 def _flat(tensor: Tensor) -> Numbers:
-    return _wide(tensor).numpy(force=True).ravel()  # a microsecond less than with detach()
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype is torch.float32 else tensor.to(wide_dtype(tensor.dtype))
+    wide = tensor if tensor.dtype is torch.float32 else tensor.to(wide_dtype(tensor.dtype))
+    return wide.numpy(force=True).ravel()  # a microsecond less than with detach()
 
 
 def read(flat: Numbers) -> tuple[Any, ...]:
@@ -102,15 +97,6 @@ def read(flat: Numbers) -> tuple[Any, ...]:
     # A product with ones is a sum at four times the speed of NumPy's own, and where a minimum lies is found twice as
     # fast as what it is.
     return flat.dot(_ONES[:size]), flat.dot(flat), flat[flat.argmin()], flat[flat.argmax()], others
-
-
-def _read_together(flat: Numbers, starts: Numbers, sums: Numbers) -> None:
-    """The same for several, end to end in one array."""
-    sums[0] = np.add.reduceat(flat, starts)
-    sums[1] = np.add.reduceat(flat * flat, starts)
-    sums[2] = np.minimum.reduceat(flat, starts)
-    sums[3] = np.maximum.reduceat(flat, starts)
-    sums[4] = np.add.reduceat(_not_zero(flat, 0), starts, dtype=np.int64)
 
 
 def _row_with_care(tensor: Tensor) -> Numbers:
