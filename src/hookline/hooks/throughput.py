@@ -63,6 +63,7 @@ class ThroughputMonitor(TrainingHook):
         self._ended = 0.0  # when the last micro-batch, or what is left out after it, did
         self._heard = -1  # the step of the last micro-batch heard
         self._done = self._tokens = -1  # the last step whose end was heard, and the tokens seen by then
+        self._on_cuda: bool | None = None  # a device takes 15 µs to tell its type, in the midst of other work
         self._knows_utilisation = True
 
     # ---- counting --------------------------------------------------------------------------------------------------
@@ -127,7 +128,7 @@ class ThroughputMonitor(TrainingHook):
             self._report(trainer, self._window, self._done, self._tokens, self._ended + self._window.first_wait)
 
     def close(self) -> None:
-        self._window, self._ended, self._done = None, 0.0, -1
+        self._window, self._ended, self._done, self._on_cuda = None, 0.0, -1, None
 
     # ---- reporting -------------------------------------------------------------------------------------------------
 
@@ -142,7 +143,9 @@ class ThroughputMonitor(TrainingHook):
         }
         step_seconds = seconds / steps
         values = {"step_seconds": step_seconds, **rates, **self._waits(window, step_seconds), **self._flops(rates)}
-        for name, value in (*values.items(), *self._device(trainer.device)):
+        if self._on_cuda is None:
+            self._on_cuda = trainer.device.type == "cuda"
+        for name, value in (*values.items(), *(self._device(trainer.device) if self._on_cuda else ())):
             trainer.log(f"throughput/{name}", value, step)
 
     def _waits(self, window: Window, step_seconds: float) -> dict[str, float]:
@@ -161,8 +164,6 @@ class ThroughputMonitor(TrainingHook):
         return {"tflops": flops / 1e12, **mfu}
 
     def _device(self, device: torch.device) -> Iterator[tuple[str, float]]:
-        if device.type != "cuda":
-            return
         yield "device_memory_mb", torch.cuda.memory_allocated(device) / MEGABYTE
         yield "device_memory_peak_mb", torch.cuda.max_memory_allocated(device) / MEGABYTE
         if self._knows_utilisation:
