@@ -1,4 +1,4 @@
-"""What monitors cost a step of 5 ms on the CPU, each of them every ten steps: one by one, and all together."""
+"""What monitors cost a step of about 5 ms on the CPU, each of them every ten steps: one by one, and all together."""
 
 import gc
 import random
@@ -24,8 +24,8 @@ COLUMNS = (
     "due / others", "p99 / median", "against none", "goal",
 )  # fmt: skip
 NOTES = [
-    "Model: a small language model (2 blocks, 24 modules, 29 parameters, width 64, context 64), AdamW; one thread; as"
-    " many samples a batch as make a step of 5 ms that nothing disturbs. Activations are watched in every module.",
+    "Model: a small language model (2 blocks, 24 modules, 29 parameters, width 64, context 64, batch 2), AdamW; one"
+    " thread. Activations are watched in every module.",
     "One run at a time, as a run mostly has a machine to itself, with its hooks switched on and off in turns: ten steps"
     " that are not timed, then thirty that are. Two runs cannot be compared so closely: where their memory happens to"
     " lie makes some percent.",
@@ -59,15 +59,14 @@ OF_SEED_002 = ("lr_monitor", "throughput", "gradient_monitor")
 WATCHING = ("loss_spike", "stall_watchdog")
 NONE, GOAL = "no hooks", "≤ +2 %, ≤ 1.2"
 THREE, FIVE, ALL = "the three monitors of seed 002", "with loss_spike and stall_watchdog", "and all others"
-STEP = 5e-3  # seconds
 
 
 class Batches:
-    """Ready-made batches of so many samples over and over."""
+    """Ready-made batches over and over."""
 
-    def __init__(self, samples: int) -> None:
+    def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
-        self._batches = [torch.randint(96, (samples, 65), generator=generator) for _ in range(16)]
+        self._batches = [torch.randint(96, (2, 65), generator=generator) for _ in range(16)]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Never ends."""
@@ -80,13 +79,13 @@ def step_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
 
 
-def new_trainer(monitors: dict[str, dict[str, Any]], samples: int) -> SimpleTrainer:
+def new_trainer(monitors: dict[str, dict[str, Any]]) -> SimpleTrainer:
     """Hookline's, with these hooks."""
     torch.manual_seed(0)
     model = CharGPT(vocab_size=96, context=64, width=64, heads=4, layers=2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     trainer = SimpleTrainer(
-        model, Batches(samples), optimizer, "cpu", step_fn=step_fn, max_steps=10**9, console=False, warn_above=None
+        model, Batches(), optimizer, "cpu", step_fn=step_fn, max_steps=10**9, console=False, warn_above=None
     )
     for name, parameters in monitors.items():
         trainer.add_hook(name, **parameters)
@@ -127,21 +126,9 @@ def at(steps: list[float], places: Sequence[int]) -> float:
     return median(seconds for number, seconds in enumerate(steps) if number % BLOCK in places)
 
 
-def samples_of_a_step() -> int:
-    """How many make a step as long as it shall be, where nothing disturbs it."""
-
-    def seconds(samples: int) -> float:
-        steps = new_trainer({}, samples).stepper()
-        spent = sorted(chain.from_iterable(block(steps) for _ in range(2 * WARM_UP)))
-        steps.close()
-        return spent[len(spent) // 10]
-
-    return min(range(1, 9), key=lambda samples: abs(seconds(samples) - STEP))
-
-
-def sitting(monitors: dict[str, dict[str, Any]], samples: int, chance: random.Random) -> Turns:
+def sitting(monitors: dict[str, dict[str, Any]], chance: random.Random) -> Turns:
     """A new run, with its hooks on and off in turns."""
-    trainer, turns = new_trainer(monitors, samples), Turns([], [])
+    trainer, turns = new_trainer(monitors), Turns([], [])
     steps = trainer.stepper()
     for _ in range(WARM_UP * BLOCK + BLOCK - DUE - 1):
         next(steps)
@@ -164,13 +151,12 @@ def measure(rounds: int, only: list[str]) -> Table:
     chance, monitors, many = random.Random(0), contenders(only), max(rounds // 100, 3)
     sittings: dict[str, list[Turns]] = {name: [] for name in monitors}
     with scratch_directory():
-        samples = samples_of_a_step()
         for _ in range(many):
             for name in chance.sample(list(monitors), len(monitors)):
-                sittings[name].append(sitting(monitors[name], samples, chance))
+                sittings[name].append(sitting(monitors[name], chance))
     plain = sorted(singles(one.bare for one in chain.from_iterable(sittings.values())))
     best = plain[len(plain) // 100] * 1e3
-    speed = f"A step without hooks that nothing disturbs (the 1st percentile): {best:.1f} ms, {samples} samples."
+    speed = f"A step without hooks that nothing disturbs (the 1st percentile): {best:.1f} ms."
     rows = [row(name, sat) for name, sat in sittings.items()]
     return Table(TITLE, COLUMNS, rows, [f"{many} sittings of {TURNS} turns.", speed, *NOTES])
 

@@ -416,6 +416,27 @@ def test_asking_for_the_norm_counts_from_the_next_step_on() -> None:
     assert trainer.hooks.tables.norm_readers == 0
 
 
+def test_what_hooks_may_ask_for_is_made_ready_only_where_one_does() -> None:
+    """The rate that a step used and the metrics to add to; a hook that names neither costs neither."""
+    trainer, seen = make_trainer(batches(4)), []
+    tables = trainer.hooks.tables
+    trainer.on("step_end", name="plain")(lambda step: None)
+    assert (tables.norm_readers, tables.lr_readers, tables.metric_readers) == (0, 0, 0)
+
+    @trainer.on("train_batch_end")
+    def change_the_rate(trainer: Any, metrics: dict[str, Any], step: int) -> None:
+        trainer.lr = trainer.lr / 2
+        metrics["mine"] = step
+
+    trainer.on("step_end", name="asks")(lambda lr: seen.append((lr, trainer.lr)))
+    assert (tables.norm_readers, tables.lr_readers, tables.metric_readers) == (0, 1, 1)
+    trainer.train()
+    assert [used / now for used, now in seen] == [2.0] * 4
+    trainer.hooks.remove("asks")
+    trainer.hooks.remove("change_the_rate")
+    assert (tables.lr_readers, tables.metric_readers) == (0, 0)
+
+
 @pytest.mark.req("000-19", "000-20", "000-21")
 def test_the_default_identity_link_receives_the_gradients_and_passes_them_on() -> None:
     """It is there without being asked for, is called while training runs, and changes nothing."""

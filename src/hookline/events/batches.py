@@ -10,6 +10,9 @@ import torch
 
 def count_samples(batch: Any) -> int:
     """The batch's first dimension, of the first tensor found."""
+    first = batch[0] if type(batch) in (tuple, list) and batch else batch
+    if type(first) is torch.Tensor:  # as mostly
+        return first.size(0) if first.dim() else 1
     tensor = next(tensors_of(batch), None)
     return int(tensor.shape[0]) if tensor is not None and tensor.dim() else 1
 

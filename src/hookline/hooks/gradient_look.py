@@ -74,7 +74,7 @@ class Look:
         self.step = step
         self.params, self._wanted = dict(params), wanted
         self._places, grads = self._gradients()
-        names = tuple(self.params)
+        self._names = names = tuple(self.params)
         pieces = Pieces(grads, names if len(grads) == len(names) else [names[place] for place in self._places])
         # A DTensor's version misses writes to its shard, so that only plain gradients can be known again.
         known = Known(grads) if pieces.plain else None
@@ -115,7 +115,7 @@ class Look:
         if self._wanted.update_ratio:
             blocks["update_l2", "weight_l2"] = self._sizes
         columns = (*chain.from_iterable(blocks), *self._wanted.columns)
-        sent = Sent(tuple(self.params), tuple(self._places), columns)
+        sent = Sent(self._names, tuple(self._places), columns)
         if not blocks:
             return sent, self._measured
         found = [self._missing(names) if block is None else block for names, block in blocks.items()]

@@ -16,7 +16,7 @@ from hookline.registry.base import TrainingHook
 MEGABYTE = 2**20
 
 
-@dataclass
+@dataclass(slots=True)
 class Window:
     """What happened since the last report."""
 
@@ -71,19 +71,21 @@ class ThroughputMonitor(TrainingHook):
     def on_train_batch_start(self, trainer: Any, batch: Any, step: int, tokens_seen: int) -> None:
         """The batch is there: the wait for it is over, and the steps before it can be reported."""
         now, window = perf_counter(), self._window
+        # On a schedule, the micro-batch before may not have been heard.
+        wait = now - self._ended if self._ended and step - self._heard <= 1 else None
         if window is None or step - 1 - window.step >= self.log_every_n_steps:
             tokens = tokens_seen - _tokens_in(batch, trainer)
             if window is not None:
                 self._report(trainer, window, step - 1, tokens, now)
-            window = self._window = Window(now, step - 1, tokens)
-        if self._ended and step - self._heard <= 1:  # on a schedule, the micro-batch before may not have been heard
-            window.waited += now - self._ended
+            window = self._window = Window(now, step - 1, tokens, first_wait=wait or 0.0)
+        if wait is not None:
+            window.waited += wait
             window.waits += 1
-            window.first_wait = window.first_wait if window.batches else window.waited
         window.batches += 1
         window.samples += count_samples(batch)
-        window.steps_heard += step != self._heard
-        self._heard = step
+        if step != self._heard:
+            window.steps_heard += 1
+            self._heard = step
 
     def on_train_batch_end(self) -> None:
         self._ended = perf_counter()

@@ -24,7 +24,7 @@ from hookline.registry.guard import Guard
 from hookline.registry.handle import Handle
 from hookline.registry.loading import HookSpec, hook_tree, make_hook, read_hooks
 from hookline.registry.order import Place, in_order
-from hookline.registry.tables import KNOWS_NORM, Tables
+from hookline.registry.tables import Tables
 from hookline.registry.telling import calling_hook, explanation
 
 
@@ -142,8 +142,7 @@ class HookRegistry(Events):
         self._constrained += by * bool(entry.before or entry.after)
         self.has_schedules += by * (not entry.schedule.always)
         for name, listener in entry.listeners.items():
-            self.tables.hearers[name] += by
-            self.tables.norm_readers += by * (name == "on_step_end" and not KNOWS_NORM.isdisjoint(listener.wanted))
+            self.tables.count(name, listener.wanted, by)
             self.has_undemanding += by * bool(listener.optional)
 
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from hookline.registry.guard import Guard
 
 INNER = [event.name for event in CATALOG.values() if event.inner]
 OUTER = [event.name for event in CATALOG.values() if not event.inner]
-KNOWS_NORM = {"grad_norm", "ctx"}  # arguments
+KNOWS_NORM, KNOWS_LR, KNOWS_METRICS = {"grad_norm", "ctx"}, {"lr", "ctx"}, {"metrics", "ctx"}  # arguments
 TABLES_KEPT = 64  # sets of due hooks whose callables are kept
 
 Compiler = Callable[[list[Bound], bool], Fired | None]
@@ -40,11 +40,21 @@ class Tables:
         self.agenda = Agenda()
         self.countdown = 0  # micro-batches until somebody may become due, or time is sampled
         self.hearers = dict.fromkeys(CATALOG, 0)  # listeners of each event, whether due and enabled or not
-        self.norm_readers = 0  # listeners of on_step_end that may ask for the norm of gradients that are gone by then
+        # What costs every step something is done only where somebody may ask for it: listeners of on_step_end for the
+        # norm of gradients that are gone by then, or for the step's learning rate, and any for metrics to add to.
+        self.norm_readers = self.lr_readers = self.metric_readers = 0
         self._listeners, self._desk, self._guard, self._lock = listeners, desk, guard, lock
         self._tables: dict[tuple[frozenset[str], bool], dict[str, Fired | None]] = {}
         self._compilers: dict[str, Compiler] = {}
         self._dressers: list[Dresser] = []
+
+    def count(self, event: str, wanted: Collection[str], by: int) -> None:
+        """Keep count of who listens to what: one listener more, or one less."""
+        self.hearers[event] += by
+        at_the_end = event == "on_step_end"
+        self.norm_readers += by * (at_the_end and not KNOWS_NORM.isdisjoint(wanted))
+        self.lr_readers += by * (at_the_end and not KNOWS_LR.isdisjoint(wanted))
+        self.metric_readers += by * (not KNOWS_METRICS.isdisjoint(wanted))
 
     def reset(self) -> None:
         """The set of hooks is another: forget all callables; each event makes its own when it next fires."""

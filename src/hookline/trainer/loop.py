@@ -93,7 +93,9 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
         if not plain and not loop.window_is_complete():
             recent.append(detached := loss.data)
             if heard := fire.on_train_batch_end:
-                loop.end_batch(heard)
+                heard(moment)
+                if tables.metric_readers:
+                    loop.log_added_metrics()
             yield detached
             continue
 
@@ -119,7 +121,7 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
                 continue
             if heard := fire.on_after_optimizer_step:
                 heard(moment)
-        if more_to_do or left_out or fire.on_step_end:
+        if more_to_do or left_out or tables.lr_readers:
             loop.after_optimizers(left_out)
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -127,7 +129,9 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
             param.grad = None
         recent.append(detached := loss.data)  # as detach() has it, a microsecond sooner
         if heard := fire.on_train_batch_end:
-            loop.end_batch(heard)
+            heard(moment)
+            if tables.metric_readers:
+                loop.log_added_metrics()
 
         # ---- the step is over: its metrics, and now and then a boundary
         loop.in_window = 0
@@ -137,7 +141,8 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
             loop.log_all({f"train/{key}": value for key, value in moment.step_metrics.items()})
         if heard := fire.on_step_end:
             heard(moment)
-            moment.release_gradients()
+            if moment.kept_gradients:
+                moment.release_gradients()
         if step >= loop.next_boundary:
             loop.boundary()
         yield detached
@@ -260,9 +265,8 @@ class Loop:
         self.batches = None
         return next(micro_batches(self, [batch]))
 
-    def end_batch(self, heard: Fired) -> None:
-        """Somebody hears the end of the micro-batch, and may add to its metrics."""
-        heard(self.moment)
+    def log_added_metrics(self) -> None:
+        """Hooks that name a micro-batch's metrics may have added to them."""
         if self.moment.metrics_read:
             self.log_all(self.moment.added_metrics())
 

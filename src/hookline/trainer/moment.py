@@ -67,7 +67,7 @@ class RunMoment:
         self._metrics_of: Of = nothing
         self._norm: torch.Tensor | float = math.nan
         self._norm_of = self._kept_of = self._clipped_at = 0
-        self._kept: list[torch.Tensor] = []
+        self.kept_gradients: list[torch.Tensor] = []
 
     # ---- the clock ---------------------------------------------------------------------------------------------
 
@@ -256,17 +256,17 @@ class RunMoment:
     def keep_gradients(self) -> None:
         """Hold on to the gradient tensors, which outlive zero_grad, in case somebody asks for their norm."""
         if self._norm_of != self.step:
-            self._kept, self._kept_of = self.grads.tensors(), self.step
+            self.kept_gradients, self._kept_of = self.grads.tensors(), self.step
 
     def release_gradients(self) -> None:
         """Let go of them, or the next backward would need the memory of two sets."""
-        self._kept = []
+        self.kept_gradients = []
 
     @property
     def grad_norm(self) -> float:
         """Global norm of this step's gradients, before clipping; nan once on_step_end is over."""
         if self._norm_of != self.step:
-            tensors = self._kept if self._kept_of == self.step else self.grads.tensors()
+            tensors = self.kept_gradients if self._kept_of == self.step else self.grads.tensors()
             self._norm = total_norm(tensors) if tensors else math.nan
             self._norm_of = self.step
         if not isinstance(self._norm, float):
