@@ -27,7 +27,7 @@ NOTES = [
     "Model: a small language model (2 blocks, 24 modules, 29 parameters, width 64, context 64, batch 2), AdamW; one"
     " thread. Activations are watched in every module.",
     "One run at a time, as a run mostly has a machine to itself, with its hooks switched on and off in turns: ten steps"
-    " that are not timed, then thirty that are. Two runs cannot be compared so closely: where their memory happens to"
+    " that are not timed, then fifty that are. Two runs cannot be compared so closely: where their memory happens to"
     " lie makes some percent.",
     "More: the median of a turn's due steps, of those behind them, and of the other eight in ten, each less that of the"
     " turn with the hooks off beside it at the same places; then the median of a sitting's turns, and the mean of the"
@@ -41,9 +41,9 @@ NOTES = [
 ]
 BLOCK = 10
 DUE, NEXT, OTHERS = 4, 5, (0, 1, 2, 3, 6, 7, 8, 9)  # of a block's steps
-TIMED = 3  # blocks of a turn, behind one that is not
+TIMED = 5  # blocks of a turn, behind one that is not
 WARM_UP = 3  # blocks
-TURNS = 13  # a sitting
+TURNS = 8  # a sitting
 MONITORS: dict[str, dict[str, Any]] = {
     "lr_monitor": {"every": 10},
     "throughput": {"log_every_n_steps": 10},
