@@ -70,3 +70,17 @@ def test_metrics_are_a_list(metrics: Any) -> None:
     """A word would be read letter by letter, and nothing is nothing to monitor."""
     with pytest.raises(HooklineError, match="is no list of metrics; give some of"):
         HookManager().register_monitoring_hook(nn.Linear(1, 1), "m", metrics=metrics)
+
+
+def test_a_full_disk_leaves_the_file_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One clear error; the old captures are still there, and nothing half-written is."""
+    model = nn.Sequential(nn.Linear(3, 4))
+    manager = HookManager()
+    with manager.capturing(model) as cache:
+        model(torch.randn(2, 3))
+    path = cache.save(tmp_path / "captures.safetensors")
+    before = path.read_bytes()
+    monkeypatch.setattr("os.fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(HooklineError, match=r"cannot write .*captures.safetensors: No space left on device; free"):
+        cache.save(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]

@@ -29,12 +29,16 @@ def chosen(pattern: Any) -> list[str]:
 
 
 LINEAR = ["tokens.weight", "blocks.0.0.weight", "blocks.0.0.bias", "blocks.1.0.weight", "blocks.1.0.bias"]
+BLOCK_1 = ["blocks.1.0.weight", "blocks.1.0.bias", "blocks.1.1.weight", "blocks.1.1.bias"]
 
 
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
         ("tokens.weight", ["tokens.weight"]),
+        ("head.*", ["tokens.weight"]),
+        (r"re:head\..*", ["tokens.weight"]),
+        (lambda model: lambda name, param: not name.startswith(("tokens", "blocks.0")), BLOCK_1),
         ("blocks.0.*", ["blocks.0.0.weight", "blocks.0.0.bias", "blocks.0.1.weight", "blocks.0.1.bias"]),
         (r"re:blocks\.\d\.0\.bias", ["blocks.0.0.bias", "blocks.1.0.bias"]),
         (nn.Linear, LINEAR),
@@ -47,7 +51,7 @@ LINEAR = ["tokens.weight", "blocks.0.0.weight", "blocks.0.0.bias", "blocks.1.0.w
     ],
 )
 def test_patterns(pattern: Any, names: list[str]) -> None:
-    """In the model's order; a tied weight is found through either module."""
+    """In the model's order; a tied weight is found through either module, and under either name."""
     assert chosen(pattern) == names
 
 

@@ -10,6 +10,7 @@ import torch
 from hookline.activations.captured import CapturedState
 from hookline.activations.moment import tensors_in
 from hookline.errors import HooklineError
+from hookline.record.writers import write_bytes_atomic
 
 NOT_STORED = (torch.complex128, torch.qint8, torch.quint8, torch.qint32)  # dtypes that safetensors does not have
 FOLDER = "captures"  # of a run's directory
@@ -22,7 +23,7 @@ def file_of_hook(run_dir: Path, hook: str) -> Path:
 
 
 def save_states(states: list[CapturedState], path: str | Path) -> Path:
-    """Write captured tensors to a safetensors file; names, steps and phases go into its metadata."""
+    """Write captured tensors to a safetensors file, whole or not at all; its metadata has names, steps and phases."""
     from safetensors.torch import save
 
     tensors: dict[str, torch.Tensor] = {}
@@ -34,7 +35,7 @@ def save_states(states: list[CapturedState], path: str | Path) -> Path:
                 tensors[key] = _as_stored(key, tensor)
                 about[key] = f"step={state.step} phase={state.phase} layer_idx={state.layer_idx}"
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_bytes(save(tensors, metadata=about))
+    write_bytes_atomic(path, save(tensors, metadata=about))
     return Path(path)
 
 

@@ -17,7 +17,8 @@ def choose(pattern: Any, params: Parameters, model: torch.nn.Module | None) -> P
     """The parameters that a link's `params` selects, in the model's order; None selects all.
 
     Beside what `select` knows, a pattern may be about modules: a module class, ``"class:Linear"`` or a module of the
-    model selects the parameters of all modules that match, with those of the modules inside.
+    model selects the parameters of all modules that match, with those of the modules inside. A tied weight is found
+    under each of its names.
     """
     if pattern is None:
         return params
@@ -26,7 +27,7 @@ def choose(pattern: Any, params: Parameters, model: torch.nn.Module | None) -> P
         raise HooklineError(f"params={pattern!r} selects nothing; leave params out to select all")
     chosen: set[str] = set()
     for one in patterns:
-        chosen |= _in_modules(one, params, model) if _is_about_modules(one) else set(select(one, params, "parameter"))
+        chosen |= _in_modules(one, params, model) if _is_about_modules(one) else _by_name(one, params, model)
     return {name: param for name, param in params.items() if name in chosen}
 
 
@@ -34,6 +35,16 @@ def _is_about_modules(pattern: Any) -> bool:
     if isinstance(pattern, type):
         return not issubclass(pattern, torch.Tensor)
     return isinstance(pattern, torch.nn.Module) or (isinstance(pattern, str) and pattern.startswith("class:"))
+
+
+def _by_name(pattern: Any, params: Parameters, model: torch.nn.Module | None) -> set[str]:
+    """By identity, too: of the names of a tied weight, `params` has one; what is no name judges that one alone."""
+    if model is None or not isinstance(pattern, str):
+        return set(select(pattern, params, "parameter"))
+    trained = {id(param): name for name, param in params.items()}
+    named = model.named_parameters(remove_duplicate=False)
+    others = {name: param for name, param in named if id(param) in trained}
+    return {trained[id(param)] for param in select(pattern, {**params, **others}, "parameter").values()}
 
 
 def _in_modules(pattern: Any, params: Parameters, model: torch.nn.Module | None) -> set[str]:
