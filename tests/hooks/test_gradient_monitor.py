@@ -741,3 +741,19 @@ def test_two_monitors_log_under_names_of_their_own() -> None:
     assert metrics["gradients/norm"] == pytest.approx(math.hypot(*norms.values()), rel=1e-5)
     assert metrics["gradients/heads/norm"] == pytest.approx(math.hypot(*of_heads), rel=1e-5)
     assert metrics["gradients/heads/layers_vanishing"] == 0
+
+
+def test_word_of_trouble_does_not_wait_for_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a device has measured is picked up at the end of the first step at which it has arrived, due or not."""
+    trainer = make_trainer(batches=make_batches(20))
+    monkeypatch.setattr("hookline.stats.flush._has_arrived", lambda event: trainer.step >= 12)
+    monitor = GradientMonitor(log_frequency=10, exploding=1e-6)
+    monitor.always_hears = ("on_step_end",)  # as where torch knows CUDA
+    trainer.add_hook(monitor)
+    noticed: list[tuple[int, bool]] = []
+    trainer.on("step_end", name="look", last=True)(lambda step: noticed.append((step, bool(monitor.troubled))))
+    trainer.train()
+    told = [event for event in trainer.record.events if event["kind"] == "gradient_flow"]  # type: ignore[attr-defined]
+    assert [(event["measured_at"], event["step"]) for event in told] == [(10, 12)]
+    assert next(step for step, troubled in noticed if troubled) == 12
+    assert list(layers_of(trainer)) == [10, 20]

@@ -8,6 +8,7 @@ from clocks import micro_batches, schedules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hookline.errors import RegistrationError
 from hookline.events.schedule import FAR, Reading, Schedule
 from hookline.registry.due import SAMPLE_AT, SAMPLE_EVERY, TIMED_OF_DUE, Agenda, HandClock
 from hookline.registry.registry import HookRegistry
@@ -129,6 +130,42 @@ def test_a_hook_added_later_is_not_due_for_what_passed_while_nobody_looked() -> 
     assert not registry.due_now("late")
     registry.begin_batch(Reading(51, 51, 1, 505))
     assert registry.due_now("late")
+
+
+class Waiting:
+    """Looks every ten batches, and asks every time whether what it saw has arrived."""
+
+    schedule = Schedule.parse(every="10 batches")
+    always_hears = ("on_train_batch_end",)
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_train_batch_start(self) -> None:
+        self.heard.append("start")
+
+    def on_train_batch_end(self) -> None:
+        self.heard.append("end")
+
+
+def test_some_events_reach_a_hook_that_is_not_due() -> None:
+    """Those that it names; the others keep to its schedule."""
+    registry, hook = HookRegistry(), Waiting()
+    registry.register(hook)
+    for number in range(1, 21):
+        registry.begin_batch(Reading(number, number, 1))
+        for fired in (registry.fire.on_train_batch_start, registry.fire.on_train_batch_end):
+            if fired:
+                fired(None)
+    assert hook.heard == (["end"] * 9 + ["start", "end"]) * 2
+
+
+def test_an_event_that_a_hook_does_not_hear_cannot_be_always_heard() -> None:
+    """The nearest that it does is named."""
+    hook = Waiting()
+    hook.always_hears = ("on_train_batch_ends",)
+    with pytest.raises(RegistrationError, match="always_hears: it does not hear 'on_train_batch_ends'; did you mean"):
+        HookRegistry().register(hook)
 
 
 def test_one_schedule_of_several_hooks_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,8 @@ class GradientMonitor(TrainingHook):
     built_in = True
     name = "gradient_monitor"
     saves = ("troubled",)
+    # Word of trouble shall not wait for the next look. Where there is no device, it is told at the end of the step.
+    always_hears = ("on_step_end",) if torch.version.cuda or torch.version.hip else ()
 
     def __init__(
         self,
@@ -122,7 +124,8 @@ class GradientMonitor(TrainingHook):
         if self._look is not None:
             self._flush.send(self._look.step, *self._look.table())
             self._look = None
-        self._record(self._flush.ready(), trainer)
+        if self._flush:
+            self._record(self._flush.ready(), trainer)
 
     def on_epoch_end(self, trainer: Any) -> None:
         """Record everything under the epoch it belongs to; the loop waits for the device here anyway."""

@@ -23,6 +23,8 @@ class Hook(Events):
     """Failure policy: 'warn', 'disable' or 'raise'."""
     schedule: Schedule | None = None
     """When the repeating inner events reach this hook; `every=` and its like at registration override it."""
+    always_hears: tuple[str, ...] = ()
+    """Inner events that reach it whether it is due or not: to pick up what a device has computed meanwhile, say."""
     saves: tuple[str, ...] = ()
     """Attributes saved with the run's checkpoints and restored from them."""
     intervenes: bool | None = None

@@ -53,6 +53,11 @@ class Entry:
         """Whether it hears any of the events that repeat inside a run."""
         return any(CATALOG[event].inner for event in self.listeners)
 
+    def hears_now(self, event: Event, due: frozenset[str]) -> bool:
+        """Whether its schedule lets an event through that it listens to, when these hooks are due."""
+        gated = event.inner and not self.schedule.always and self.name not in due
+        return not gated or event.name in getattr(self.hook, "always_hears", ())
+
     @property
     def intervenes(self) -> bool:
         """Whether it is declared to change training."""
@@ -125,6 +130,9 @@ def find_listeners(hook: Any) -> dict[str, Listener]:
     listeners = {}
     for event, spelling in _heard(hook, owner):
         listeners[event.name] = read_signature(getattr(hook, spelling), event, spelling, owner)
+    for name in getattr(hook, "always_hears", ()):
+        if name not in listeners:
+            raise RegistrationError(f"{owner}.always_hears: it does not hear {name!r}; {nearest(name, listeners, 40)}")
     return listeners
 
 

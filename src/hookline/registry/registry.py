@@ -366,7 +366,7 @@ class HookRegistry(Events):
             return False
         if entry.ranks is not None and self.desk.rank not in entry.ranks:
             return False
-        return not event.inner or due is None or entry.schedule.always or entry.name in due
+        return due is None or entry.hears_now(event, due)
 
     def begin_batch(self, clock: Clock) -> None:
         """Another micro-batch begins; costs a decrement unless a schedule or a sample comes up."""
