@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from hookline.errors import HooklineError
@@ -111,6 +112,29 @@ def test_it_works_inside_and_after_inference_mode(assert_rows: AssertRows) -> No
             assert_rows(summarize([inside]), [inside])
         outside = torch.randn(size).bfloat16()
         assert_rows(summarize([outside]), [outside])
+
+
+@pytest.mark.parametrize("many", [1, 6])
+def test_fake_tensors_have_fake_rows(many: int, assert_rows: AssertRows) -> None:
+    """A watched model may be traced without values; what is kept between calls must not become fake by that."""
+    with FakeTensorMode():
+        rows = summarize([torch.randn(9) for _ in range(many)])
+    assert isinstance(rows, FakeTensor) and rows.shape == (many, len(STATISTICS))
+    tensors = [torch.randn(9) for _ in range(many)]
+    assert_rows(summarize(tensors), tensors)
+
+
+@pytest.mark.parametrize("size", [50, 300_000])
+def test_many_work_inside_and_after_inference_mode(size: int, assert_rows: AssertRows) -> None:
+    """The same for those that are read together, with and without a graph."""
+    for _ in range(2):
+        with torch.inference_mode():
+            inside = [torch.randn(size) for _ in range(5)]
+            assert_rows(summarize(inside), inside)
+        outside = [torch.randn(size, requires_grad=True).exp() for _ in range(5)]
+        rows = summarize(outside)
+        assert_rows(rows, outside)
+        assert not rows.requires_grad
 
 
 def test_several_threads_do_not_disturb_each_other(assert_rows: AssertRows) -> None:

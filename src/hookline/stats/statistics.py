@@ -48,7 +48,7 @@ def _summarize(tensors: Sequence[Tensor], kinds: Kinds | None) -> Tensor:
     if kinds is not None and kinds.on_cpu:  # a device would take 15 µs to tell its type
         try:
             return cpu_path.summarize(tensors, kinds)
-        except RuntimeError:  # rarely, so that it is not asked before
+        except (RuntimeError, AssertionError):  # the latter from fake tensors; rarely, so that it is not asked before
             if _hold_their_values(tensors):
                 raise
     if not has_kernels(tensors[0].device):
