@@ -259,3 +259,36 @@ def test_wrong_options_are_refused() -> None:
         EMAHook(1.5)
     with pytest.raises(HooklineError, match="has no parameter 'decays'; did you mean 'decay'"):
         make_trainer().add_hook("ema", decays=0.5)
+
+
+def test_of_two_the_first_is_validated_and_training_notices_neither() -> None:
+    """To put back what another one had put in would mix an average into training."""
+    bare = make_trainer(max_epochs=3)
+    bare.train()
+    first, second = EMAHook(decay=0.5), EMAHook(decay=0.9)
+    trainer = make_trainer(max_epochs=3)
+    trainer.add_hook(first, "first")
+    trainer.add_hook(second, "second")
+    seen: list[bool] = []
+    trainer.on("validation_batch_end")(
+        lambda model: seen.append(torch.equal(model[0].weight, first.average["0.weight"]))
+    )
+    trainer.train()
+    assert all(seen) and len(seen) == 6
+    assert first.updates == second.updates == 18
+    for name, weight in weights_of(bare.model).items():
+        assert torch.equal(weight, weights_of(trainer.model)[name])
+
+
+def test_another_model_begins_another_average() -> None:
+    """The same model goes on with its own."""
+    hook = EMAHook(decay=0.9)
+    first = make_trainer(hook)
+    first.train()
+    make_trainer(hook, model=first.model).train()
+    assert hook.updates == 12
+    torch.manual_seed(5)
+    other = nn.Sequential(nn.Linear(3, 7), nn.Linear(7, 1))
+    make_trainer(hook, model=other, optimizer=torch.optim.SGD(other.parameters(), lr=0.0)).train()
+    assert hook.updates == 6 and hook.average.keys() == dict(other.named_parameters()).keys()
+    torch.testing.assert_close(hook.average["0.weight"], other[0].weight.detach())

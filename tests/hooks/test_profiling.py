@@ -115,3 +115,30 @@ def test_wrong_options_are_refused() -> None:
         Profiler(first_step=10.0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="with_stack: expected true or false"):
         Profiler(with_stack="no")  # type: ignore[arg-type]
+
+
+def test_one_profiler_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+    """Two would end the process; the later one leaves out what the earlier one traces, and says so."""
+    first, second = Profiler(first_step=3, steps=3), Profiler(first_step=4, steps=2)
+    model = nn.Linear(3, 1)
+    data = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(8)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = get_trainer("simple", model, data, optimizer, "cpu", console=False, loss_fn=nn.functional.mse_loss)
+    trainer.add_hook(first, "first")
+    trainer.add_hook(second, "second")
+    trainer.train()
+    assert [len(one.traces) for one in (first, second)] == [1, 0]
+    assert "hook 'second': step 3 is not traced, because another profiler is at work" in caplog.text
+
+
+def test_a_profile_of_the_users_own_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """It would come back empty."""
+    with torch.profiler.profile() as own:
+        train(hook := Profiler(first_step=2, steps=2))
+    assert own.key_averages() and not hook.traces and "another profiler is at work" in caplog.text
+
+
+def test_no_step_at_all_is_refused() -> None:
+    """A list of none."""
+    with pytest.raises(ConfigError, match="first_step: expected a step, or a list of steps; got none"):
+        Profiler(first_step=[])

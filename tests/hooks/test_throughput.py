@@ -202,3 +202,12 @@ def test_wrong_options_are_refused() -> None:
         ThroughputMonitor(0)
     with pytest.raises(ConfigError, match="peak_flops: expected a number, at least 1"):
         ThroughputMonitor(peak_flops=0)
+
+
+def test_a_monitor_that_served_another_run_counts_anew(clock: Clock) -> None:
+    """A run may begin at the very step that the last one ended with."""
+    monitor = ThroughputMonitor(log_every_n_steps=1)
+    trained(clock, monitor, [tokens()] * 2, accumulate=2, max_steps=1)
+    found = reports(trained(clock, monitor, [tokens()] * 8, accumulate=2))
+    assert list(found) == [1, 2, 3, 4]
+    assert all(one["samples_per_s"] / one["steps_per_s"] == pytest.approx(4.0) for one in found.values())

@@ -254,3 +254,13 @@ def test_the_hand_clock_counts_by_loader() -> None:
         registry.on_train_batch_start(batch_idx=index, dataloader_name=name)
         registry.on_train_batch_end(batch_idx=index, dataloader_name=name)
     assert heard == [2, 6]
+
+
+def test_a_hook_that_becomes_due_is_timed_to_the_end_of_its_step() -> None:
+    """The first micro-batch of a window has neither its optimizer step nor its end; the account would miss them."""
+    agenda, scheduled, timed = Agenda(), [("h", Schedule.parse(every=2))], []
+    for batch in range(1, 41):
+        agenda.ask(Reading((batch + 3) // 4, batch, 1), scheduled, sample=False)
+        timed += [batch] if agenda.timed else []
+    assert timed == [5, 6, 7, 8, 37, 38, 39, 40]  # steps 2 and 10: one time in four
+    assert agenda.scale("h", 0) == 20 / 8

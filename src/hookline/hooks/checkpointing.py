@@ -14,7 +14,7 @@ from hookline.checkpoints.retention import ALL, Kept, best_first, delete_checkpo
 from hookline.errors import ConfigError, nearest
 from hookline.events.policy import logger
 from hookline.events.schedule import Quantity, Reading, Schedule
-from hookline.hooks.metric_hook import MODES, MetricHook, Occasion, is_of_training, metric_key
+from hookline.hooks.metric_hook import EPOCH_LOSS, MODES, MetricHook, Occasion, is_of_training, metric_key
 from hookline.hooks.parameters import one_of, switch, text_or_none, whole_number, whole_number_or_none
 
 BY_STEP = "step-{step:08d}"
@@ -93,10 +93,10 @@ class CheckpointHook(MetricHook):
     def _choose_occasions(self, at_epochs: bool | None) -> None:
         """Steps as their schedule says; beside them the end of epochs or validations, wherever the metric is new."""
         steps, of_training = self._step_schedule(), is_of_training(self.key)
+        by_steps_only = of_training and steps is not None and self.key != EPOCH_LOSS
         if at_epochs is None:
-            at_epochs = self.monitor is None or (of_training and steps is None)
+            at_epochs = self.monitor is None or (of_training and not by_steps_only)
         self.save_on_train_epoch_end = switch(at_epochs, "save_on_train_epoch_end")
-        by_steps_only = of_training and steps is not None
         self.look_at(steps=steps, validation=not at_epochs and not by_steps_only, epochs=at_epochs)
 
     def _step_schedule(self) -> Schedule | None:
@@ -151,8 +151,8 @@ class CheckpointHook(MetricHook):
         """What the checkpoint is ranked by; without a metric the newest is the best."""
         if self.monitor is None:
             return float(occasion.step if self.mode == "max" else -occasion.step)
-        if occasion.what == "step" and not is_of_training(self.key) and self.key not in occasion.metrics:
-            return None  # it comes with validations; steps are saved whatever was measured there
+        if occasion.what == "step" and not self._is_by_steps and self.key not in occasion.metrics:
+            return None  # it comes with validations or epochs; steps are saved whatever was measured there
         value = self.value(occasion)
         return value if value is not None and math.isfinite(value) else None
 
@@ -171,7 +171,8 @@ class CheckpointHook(MetricHook):
         """Called when the checkpoint is written, by when the step's validation may have been made."""
         asked, self._asked = self._asked, None
         if asked is not None:
-            metrics = _both_spellings(asked.metrics)
+            measured = self._validation.metrics if self._validation.step == asked.step else {}
+            metrics = _both_spellings({**measured, **asked.metrics})
             self._tell_missing_fields(asked, metrics)
             self._under_way = replace(asked, name=self._file_name.fill(asked.epoch, asked.step, metrics))
         # None when somebody took it back: a run that went wrong in between. Whoever asks twice gets one name.
@@ -190,10 +191,21 @@ class CheckpointHook(MetricHook):
     def on_train_start(self, trainer: Any = None, resumed: bool = False) -> None:
         """Another run, maybe in another directory: nothing in it is known to be whole, nor is another run's ranked."""
         super().on_train_start(trainer)
+        self._refuse_batches_of_a_step(trainer)
         self._failed, self._saved_at = False, -1
         self._written.clear()
         if not resumed or self._directory != getattr(trainer, "checkpoint_dir", None):
             self.forget()
+        elif self._directory is not None:  # what came later was set aside, and a link may have led there
+            self._forget_deleted()
+            self._point_links(self._directory)
+
+    def _refuse_batches_of_a_step(self, trainer: Any) -> None:
+        """Between two steps there may be no batch of those that are counted: nothing would be saved."""
+        size = getattr(getattr(trainer, "options", None), "accumulate", 1)
+        if self.save_every is not None and size > 1 and Quantity.parse(self.save_every).unit == "batches":
+            remedy = "count steps, tokens or time instead"
+            raise ConfigError("save_every", f"{self.save_every!r}: a step takes {size} batches (accumulate); {remedy}")
 
     def forget(self) -> None:
         """Begin with an empty ranking."""
@@ -210,6 +222,8 @@ class CheckpointHook(MetricHook):
         if self._failed and self.save_on_exception and self._saved_at != trainer.step:
             self._asked = self._under_way = None
             trainer.save()
+        if not self._failed:
+            self.tell_if_never_asked(trainer)
 
     # ---- keeping the best ------------------------------------------------------------------------------------------
 
@@ -236,7 +250,7 @@ class CheckpointHook(MetricHook):
         own = self.called
         suffix = "" if own == self.name else "-" + re.sub("[^A-Za-z0-9_=-]", "_", own)
         best = self._best if self.monitor is not None else None
-        for link, target in (("best", best), ("last", self.kept[-1] if self.save_last else None)):
+        for link, target in (("best", best), ("last", self.kept[-1] if self.save_last and self.kept else None)):
             try:
                 if target is not None:
                     point_to(directory / f"{link}{suffix}", target.name)
@@ -245,6 +259,7 @@ class CheckpointHook(MetricHook):
 
     def _delete_surplus(self, trainer: Any, directory: Path) -> None:
         needed = {name for other in _others(trainer, self) for name in other.wanted}
+        needed |= getattr(trainer, "saved_by_hand", set())
         doomed = [one.name for one in self._surplus if one.name not in needed]
         try:
             gone = delete_checkpoints(directory, doomed, self._written)
@@ -283,11 +298,14 @@ class CheckpointHook(MetricHook):
     def state_dict(self) -> dict[str, Any]:
         """What is on disk, and the checkpoint that is being written right now: this state is part of it."""
         asked = None if self._under_way is None else asdict(self._under_way)
-        known = {"kept": [asdict(one) for one in self.kept], "asked": asked, "seen": self._seen}
+        known = {"kept": [asdict(one) for one in self.kept], "asked": asked, "seen": self._seen, "about": self.about}
         return {**known, **self.validation_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what was on disk; `on_checkpoint_load` looks what of it is still there."""
+        if self.is_about_another(state):  # what was saved for that stays
+            self.forget()
+            return
         self.kept, self._seen = [Kept(**one) for one in state["kept"]], state["seen"]
         self._under_way = None if state["asked"] is None else Asked(**state["asked"])
         self.restore_validation(state)

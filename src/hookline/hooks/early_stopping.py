@@ -11,7 +11,7 @@ import torch
 
 from hookline.errors import ConfigError
 from hookline.events.schedule import Quantity, Schedule
-from hookline.hooks.metric_hook import MODES, MetricHook, Occasion, better
+from hookline.hooks.metric_hook import EPOCH_LOSS, MODES, MetricHook, Occasion, better, is_of_training
 from hookline.hooks.parameters import (
     number,
     number_or_none,
@@ -26,11 +26,12 @@ from hookline.hooks.parameters import (
 class EarlyStopping(MetricHook):
     """Ends the run when `monitor` has not improved for `patience` checks.
 
-    A check is made after every validation; at the end of every epoch with `check_on_train_epoch_end`; or, for a metric
-    of training such as ``train/loss``, every `check_every_n_steps`. An improvement is more than `min_delta`, which with
-    ``min_delta_mode="rel"`` is a share of the best value so far. Before `warmup` (``"2 epochs"``, or a number of steps)
-    nothing is checked. Reaching `target` ends the run at once, and so does being worse than `divergence_threshold`.
-    `on_non_finite` says what NaN and infinity do: "stop", "count" as no improvement, or "ignore".
+    A check is made after every validation, or at the end of every epoch with `check_on_train_epoch_end`. A metric of
+    training such as ``train/loss`` is checked at the end of epochs anyway, or every `check_every_n_steps`. An
+    improvement is more than `min_delta`, which with ``min_delta_mode="rel"`` is a share of the best value so far.
+    Before `warmup` (``"2 epochs"``, or a number of steps) nothing is checked. Reaching `target` ends the run at once,
+    and so does being worse than `divergence_threshold`. `on_non_finite` says what NaN and infinity do: "stop", "count"
+    as no improvement, or "ignore".
 
     With `restore_best_weights` the model ends with the weights that were best, unless the run fails. A copy of them is
     kept on the host and saved with checkpoints.
@@ -77,9 +78,11 @@ class EarlyStopping(MetricHook):
 
     def _choose_occasions(self) -> None:
         steps, at_epochs = self.check_every_n_steps, self.check_on_train_epoch_end
-        if steps is not None and (at_epochs or self.key.startswith("val/")):
-            reason = "check_on_train_epoch_end is on" if at_epochs else f"{self.monitor} comes with a validation"
+        if steps is not None and (at_epochs or self.key == EPOCH_LOSS or self.key.startswith("val/")):
+            comes = "the end of an epoch" if self.key == EPOCH_LOSS else "a validation"
+            reason = "check_on_train_epoch_end is on" if at_epochs else f"{self.monitor} comes with {comes}"
             raise ConfigError("check_every_n_steps", f"is for metrics of training, such as train/loss; {reason}")
+        at_epochs = at_epochs or (steps is None and is_of_training(self.key))
         schedule = None if steps is None else Schedule.parse(every=steps)
         self.look_at(steps=schedule, validation=steps is None and not at_epochs, epochs=at_epochs)
 
@@ -191,15 +194,20 @@ class EarlyStopping(MetricHook):
             trainer.model.load_state_dict(self._best_weights)
             self.note(trainer, "best_weights_restored", saved_at=self.best_step, value=self.best)
             self._say(f"the model has the weights of step {self.best_step} again, the best ones")
+        if not self._failed:
+            self.tell_if_never_asked(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """The best value, how long it was waited for another, and the weights that go with it."""
         state = {"best": self.best, "best_step": self.best_step, "waited": self.waited, "seen": self._seen}
-        validated = {**self.validation_state(), "validated_weights": self._validated_weights}
+        validated = {**self.validation_state(), "validated_weights": self._validated_weights, "about": self.about}
         return {**state, "best_weights": self._best_weights, **validated}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on waiting where the saved run was."""
+        if self.is_about_another(state):
+            self.forget()
+            return
         self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
         self._seen, self._best_weights = state["seen"], state["best_weights"]
         self.restore_validation(state)

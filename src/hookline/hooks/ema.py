@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -26,7 +27,8 @@ class EMAHook(NamedHook):
 
     During a validation the model has the averaged weights; afterwards it has its own again, bit for bit, so that
     training is what it would be without, also when the hook is switched off or removed meanwhile. The average is saved
-    with checkpoints: `EMAHook.weights_in(path)` reads it.
+    with checkpoints: `EMAHook.weights_in(path)` reads it. Of several the first is validated, the others only average.
+    Another model begins another average.
     """
 
     built_in = True
@@ -46,8 +48,14 @@ class EMAHook(NamedHook):
         self._nested = 0  # validations inside the one that took the average in
         self._moved = False  # whether an optimizer of this step has stepped
         self._known: tuple[torch.nn.Module, dict[str, torch.Tensor]] | None = None  # walking over a model is slow
+        self._averaged: Callable[[], torch.nn.Module | None] | None = None  # whose weights they are, while it lives
 
     # ---- averaging -------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, model: torch.nn.Module | None = None, resumed: bool = False) -> None:
+        """The average of another model says nothing of this one."""
+        if not resumed and model is not None and self._averaged is not None and self._averaged() is not model:
+            self.updates, self.average = 0, {}
 
     def on_after_optimizer_step(self, trainer: Any, optimizer_idx: int) -> None:
         self._moved = True
@@ -70,6 +78,8 @@ class EMAHook(NamedHook):
         news = [weight.to(average.dtype) for weight, average in zip(weights.values(), averages, strict=True)]
         torch._foreach_lerp_(averages, news, 1.0 - self._decay_now())
         self.updates += 1
+        if self._averaged is None or self._averaged() is not model:
+            self._averaged = ref(model)
 
     def _decay_now(self) -> float:
         return min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warmup else self.decay
@@ -137,8 +147,14 @@ class EMAHook(NamedHook):
 
     def on_validation_start(self, model: torch.nn.Module) -> None:
         """Unless an earlier hook of this very event has switched it off: nobody would put the weights back."""
-        if self._is_on:
+        if self._is_on and not self._is_taken(model):
             self._take_in(model)
+
+    def _is_taken(self, model: torch.nn.Module) -> bool:
+        """Whether the model has another one's average: to put that back later would mix it into training."""
+        entries = [] if self._registry is None else self._registry.entries()
+        others = [entry.hook for entry in entries if isinstance(entry.hook, EMAHook) and entry.hook is not self]
+        return any(other._holder is model for other in others)
 
     def on_validation_end(self) -> None:
         self._put_back()

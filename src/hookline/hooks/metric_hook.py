@@ -16,6 +16,7 @@ from hookline.events.schedule import Schedule
 from hookline.hooks.named_hook import NamedHook
 
 MODES = ("min", "max")
+EPOCH_LOSS = "train/epoch_loss"  # of training, and there only at the end of epochs
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,13 @@ class MetricHook(NamedHook):
     """What checkpoints and early stopping share: `look` is called at the occasions that `look_at` chose."""
 
     monitor: str | None = None
+    mode: str = "min"
 
     _validation = Occasion("validation", -1, -1)
     _batch: tuple[int, Mapping[str, float]] = (-1, {})
     _looks_at_steps = _looks_at_validation = _looks_at_epochs = _told_missing = False
     _seen = False  # whether the monitored metric was there once
+    _asked_since: int | None = None  # the step at which the run began, as long as nobody has asked for the metric
 
     def look_at(self, *, steps: Schedule | None, validation: bool, epochs: bool) -> None:
         """Choose the occasions, in the constructor: steps that are not looked at are not heard, and cost nothing."""
@@ -58,10 +61,19 @@ class MetricHook(NamedHook):
 
     def on_train_start(self, trainer: Any = None, resumed: bool = False) -> None:
         """Say at once if the metric can only come by somebody's hand: to wait for it would look like a healthy run."""
+        self._asked_since = getattr(trainer, "step", 0)
         if self._waits_for_validation and _validates_by_hand_only(trainer):
             problem = f"{self.monitor!r} is measured by validations, and this run makes none of its own"
             remedy = "give validate_every, or call trainer.validate() from a hook"
             logger.warning("hook %r: %s (validate_every is null); %s", self.called, problem, remedy)
+
+    def tell_if_never_asked(self, trainer: Any) -> None:
+        """Say at the end that the occasion never came, unless somebody stopped the run before it could."""
+        steps = 0 if self._asked_since is None else getattr(trainer, "step", 0) - self._asked_since
+        if self.monitor is not None and steps > 0 and getattr(trainer, "stop_reason", None) is None:
+            what = "validation" if self._waits_for_validation else "occasion"
+            words = "hook %r: %s was never looked at: in %d steps no %s came that it waits for"
+            logger.warning(words, self.called, self.monitor, steps, what)
 
     @property
     def _waits_for_validation(self) -> bool:
@@ -121,12 +133,34 @@ class MetricHook(NamedHook):
 
     def value(self, occasion: Occasion) -> float | None:
         """The monitored metric's new value; None where none was to be expected, or none is there and it is forgiven."""
+        self._asked_since = None
         if self.key in occasion.metrics:
             self._seen = True
             return occasion.metrics[self.key]
         if self._is_expected(occasion):
-            self._miss(f"there is no metric {self.monitor!r} {occasion}; {nearest(self.key, occasion.metrics)}")
+            hint = "; what step_fn returns is there at steps" if occasion.what == "epoch" and self._is_by_steps else ""
+            nearby = nearest(self.key, occasion.metrics)
+            self._miss(f"there is no metric {self.monitor!r} {occasion}{hint}; {nearby}")
         return None
+
+    @property
+    def _is_by_steps(self) -> bool:
+        """Whether its metric is measured by steps."""
+        return is_of_training(self.key) and self.key != EPOCH_LOSS
+
+    @property
+    def about(self) -> list[str | None]:
+        """What its state is about; saved with it."""
+        return [self.monitor, self.mode]
+
+    def is_about_another(self, state: Mapping[str, Any]) -> bool:
+        """Whether a saved state is about another metric, whose values say nothing of this one; told if so."""
+        about = list(state.get("about", self.about))  # checkpoints of an earlier version say nothing of it
+        if about == self.about:
+            return False
+        words = "hook %r: the checkpoint's state is about %s (%s); it begins anew with %s (%s)"
+        logger.warning(words, self.called, *about, *self.about)
+        return True
 
     def _is_expected(self, occasion: Occasion) -> bool:
         """Metrics of training come with the steps, where these are looked at; all others come with a validation."""

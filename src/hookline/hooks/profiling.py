@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
+import torch
 from torch import profiler
 
 from hookline.errors import ConfigError
@@ -27,6 +29,7 @@ class Profiler(NamedHook):
 
     built_in = True
     name = "profiler"
+    _at_work: ClassVar[WeakSet[Profiler]] = WeakSet()
 
     def __init__(
         self,
@@ -40,6 +43,8 @@ class Profiler(NamedHook):
     ) -> None:
         several = isinstance(first_step, Sequence) and not isinstance(first_step, str)
         firsts: list[Any] = list(first_step) if several else [first_step]  # type: ignore[arg-type]
+        if not firsts:
+            raise ConfigError("first_step", "expected a step, or a list of steps; got none")
         self.first_step = sorted(whole_number(first, "first_step") for first in firsts)
         self.steps, self.warmup = whole_number(steps, "steps"), whole_number(warmup, "warmup", 0)
         self.record_shapes, self.with_stack = switch(record_shapes, "record_shapes"), switch(with_stack, "with_stack")
@@ -52,7 +57,7 @@ class Profiler(NamedHook):
         self._profile: profiler.profile | None = None
         self._trainer: Any = None
         self._window = (0, 0)  # the first and the last step of the trace that is being made
-        self._ends_with_the_batch = self._told = False
+        self._ends_with_the_batch = self._told = self._told_left_out = False
 
     def _refuse_overlaps(self) -> None:
         for (first, last), (following, _) in pairwise(self._windows):
@@ -64,10 +69,20 @@ class Profiler(NamedHook):
         """The first micro-batch of a window opens it; one whose end was not heard ends here."""
         if step > self._window[1]:
             self._finish()
-        if self._profile is None:
+        if self._profile is None and not self._is_left_out(step):
             self._trainer, self._window = trainer, self._window_at(trainer, step)
             self._profile = self._make_profile(self._window[0] - step)
+            Profiler._at_work.add(self)
             self._profile.start()
+
+    def _is_left_out(self, step: int) -> bool:
+        """Whether another profiler is at work, of which there can be only one: two would end the process."""
+        if not Profiler._at_work and not torch._C._autograd._profiler_enabled():
+            return False
+        if not self._told_left_out:
+            self._told_left_out = True
+            logger.warning("hook %r: step %d is not traced, because another profiler is at work", self.called, step)
+        return True
 
     def _window_at(self, trainer: Any, step: int) -> tuple[int, int]:
         """The window that begins here or is warmed up for; on another schedule than its own, this step alone."""
@@ -111,7 +126,10 @@ class Profiler(NamedHook):
         """Stop tracing; what has been traced is written."""
         profile, self._profile = self._profile, None
         if profile is not None:
-            profile.stop()
+            try:
+                profile.stop()
+            finally:
+                Profiler._at_work.discard(self)
 
     def _write(self, profile: profiler.profile) -> None:
         directory = self._where()

@@ -130,7 +130,7 @@ class ThroughputMonitor(TrainingHook):
             self._report(trainer, self._window, self._done, self._tokens, self._ended + self._window.first_wait)
 
     def close(self) -> None:
-        self._window, self._ended, self._done, self._on_cuda = None, 0.0, -1, None
+        self._window, self._ended, self._heard, self._done, self._on_cuda = None, 0.0, -1, -1, None
 
     # ---- reporting -------------------------------------------------------------------------------------------------
 

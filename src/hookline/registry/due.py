@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -28,6 +28,8 @@ class Agenda:
         self._groups: list[tuple[Schedule, list[str]]] = []  # those asked, by schedule
         self._compares = False  # some ask where the last micro-batch was
         self._held: dict[str, int] = {}  # hooks due by tokens or time, and the step whose micro-batches they hear
+        self._turns: dict[str, int] = {}  # how often a scheduled hook has become due
+        self._timed_step: int | None = None
         self._due_batches: dict[str, int] = {}  # per scheduled hook
         self._due_sampled: dict[str, int] = {}
         self._before: Reading | None = Reading()  # where the last micro-batch was; None when nobody looked
@@ -43,7 +45,9 @@ class Agenda:
             self._compares = any(schedule.by_tokens_or_time for schedule, _ in self._groups)
         before, last = self.due, self._last_batch(now)
         self.due = frozenset([name for group in self._groups for name in self._due_of(*group, now, last)])
-        self.timed = (sample and now.batches % SAMPLE_EVERY == SAMPLE_AT) or self._shall_be_timed(self.due - before)
+        if self._shall_be_timed(self.due - before):
+            self._timed_step = now.steps  # to its end: the first micro-batch of a window has few of its events
+        self.timed = (sample and now.batches % SAMPLE_EVERY == SAMPLE_AT) or self._timed_step == now.steps
         self._count(now)
         waits = [0] if self.due or self.timed else [schedule.wait(now) for schedule, _ in self._groups]
         wait = min(*waits, (SAMPLE_AT - now.batches - 1) % SAMPLE_EVERY if sample else FAR, FAR)
@@ -51,9 +55,11 @@ class Agenda:
         self.wait = wait
         return wait
 
-    def _shall_be_timed(self, newly_due: Iterable[str]) -> bool:
+    def _shall_be_timed(self, newly_due: Collection[str]) -> bool:
         """One that is rarely due might never be so when all are sampled."""
-        return any(self._due_batches.get(name, 0) % TIMED_OF_DUE == 0 for name in newly_due)
+        turns = [self._turns.get(name, 0) for name in newly_due]
+        self._turns.update(zip(newly_due, [turn + 1 for turn in turns], strict=True))
+        return any(turn % TIMED_OF_DUE == 0 for turn in turns)
 
     def _due_of(self, schedule: Schedule, names: list[str], now: Clock, last: Clock) -> list[str]:
         """Whoever is due by tokens or time in the middle of a window hears the rest of it, its step included."""

@@ -60,7 +60,12 @@ def draft_checkpoint(trainer: Trainer, name: str | None) -> Draft:
         "epoch": moment.epoch,
         "lineage": trainer.record.lineage,
     }
-    return Draft(directory, name or f"step-{moment.steps_done:08d}", collect(trainer), meta)
+    return Draft(directory, name or name_of_step(trainer), collect(trainer), meta)
+
+
+def name_of_step(trainer: Trainer) -> str:
+    """What a checkpoint is called that nobody names."""
+    return f"step-{trainer.moment.steps_done:08d}"
 
 
 def refuse_half_a_step(trainer: Trainer) -> None:
