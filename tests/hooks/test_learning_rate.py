@@ -8,6 +8,7 @@ from torch import nn
 
 from hookline import GenericTrainer, HooksConfig, LearningRateMonitor
 from hookline.errors import ConfigError
+from hookline.hooks.learning_rate import _told_apart
 from hookline.record.memory_record import MemoryRecord
 
 
@@ -92,3 +93,8 @@ def test_a_wrong_frequency_is_refused() -> None:
     """With the nearest right word."""
     with pytest.raises(ConfigError, match="frequency: 'epochs' is no choice; did you mean 'epoch'"):
         LearningRateMonitor(frequency="epochs")
+
+
+def test_a_number_that_makes_another_group_s_name_is_passed_over() -> None:
+    """Else one of the two would be lost."""
+    assert _told_apart(["a", "a", "a-1", "a"]) == ["a", "a-2", "a-1", "a-3"]

@@ -142,3 +142,10 @@ def test_no_step_at_all_is_refused() -> None:
     """A list of none."""
     with pytest.raises(ConfigError, match="first_step: expected a step, or a list of steps; got none"):
         Profiler(first_step=[])
+
+
+def test_a_trial_writes_nothing(tmp_path: Path) -> None:
+    """Neither a trace nor a log, wherever they were told to."""
+    profiler = Profiler(first_step=1, steps=1, directory=str(tmp_path / "traces"))
+    train(profiler, fast_dev_run=2, hooks={"lifecycle": [{"name": "json_log", "path": str(tmp_path / "log.jsonl")}]})
+    assert not list(tmp_path.iterdir())

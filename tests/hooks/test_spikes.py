@@ -6,8 +6,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import nn
 
-from hookline import LossSpike, get_trainer
+from hookline import GenericTrainer, LossSpike, get_trainer
 from hookline.errors import ConfigError
 
 
@@ -109,3 +110,18 @@ def test_wrong_parameters_are_refused(parameters: dict[str, Any]) -> None:
     """A window that is never full, or a factor that everything exceeds."""
     with pytest.raises(ConfigError):
         LossSpike(**parameters)
+
+
+def test_under_accumulation_the_worst_micro_batch_is_named() -> None:
+    """Of the loader that it came from, not the last one of the step."""
+    usual = [torch.tensor(1.0 + 0.01 * (index % 3)) for index in range(40)]
+    odd = [*usual[:30], torch.tensor(50.0), *usual[31:]]
+    model = nn.Linear(1, 1)
+    config = {"console": False, "record": False, "loader_schedule": "round_robin", "accumulate": 2}
+    trainer = GenericTrainer(
+        config, model, torch.optim.SGD(model.parameters(), 0.1), device="cpu",
+        step_fn=lambda model, batch: model(torch.zeros(1, 1)).sum() * 0 + float(batch),
+    )  # fmt: skip
+    trainer.add_hook(hook := LossSpike(warmup=5))
+    trainer.fit({"a": odd, "b": usual})
+    assert [(spike.batch_idx, spike.dataloader_name) for spike in hook.spikes] == [(60, "a")]

@@ -114,3 +114,21 @@ def test_a_loss_without_a_graph_is_refused() -> None:
 def test_counting_tokens(batch: Any, tokens: int) -> None:
     """Elements of input_ids, or of a batch that is itself an integer tensor."""
     assert count_tokens(batch) == tokens
+
+
+def test_numpy_numbers_are_metrics() -> None:
+    """Single ones of every real type, as Python's numbers; strings and several numbers are none."""
+    numpy = pytest.importorskip("numpy")
+    given = {
+        "f32": numpy.float32(1.5),
+        "n": numpy.int64(3),
+        "yes": numpy.bool_(True),
+        "long": numpy.longdouble(2),
+        "array": numpy.array([[2.5]]),
+        "two": numpy.ones(2),
+        "word": numpy.str_("good"),
+        "imaginary": numpy.complex64(1j),
+    }
+    _, metrics = loss_and_metrics({"loss": torch.tensor(1.0), **given})
+    assert metrics == {"f32": 1.5, "n": 3, "yes": True, "long": 2.0, "array": 2.5}
+    assert [type(value) for value in metrics.values()] == [float, int, bool, float, float]

@@ -129,3 +129,9 @@ def test_respelling_and_numbers() -> None:
     assert respelled({"val/loss": 1, "other": 2}, "val/", "eval/") == {"eval/loss": 1, "other": 2}
     tensor = torch.ones(1)
     assert numbers_of({"a": 1, "b": 2.0, "c": "x", "d": tensor, "e": torch.ones(2)}) == {"a": 1, "b": 2.0, "d": tensor}
+
+
+def test_a_numpy_string_is_no_number() -> None:
+    """A record holds numbers; what has one element need not be one."""
+    numpy = pytest.importorskip("numpy")
+    assert numbers_of({"n": numpy.int64(3), "word": numpy.str_("good")}) == {"n": 3}

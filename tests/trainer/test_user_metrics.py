@@ -260,3 +260,27 @@ def test_an_object_that_cannot_be_copied() -> None:
     with pytest.raises(TypeError, match="socket") as caught:
         make_trainer(metrics).validate({"a": make_batches(2), "b": make_batches(2)})
     assert "the metric 'stuck' is copied for each validation loader" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("metric", [lambda output, batch: 123.0, Accuracy()])
+def test_names_that_collide_are_refused(metric: Any) -> None:
+    """val/a/loss cannot be the loss of the loader 'a' and a metric 'a/loss'; with one loader there is no such loss."""
+    trainer = make_trainer({"a/loss": metric})
+    with pytest.raises(TrainingError, match="two validation metrics would both be 'val/a/loss'"):
+        trainer.validate({"a": make_batches(2), "b": make_batches(2)})
+    assert set(trainer.validate({"a": make_batches(2)})) == {"val/loss", "val/a/loss"}
+
+
+def test_objects_that_collide_are_refused() -> None:
+    """The number of the loader 'a' and that of all loaders."""
+    trainer = make_trainer({"right": Accuracy(), "a/right": Accuracy()})
+    with pytest.raises(TrainingError, match="two validation metrics would both be 'val/a/right'"):
+        trainer.validate({"a": make_batches(2), "b": make_batches(2)})
+
+
+def test_a_numpy_string_is_no_number() -> None:
+    """It has one element, too."""
+    numpy = pytest.importorskip("numpy")
+    trainer = make_trainer({"word": lambda output, batch: numpy.str_("good")})
+    with pytest.raises(TrainingError, match=r"the metric 'word' gave .*; a metric is one number"):
+        trainer.validate(make_batches(2))

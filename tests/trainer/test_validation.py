@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hookline import Trainer, TrainingHook, get_trainer
-from hookline.errors import TrainingError
+from hookline.errors import ConfigError, TrainingError
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -209,3 +209,123 @@ def test_a_plateau_scheduler_waits_for_the_validation() -> None:
     trainer.schedulers.append(scheduler)
     trainer.train()
     assert scheduler.last_epoch == 3
+
+
+FAR = [(torch.zeros(4, 3), torch.full((4, 1), 100.0))]
+
+
+class AlsoFar(TrainingHook):
+    """Validates on another set inside the event, once."""
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.seen: list[float] = []
+
+    def on_validation_end(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+        if not self.busy:
+            self.busy = True
+            self.seen.append(trainer.validate(FAR)["val/loss"])
+            self.busy = False
+            metrics["val/mine"] = 0.5
+
+
+def test_a_validation_inside_a_validations_end_leaves_its_numbers() -> None:
+    """The outer one returns, records and hands to plateau schedulers what it measured itself."""
+    trainer = make_trainer(val_dataloader=make_batches(4))
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizers[0])
+    trainer.schedulers.append(scheduler)
+    hook = AlsoFar()
+    trainer.add_hook(hook)
+    trainer.train()
+    expected = pytest.approx(loss_of(trainer, make_batches(4)), rel=1e-5)
+    assert hook.seen[0] > 1000 and scheduler.best == expected
+    recorded = [line for line in trainer.record.metrics if "val/loss" in line]  # type: ignore[attr-defined]
+    assert [line["val/loss"] for line in recorded] == [expected]
+    assert trainer.validate(make_batches(4)) == {"val/loss": expected, "val/mine": 0.5}
+
+
+def test_two_hooks_may_each_validate_inside() -> None:
+    """One of them inside the other's, too."""
+    trainer = make_trainer(debug=True)
+    trainer.add_hook(AlsoFar(), "one")
+    trainer.add_hook(AlsoFar(), "two")
+    assert trainer.validate(make_batches(4))["val/loss"] == pytest.approx(loss_of(trainer, make_batches(4)), rel=1e-5)
+
+
+def test_a_validation_that_would_call_itself_for_ever_is_refused() -> None:
+    """A hook that validates whenever a validation ends is told at the second one; the next validation begins anew."""
+    trainer = make_trainer(debug=True)
+    heard: list[float] = []
+
+    @trainer.on("validation_end", name="again")
+    def again(trainer: Trainer, metrics: dict[str, Any]) -> None:
+        heard.append(metrics["val/loss"])
+        trainer.validate(FAR)
+
+    for count in (2, 4):
+        with pytest.raises(TrainingError, match="by hook 'again' inside the validation that it asked for itself"):
+            trainer.validate(make_batches(2))
+        assert len(heard) == count
+
+
+def test_a_metric_of_some_batches_is_averaged_over_their_samples() -> None:
+    """In one loader as across several."""
+
+    def step(model: Any, batch: Batch) -> dict[str, Any]:
+        loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+        return {"loss": loss, **({"recall": len(batch[0]) / 4} if len(batch[0]) > 1 else {})}
+
+    trainer = make_trainer(step_fn=step, loss_fn=None)
+    assert trainer.validate(make_batches(1, 4, 1, 2))["val/recall"] == pytest.approx((4 * 1.0 + 2 * 0.5) / 6)
+    metrics = trainer.validate({"a": make_batches(1, 4), "b": make_batches(2, 1), "c": make_batches(1)})
+    assert (metrics["val/a/recall"], metrics["val/b/recall"]) == (1.0, 0.5) and "val/c/recall" not in metrics
+    assert metrics["val/recall"] == pytest.approx((4 * 1.0 + 2 * 0.5) / 6)
+
+
+def test_numpy_numbers_are_metrics() -> None:
+    """Of every type, from a step and from a hook, in a validation and in training."""
+    numpy = pytest.importorskip("numpy")
+
+    def step(model: Any, batch: Batch) -> dict[str, Any]:
+        loss = torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+        return {"loss": loss, "f32": numpy.float32(1.5), "n": numpy.int64(3)}
+
+    trainer = make_trainer(step_fn=step, loss_fn=None)
+    metrics = trainer.validate(make_batches(2, 2))
+    assert (metrics["val/f32"], metrics["val/n"]) == (1.5, 3.0)
+    trainer.train()
+    last = trainer.record.metrics[-1]  # type: ignore[attr-defined]
+    assert (last["train/f32"], last["train/n"]) == (1.5, 3)
+
+
+def test_an_iterator_is_left_for_the_first_validation() -> None:
+    """The sanity check cannot give back what it reads; beside it, a list is tried as ever."""
+    heard: list[str] = []
+    trainer = make_trainer(val_loaders={"once": iter(make_batches(2, 2, 2, 2)), "list": make_batches(2)})
+    trainer.on("validation_batch_end")(lambda dataloader_name: heard.append(dataloader_name))
+    trainer.train()
+    assert heard == ["once"] * 4 + ["list"]
+    broken = make_trainer(val_loaders={"once": iter(make_batches(2)), "list": [(torch.ones(2, 7), torch.ones(2, 1))]})
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        broken.train()
+    assert broken.step == 0
+
+
+def test_a_limit_reads_no_batch_more() -> None:
+    """What is left of an iterator begins right after the last batch that was used."""
+    batches = iter(make_batches(1, 2, 3))
+    make_trainer(overfit_batches=2).validate(batches)
+    assert [len(x) for x, _ in batches] == [3]
+
+
+@pytest.mark.parametrize("option", ["max_epochs", "max_steps"])
+@pytest.mark.parametrize("value", [-1, 2.5, "3", True])
+def test_fit_refuses_what_the_constructor_refuses(option: str, value: Any) -> None:
+    """In the same words, and before anything is changed."""
+    trainer = make_trainer()
+    with pytest.raises(ConfigError) as constructed:
+        make_trainer(**{option: value})
+    with pytest.raises(ConfigError) as fitted:
+        trainer.fit(**{option: value})
+    assert str(fitted.value) == str(constructed.value)
+    assert trainer.step == 0 and trainer.options.epochs == 1

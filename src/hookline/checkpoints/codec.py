@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import math
 import struct
-from collections import Counter
+from collections import Counter, namedtuple
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any
@@ -94,6 +94,8 @@ class _Encoder:
         if isinstance(value, torch.Size):
             return {TAG: "size", "v": list(value)}
         items = [self.encode(item, (*path, str(index))) for index, item in enumerate(value)]
+        if isinstance(value, tuple) and isinstance(fields := getattr(value, "_fields", None), tuple):
+            return {TAG: "namedtuple", "name": type(value).__name__, "fields": list(fields), "v": items}
         return {TAG: "tuple", "v": items} if isinstance(value, tuple) else items
 
     def _encode_numpy(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -176,6 +178,8 @@ class _Decoder:
             return self._tensor(node)
         if kind == "tuple":
             return tuple(self.decode(item) for item in value)
+        if kind == "namedtuple":  # of the same names, not of the same class: a file shall import nothing
+            return namedtuple(node["name"], node["fields"])(*map(self.decode, value))
         if kind in ("dict", "counter"):
             pairs = {self.decode(key): self.decode(item) for key, item in value}
             return Counter(pairs) if kind == "counter" else pairs

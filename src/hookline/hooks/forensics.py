@@ -48,7 +48,7 @@ class NanForensics(NamedHook):
     def on_train_start(self, trainer: Any) -> None:
         if not hasattr(trainer, "rerunning"):
             raise HooklineError(f"{self.called} runs batches again, which {type(trainer).__name__} cannot do")
-        self._found, self._scenes = 0, []
+        self._found, self._scenes, self.crash, self.autopsy = 0, [], None, None
 
     def close(self) -> None:
         """A run that failed in the middle of a step leaves batches behind."""

@@ -78,6 +78,10 @@ def _labelled_groups(optimizers: Sequence[Any], index: int) -> Iterator[tuple[st
 
 
 def _told_apart(names: Sequence[str]) -> list[str]:
-    """'AdamW', 'SGD', 'AdamW-1'."""
-    before = [names[:index].count(name) for index, name in enumerate(names)]
-    return [f"{name}-{count}" if count else name for name, count in zip(names, before, strict=True)]
+    """'AdamW', 'SGD', 'AdamW-1'; a number that makes another one's name is passed over."""
+    taken, told = set(names), []
+    for index, name in enumerate(names):
+        free = (f"{name}-{count}" for count in range(1, len(names) + 1))
+        told.append(name if name not in names[:index] else next(one for one in free if one not in taken))
+        taken.add(told[-1])
+    return told

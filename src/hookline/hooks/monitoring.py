@@ -11,6 +11,7 @@ from hookline.activations.monitor import Monitor
 from hookline.events.policy import logger
 from hookline.events.schedule import Schedule
 from hookline.hooks.gradient_monitor import GradientMonitor
+from hookline.hooks.named_hook import is_trial
 from hookline.hooks.parameters import whole_number
 from hookline.hooks.throughput import ThroughputMonitor
 from hookline.record.redaction import redact
@@ -62,6 +63,8 @@ class JSONLogHook(TrainingHook):
 
     def _where(self, trainer: Any) -> Path | None:
         """The file to write to; None, said once, when the run keeps no record on disk and nobody gave a path."""
+        if is_trial(trainer):  # which writes nothing
+            return None
         if self.path is not None:
             return Path(self.path)
         if trainer.run_dir is not None:

@@ -14,7 +14,7 @@ from torch import profiler
 from hookline.errors import ConfigError
 from hookline.events.policy import logger
 from hookline.events.schedule import Quantity, Schedule
-from hookline.hooks.named_hook import NamedHook
+from hookline.hooks.named_hook import NamedHook, is_trial
 from hookline.hooks.parameters import switch, whole_number
 
 
@@ -142,6 +142,8 @@ class Profiler(NamedHook):
 
     def _where(self) -> Path | None:
         """The directory to write to; None, said once, when the run keeps no record on disk and nobody gave one."""
+        if is_trial(self._trainer):  # which writes nothing
+            return None
         if self.directory is not None:
             return Path(self.directory)
         if self._trainer.run_dir is not None:

@@ -79,7 +79,8 @@ class LossSpike(NamedHook):
         if len(self._recent) >= self.warmup:
             middle, spreads = self._distance(loss)
             if spreads > self.factor:
-                self._tell(trainer, Spike(step, loss, middle, spreads, batch_idx, dataloader_name))
+                place = _worst_of_window(trainer, batch_idx, dataloader_name)
+                self._tell(trainer, Spike(step, loss, middle, spreads, *place))
         self._recent.append(loss)
 
     def _distance(self, loss: float) -> tuple[float, float]:
@@ -96,3 +97,15 @@ class LossSpike(NamedHook):
         self.note(trainer, "loss_spike", **fields)
         if self.stop_run:
             trainer.request_stop(str(spike), by=self.called)
+
+
+def _worst_of_window(trainer: Any, batch_idx: int, dataloader_name: str) -> tuple[int, str]:
+    """Of the micro-batches that a step was made of, the one with the highest loss; the last one is given."""
+    window = getattr(getattr(trainer, "moment", None), "window", None)
+    if not isinstance(window, list) or len(window) <= 1:
+        return batch_idx, dataloader_name
+    losses = [float(loss) for loss, _ in window]
+    worst = losses.index(max(losses))
+    loaders = trainer.loop.window_loaders
+    name = loaders[worst] if len(loaders) == len(losses) else dataloader_name
+    return batch_idx - (len(losses) - 1 - worst), name

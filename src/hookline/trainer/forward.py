@@ -61,7 +61,8 @@ def loss_and_metrics(result: Any) -> tuple[torch.Tensor, dict[str, Any]]:
     if isinstance(result, torch.Tensor):
         loss = result
     elif isinstance(result, Mapping):
-        loss, metrics = result.get("loss"), {key: value for key, value in result.items() if _is_metric(key, value)}
+        loss = result.get("loss")
+        metrics = {key: plain(value) for key, value in result.items() if _is_metric(key, value)}
     else:
         loss = getattr(result, "loss", None)
     if not isinstance(loss, torch.Tensor):
@@ -95,7 +96,22 @@ def count_tokens(batch: Any) -> int:
 def _is_metric(key: Any, value: Any) -> bool:
     if key in ("loss", "output", "target") or not isinstance(key, str):
         return False
-    return isinstance(value, (int, float)) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, (int, float)) or is_numpy_number(value)
+
+
+def is_numpy_number(value: Any) -> bool:
+    """A real number of NumPy's, alone or as an array with one element; asked of its type, NumPy need not be there."""
+    return type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1 and value.dtype.kind in "biuf"
+
+
+def plain(value: Any) -> Any:
+    """NumPy's numbers as Python's; others, tensors among them, as they are."""
+    if not is_numpy_number(value):
+        return value
+    number = value.item()
+    return number if isinstance(number, int) else float(number)  # the item of a longdouble is another longdouble
 
 
 def _shown(result: Any) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from hookline.events.context import StepContext
 from hookline.gradients.norms import total_norm
+from hookline.trainer.forward import is_numpy_number
 
 if TYPE_CHECKING:
     from hookline.gradients.view import Gradients
@@ -57,6 +58,7 @@ class RunMoment:
         self.skip_reason: str | None = None
         self.skip_asked_at = -1  # the step that a guard asked to leave out
         self.set_aside: dict[str, Any] | None = None  # the training batch, while other batches run
+        self.validating: list[str | None] = []  # who asked for the validations under way, each inside the one before
         self.elapsed_before = 0.0
         self._started = monotonic()
         # What was computed is kept with what it was computed for, so that a new batch has nothing to reset. A loss is
@@ -322,7 +324,7 @@ def numbers_of(metrics: dict[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in metrics.items()
-        if isinstance(value, (int, float)) or getattr(value, "size", None) == 1 or _one_element(value)
+        if isinstance(value, (int, float)) or is_numpy_number(value) or _one_element(value)
     }
 
 

@@ -57,6 +57,7 @@ class Trainer:
         self.stop_reason: str | None = None
         self.stopped_by: str | None = None
         self.save_asked: list[SaveName] = []  # the names of the checkpoints to write at the next boundary
+        self.saved_by_hand: set[str] = set()  # those that no hook may take for its own alone
         self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = self.hook_failures = 0
         self.running = self.run_ended = self.named_stateless = self.told_non_finite = False
         self.refresh_state = RunState(self).refresh
@@ -96,6 +97,7 @@ class Trainer:
         `resume` is a run's directory or a checkpoint's: the run goes on in its own directory, or, with `fork=True`, as
         a new run that names the old one in its lineage.
         """
+        self.options.make({"max_epochs": max_epochs, "max_steps": max_steps})  # refuses what the constructor refuses
         if train_loaders is not None:
             self.train_loaders = to_train_on(train_loaders, self.options)
         if val_loaders is not None:
@@ -357,8 +359,10 @@ class Trainer:
         asked, self.save_asked = self.save_asked, []
         if asked and not self.options.fast_dev_run:
             self.background.finish()  # before names are asked for: whoever gives one knows what is on disk by then
-            for name in dict.fromkeys(one() if callable(one) else one for one in asked):
+            unnamed = checkpointing.name_of_step(self)
+            for name in dict.fromkeys((one() if callable(one) else one) or unnamed for one in asked):
                 checkpointing.save_as_told(self, name)
+            self.saved_by_hand.update(one or unnamed for one in asked if not callable(one))
 
     def save_checkpoint(self, name: str | None = None) -> Path:
         """Write a checkpoint now, between two steps or after a failure, and tell the hooks once it is durable."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hookline.errors import TrainingError
+from hookline.trainer.forward import is_numpy_number, plain
 
 Measure = Callable[[str, Any, Any], Mapping[str, Any]]  # loader, batch, what the step returned -> numbers by name
 TAKEN = ("loss", "perplexity")
@@ -83,7 +84,7 @@ class Measurement:
         found: dict[str, float] = {}
         for loader in [one for one in self._copies if one in self._seen]:
             found.update(_computed(f"val/{loader}/", self._copies[loader]))
-        return {**found, **_computed("val/", self._objects)}
+        return all_of(found, _computed("val/", self._objects))
 
     def _output_of(self, result: Any) -> Any:
         """What step_fn returns as 'output', else what the model returned."""
@@ -98,6 +99,20 @@ class Measurement:
                 "let it return {'loss': loss, 'output': output}"
             )
         return output
+
+
+def all_of(*parts: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of a validation together; two numbers under one name are refused."""
+    found: dict[str, float] = {}
+    for part in parts:
+        for name in part:
+            if name in found:
+                raise TrainingError(
+                    f"two validation metrics would both be {name!r}: the numbers of each of several loaders are "
+                    "val/<loader>/<metric>, those of all val/<metric>; rename the metric or the loader"
+                )
+        found.update(part)
+    return found
 
 
 def _checked(metrics: Any) -> dict[str, Any]:
@@ -166,7 +181,7 @@ def _numbers(name: str, value: Any) -> dict[str, Any]:
         return {key: one for inner, item in value.items() for key, one in _numbers(f"{name}/{inner}", item).items()}
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return {name: value.detach().reshape(())}
-    if isinstance(value, (int, float)) or getattr(value, "size", None) == 1:
-        return {name: float(value)}
+    if isinstance(value, (int, float)) or is_numpy_number(value):
+        return {name: float(plain(value))}
     shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
     raise TrainingError(f"the metric {name!r} gave {shown}; a metric is one number, or a dict of numbers by name")

@@ -5,22 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookline.errors import TrainingError
 from hookline.events.dispatch import Fire
+from hookline.trainer.forward import plain
 from hookline.trainer.loaders import refuse_loader_without_batches, why_empty
 from hookline.trainer.moment import numbers_of, respelled
 from hookline.trainer.rng import rng_untouched
+from hookline.trainer.user_metrics import all_of
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 _KEPT = (
     "batch", "batch_idx", "dataloader_idx", "dataloader_name", "phase", "live_loss", "step_metrics",
-    "_loss", "_loss_of", "_metrics", "_metrics_of",
+    "_loss", "_loss_of", "_metrics", "_metrics_of", "val_metrics", "eval_metrics",
 )  # fmt: skip
 
 
@@ -55,28 +58,51 @@ def set_aside(trainer: Trainer, phase: str) -> Iterator[None]:
 def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None) -> dict[str, float]:
     """One validation with its events; returns the metrics, keys that hooks added included."""
     moment, fire = trainer.moment, trainer.hooks.fire
-    with set_aside(trainer, "validation"), rng_untouched(), evaluation(trainer.model):
+    with under_way(trainer), set_aside(trainer, "validation"), rng_untouched(), evaluation(trainer.model):
         if heard := fire.on_validation_start:
             heard(moment)
-        moment.val_metrics = measured(trainer, loaders, limit, fire)
-        moment.eval_metrics = respelled(moment.val_metrics, "val/", "eval/")
+        metrics = moment.val_metrics = measured(trainer, loaders, limit, fire)
+        moment.eval_metrics = respelled(metrics, "val/", "eval/")
         if heard := fire.on_validation_end:
             heard(moment)
         moment.mirror_metrics("eval_metrics")
-    for key, value in numbers_of(moment.val_metrics).items():
+    for key, value in numbers_of(metrics).items():
         trainer.log(key, value)
-    return moment.val_metrics
+    return metrics
+
+
+@contextmanager
+def under_way(trainer: Trainer) -> Iterator[None]:
+    """A hook may validate inside a validation, but not again inside that one: its own event would call it for ever."""
+    validating, caller = trainer.moment.validating, trainer.hooks.who_is_calling()
+    if caller in validating[1:]:  # the first is inside of none, whoever asked for it
+        who = "validate()" if caller is None else f"validate() by hook {caller!r}"
+        raise TrainingError(
+            f"{who} inside the validation that it asked for itself: that one has the same events; let the hook "
+            "remember that it is validating, or run the model in trainer.inference(), which has none"
+        )
+    validating.append(caller)
+    try:
+        yield
+    finally:
+        validating.pop()
 
 
 def measured(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None, fire: Fire) -> dict[str, Any]:
     """The metrics of all batches, the user's own included."""
     averages, tokens = Averages(), 0
     with trainer.user_metrics.measuring(loaders, trainer.device) as own:
-        for name, samples, results in trainer.loop.validation_batches(loaders, limit, fire, own.batch):
+        read = {name: first_batches(loader, limit) for name, loader in loaders.items()}
+        for name, samples, results in trainer.loop.validation_batches(read, None, fire, own.batch):
             averages.add(name, samples, results)
             tokens += trainer.count_tokens(trainer.moment.batch)
         refuse_silence(loaders, averages)
-        return {**averages.metrics(language_model=tokens > 0), **own.computed()}
+        return all_of(averages.metrics(language_model=tokens > 0), own.computed())
+
+
+def first_batches(loader: Iterable[Any], limit: int | None) -> Iterator[Any]:
+    """Not a batch more than the limit is read, which an iterator would lose; the loader begins when its turn comes."""
+    yield from islice(loader, limit)
 
 
 def refuse_silence(loaders: Mapping[str, Iterable[Any]], averages: Averages) -> None:
@@ -89,18 +115,24 @@ def refuse_silence(loaders: Mapping[str, Iterable[Any]], averages: Averages) -> 
 
 
 def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches: int) -> None:
-    """Try a few validation batches before the first step, silently: better to fail now than after an epoch."""
+    """Try a few validation batches before the first step, silently: better to fail now than after an epoch.
+
+    An iterator is left alone: it can be read only once, and the first validation would miss what was tried.
+    """
     nobody = Fire()
+    again = {name: loader for name, loader in loaders.items() if not isinstance(loader, Iterator)}
+    if not again:
+        return
     with set_aside(trainer, "validation"), rng_untouched(), evaluation(trainer.model), trainer.hooks.silenced():
-        measured(trainer, loaders, batches, nobody)
+        measured(trainer, again, batches, nobody)
 
 
 class Averages:
-    """Sums on the device, weighted by samples; read once at the end."""
+    """Sums on the device, weighted by samples; read once at the end. A batch without a key has no part in its mean."""
 
     def __init__(self) -> None:
         self._sums: dict[str, dict[str, torch.Tensor | float]] = {}
-        self._samples: dict[str, int] = {}
+        self._samples: dict[str, dict[str, int]] = {}  # of the batches that had the key
 
     def __contains__(self, loader: str) -> bool:
         """Whether it gave a batch with something in it."""
@@ -110,24 +142,27 @@ class Averages:
         """One batch; without samples it weighs nothing, and its mean is NaN."""
         if not samples:
             return
-        sums = self._sums.setdefault(loader, {})
+        sums, counts = self._sums.setdefault(loader, {}), self._samples.setdefault(loader, {})
         for key, value in results.items():
-            wide = value.detach().double() if isinstance(value, torch.Tensor) else float(value)
+            wide = value.detach().double() if isinstance(value, torch.Tensor) else float(plain(value))
             sums[key] = sums.get(key, 0.0) + wide * samples
-        self._samples[loader] = self._samples.get(loader, 0) + samples
+            counts[key] = counts.get(key, 0) + samples
 
     def metrics(self, language_model: bool) -> dict[str, float]:
         """'val/…', and 'val/<loader>/…' beside it when there are several loaders."""
-        found: dict[str, float] = {}
-        if len(self._samples) > 1:
-            for loader, sums in self._sums.items():
-                found.update(
-                    {f"val/{loader}/{key}": float(total) / self._samples[loader] for key, total in sums.items()}
-                )
-        for key in dict.fromkeys(key for sums in self._sums.values() for key in sums):
-            having = [loader for loader, sums in self._sums.items() if key in sums]
-            total = sum(float(self._sums[loader][key]) for loader in having)
-            found[f"val/{key}"] = total / sum(self._samples[loader] for loader in having)
+        having: dict[str, list[str]] = {}  # the loaders of each key
+        for loader, sums in self._sums.items():
+            for key in sums:
+                having.setdefault(key, []).append(loader)
+        found = {f"val/{key}": self._mean(key, loaders) for key, loaders in having.items()}
+        if len(self._sums) > 1:
+            of_each = ({f"val/{one}/{key}": self._mean(key, [one]) for key in sums} for one, sums in self._sums.items())
+            found = all_of(*of_each, found)
         if language_model:
             found["val/perplexity"] = math.exp(found["val/loss"]) if found["val/loss"] < 700 else math.inf
         return found
+
+    def _mean(self, key: str, loaders: list[str]) -> float:
+        """Over the samples that had the key, in these loaders."""
+        total = sum(float(self._sums[loader][key]) for loader in loaders)
+        return total / sum(self._samples[loader][key] for loader in loaders)
