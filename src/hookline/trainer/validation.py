@@ -16,6 +16,7 @@ from hookline.trainer.forward import plain
 from hookline.trainer.loaders import refuse_loader_without_batches, why_empty
 from hookline.trainer.moment import numbers_of, respelled
 from hookline.trainer.rng import rng_untouched
+from hookline.trainer.shared_order import order_untouched
 from hookline.trainer.user_metrics import all_of
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def set_aside(trainer: Trainer, phase: str) -> Iterator[None]:
 def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None) -> dict[str, float]:
     """One validation with its events; returns the metrics, keys that hooks added included."""
     moment, fire = trainer.moment, trainer.hooks.fire
-    with under_way(trainer), set_aside(trainer, "validation"), rng_untouched(), evaluation(trainer.model):
+    order = order_untouched(trainer.train_loaders.values(), loaders.values())
+    with under_way(trainer), set_aside(trainer, "validation"), rng_untouched(), order, evaluation(trainer.model):
         if heard := fire.on_validation_start:
             heard(moment)
         metrics = moment.val_metrics = measured(trainer, loaders, limit, fire)
@@ -123,7 +125,8 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
     again = {name: loader for name, loader in loaders.items() if not isinstance(loader, Iterator)}
     if not again:
         return
-    with set_aside(trainer, "validation"), rng_untouched(), evaluation(trainer.model), trainer.hooks.silenced():
+    order = order_untouched(trainer.train_loaders.values(), loaders.values())
+    with set_aside(trainer, "validation"), rng_untouched(), order, evaluation(trainer.model), trainer.hooks.silenced():
         measured(trainer, again, batches, nobody)
 
 
