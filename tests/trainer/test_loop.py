@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from hookline import StopTraining, Trainer, TrainingHook, get_trainer
+from hookline import EarlyStopping, StopTraining, Trainer, TrainingHook, get_trainer
 from hookline.errors import TrainingError
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -449,3 +450,23 @@ def test_a_non_finite_loss_before_a_failure_is_reported() -> None:
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     assert trainer.non_finite_losses == 1
+
+
+def test_metrics_of_a_window_are_averaged_as_its_loss_is() -> None:
+    """Over the micro-batches that have them; the record, and whoever looks at steps, get the mean."""
+    values = iter([0.0, 1.0, 5.0, None])
+
+    def step(model: nn.Module, batch: Any) -> dict[str, Any]:
+        value = next(values)
+        return {"loss": model(batch).mean(), **({} if value is None else {"mine": value})}
+
+    model = nn.Linear(2, 1)
+    trainer = get_trainer(
+        "simple", model, [torch.ones(3, 2)] * 4, torch.optim.SGD(model.parameters(), 0.1), "cpu",
+        step_fn=step, accumulate=2, console=False, record=False,
+    )  # fmt: skip
+    stopping = EarlyStopping(monitor="train/mine", check_every_n_steps=1, mode="max", patience=9)
+    trainer.add_hook(stopping)
+    trainer.train()
+    assert [line["train/mine"] for line in trainer.record.metrics if "train/mine" in line] == [0.5, 5.0]
+    assert (stopping.best, stopping.best_step) == (5.0, 2)

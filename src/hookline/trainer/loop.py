@@ -137,8 +137,8 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
         loop.in_window = 0
         moment.steps_done = step
         unrecorded.append((step, moment.epoch, "train/loss", detached if plain else moment.window_tensor(), time()))
-        if moment.step_metrics:
-            loop.log_all({f"train/{key}": value for key, value in moment.step_metrics.items()})
+        if moment.step_metrics or moment.window_metrics:
+            loop.log_all({f"train/{key}": value for key, value in moment.step_means().items()})
         if heard := fire.on_step_end:
             heard(moment)
             if moment.kept_gradients:
@@ -286,8 +286,8 @@ class Loop:
         """Backward with the micro-batch's share of its window."""
         window, weight = self.moment.window, 1.0
         if self.in_window == 0:
-            window.clear()
-            self.window_loaders.clear()
+            for of_each in (window, self.moment.window_metrics, self.window_loaders):
+                of_each.clear()
         if self.weighted:
             weight = float(self.trainer.weigh(self.moment.batch))
             loss = loss * weight
@@ -296,6 +296,7 @@ class Loop:
         self.engine.backward(loss)
         assert self.moment.live_loss is not None
         window.append((self.moment.live_loss.detach(), weight))
+        self.moment.window_metrics.append(self.moment.step_metrics)
         self.window_loaders.append(self.moment.dataloader_name)
         self.in_window += 1
 
@@ -417,14 +418,12 @@ class Loop:
     # ---- validation ------------------------------------------------------------------------------------------------
 
     def validation_batches(
-        self, loaders: Mapping[str, Iterable[Any]], limit: int | None, fire: Fire, measure: Measure
+        self, loaders: Mapping[str, Iterable[Any]], fire: Fire, measure: Measure
     ) -> Iterator[tuple[str, int, Any]]:
         """Forward passes over the validation loaders; yields (loader, samples, results) for each batch."""
         moment = self.moment
         for index, (name, loader) in enumerate(loaders.items()):
             for moment.batch_idx, batch in enumerate(loader):
-                if limit is not None and moment.batch_idx >= limit:
-                    break
                 moment.dataloader_idx, moment.dataloader_name = index, name
                 moment.batch = batch = self.engine.place(batch)
                 if heard := fire.on_validation_batch_start:

@@ -55,6 +55,7 @@ class RunMoment:
         self.live_loss: torch.Tensor | None = None
         self.window: list[tuple[torch.Tensor, float]] = []  # losses and weights of this step's micro-batches
         self.step_metrics: dict[str, Any] = {}  # what step_fn returned beside the loss
+        self.window_metrics: list[dict[str, Any]] = []  # the same of each micro-batch in the window
         self.skip_reason: str | None = None
         self.skip_asked_at = -1  # the step that a guard asked to leave out
         self.set_aside: dict[str, Any] | None = None  # the training batch, while other batches run
@@ -225,6 +226,17 @@ class RunMoment:
             assert self.live_loss is not None
             return self.live_loss
         return _weighted_mean(self.window)
+
+    def step_means(self) -> dict[str, Any]:
+        """What step_fn returned beside the loss: the weighted mean, as of the loss, over the micro-batches that had it."""
+        if len(self.window) <= 1:
+            return self.step_metrics
+        sums: dict[str, Any] = {}
+        weights: dict[str, float] = {}
+        for (_, weight), metrics in zip(self.window, self.window_metrics, strict=True):
+            for key, value in metrics.items():
+                sums[key], weights[key] = sums.get(key, 0.0) + value * weight, weights.get(key, 0.0) + weight
+        return {key: total / weights[key] for key, total in sums.items() if weights[key]}
 
     def losses_by_loader(self, loaders: list[str]) -> dict[str, torch.Tensor]:
         """The same for the micro-batches of each loader, given which one each came from."""

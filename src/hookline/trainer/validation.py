@@ -95,7 +95,7 @@ def measured(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
     averages, tokens = Averages(), 0
     with trainer.user_metrics.measuring(loaders, trainer.device) as own:
         read = {name: first_batches(loader, limit) for name, loader in loaders.items()}
-        for name, samples, results in trainer.loop.validation_batches(read, None, fire, own.batch):
+        for name, samples, results in trainer.loop.validation_batches(read, fire, own.batch):
             averages.add(name, samples, results)
             tokens += trainer.count_tokens(trainer.moment.batch)
         refuse_silence(loaders, averages)
