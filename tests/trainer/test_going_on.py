@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
 from hookline import ResumableSampler, SimpleTrainer
+from hookline.errors import CheckpointError
 
 BATCHES = 8  # of an epoch; there are two
 Sample = tuple[torch.Tensor, torch.Tensor]
@@ -83,6 +84,24 @@ class Counting(Sampler[int]):
         self.used = state["used"]
 
 
+class Modest(Sampler[list[int]]):
+    """Draws its batches, and gives more of them than it says."""
+
+    def __init__(self, first: int, size: int) -> None:
+        self.first, self.size = first, size
+
+    def __len__(self) -> int:
+        return self.size // 4 - 2
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = (torch.randperm(self.size) + self.first).tolist()
+        return (order[start : start + 4] for start in range(0, self.size, 4))
+
+
+def modest(first: int = 0, size: int = 32) -> DataLoader[Any]:
+    return DataLoader(Augmented(), batch_sampler=Modest(first, size))
+
+
 def shuffling(data: Any = None, **more: Any) -> DataLoader[Any]:
     more = {"shuffle": True, "batch_size": 4, **more}
     return DataLoader(samples() if data is None else data, **more)
@@ -100,6 +119,8 @@ LOADERS: dict[str, Any] = {
     "two loaders": lambda: {"a": shuffling(torch.utils.data.Subset(Augmented(), range(16))),
                             "b": shuffling(torch.utils.data.Subset(Augmented(), range(16, 32)))},
     "counted": lambda: counted(Augmented()),
+    "modest": modest,
+    "two modest": lambda: {"a": modest(0, 16), "b": modest(16, 16)},
     "stateful loader": StatefulLoader,
     "stateful sampler": lambda: shuffling(shuffle=False, sampler=Counting()),
     "workers": lambda: shuffling(Augmented(), num_workers=2),
@@ -164,7 +185,7 @@ def test_with_two_workers(kind: str, tmp_path: Path) -> None:
      {"validate_every": 3, "max_grad_norm": 0.1}],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("kind", ["augmented", "two loaders", "counted", "stateful loader", "stateful sampler"])
+@pytest.mark.parametrize("kind", [name for name in LOADERS if "workers" not in name and "stream" not in name])
 def test_with_other_options(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
     """Mixed precision with and without a scaler, windows (and reading ahead for them), clipping, validation."""
     whole = make_trainer(LOADERS[kind](), tmp_path / "whole", **options)
@@ -180,6 +201,23 @@ def test_the_comparison_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     whole.train()
     monkeypatch.setattr("hookline.trainer.checkpointing.restore_rng", lambda state: None)
     assert fingerprint(stopped(shuffling, tmp_path / "parts", [3])) != fingerprint(whole)
+
+
+def test_a_shorter_loader_cannot_go_on(tmp_path: Path) -> None:
+    """In a new trainer or the same one: the message has both numbers. What is just long enough is welcome."""
+    batches = list(shuffling())
+    first = make_trainer(batches, tmp_path, max_epochs=1)
+    first.add_hook(SaveAndStop(4))
+    first.train()
+    said = "the run stood behind batch 4 of the loader 'train', inside an epoch, and now this loader has only 3:"
+    with pytest.raises(CheckpointError, match=said):
+        make_trainer(batches[:3], tmp_path).fit(resume=first.run_dir)
+    with pytest.raises(CheckpointError, match="behind batch 4 of an epoch, and epochs are cut off after 3 now"):
+        make_trainer(batches, tmp_path, limit_train_batches=3).fit(resume=first.run_dir)
+    with pytest.raises(CheckpointError, match=said):
+        first.fit(batches[:3])
+    first.fit(batches[:5])
+    assert first.step == 5
 
 
 def test_a_counted_sampler_reads_nothing_twice(tmp_path: Path) -> None:

@@ -5,11 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from hookline import get_trainer
-from hookline.errors import CheckpointError, TrainingError
-from hookline.trainer.loaders import EpochBatches, epoch_length, named_loaders
+from hookline.errors import CheckpointError, ConfigError, TrainingError
+from hookline.trainer.loaders import EpochBatches, epoch_length, gives_what_it_says, named_loaders
 
 
 class Endless:
@@ -22,6 +29,13 @@ class Endless:
         for number in range(1, self.count + 1):
             self.read = number
             yield number
+
+
+class Modest(Endless):
+    """A loader that gives more than it says."""
+
+    def __len__(self) -> int:
+        return 2
 
 
 class Told:
@@ -69,6 +83,13 @@ def test_an_empty_loader_is_refused(loaders: Any) -> None:
         named_loaders(loaders, "train")
 
 
+@pytest.mark.parametrize("role", ["train", "val"])
+def test_two_keys_of_one_text_are_refused(role: str) -> None:
+    """One of the two loaders would be lost."""
+    with pytest.raises(ConfigError, match=f"{role} loaders: the keys 1 and '1' are the same name"):
+        named_loaders({1: [torch.ones(2)], "1": [torch.ones(2)]}, role)
+
+
 def test_what_cannot_be_iterated_is_refused() -> None:
     """A dataset's length, say, in the place of a loader."""
     with pytest.raises(TrainingError, match="val loader 'x' is a int"):
@@ -79,6 +100,16 @@ def test_the_length_of_an_epoch() -> None:
     """The sum of all lengths; unknown as soon as one is."""
     assert epoch_length({"a": [1, 2], "b": [3]}) == 3
     assert epoch_length({"a": [1, 2], "b": Endless(2)}) is None
+
+
+def test_a_length_that_is_not_implemented() -> None:
+    """It is not known, as if the method were not there."""
+
+    class Silent(Endless):
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+    assert epoch_length(named_loaders(Silent(2), "train")) is None
 
 
 def test_loader_after_loader() -> None:
@@ -94,6 +125,70 @@ def test_an_unknown_length_looks_ahead_only_if_asked() -> None:
     loader = Endless(3)
     next(iter(Told({"a": loader}).batches))
     assert loader.read == 1
+
+
+@pytest.mark.parametrize("look_ahead", [True, False])
+def test_a_promised_length_is_not_the_end(look_ahead: bool) -> None:
+    """What comes beyond it is read, and so are the loaders behind; the last one is known in time."""
+    assert [item[2:] for item in Told({"a": Modest(4)}, look_ahead=look_ahead).all()] == [
+        (1, False), (2, False), (3, False), (4, True),
+    ]  # fmt: skip
+    told = Told({"a": Modest(4), "b": [7, 8]}, look_ahead=look_ahead)
+    assert told.all() == [
+        (0, "a", 1, False), (0, "a", 2, False), (0, "a", 3, False), (0, "a", 4, False),
+        (1, "b", 7, False), (1, "b", 8, True),
+    ]  # fmt: skip
+    assert Told({"a": Modest(2)}, look_ahead=look_ahead).all()[-1][3]  # a promise that is kept
+    assert len(Told({"a": Modest(1)}, look_ahead=look_ahead).all()) == 1
+
+
+def test_a_promise_is_believed_until_its_last_batch() -> None:
+    """Nothing is read ahead before that, nor for a limit that comes first."""
+    loader = Modest(4)
+    batches = iter(Told({"a": loader}).batches)
+    assert (next(batches), loader.read) == (1, 1)
+    assert (next(batches), loader.read) == (2, 3)
+    batches = iter(Told({"a": loader}, limit=2).batches)
+    assert (next(batches), next(batches), loader.read) == (1, 2, 2)
+
+
+@pytest.mark.parametrize(("accumulate", "steps"), [(1, 4), (2, 2)])
+def test_a_sampler_that_says_too_little(accumulate: int, steps: int) -> None:
+    """A DataLoader with batches of one's own trains on all of them, in every epoch."""
+
+    class Batches(Sampler[list[int]]):
+        def __len__(self) -> int:
+            return 1
+
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter([[0, 1], [2], [3, 4], [5]])
+
+    data = torch.arange(6.0).reshape(-1, 1)
+    loader: Any = DataLoader(torch.utils.data.TensorDataset(data, data), batch_sampler=Batches())
+    assert seen_by(loader, accumulate=accumulate, max_epochs=None, max_steps=2 * steps) == [[0, 2, 3, 5]] * 2
+
+
+class Twice(DataLoader[Any]):
+    """A DataLoader that was given another way to iterate."""
+
+    def __iter__(self) -> Any:
+        return (batch for _ in range(2) for batch in list(DataLoader(self.dataset)))
+
+
+def test_whose_length_is_certain() -> None:
+    """Lists, and DataLoaders as torch made them whose samplers count."""
+    data: Any = [1, 2, 3]
+    certain: list[Any] = [
+        data,
+        DataLoader(data),
+        DataLoader(data, shuffle=True, batch_size=None),
+        DataLoader(data, sampler=SubsetRandomSampler([0, 2])),
+        DataLoader(data, sampler=WeightedRandomSampler([1, 2, 3], 2)),
+        DataLoader(data, sampler=DistributedSampler(data, 2, 0)),
+    ]
+    for loader in certain:
+        assert gives_what_it_says(loader) and len(Told({"a": loader}).all()) == Told({"a": loader}).batches.length
+    assert not gives_what_it_says(Twice(data)) and len(Told({"a": Twice(data)}).all()) == 6
 
 
 @pytest.mark.parametrize(("limit", "length"), [(2, 2), (9, 3)])
@@ -125,9 +220,10 @@ def test_a_data_loader_without_a_length() -> None:
 
 @pytest.mark.parametrize("look_ahead", [True, False])
 @pytest.mark.parametrize("count", range(5))
-def test_an_epoch_is_entered_anywhere(look_ahead: bool, count: int) -> None:
+@pytest.mark.parametrize("first", [Endless(2), [1, 2], Modest(2)], ids=["unknown", "list", "promised"])
+def test_an_epoch_is_entered_anywhere(first: Any, look_ahead: bool, count: int) -> None:
     """The position after any batch leads to the rest of them, each under its own loader's name."""
-    loaders = {"a": Endless(2), "b": [3, 4]}
+    loaders = {"a": first, "b": [3, 4]}
     told = Told(loaders, look_ahead=look_ahead)
     for _ in range(count):
         next(iter(told.batches))
@@ -144,6 +240,36 @@ def test_a_loader_that_is_gone() -> None:
     next(iter(told.batches))
     with pytest.raises(CheckpointError, match="inside the loader 'a'; now there are b, c"):
         Told({"b": [3], "c": [4]}).batches.go_on(told.batches.position, 1)
+
+
+def test_the_rest_of_an_epoch_is_what_the_loaders_have_now() -> None:
+    """A loader that was read to its end may have another length by now; the one under way is read to its own."""
+    told = Told({"a": [1, 2, 3, 4], "b": [5, 6, 7]})
+    batches = iter(told.batches)
+    for _ in range(5):
+        next(batches)
+    again = Told({"a": [1], "b": [5, 6, 7]}).batches
+    again.go_on(told.batches.position, 5)
+    assert again.length == 7 and list(again) == [6, 7]
+
+
+def test_a_loader_with_a_state_is_asked_for_it_also_when_the_epoch_was_entered_behind_it() -> None:
+    """It is still the one that begins the next epoch."""
+
+    class Stateful(Endless):
+        def state_dict(self) -> dict[str, int]:
+            return {"read": self.read}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.read = state["read"]
+
+    told = Told({"a": Stateful(2), "b": [5, 6, 7]})
+    batches = iter(told.batches)
+    for _ in range(3):
+        next(batches)
+    again = Told({"a": Stateful(2), "b": [5, 6, 7]}).batches
+    again.go_on(told.batches.position, 3)
+    assert list(again) == [6, 7] and list(again.states_after()) == ["a"]
 
 
 def seen_by(loaders: Any, **options: Any) -> list[list[float]]:

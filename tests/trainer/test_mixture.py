@@ -187,6 +187,36 @@ def test_another_schedule_or_other_loaders_cannot_go_on() -> None:
         Told({"b": [3], "a": [1, 2]}, Mixing("round_robin")).batches.go_on(told.batches.position, 1)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("left", [1, 2])
+def test_a_mixture_does_not_go_on_with_a_shorter_loader(kind: type, left: int) -> None:
+    """It was inside a pass that had more batches: the loader is named, with both numbers."""
+    told = Told({"a": kind([1, 2, 3]), "b": kind([4, 5, 6])}, Mixing("round_robin"))
+    told.take(4)
+    again = Told({"a": kind([1, 2, 3]), "b": kind([4, 5, 6][:left])}, Mixing("round_robin"))
+    with pytest.raises(CheckpointError, match=f"behind batch 2 of the loader 'b'.* has only {left}: go on with the"):
+        again.batches.go_on(told.batches.position, 4)
+
+
+def test_a_loader_that_was_a_list_may_go_on_as_another() -> None:
+    """What was read ahead then and is not now, or the other way round, comes all the same."""
+    for before, now in ((list, Unknown), (Unknown, list)):
+        told = Told({"a": before([1, 2, 3]), "b": before([4, 5, 6])}, Mixing("round_robin"))
+        told.take(3)
+        again = Told({"a": now([1, 2, 3]), "b": now([4, 5, 6])}, Mixing("round_robin"))
+        again.batches.go_on(told.batches.position, 3)
+        assert [batch for _, _, batch, _ in again.take()] == [5, 3, 6]
+
+
+def test_a_mixture_is_not_entered_behind_its_limit() -> None:
+    """A run that goes on may be told to cut its epochs off earlier."""
+    told = Told({"a": [1, 2, 3], "b": [4, 5, 6]}, Mixing("round_robin"))
+    told.take(4)
+    again = Told({"a": [1, 2, 3], "b": [4, 5, 6]}, Mixing("round_robin"), limit=3)
+    with pytest.raises(CheckpointError, match="behind batch 4 of an epoch, and epochs are cut off after 3 now"):
+        again.batches.go_on(told.batches.position, 4)
+
+
 # ---- in a run ------------------------------------------------------------------------------------------------------
 
 

@@ -99,6 +99,23 @@ def test_where_a_loader_begins(draws: bool, read: int) -> None:
     loader: Any = DataLoader(range(12), batch_size=2, sampler=sampler, num_workers=1)  # type: ignore[arg-type]
     whole = [batch.tolist() for batch in loader]
     sampler.epoch = 0
-    rest = begin_after(loader, 2)
+    rest = begin_after("a", loader, 2)
     assert [batch.tolist() for batch in rest] == whole[2:]
     assert rest._rcvd_idx == read  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        [1, 2],
+        iter([1, 2]),
+        DataLoader(range(4), batch_size=2),  # type: ignore[arg-type]
+        DataLoader(range(4), batch_size=2, sampler=ResumableSampler(range(4))),  # type: ignore[arg-type]
+    ],
+    ids=["list", "iterator", "loader", "counted"],
+)
+def test_nothing_begins_behind_its_end(loader: Any) -> None:
+    """However it is passed over; an iterator is named as what it is."""
+    once = r" \(an iterator can be read only once\)" if isinstance(loader, Iterator) else ""
+    with pytest.raises(CheckpointError, match=f"behind batch 3 of the loader 'a'.* has only 2{once}: go on with the"):
+        begin_after("a", loader, 3)

@@ -90,7 +90,7 @@ class MetricHook(NamedHook):
     def on_step_end(self, trainer: Any, step: int, epoch: int, loss: float) -> None:
         """A step to look at."""
         of_step, batch = self._batch
-        means: dict[str, Any] = getattr(getattr(trainer, "moment", None), "step_means", dict)()  # as the record has them
+        means: dict[str, Any] = getattr(getattr(trainer, "moment", None), "step_means", dict)()  # as in the record
         found = {f"train/{key}": value for key, value in numbers(means).items()}
         metrics = {**(batch if of_step == step else {}), **found, "loss": loss, "train/loss": loss}
         self.look(trainer, Occasion("step", step, epoch, metrics))

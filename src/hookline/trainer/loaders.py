@@ -6,9 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NoReturn
 
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
-from hookline.errors import CheckpointError, TrainingError
+from hookline.errors import CheckpointError, ConfigError, TrainingError
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.positions import (
     back_to_beginning,
@@ -24,6 +32,14 @@ from hookline.trainer.turns import Mixing
 
 Loaders = Any  # one iterable, a list of them or a dict of them
 NOTHING = object()
+_COUNTING_SAMPLERS = (
+    SequentialSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    DistributedSampler,
+    ResumableSampler,
+)  # these give as many indices as they say
 
 
 def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
@@ -31,7 +47,7 @@ def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
     if loaders is None:
         return {}
     if isinstance(loaders, Mapping):
-        found = {str(name): loader for name, loader in loaders.items()}
+        found = _by_text(loaders, role)
     elif isinstance(loaders, (list, tuple)) and loaders and not _is_batches(loaders):
         found = {str(index): loader for index, loader in enumerate(loaders)}
     else:
@@ -42,6 +58,17 @@ def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
         if known_length(loader) == 0:
             raise TrainingError(f"{role} loader {name!r} is empty: it has no batches")
     return found
+
+
+def _by_text(loaders: Mapping[Any, Any], role: str) -> dict[str, Any]:
+    """Loaders go by texts: two keys of one text would be one loader, and the other lost."""
+    keys: dict[str, Any] = {}
+    for key in loaders:
+        if str(key) in keys:
+            both = f"the keys {keys[str(key)]!r} and {key!r}"
+            raise ConfigError(f"{role} loaders", f"{both} are the same name as text; give each loader its own")
+        keys[str(key)] = key
+    return {name: loaders[key] for name, key in keys.items()}
 
 
 def _is_batches(loaders: Any) -> bool:
@@ -111,7 +138,7 @@ def known_length(loader: Iterable[Any]) -> int | None:
     """A loader's own word for it, if it has one."""
     try:
         return len(loader)  # type: ignore[arg-type]
-    except TypeError:
+    except (TypeError, NotImplementedError):  # some datasets have the method, but nothing to say
         return None
 
 
@@ -120,8 +147,8 @@ def gives_what_it_says(loader: Iterable[Any]) -> bool:
     if isinstance(loader, DataLoader):
         sampler = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
         inner = getattr(sampler, "sampler", sampler)
-        known = type(inner) in (SequentialSampler, RandomSampler, ResumableSampler)
-        return known and type(sampler) in (type(inner), BatchSampler)
+        plain = type(loader).__len__ is DataLoader.__len__ and type(loader).__iter__ is DataLoader.__iter__
+        return plain and type(inner) in _COUNTING_SAMPLERS and type(sampler) in (type(inner), BatchSampler)
     return isinstance(loader, Sequence)
 
 
@@ -130,7 +157,8 @@ class EpochBatches:
 
     `enter` is told index and name of the loader that batches come from; of several, before each batch. Where the length
     is unknown or only promised it looks one batch ahead, but only if somebody needs to know the `last` one
-    (`look_ahead`). `position` says where in the epoch the loaders are, and `go_on` enters it there.
+    (`look_ahead`). Else a promised length is believed up to its last batch, from which on it looks ahead: there may be
+    more. `position` says where in the epoch the loaders are, and `go_on` enters it there.
     """
 
     def __init__(
@@ -140,13 +168,13 @@ class EpochBatches:
         look_ahead: bool,
         enter: Callable[[int, str], None],
     ) -> None:
-        # One that says where it is must be read to its end, or it will say that it is still inside the epoch.
-        self.length = None if any(map(has_state, loaders.values())) else epoch_length(loaders)
-        self.length = smaller(self.length, smaller(limit, getattr(loaders, "limit", None)))
         self.last = False  # known by looking ahead
         self.given = 0  # batches that came before the position that the epoch was entered at
         self._loaders, self._enter = list(loaders.items()), enter
+        self._limit = smaller(limit, getattr(loaders, "limit", None))
+        self.length = smaller(self._certain_length(0, before=0), self._limit)
         self._look_ahead = look_ahead and not all(gives_what_it_says(loader) for loader in loaders.values())
+        self._promised = None if self._look_ahead else self._promised_length()
         self._position: dict[str, Any] = {}
         self._at = 0  # the loader that the last batch came from
         self._under_way: Iterator[Any] | None = None
@@ -165,6 +193,9 @@ class EpochBatches:
         """Enter the epoch behind so many batches, where an earlier attempt was; random streams stay as they are."""
         self.check_schedule(position, "sequential")
         self._at, self.given, self._position = self._index(position["loader"]), count, dict(position)
+        self.length = smaller(self._certain_length(self._at, position["before"]), self._limit)
+        if self._promised is not None:  # a sampler's length may change from epoch to epoch
+            self._promised = position.get("promised", self._promised)
         if not self._look_ahead:
             del self._position["states"]  # where it says that it is will change with every batch
         loader = dict([self._loaders[self._at]])
@@ -172,8 +203,9 @@ class EpochBatches:
             back_to_beginning(loader, position["beginning"])
             restore_own_states(loader, position["states"])
             inside = 0 if position["states"] else count - position["before"]
-            batches = begin_after(loader[position["loader"]], inside)
-            if self._look_ahead and inside and "ahead" in position:
+            batches = begin_after(position["loader"], loader[position["loader"]], inside)
+            self.check_limit(count)
+            if self._is_ahead and inside and "ahead" in position:
                 restore_rng(position["ahead"])
             self._under_way = self._reading(batches)
 
@@ -205,6 +237,34 @@ class EpochBatches:
                 "same, or from a checkpoint between two epochs"
             )
 
+    def check_limit(self, count: int) -> None:
+        """An epoch cannot be entered behind its end."""
+        if self._limit is not None and count > self._limit:
+            raise CheckpointError(
+                f"the run stood behind batch {count} of an epoch, and epochs are cut off after {self._limit} now "
+                "(limit_train_batches, overfit_batches or fast_dev_run): raise that, or go on from a checkpoint "
+                "between two epochs"
+            )
+
+    def _certain_length(self, index: int, before: int) -> int | None:
+        """Batches of the epoch if so many came before this loader; None where a loader's word is not enough."""
+        # One that says where it is must be read to its end, or it will say that it is still inside the epoch.
+        if any(has_state(loader) or not gives_what_it_says(loader) for _, loader in self._loaders):
+            return None
+        return before + sum(known_length(loader) or 0 for _, loader in self._loaders[index:])
+
+    def _promised_length(self) -> int | None:
+        """What the loaders say together, if that is not certain, and the epoch is not cut off before it."""
+        lengths = [None if has_state(loader) else known_length(loader) for _, loader in self._loaders]
+        known = [length for length in lengths if length is not None]
+        certain = self.length is not None and sum(known) >= self.length
+        return None if certain or len(known) < len(lengths) else sum(known)
+
+    @property
+    def _is_ahead(self) -> bool:
+        """Whether, where the epoch was entered, the next batch had been read already."""
+        return self._look_ahead or (self._promised is not None and self.given >= self._promised)
+
     def _index(self, name: str) -> int:
         names = [known for known, _ in self._loaders]
         if name not in names:
@@ -216,14 +276,18 @@ class EpochBatches:
         name, loader = self._loaders[index]
         self._at = index
         self._position = {"loader": name, "before": before, "beginning": beginning_of({name: loader})}
+        if self._promised is not None:
+            self._position["promised"] = self._promised
         return iter(loader)
 
     def _reading(self, batches: Iterator[Any]) -> Iterator[Any]:
         several = len(self._loaders) > 1
         if several:
             batches = self._one_after_another(batches)
-        if self._look_ahead:
+        if self._is_ahead:
             return self._looking_ahead(batches, next(batches, NOTHING))
+        if self._promised is not None:
+            return self._believing(batches, self._promised)
         if not several:
             self._enter(self._at, self._loaders[self._at][0])
         return batches
@@ -233,7 +297,7 @@ class EpochBatches:
         while True:
             for batch in batches:
                 given += 1
-                if not self._look_ahead:
+                if not self._look_ahead and self._promised is None:
                     self._enter(self._at, self._loaders[self._at][0])
                 yield batch
             if given == self._position["before"]:  # an iterator in its second epoch, say: the others would hide it
@@ -241,6 +305,15 @@ class EpochBatches:
             if self._at + 1 == len(self._loaders):
                 return
             batches = self._begin_loader(self._at + 1, given)
+
+    def _believing(self, batches: Iterator[Any], promised: int) -> Iterator[Any]:
+        """As they come up to the last one that was promised; from there on, whether there is another is looked up."""
+        for _ in range(self.given + 1, promised):
+            if (batch := next(batches, NOTHING)) is NOTHING:
+                return
+            self._enter(self._at, self._loaders[self._at][0])
+            yield batch
+        yield from self._looking_ahead(batches, next(batches, NOTHING))
 
     def _looking_ahead(self, batches: Iterator[Any], held: Any) -> Iterator[Any]:
         while held is not NOTHING:

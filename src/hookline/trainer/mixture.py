@@ -22,6 +22,7 @@ from hookline.trainer.positions import (
     generators_untouched,
     has_state,
     own_states,
+    refuse_shorter_loader,
     restore_own_states,
 )
 from hookline.trainer.rng import restore_rng, rng_state, rng_untouched
@@ -106,10 +107,14 @@ class MixedLoader:
         back_to_beginning(self._loader, position["beginning"])
         restore_own_states(self._loader, states)
         self._position = {"beginning": position["beginning"]}
-        self._batches = begin_after(self._loader[self.name], 0 if states else self._given)
+        self._batches = begin_after(self.name, self._loader[self.name], 0 if states else self._given)
         if self._length is None:
-            restore_rng(position["ahead"])
+            if "ahead" in position:  # not if it was a list then, say
+                restore_rng(position["ahead"])
             self._read_ahead()
+        if self._given == self._length or (self._length is None and self._following is NOTHING):
+            # Between two batches of a pass, there was another one.
+            refuse_shorter_loader(self.name, self._loader[self.name], self._given, self._given)
 
     def close(self) -> None:
         """Let go of its batches."""
@@ -144,6 +149,7 @@ class MixedBatches(EpochBatches):
         with rng_untouched(), generators_untouched(dict(self._loaders)):
             for member in self._members:
                 member.go_on(position["loaders"][member.name])
+        self.check_limit(count)
         self._turns.go_on(position["turns"])
         self._turn, self.given = position["turn"], count
         self._under_way = self._taking_turns()

@@ -228,7 +228,7 @@ class RunMoment:
         return _weighted_mean(self.window)
 
     def step_means(self) -> dict[str, Any]:
-        """What step_fn returned beside the loss: the weighted mean, as of the loss, over the micro-batches that had it."""
+        """What step_fn returned beside the loss: weighted means, as of the loss, over the micro-batches that had it."""
         if len(self.window) <= 1:
             return self.step_metrics
         sums: dict[str, Any] = {}

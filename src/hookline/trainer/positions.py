@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
@@ -112,15 +112,29 @@ def restore_own_states(loaders: Loaders, states: Mapping[str, Any]) -> None:
                 raise CheckpointError(f"loader {name!r} does not take its saved state: {error!r}") from error
 
 
-def begin_after(loader: Iterable[Any], count: int) -> Iterator[Any]:
+def begin_after(name: str, loader: Iterable[Any], count: int) -> Iterator[Any]:
     """The loader's batches after the first `count`; where they must, these are read and thrown away."""
     if count and _can_start_inside(loader):
+        if len(loader) < count:  # type: ignore[arg-type]
+            refuse_shorter_loader(name, loader, count, len(loader))  # type: ignore[arg-type]
         loader.sampler.start_at(count * loader.batch_size)  # type: ignore[attr-defined]
         return iter(loader)
     batches = iter(loader)
-    for _ in range(count):
-        next(batches, None)
+    for came in range(count):
+        try:
+            next(batches)
+        except StopIteration:
+            refuse_shorter_loader(name, loader, count, came)
     return batches
+
+
+def refuse_shorter_loader(name: str, loader: Iterable[Any], count: int, came: int) -> NoReturn:
+    """A run that was inside a loader cannot go on behind its end."""
+    once = " (an iterator can be read only once)" if isinstance(loader, Iterator) else ""
+    raise CheckpointError(
+        f"the run stood behind batch {count} of the loader {name!r}, inside an epoch, and now this loader has only "
+        f"{came}{once}: go on with the loader that it had, or from a checkpoint between two epochs"
+    )
 
 
 def _can_start_inside(loader: Any) -> bool:
