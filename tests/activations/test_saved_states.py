@@ -80,7 +80,7 @@ def test_a_full_disk_leaves_the_file_of_before(tmp_path: Path, monkeypatch: pyte
         model(torch.randn(2, 3))
     path = cache.save(tmp_path / "captures.safetensors")
     before = path.read_bytes()
-    monkeypatch.setattr("os.fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(Path, "replace", lambda *args: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(HooklineError, match=r"cannot write .*captures.safetensors: No space left on device; free"):
         cache.save(path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import torch
 from hookline.activations.captured import CapturedState
 from hookline.activations.moment import tensors_in
 from hookline.errors import HooklineError
-from hookline.record.writers import write_bytes_atomic
 
 NOT_STORED = (torch.complex128, torch.qint8, torch.quint8, torch.qint32)  # dtypes that safetensors does not have
 FOLDER = "captures"  # of a run's directory
@@ -34,9 +34,21 @@ def save_states(states: list[CapturedState], path: str | Path) -> Path:
                 key = f"{state.name}/{state.call}/{part}/{index}"
                 tensors[key] = _as_stored(key, tensor)
                 about[key] = f"step={state.step} phase={state.phase} layer_idx={state.layer_idx}"
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_bytes_atomic(path, save(tensors, metadata=about))
-    return Path(path)
+    return _write_whole(Path(path), save(tensors, metadata=about))
+
+
+def _write_whole(path: Path, data: bytes) -> Path:
+    """Beside, and then in its place: a full disk leaves the file of before."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(data)
+        return beside.replace(path)
+    except OSError as error:
+        remedy = "free space, fix its permissions or choose another directory"
+        raise HooklineError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _as_stored(key: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -74,16 +74,11 @@ def write_json_atomic(path: Path | str, value: Any) -> None:
 
 
 def write_text_atomic(path: Path | str, text: str) -> None:
-    """Replace a text file in the same way."""
-    write_bytes_atomic(path, text.encode("utf-8"))
-
-
-def write_bytes_atomic(path: Path | str, data: bytes) -> None:
     """Write beside, fsync, rename: the file is always whole. Raises `RecordError` and leaves the old one."""
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        _write_durably(beside, data)
+        _write_durably(beside, text.encode("utf-8"))
         beside.replace(path)
         _sync_directory(path.parent)
     except OSError as error:
