@@ -77,9 +77,9 @@ def test_checkpoints_of_another_metric_are_not_ranked() -> None:
 
 def test_links_lead_somewhere_after_a_resume_from_an_earlier_step() -> None:
     """The best one was set aside with all that came later; what is left has a best one, too."""
-    first = fit(Script(5, 4, 3, 1), ModelCheckpoint(monitor="val/m", save_top_k=2), max_epochs=4)
+    first = fit(Script(5, 4, 3, 1), ModelCheckpoint(monitor="val/m"), max_epochs=4)
     assert first.checkpoint_dir is not None
-    hook = ModelCheckpoint(monitor="val/m", save_top_k=2)
+    hook = ModelCheckpoint(monitor="val/m")
     earlier = first.checkpoint_dir / "step-00000006"
     second = fit(Script(5, 4, 3, 7, 8), hook, max_epochs=5, resume=earlier)
     assert second.checkpoint_dir is not None and hook.best_path is not None
