@@ -102,10 +102,7 @@ class LossSpike(NamedHook):
 def _worst_of_window(trainer: Any, batch_idx: int, dataloader_name: str) -> tuple[int, str]:
     """Of the micro-batches that a step was made of, the one with the highest loss; the last one is given."""
     window = getattr(getattr(trainer, "moment", None), "window", None)
-    if not isinstance(window, list) or len(window) <= 1:
+    if not isinstance(window, list) or not window:
         return batch_idx, dataloader_name
-    losses = [float(loss) for loss, _ in window]
-    worst = losses.index(max(losses))
-    loaders = trainer.loop.window_loaders
-    name = loaders[worst] if len(loaders) == len(losses) else dataloader_name
-    return batch_idx - (len(losses) - 1 - worst), name
+    worst = max(window, key=lambda part: float(part.loss))
+    return worst.batch_idx, worst.loader

@@ -16,7 +16,7 @@ from hookline.registry.guard import Guard
 
 INNER = [event.name for event in CATALOG.values() if event.inner]
 OUTER = [event.name for event in CATALOG.values() if not event.inner]
-KNOWS_NORM, KNOWS_LR, KNOWS_METRICS = {"grad_norm", "ctx"}, {"lr", "ctx"}, {"metrics", "ctx"}  # arguments
+KNOWS_NORM, KNOWS_LR, KNOWS_METRICS = {"grad_norm", "ctx"}, {"lr", "ctx"}, {"metrics"}  # arguments
 TABLES_KEPT = 64  # sets of due hooks whose callables are kept
 
 Compiler = Callable[[list[Bound], bool], Fired | None]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from threading import local
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,3 +30,9 @@ class _Scratch(local):
 
 
 scratch = _Scratch()
+
+
+@lru_cache
+def ones_of(dtype: Any) -> Any:
+    """As many ones as are worked on at a time: a product with them is a sum at four times the speed of NumPy's own."""
+    return np.ones(TOGETHER, dtype)

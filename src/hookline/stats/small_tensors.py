@@ -21,12 +21,11 @@ from hookline.stats.columns import wide_dtype
 from hookline.stats.end_to_end import Chunk
 from hookline.stats.from_sums import Numbers, rows_from_sums
 from hookline.stats.kinds import Kinds
-from hookline.stats.scratch import scratch
+from hookline.stats.scratch import ones_of, scratch
 
 SMALL = 32768  # elements; beyond, calls no longer matter, and torch uses its threads
 FEW = 4  # tensors; fewer are read where they lie
 READ_AT_ONCE = 65536  # elements that `read` takes at most: more than stay in the cache
-_ONES = np.ones(READ_AT_ONCE, np.float32)
 _not_zero, _count = np.not_equal, np.count_nonzero
 
 
@@ -94,9 +93,8 @@ def read(flat: Numbers) -> tuple[Any, ...]:
     """Sum, sum of squares, minimum, maximum and what is not zero. Nobody may mind if NumPy finds something invalid."""
     size = len(flat)
     others = _count(_not_zero(flat, 0, out=scratch.mask[:size]))
-    # A product with ones is a sum at four times the speed of NumPy's own, and where a minimum lies is found twice as
-    # fast as what it is.
-    return flat.dot(_ONES[:size]), flat.dot(flat), flat[flat.argmin()], flat[flat.argmax()], others
+    # Where a minimum lies is found twice as fast as what it is.
+    return flat.dot(ones_of(flat.dtype)[:size]), flat.dot(flat), flat[flat.argmin()], flat[flat.argmax()], others
 
 
 def _row_with_care(tensor: Tensor) -> Numbers:

@@ -112,6 +112,7 @@ def begin(trainer: Trainer, resume: str | Path | None, fork: bool = False) -> Ca
     trainer.loop = Loop(trainer)
     trainer.running, trainer.run_ended, trainer.status = True, False, "training"
     trainer.stop_reason = trainer.stopped_by = None
+    trainer.saved_by_hand.clear()
     trainer.moment.begin_run()
     trainer.hooks.reopen()
     trainer.hooks.guard.begin(options.seed or 0, lambda: trainer.moment.step, cuda_devices_of(trainer.model))

@@ -26,7 +26,7 @@ from hookline.trainer.forward import check_trainable, count_samples, count_token
 from hookline.trainer.loaders import EpochBatches
 from hookline.trainer.losses import LossBook
 from hookline.trainer.mixture import batches_of_epoch
-from hookline.trainer.moment import numbers_of
+from hookline.trainer.moment import MicroBatch, numbers_of
 from hookline.trainer.parameters import group_sizes, unowned_parameters
 from hookline.trainer.user_metrics import Measure
 
@@ -137,7 +137,7 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
         loop.in_window = 0
         moment.steps_done = step
         unrecorded.append((step, moment.epoch, "train/loss", detached if plain else moment.window_tensor(), time()))
-        if moment.step_metrics or moment.window_metrics:
+        if moment.step_metrics or not plain:
             loop.log_all({f"train/{key}": value for key, value in moment.step_means().items()})
         if heard := fire.on_step_end:
             heard(moment)
@@ -173,7 +173,6 @@ class Loop:
         self.validate_steps = int(period.amount) if period and period.unit == "steps" else 0
         self.validate_epochs = int(period.amount) if period and period.unit == "epochs" else 0
         self.by_loader = len(trainer.train_loaders) > 1  # losses are told apart by the loader they came from
-        self.window_loaders: list[str] = []  # of this step's micro-batches
         self.more_to_do = not self.plain or self.schedules or len(trainer.optimizers) > 1 or self.by_loader
         self.steps_itself = self.plain and trainer.optimizer_step is None
         self.unowned = unowned_parameters(trainer.model, trainer.params)
@@ -284,20 +283,19 @@ class Loop:
 
     def backward_share(self, loss: Tensor) -> None:
         """Backward with the micro-batch's share of its window."""
-        window, weight = self.moment.window, 1.0
+        moment, weight = self.moment, 1.0
         if self.in_window == 0:
-            for of_each in (window, self.moment.window_metrics, self.window_loaders):
-                of_each.clear()
+            moment.window.clear()
         if self.weighted:
-            weight = float(self.trainer.weigh(self.moment.batch))
+            weight = float(self.trainer.weigh(moment.batch))
             loss = loss * weight
         elif self.accumulate > 1:
             loss = loss / self.accumulate
         self.engine.backward(loss)
-        assert self.moment.live_loss is not None
-        window.append((self.moment.live_loss.detach(), weight))
-        self.moment.window_metrics.append(self.moment.step_metrics)
-        self.window_loaders.append(self.moment.dataloader_name)
+        assert moment.live_loss is not None
+        loss = moment.live_loss.detach()
+        part = MicroBatch(loss, weight, moment.batch_idx, moment.dataloader_name, moment.step_metrics)
+        moment.window.append(part)
         self.in_window += 1
 
     # ---- one optimizer step ----------------------------------------------------------------------------------------
@@ -322,7 +320,7 @@ class Loop:
 
     def total_weight(self) -> float:
         """The weight of a whole window, which must be something."""
-        total = sum(weight for _, weight in self.moment.window)
+        total = sum(part.weight for part in self.moment.window)
         if total:
             return total
         raise TrainingError(
@@ -378,7 +376,7 @@ class Loop:
     def note_losses_by_loader(self) -> None:
         """`train/<loader>/loss`: the step's loss for each loader that had a part in it."""
         moment = self.moment
-        for name, loss in moment.losses_by_loader(self.window_loaders).items():
+        for name, loss in moment.losses_by_loader().items():
             self.unrecorded.append((moment.step, moment.epoch, f"train/{name}/loss", loss, time()))
 
     def boundary(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -23,6 +23,17 @@ Of = Callable[[], torch.Tensor | None]  # the loss that something was computed f
 
 def nothing() -> None:
     """Nothing has been computed yet."""
+
+
+class MicroBatch(NamedTuple):
+    """What a window keeps of one of its micro-batches."""
+
+    loss: torch.Tensor
+    weight: float
+    batch_idx: int
+    loader: str
+    metrics: dict[str, Any]
+    """What step_fn returned beside the loss."""
 
 
 class RunMoment:
@@ -53,9 +64,8 @@ class RunMoment:
         self.val_metrics: dict[str, Any] = {}
         self.eval_metrics: dict[str, Any] = {}
         self.live_loss: torch.Tensor | None = None
-        self.window: list[tuple[torch.Tensor, float]] = []  # losses and weights of this step's micro-batches
+        self.window: list[MicroBatch] = []  # of this step; a plain step is one and leaves it empty
         self.step_metrics: dict[str, Any] = {}  # what step_fn returned beside the loss
-        self.window_metrics: list[dict[str, Any]] = []  # the same of each micro-batch in the window
         self.skip_reason: str | None = None
         self.skip_asked_at = -1  # the step that a guard asked to leave out
         self.set_aside: dict[str, Any] | None = None  # the training batch, while other batches run
@@ -233,19 +243,19 @@ class RunMoment:
             return self.step_metrics
         sums: dict[str, Any] = {}
         weights: dict[str, float] = {}
-        for (_, weight), metrics in zip(self.window, self.window_metrics, strict=True):
-            for key, value in metrics.items():
-                sums[key], weights[key] = sums.get(key, 0.0) + value * weight, weights.get(key, 0.0) + weight
+        for part in self.window:
+            for key, value in part.metrics.items():
+                sums[key], weights[key] = sums.get(key, 0.0) + value * part.weight, weights.get(key, 0.0) + part.weight
         return {key: total / weights[key] for key, total in sums.items() if weights[key]}
 
-    def losses_by_loader(self, loaders: list[str]) -> dict[str, torch.Tensor]:
-        """The same for the micro-batches of each loader, given which one each came from."""
+    def losses_by_loader(self) -> dict[str, torch.Tensor]:
+        """The same for the micro-batches of each loader."""
         if len(self.window) <= 1:
             return {self.dataloader_name: self.window_tensor().detach()}
-        parts: dict[str, list[tuple[torch.Tensor, float]]] = {}
-        for name, part in zip(loaders, self.window, strict=True):
-            parts.setdefault(name, []).append(part)
-        return {name: _weighted_mean(part) for name, part in parts.items() if any(weight for _, weight in part)}
+        parts: dict[str, list[MicroBatch]] = {}
+        for part in self.window:
+            parts.setdefault(part.loader, []).append(part)
+        return {name: _weighted_mean(some) for name, some in parts.items() if any(part.weight for part in some)}
 
     @property
     def window_loss(self) -> float:
@@ -322,9 +332,9 @@ class LazyStepContext(StepContext):
         return self._norm
 
 
-def _weighted_mean(losses: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
-    total = sum(weight for _, weight in losses)
-    return torch.stack([loss * (weight / total) for loss, weight in losses]).sum()
+def _weighted_mean(parts: list[MicroBatch]) -> torch.Tensor:
+    total = sum(part.weight for part in parts)
+    return torch.stack([part.loss * (part.weight / total) for part in parts]).sum()
 
 
 def _number(value: Any) -> Any:

@@ -41,15 +41,20 @@ class Source:
 def sources_of(loaders: Loaders) -> list[Source]:
     """Everything inside the loaders that decides which samples come, each once."""
     found: dict[int, Source] = {}
-    for name, loader in loaders.items():
-        for part in _PARTS:
-            owner = _part(loader, part)
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, torch.Generator):
-                found.setdefault(id(generator), _generator(f"{name}{part}.generator", generator))
-            if part and has_state(owner):
-                found.setdefault(id(owner), Source(f"{name}{part}", owner.state_dict, owner.load_state_dict))
+    for name, part in _parts_of(loaders):
+        if isinstance(part, torch.Generator) or has_state(part):
+            found.setdefault(id(part), _source(name, part))
     return list(found.values())
+
+
+def _parts_of(loaders: Loaders) -> Iterator[tuple[str, Any]]:
+    """What stands in the loaders, by where; the loaders themselves are not their parts."""
+    for name, loader in loaders.items():
+        for path in _PARTS:
+            owner = _part(loader, path)
+            yield f"{name}{path}.generator", getattr(owner, "generator", None)
+            if path:
+                yield f"{name}{path}", owner
 
 
 def _part(loader: Any, path: str) -> Any:
@@ -58,8 +63,10 @@ def _part(loader: Any, path: str) -> Any:
     return loader
 
 
-def _generator(name: str, generator: torch.Generator) -> Source:
-    return Source(name, generator.get_state, generator.set_state)
+def _source(name: str, part: Any) -> Source:
+    if isinstance(part, torch.Generator):
+        return Source(name, part.get_state, part.set_state)
+    return Source(name, part.state_dict, part.load_state_dict)
 
 
 def states_of(loaders: Loaders) -> dict[str, Any]:
@@ -77,12 +84,31 @@ def restore_states(loaders: Loaders, states: Mapping[str, Any]) -> None:
 @contextmanager
 def generators_untouched(loaders: Loaders) -> Iterator[None]:
     """Whatever is drawn inside the block, the loaders' generators are then where they were: several may share one."""
-    generators = [source for source in sources_of(loaders) if source.name.endswith(".generator")]
-    states = [source.get() for source in generators]
+    with _untouched([source for source in sources_of(loaders) if source.name.endswith(".generator")]):
+        yield
+
+
+@contextmanager
+def order_untouched(training: Loaders, validating: Loaders) -> Iterator[None]:
+    """Whatever the one are read for inside the block, the others' order is as if nothing had been.
+
+    A validation may be on a training loader, too, or on one with the same generator or sampler. Others' samplers are
+    left alone: what it means to put one back while it is being read is theirs to know.
+    """
+    read = {id(part) for _, part in _parts_of(validating)}
+    kinds = torch.Generator, ResumableSampler
+    shared = {id(part): part for _, part in _parts_of(training) if isinstance(part, kinds) and id(part) in read}
+    with _untouched([_source("", part) for part in shared.values()]):
+        yield
+
+
+@contextmanager
+def _untouched(sources: list[Source]) -> Iterator[None]:
+    states = [source.get() for source in sources]
     try:
         yield
     finally:
-        for source, state in zip(generators, states, strict=True):
+        for source, state in zip(sources, states, strict=True):
             source.put(state)
 
 

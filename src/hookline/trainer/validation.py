@@ -15,8 +15,8 @@ from hookline.events.dispatch import Fire
 from hookline.trainer.forward import plain
 from hookline.trainer.loaders import refuse_loader_without_batches, why_empty
 from hookline.trainer.moment import numbers_of, respelled
+from hookline.trainer.positions import order_untouched
 from hookline.trainer.rng import rng_untouched
-from hookline.trainer.shared_order import order_untouched
 from hookline.trainer.user_metrics import all_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def set_aside(trainer: Trainer, phase: str) -> Iterator[None]:
 def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None) -> dict[str, float]:
     """One validation with its events; returns the metrics, keys that hooks added included."""
     moment, fire = trainer.moment, trainer.hooks.fire
-    order = order_untouched(trainer.train_loaders.values(), loaders.values())
+    order = order_untouched(trainer.train_loaders, loaders)
     with under_way(trainer), set_aside(trainer, "validation"), rng_untouched(), order, evaluation(trainer.model):
         if heard := fire.on_validation_start:
             heard(moment)
@@ -125,7 +125,7 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
     again = {name: loader for name, loader in loaders.items() if not isinstance(loader, Iterator)}
     if not again:
         return
-    order = order_untouched(trainer.train_loaders.values(), loaders.values())
+    order = order_untouched(trainer.train_loaders, loaders)
     with set_aside(trainer, "validation"), rng_untouched(), order, evaluation(trainer.model), trainer.hooks.silenced():
         measured(trainer, again, batches, nobody)
 

@@ -146,3 +146,14 @@ def test_a_metric_that_was_never_looked_at_is_told_at_the_end(hook: Any, caplog:
     caplog.clear()
     fit(hook, train=batches(3), max_epochs=1)
     assert "never looked at" not in caplog.text
+
+
+def test_what_was_saved_by_hand_in_one_run_protects_nothing_in_the_next() -> None:
+    """Another run has another directory, and its hooks delete what is too many there."""
+    trainer = make_trainer(ModelCheckpoint(save_top_k=1), max_epochs=4)
+    trainer.on("epoch_end", name="by hand")(lambda trainer, epoch: trainer.save() if epoch == 0 else None)
+    trainer.fit(batches(2))
+    assert trainer.saved_by_hand == {"step-00000002"}
+    trainer.hooks.remove("by hand")
+    trainer.fit(batches(2), max_epochs=6)
+    assert trainer.saved_by_hand == set()
