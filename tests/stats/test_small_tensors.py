@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hookline.stats.kinds import kinds_of
 from hookline.stats.scratch import TOGETHER
-from hookline.stats.small_tensors import FEW, SMALL, Small, rows_of_small, squares_of_small
+from hookline.stats.small_tensors import COPIED, FEW, SMALL, Small, rows_of_small, squares_of_small
 
 
 def rows(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -19,7 +19,7 @@ def rows(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.from_numpy(rows_of_small(tensors, Small.among(range(len(tensors)), kinds_of(tensors))))
 
 
-@pytest.mark.parametrize("size", [1, 2, 1000, SMALL])
+@pytest.mark.parametrize("size", [1, 2, COPIED, COPIED + 1, SMALL])
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
 )
@@ -89,7 +89,7 @@ def test_what_is_small() -> None:
 
 def test_more_than_the_memory_holds_are_laid_there_in_turns(assert_rows: Callable[..., None]) -> None:
     """In chunks, each of one precision; the rows stand in the order of the tensors."""
-    tensors = [torch.randn(SMALL - place).to([torch.float32, torch.float64][place % 3 == 0]) for place in range(23)]
+    tensors = [torch.randn(COPIED - place).to([torch.float32, torch.float64][place % 3 == 0]) for place in range(46)]
     small = Small.among(range(len(tensors)), kinds_of(tensors))
     assert len(small.chunks) > 5 and max(sum(shape.numel() for shape in one.shapes) for one in small.chunks) <= TOGETHER
     assert_rows(rows(tensors), tensors)

@@ -24,6 +24,7 @@ from hookline.stats.kinds import Kinds
 from hookline.stats.scratch import ones_of, scratch
 
 SMALL = 32768  # elements; beyond, calls no longer matter, and torch uses its threads
+COPIED = 16384  # elements; beyond, a copy costs more than the calls it saves
 FEW = 4  # tensors; fewer are read where they lie
 READ_AT_ONCE = 65536  # elements that `read` takes at most: more than stay in the cache
 _not_zero, _count = np.not_equal, np.count_nonzero
@@ -37,7 +38,7 @@ class Small:
     chunks: list[Chunk]
     """Those that are laid end to end."""
     lone: list[int]
-    """The places of those that are too few for that."""
+    """The places of those that are too few or too large for that."""
     read: list[int]
     """All places as they are read: the chunks' and then the lone ones."""
     sizes: Numbers
@@ -51,11 +52,13 @@ class Small:
         small = [place for place in places if 0 < kinds.shapes[place].numel() <= SMALL]
         by_width: dict[torch.dtype, list[int]] = {}
         for place in small:
-            by_width.setdefault(wide_dtype(kinds.dtypes[place]), []).append(place)
+            if kinds.shapes[place].numel() <= COPIED:
+                by_width.setdefault(wide_dtype(kinds.dtypes[place]), []).append(place)
         many = {wide: some for wide, some in by_width.items() if len(some) >= FEW}
         chunks = [chunk for wide, some in many.items() for chunk in Chunk.cut(some, wide, kinds)]
-        lone = [place for wide, some in by_width.items() if wide not in many for place in some]
-        read = [*chain.from_iterable(chunk.places for chunk in chunks), *lone]
+        laid = list(chain.from_iterable(chunk.places for chunk in chunks))
+        lone = sorted(set(small).difference(laid))
+        read = [*laid, *lone]
         sizes = np.array([kinds.shapes[place].numel() for place in read], np.float64)
         return cls(small, chunks, lone, read, sizes, None if read == small else np.argsort(read))
 
