@@ -76,6 +76,29 @@ def test_a_run_that_ends_in_the_window_still_writes() -> None:
     assert len(profiler.traces) == 1
 
 
+def test_a_run_that_ends_in_the_warm_up_writes_nothing() -> None:
+    """There is no step to show."""
+    trainer = train(profiler := Profiler(first_step=9, warmup=2), steps=8)
+    assert profiler.traces == [] and not (Path(str(trainer.run_dir)) / "traces").exists()
+
+
+@pytest.mark.parametrize("moment", ["prepare_trace", "start_trace"])
+def test_a_profile_that_cannot_begin_is_let_go(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To go on with one that has half begun would end the process; the next window is traced."""
+    works = getattr(torch.profiler.profile, moment)
+
+    def fails_once(profile: Any) -> None:
+        monkeypatch.setattr(torch.profiler.profile, moment, works)
+        raise RuntimeError("no counters to be had")
+
+    monkeypatch.setattr(torch.profiler.profile, moment, fails_once)
+    trainer = train(profiler := Profiler(first_step=[2, 6], steps=2))
+    assert trainer.run_dir is not None and trainer.step == 8
+    assert [path.name for path in profiler.traces][-1] == "step-00000006.json.gz"
+    assert names_in(profiler.traces[-1]).count("aten::linear") == 4
+    assert "no counters to be had" in (trainer.run_dir / "events.jsonl").read_text()
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_another_schedule_traces_single_steps(accumulate: int) -> None:
     """Registered with every=4, each due step is a trace of its own, wherever its own windows would be."""

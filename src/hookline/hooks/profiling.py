@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -57,6 +58,7 @@ class Profiler(NamedHook):
         self._profile: profiler.profile | None = None
         self._trainer: Any = None
         self._window = (0, 0)  # the first and the last step of the trace that is being made
+        self._reached = 0  # the newest step that was heard of
         self._ends_with_the_batch = self._told = self._told_left_out = False
 
     def _refuse_overlaps(self) -> None:
@@ -69,11 +71,12 @@ class Profiler(NamedHook):
         """The first micro-batch of a window opens it; one whose end was not heard ends here."""
         if step > self._window[1]:
             self._finish()
+        self._reached = step
         if self._profile is None and not self._is_left_out(step):
             self._trainer, self._window = trainer, self._window_at(trainer, step)
             self._profile = self._make_profile(self._window[0] - step)
             Profiler._at_work.add(self)
-            self._profile.start()
+            self._go_on(self._profile.start)
 
     def _is_left_out(self, step: int) -> bool:
         """Whether another profiler is at work, of which there can be only one: two would end the process."""
@@ -113,7 +116,18 @@ class Profiler(NamedHook):
         if step >= self._window[1]:
             self._finish()
         elif self._profile is not None:
-            self._profile.step()
+            self._go_on(self._profile.step)
+
+    def _go_on(self, proceed: Callable[[], None]) -> None:
+        """Start or go on tracing; where that fails, without this profile: one that has half begun ends the process."""
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # between cycles; there is one
+                proceed()
+        except BaseException:
+            self._profile = None
+            Profiler._at_work.discard(self)
+            raise
 
     def on_train_end(self) -> None:
         self._finish()
@@ -133,7 +147,7 @@ class Profiler(NamedHook):
 
     def _write(self, profile: profiler.profile) -> None:
         directory = self._where()
-        if directory is not None:
+        if directory is not None and self._reached >= self._window[0]:  # a run may end in the warm-up
             directory.mkdir(parents=True, exist_ok=True)
             path = directory / f"step-{self._window[0]:08d}.json.gz"
             profile.export_chrome_trace(str(path))
