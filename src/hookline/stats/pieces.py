@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hookline.stats import histograms, norms, statistics
 from hookline.stats.columns import COUNT, ZEROS
-from hookline.stats.kinds import kinds_of
+from hookline.stats.kinds import Kinds, kinds_of
 from hookline.stats.layout import upload
 from hookline.stats.merging import merge
 from hookline.stats.shards import Shards, find_shards
@@ -44,12 +44,12 @@ class Pieces:
         """The same tensors with other numbers in the pieces, such as their differences to something."""
         other = copy(self)
         other.dense = list(dense)
+        other._kinds = kinds_of(other.dense)
         return other
 
     def summarize(self) -> Tensor:
         """One row per tensor, as `hookline.stats.statistics.summarize` gives it."""
-        kinds = self._kinds if len(self._groups) == 1 else None
-        rows = self._each_device(lambda dense, places: statistics.summarize(dense, self._named(places), kinds))
+        rows = self._each_device(lambda dense, places: statistics.summarize(dense, self._named(places), self._known()))
         if any(self._zeros):
             zeros = torch.zeros_like(rows)
             zeros[:, COUNT] = zeros[:, ZEROS] = upload(self._zeros, rows.dtype, rows.device)
@@ -60,7 +60,7 @@ class Pieces:
 
     def norms(self) -> Tensor:
         """The L2 norm of each tensor."""
-        found = self._each_device(lambda dense, places: norms.norms(dense, self._named(places)))
+        found = self._each_device(lambda dense, places: norms.norms(dense, self._named(places), self._known()))
         for shards in self._shards:
             found = shards.sums(found.square()).sqrt()
         return found
@@ -74,6 +74,10 @@ class Pieces:
         for shards in self._shards:
             counts = shards.sums(counts)
         return histograms.Histograms(counts, tops)
+
+    def _known(self) -> Kinds | None:
+        """The kinds of the tensors that are measured together, where they are all."""
+        return self._kinds if len(self._groups) == 1 else None
 
     def _named(self, places: list[int]) -> Sequence[object]:
         return self.names if len(places) == len(self.names) else [self.names[place] for place in places]
