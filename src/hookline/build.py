@@ -177,7 +177,7 @@ def make_scheduler(component: Component | None, optimizer: Any, options: Trainer
     steps = planned_steps(options, train)
     if steps is None or options.scheduler_interval == "epoch":
         return component.make(optimizer)
-    warmup = component.parameters.get("warmup_steps")
+    warmup = component.read().get("warmup_steps")
     if isinstance(warmup, int):  # a trial run may be shorter than the warm-up; it then ends inside it
         steps = max(steps, warmup + 1)
     return component.make(optimizer, total_steps=steps, T_max=steps)

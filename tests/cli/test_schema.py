@@ -2,17 +2,20 @@
 
 import json
 import re
+from contextlib import nullcontext
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hookline.build import trainer_from_config
 from hookline.cli import main
 from hookline.cli.schema import OPTIONS_OF_HOOKS, config_schema
 from hookline.config.references import resolve_references
 from hookline.config.schemas import HooksConfig, RunConfig, as_run_config
 from hookline.config.yaml_text import read_yaml
+from hookline.errors import HooklineError
 from hookline.registry.loading import OPTIONS
 from hookline.registry.names import HOOKS
 
@@ -134,6 +137,82 @@ def test_wrong_configs_do_not(change: dict[str, Any], schema: dict[str, Any]) ->
     """What loading refuses is underlined before."""
     assert fits(LEAST, schema, schema)
     assert not fits({**LEAST, **change}, schema, schema)
+
+
+SMALL: dict[str, Any] = {
+    "model": {"name": "char_gpt", "context": 16, "width": 8, "heads": 2, "layers": 1},
+    "data": {"name": "stdlib_text", "context": 16, "batch_size": 2, "max_bytes": 60_000},
+    "optimizer": {"name": "sgd", "lr": 0.1},
+    "trainer": {"max_steps": 1, "console": False, "record": False},
+}
+SENT = "https://relay.example.org/services/T0"
+
+
+def listed(*entries: Any, kind: str = "lifecycle") -> dict[str, Any]:
+    """A config with these hooks."""
+    return {"hooks": {kind: list(entries)}}
+
+
+@pytest.mark.parametrize(
+    ("change", "right"),
+    [
+        ({}, True),
+        ({"optimizer": "adamw"}, True),
+        ({"optimizer": {"name": "adamw", "betas": [0.9, 0.95], "foreach": None}}, True),
+        ({"optimizer": {"name": "adamw", "lr": "${env:LR}"}}, True),
+        ({"optimizer": {"name": "torch.optim.NAdam", "lr": 0.1}}, True),
+        ({"optimizer": {"name": "${env:OPTIMIZER}", "lr": 0.1}}, True),
+        ({"optimizer": {"name": "adamw", "learning_rate": 0.1}}, False),
+        ({"optimizer": {"name": "sgd", "betas": [0.9, 0.95]}}, False),
+        ({"optimizer": {"name": "sgd", "params": []}}, False),
+        ({"scheduler": None}, True),
+        ({"scheduler": "cosine"}, True),  # it gets the length of the run
+        ({"scheduler": {"name": "cosine", "T_max": 5, "eta_min": 0.01}}, True),
+        ({"scheduler": {"name": "warmup_cosine", "warmup_steps": 0}}, True),
+        ({"scheduler": {"name": "step", "step_size": "${env:STEPS}"}}, True),
+        ({"scheduler": "warmup_cosine"}, False),
+        ({"scheduler": "step"}, False),
+        ({"scheduler": {"name": "step", "gamma": 0.1}}, False),
+        ({"scheduler": {"name": "multistep", "milestone": [1]}}, False),
+        ({"model": {**SMALL["model"], "widht": 8}}, False),
+        ({"model": {**SMALL["model"], "vocab_size": 200}}, True),
+        ({"data": {**SMALL["data"], "batchsize": 8}}, False),
+        ({"loss": {"name": "cross_entropy", "label_smoothing": 0.1}}, True),
+        ({"loss": {"name": "cross_entropy", "smoothing": 0.1}}, False),
+        (listed("clip_norm", kind="update"), False),
+        (listed({"name": "clip_norm"}, kind="update"), False),
+        (listed({"name": "clip_norm", "max_norm": "${env:LR}"}, kind="update"), True),
+        (listed("notify"), False),
+        (listed({"name": "notify", "notify_on": []}), False),
+        (listed({"name": "notify", "webhook_url": SENT, "notify_on": ["training_end"], "heartbeat": "1 h"}), True),
+        (listed({"name": "notify", "webhook_url": SENT, "notify_on": "heartbeat", "heartbeat": 500}), True),
+        (listed({"name": "notify", "webhook_url": SENT, "notify_on": None}), False),
+        (listed({"name": "notify", "webhook_url": SENT, "notify_on": 3}), False),
+        (listed({"name": "notify", "webhook_url": SENT, "notify_on": "heartbeat", "heartbeat": 0.5}), False),
+        (listed("${env:HOOK}"), True),
+        (listed({"name": "${env:HOOK}", "costs": False}), True),
+        (listed({"name": "console_log", "as": None, "every": None, "before": None, "on_error": None}), True),
+        (listed({"name": "console_log", "at": None, "ranks": None, "after": None, "start": None, "stop": None}), True),
+        (listed({"name": "console_log", "on_error": "${env:POLICY}"}), True),
+        (listed({"name": "console_log", "enabled": None}), False),
+        (listed({"name": "console_log", "enabled": "yes"}), False),
+        (listed({"name": "console_log", "ranks": "0"}), False),
+        (listed({"name": "stall_watchdog", "seconds": "long"}), False),
+    ],
+    ids=str,
+)
+def test_the_schema_and_the_run_agree(
+    change: dict[str, Any], right: bool, schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an editor underlines is refused, and what it accepts can be built."""
+    for name, value in (
+        ("LR", "0.1"), ("STEPS", "3"), ("OPTIMIZER", "sgd"), ("HOOK", "console_log"), ("POLICY", "raise"),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    config = {**SMALL, **change}
+    assert fits(config, schema, schema) is right
+    with nullcontext() if right else pytest.raises(HooklineError):
+        trainer_from_config(config)
 
 
 def test_nothing_is_left_out(schema: dict[str, Any]) -> None:

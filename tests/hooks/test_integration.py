@@ -1,6 +1,8 @@
 """The webhook hears what it was asked to hear, training is none the worse for it, and the URL stays secret."""
 
+import copy
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -280,7 +282,7 @@ def test_a_config_cannot_allow_hosts() -> None:
     ("parameters", "complaint"),
     [
         ({"notify_on": ["best_modle"]}, "notify_on: 'best_modle' is no choice; did you mean 'best_model'"),
-        ({"notify_on": 3}, "notify: 'int' object is not iterable"),
+        ({"notify_on": 3}, "notify_on: expected a list of training_end"),
         ({"mode": "maximum"}, "mode: 'maximum' is no choice; did you mean 'max'"),
         ({"timeout": 0}, "timeout: expected a number, at least 0.01"),
         ({"timeout": float("inf")}, "timeout: expected a number, at least 0.01, at most 3600; got inf"),
@@ -288,7 +290,7 @@ def test_a_config_cannot_allow_hosts() -> None:
         ({"retries": [1]}, "retries: expected a whole number"),
         ({"retries": 1.5}, "retries: expected a whole number"),
         ({"monitor": ["val/loss"]}, "monitor: expected a text"),
-        ({"notify_on": "heartbeat", "heartbeat": "often"}, "every: 'often' is no schedule"),
+        ({"notify_on": "heartbeat", "heartbeat": "often"}, "heartbeat: 'often' is no schedule"),
         ({"webhook_url": "http://example.org/SECRETPART"}, "http would send its secret unencrypted"),
     ],
     ids=str,
@@ -319,3 +321,44 @@ def test_the_best_value_is_saved_with_the_run(server: Server) -> None:
     second = make_trainer(again)
     second.load_checkpoint(trainer.run_dir)  # type: ignore[arg-type]
     assert again.best == trainer.hooks.get("notify").best < 10
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"notify_on": None},
+            r"^notify: notify_on: expected a list of training_end, .*, or \[\] for none .*; got None$",
+        ),
+        ({"notify_on": 3}, r"^notify: notify_on: expected a list of training_end, .*; got 3$"),
+        ({"notify_on": "heartbeat", "heartbeat": "often"}, r"^notify: heartbeat: 'often' is no schedule; write 10, "),
+        ({"notify_on": "heartbeat", "heartbeat": None}, r"^notify: heartbeat: None is no schedule; write 10, "),
+        ({"notify_on": "heartbeat", "heartbeat": 0}, r"^notify: heartbeat: 0 is never due; leave it out of notify_on"),
+    ],
+)
+def test_a_wrong_parameter_is_called_by_its_name(given: dict[str, Any], message: str) -> None:
+    """Which one it is, what was given, and what would be right."""
+    with pytest.raises(RegistrationError, match=message):
+        NotifyHook("https://relay.example.org/services/T0", **given)
+
+
+def test_a_copy_has_told_nothing_yet(server: Server) -> None:
+    """Made in the middle of a run, it has the same parameters, and sends for a run of its own."""
+
+    class Mine(NotifyHook):
+        def __init__(self, url: str, words: list[str]) -> None:
+            super().__init__(url, notify_on=["best_model", "training_end"], wait_at_end=5)
+            self.words = words
+
+    hook, twins = Mine(server.url, ["a"]), []
+    trainer = make_trainer(hook, max_epochs=2)
+    trainer.on("epoch_start", name="copy")(lambda: twins.append(copy.deepcopy(hook)))
+    trainer.train()
+    twin = twins[-1]
+    assert type(twin) is Mine and twin.words == ["a"] and twin.words is not hook.words
+    assert (twin.webhook_url, twin.notify_on, twin.wait_at_end) == (server.url, hook.notify_on, 5)
+    assert math.isinf(twin.best) and twin._trainer is None and twin.on_step_end is None
+    told = len(server.texts)
+    make_trainer(twin).train()
+    assert len(server.texts) == told + 2
+    assert hook._outbox.sent == told and twin._outbox.sent == 2

@@ -160,6 +160,26 @@ def test_registries_without_a_config_start_empty() -> None:
         ({"logging_config": {"every": "x"}}, r"hooks\.logging_config\.every: 'x' is no schedule"),
         ({"hook_configs": {"Missing": {}}}, r"hooks\.hook_configs\.Missing: no such class in hook_classes"),
         ({"hook_classes": ["pkg.Mine"], "hook_configs": {"Mime": {}}}, r"Mime: no such class .* did you mean 'Mine'"),
+        (
+            {"hook_classes": ["pkg.Mine"], "hook_configs": {"pkg.Mine": {}, "Mine": {}}},
+            r"hooks\.hook_configs\.Mine: 'pkg\.Mine' has its parameters there under its path, too; keep one",
+        ),
+        (
+            {"hook_classes": ["pkg.Mine", "other.Mine"], "hook_configs": {"Mine": {}}},
+            r"hooks\.hook_configs\.Mine: several classes .* write its path: pkg\.Mine or other\.Mine",
+        ),
+        (
+            {"hook_classes": ["pkg.Mine", "pkg.Mine"]},
+            r"hooks\.hook_classes\.1: 'pkg\.Mine' is there already, at hooks\.hook_classes\.0; .*as: …",
+        ),
+        ({"hook_classes": "pkg.Mine"}, r"hooks\.hook_classes: expected a list of class paths, got 'pkg\.Mine'"),
+        ({"hook_classes": ["pkg.Mine"], "hook_configs": {"Mine": 3}}, r"hook_configs\.Mine: expected a mapping, got 3"),
+        ({"hook_configs": ["Mine"]}, r"hooks\.hook_configs: expected a mapping"),
+        ({"logging_config": 3}, r"hooks\.logging_config: expected a mapping"),
+        (
+            {"enable_logging_hook": True, "logging_config": {"enabled": "no"}},
+            r"hooks\.logging_config\.enabled: expected true or false, got 'no'",
+        ),
         ([], "expected a mapping"),
         (3, "expected a mapping"),
     ],
@@ -225,6 +245,20 @@ def test_dotted_paths_in_code_are_free(package: str) -> None:
     """A dict written in code counts as code."""
     registry = HookRegistry({"hook_classes": [f"{package}.Mine"], "hook_configs": {"Mine": {"level": 3, "every": 5}}})
     assert registry.get("mine").level == 3 and str(registry.entry("mine").schedule) == "every 5 steps"
+
+
+def test_a_wrong_parameter_of_a_class_is_found_where_it_stands(package: str) -> None:
+    """The class is listed in one place, its parameters stand in another: both are named."""
+    with pytest.raises(
+        RegistrationError, match=r"^hooks\.hook_classes\.0 with hook_configs\.Mine: Mine has no parameter"
+    ):
+        HookRegistry({"hook_classes": [f"{package}.Mine"], "hook_configs": {"Mine": {"levle": 3}}})
+
+
+def test_an_option_that_is_null_is_left_out() -> None:
+    """As if it had not been written."""
+    nothing = dict.fromkeys(("every", "at", "start", "stop", "before", "after", "on_error", "ranks"))
+    assert "watch" in HookRegistry({"forward": [{"name": "watch", **nothing}]})
 
 
 def test_dotted_paths_from_a_file_need_an_allowed_prefix(package: str) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
+from hookline.config.plain_values import plain_copy
+from hookline.config.yaml_text import read_yaml
 from hookline.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
@@ -28,6 +30,19 @@ class Resolved(str):
 
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # copies keep the reference
         return str.__str__(self), self.reference
+
+    def read(self) -> Any:
+        """What YAML reads in it, if the reference is all that was written: a number, say. Itself, if that is text.
+
+        An empty text stays one: a variable that was set to nothing is a slip more often than a null.
+        """
+        if not self.strip() or not _REFERENCE.fullmatch(self.reference):
+            return self
+        try:
+            plain = plain_copy({"value": read_yaml(str.__str__(self), self.reference)}, self.reference)["value"]
+        except ConfigError:
+            return self
+        return self if isinstance(plain, str) else plain
 
 
 def resolve_references(tree: Any, environment: Mapping[str, str] | None = None) -> Any:

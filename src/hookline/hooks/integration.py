@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 from hookline.errors import ConfigError, RegistrationError, nearest
 from hookline.events.policy import Incident, logger
-from hookline.events.schedule import Schedule
+from hookline.events.schedule import Quantity, Schedule
 from hookline.hooks.metric_hook import MODES, better, metric_key, numbers
 from hookline.hooks.named_hook import NamedHook, is_trial
 from hookline.hooks.notifications import Outbox
@@ -44,10 +46,10 @@ class NotifyHook(NamedHook):
     def __init__(
         self,
         webhook_url: str,
-        notify_on: Sequence[str] = ("training_end", "best_model"),
+        notify_on: str | Sequence[str] = ("training_end", "best_model"),
         monitor: str = "val/loss",
         mode: str = "min",
-        heartbeat: str = "1 h",
+        heartbeat: int | str = "1 h",
         timeout: float = 10.0,
         retries: int = 3,
         backoff: float = 1.0,
@@ -65,7 +67,7 @@ class NotifyHook(NamedHook):
             self.timeout, self.backoff = number(timeout, "timeout", 0.01, HOUR), number(backoff, "backoff", 0, HOUR)
             self.retries, self.queue = whole_number(retries, "retries", 0), whole_number(queue, "queue")
             self.wait_at_end = number(wait_at_end, "wait_at_end", 0, HOUR)
-            self.schedule = Schedule.parse(every=heartbeat) if "heartbeat" in self.notify_on else None
+            self.schedule = _every(heartbeat) if "heartbeat" in self.notify_on else None
             webhook = Webhook(webhook_url, timeout)
         keep_secret(webhook_url)
         self.best = self._worst = math.inf if mode == "min" else -math.inf
@@ -74,6 +76,14 @@ class NotifyHook(NamedHook):
             self.on_step_end = None  # type: ignore[assignment]
         if "best_model" not in self.notify_on:
             self.on_validation_end = None  # type: ignore[assignment]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NotifyHook:
+        """A hook with the same parameters that has told nothing yet: its queue and its run stay with this one."""
+        memo[id(self)] = twin = type(self).__new__(type(self))
+        NotifyHook.__init__(twin, **{name: getattr(self, name) for name in inspect.signature(NotifyHook).parameters})
+        of_a_subclass = {key: value for key, value in vars(self).items() if key not in {*vars(twin), "_own_name"}}
+        vars(twin).update(deepcopy(of_a_subclass, memo))
+        return twin
 
     def setup(self, name: str, registry: Any = None) -> None:
         """Listen to the desk where failures of hooks are treated."""
@@ -170,8 +180,18 @@ def _the_url_kept_out() -> Iterator[None]:
         raise RegistrationError(f"notify: {error}") from None
 
 
-def _listed(given: Sequence[str]) -> list[str]:
+def _listed(given: Any) -> list[Any]:
+    if not isinstance(given, (str, list, tuple, set, frozenset)):
+        choices = ", ".join(OCCASIONS)
+        raise ConfigError("notify_on", f"expected a list of {choices}, or [] for none of them; got {given!r}")
     return [given] if isinstance(given, str) else list(given)
+
+
+def _every(heartbeat: Any) -> Schedule:
+    period = Quantity.parse(heartbeat, "heartbeat")
+    if period.amount <= 0:
+        raise ConfigError("heartbeat", f"{heartbeat!r} is never due; leave it out of notify_on to have none")
+    return Schedule(every=period)
 
 
 def _escaped(text: str) -> str:

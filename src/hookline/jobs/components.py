@@ -9,6 +9,7 @@ from typing import Any
 
 from hookline.errors import ConfigError, HooklineError, nearest
 from hookline.registry.loading import OWN_PARTS, Gate, import_dotted
+from hookline.registry.loading_references import as_expected
 from hookline.registry.names import Names
 
 
@@ -28,7 +29,19 @@ class Component:
             return self._call(first, dict(self.parameters))
         filled = {**{key: value for key, value in offered.items() if key in known}, **self.parameters}
         self._check(known, filled)
-        return self._call(first, filled)
+        return self._call(first, {**filled, **self.read()})
+
+    def read(self) -> dict[str, Any]:
+        """The config's parameters as the factory takes them: a reference may stand for a number."""
+        known = _keyword_parameters(self.factory, 0) or {}
+        return {key: self._read(value, known[key]) if key in known else value for key, value in self.parameters.items()}
+
+    def _read(self, value: Any, parameter: inspect.Parameter) -> Any:
+        try:
+            return as_expected(value, parameter)
+        except ValueError as error:
+            place = f"{self.path}.{parameter.name}"
+            raise ConfigError(place, f"{error}, got {getattr(value, 'reference', value)!r}") from None
 
     def _check(self, known: Mapping[str, inspect.Parameter], filled: Mapping[str, Any]) -> None:
         """Say which parameter is wrong before Python's own TypeError does."""
@@ -47,7 +60,8 @@ class Component:
         except HooklineError as error:
             raise ConfigError(self.path, str(error)) from error
         except (RuntimeError, TypeError, ValueError) as error:  # what torch and Python say of a value they cannot use
-            raise ConfigError(self.path, f"{self.name} cannot be made with {_listed(parameters)}: {error}") from error
+            given = _listed({**parameters, **self.parameters})
+            raise ConfigError(self.path, f"{self.name} cannot be made with {given}: {error}") from error
 
 
 def check_name(name: str, names: Names, gate: Gate, path: str) -> None:

@@ -19,6 +19,7 @@ from hookline.events.catalog import CATALOG
 from hookline.events.policy import check_policy
 from hookline.events.schedule import Schedule
 from hookline.registry.functions import FunctionHook, is_update_function
+from hookline.registry.loading_references import as_expected, expected_kinds, written_kind
 from hookline.registry.names import HOOKS
 
 KINDS = ("lifecycle", "forward", "update")
@@ -109,8 +110,6 @@ def _one(entry: Any, kind: str, path: str, gate: Gate) -> HookSpec:
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
         raise ConfigError(path, f"expected a hook's name or a mapping with `name:`, got {_shown(entry)}")
     type_name = given["name"]
-    if not isinstance(given.get("enabled", True), bool):
-        raise ConfigError(f"{path}.enabled", f"expected true or false, got {_shown(given['enabled'])}")
     _check_instance_name(given.get("as"), f"{path}.as")
     options, parameters = _sorted_out(given, RESERVED, path)
     return HookSpec(
@@ -136,11 +135,14 @@ def _sorted_out(
     """What belongs to the registry, and what goes to the hook's constructor."""
     options = {key: given[key] for key in OPTIONS if key in given}
     _check_options(options, path)
+    options = {key: value for key, value in options.items() if value is not None}
     return options, {str(key): value for key, value in given.items() if key not in reserved}
 
 
 def _check_options(options: Mapping[str, Any], path: str) -> None:
-    """Refuse a schedule or a policy that means nothing here, where its path is known."""
+    """Refuse a switch, a schedule or a policy that means nothing here, where its path is known."""
+    if not isinstance(options.get("enabled", True), bool):
+        raise ConfigError(f"{path}.enabled", f"expected true or false, got {_shown(options['enabled'])}")
     Schedule.parse(**{key: options.get(key) for key in ("every", "at", "start", "stop")}, path=path)
     if options.get("on_error") is not None:
         check_policy(options["on_error"], f"{path}.on_error")
@@ -157,24 +159,59 @@ def _check_one_or_more(given: Any, kind: type, what: str, path: str) -> None:
 
 
 def _by_class(tree: Mapping[str, Any], gate: Gate) -> Iterator[HookSpec]:
-    paths, configs = tree.get("hook_classes") or [], dict(tree.get("hook_configs") or {})
-    for index, dotted in enumerate(paths):
-        if not isinstance(dotted, str):
-            raise ConfigError(f"hooks.hook_classes.{index}", f"expected a class path, got {_shown(dotted)}")
-        bare = dotted.rpartition(".")[2]
-        key = dotted if dotted in configs else bare
-        given = configs.pop(key, None) or {}
-        target = _target(dotted, f"hooks.hook_classes.{index}", gate)
-        options, parameters = _sorted_out(given, OPTIONS, f"hooks.hook_configs.{key}")
-        yield HookSpec(f"hooks.hook_classes.{index}", dotted, target, options=options, parameters=parameters)
+    paths, configs = tree.get("hook_classes") or [], _mapping(tree.get("hook_configs"), "hooks.hook_configs")
+    _check_classes(paths)
     for key in configs:
-        there = [*paths, *(dotted.rpartition(".")[2] for dotted in paths)] if "." not in str(key) else paths
-        raise ConfigError(f"hooks.hook_configs.{key}", f"no such class in hook_classes; {nearest(str(key), there)}")
+        _check_config_key(str(key), paths, configs)
+    for index, dotted in enumerate(paths):
+        path, key = f"hooks.hook_classes.{index}", dotted if dotted in configs else _bare(dotted)
+        target = _target(dotted, path, gate)
+        given = _mapping(configs.get(key), f"hooks.hook_configs.{key}")
+        options, parameters = _sorted_out(given, OPTIONS, f"hooks.hook_configs.{key}")
+        where = f"{path} with hook_configs.{key}" if given else path
+        yield HookSpec(where, dotted, target, options=options, parameters=parameters)
+
+
+def _check_classes(paths: Any) -> None:
+    """Refuse what is no list of class paths, and a class that is there twice: here it can get no other name."""
+    if not isinstance(paths, (list, tuple)):
+        raise ConfigError("hooks.hook_classes", f"expected a list of class paths, got {_shown(paths)}")
+    for index, dotted in enumerate(paths):
+        path = f"hooks.hook_classes.{index}"
+        if not isinstance(dotted, str):
+            raise ConfigError(path, f"expected a class path, got {_shown(dotted)}")
+        if (first := paths.index(dotted)) < index:
+            remedy = f"for two of them, list each by kind with a name: {{name: {dotted}, as: …}}"
+            raise ConfigError(path, f"{dotted!r} is there already, at hooks.hook_classes.{first}; {remedy}")
+
+
+def _check_config_key(key: str, paths: list[str], configs: Mapping[str, Any]) -> None:
+    """A key of `hook_configs` stands for one class: by its path, or by its bare name where that is enough."""
+    meant = [dotted for dotted in paths if key in (dotted, _bare(dotted))]
+    path, listed = f"hooks.hook_configs.{key}", "hook_classes"
+    if not meant:
+        there = [*paths, *map(_bare, paths)] if "." not in key else paths
+        raise ConfigError(path, f"no such class in {listed}; {nearest(key, there)}")
+    if len(meant) > 1 and key not in paths:
+        raise ConfigError(path, f"several classes in {listed} have that name; write its path: {' or '.join(meant)}")
+    if key not in paths and meant[0] in configs:
+        raise ConfigError(path, f"{meant[0]!r} has its parameters there under its path, too; keep one of the two")
+
+
+def _bare(dotted: str) -> str:
+    return dotted.rpartition(".")[2]
+
+
+def _mapping(given: Any, path: str) -> Mapping[str, Any]:
+    """Parameters by name, or none."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(path, f"expected a mapping, got {_shown(given)}")
+    return given or {}
 
 
 def _by_flag(tree: Mapping[str, Any]) -> Iterator[HookSpec]:
     for flag, (name, key) in FLAGS.items():
-        options, parameters = _sorted_out(tree.get(key) or {}, OPTIONS, f"hooks.{key}")
+        options, parameters = _sorted_out(_mapping(tree.get(key), f"hooks.{key}"), OPTIONS, f"hooks.{key}")
         if not tree.get(flag):
             _check_unused(name, parameters, f"hooks.{key}")
             continue
@@ -206,8 +243,7 @@ def make_hook(given: Any, parameters: Mapping[str, Any]) -> Any:
     if isinstance(given, str):
         return _make_by_name(given, parameters)
     if isinstance(given, type):
-        _check_parameters(given, parameters)
-        return given(**parameters)
+        return given(**_checked_parameters(given, parameters))
     for key in parameters:
         raise RegistrationError(f"{key!r} is no option of a hook; {nearest(key, OPTIONS)}")
     return given
@@ -217,11 +253,11 @@ def _make_by_name(name: str, parameters: Mapping[str, Any]) -> Any:
     """A hook that is named rather than handed over: what its constructor cannot digest is told with the parameters."""
     factory = find_hook(name)
     if is_update_function(factory):
-        _check_parameters(factory, parameters, told=CATALOG["on_update"].argument_names)
-        return FunctionHook(factory, parameters)
-    _check_parameters(factory, parameters)
+        told = CATALOG["on_update"].argument_names
+        return FunctionHook(factory, _checked_parameters(factory, parameters, told))
+    checked = _checked_parameters(factory, parameters)
     try:
-        return factory(**parameters)
+        return factory(**checked)
     except RegistrationError:
         raise
     except (HooklineError, TypeError, ValueError) as error:
@@ -259,32 +295,44 @@ def where_to_look(error: Exception, module: str) -> str:
     return f"; a `hookline` command looks in the current directory ({Path.cwd()}), then among installed packages"
 
 
-def _check_parameters(factory: Any, parameters: Mapping[str, Any], told: Iterable[str] = ()) -> None:
-    """Say which parameter is wrong before Python's own TypeError does; what it is `told` at each call is none."""
+def _checked_parameters(factory: Any, parameters: Mapping[str, Any], told: Iterable[str] = ()) -> dict[str, Any]:
+    """The parameters as the factory takes them; what is wrong is said before Python's own TypeError says it.
+
+    What the factory is `told` at each call is no parameter.
+    """
     try:
         signature = inspect.signature(factory).parameters
     except (TypeError, ValueError):
-        return
+        return dict(parameters)
     known = {name: parameter for name, parameter in signature.items() if name not in told}
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
-        return
     name = getattr(factory, "__name__", "hook")
+    read = {key: _read(name, value, known[key]) if key in known else value for key, value in parameters.items()}
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
+        return read
     for key in parameters:
         if key not in known:
             raise RegistrationError(f"{name} has no parameter {key!r}; {nearest(key, [*known, *OPTIONS], 40)}")
-        _refuse_text(name, key, parameters[key], known[key].annotation)
+        _refuse_text(name, read[key], known[key])
     for key, parameter in known.items():
         spread = parameter.kind is inspect.Parameter.VAR_POSITIONAL
         required = parameter.default is inspect.Parameter.empty and not spread
         if required and key not in parameters:
             raise RegistrationError(f"{name} needs the parameter {key!r}")
+    return read
 
 
-def _refuse_text(name: str, key: str, value: Any, annotation: Any) -> None:
+def _read(name: str, value: Any, parameter: inspect.Parameter) -> Any:
+    try:
+        return as_expected(value, parameter)
+    except ValueError as error:
+        raise RegistrationError(f"{name}.{parameter.name}: {error}, got {_shown(value)}") from None
+
+
+def _refuse_text(name: str, value: Any, parameter: inspect.Parameter) -> None:
     """A word where the constructor's annotation has numbers only would fail much later, in the middle of a run."""
-    written = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    if isinstance(value, str) and {word.strip() for word in written.split("|")} <= {"int", "float", "None"}:
-        raise RegistrationError(f"{name}.{key}: expected {written}, got {_shown(value)}")
+    annotated = parameter.annotation is not parameter.empty
+    if isinstance(value, str) and annotated and expected_kinds(parameter) <= {"int", "float", "None"}:
+        raise RegistrationError(f"{name}.{parameter.name}: expected {written_kind(parameter)}, got {_shown(value)}")
 
 
 def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
