@@ -102,7 +102,7 @@ def test_the_micro_batch_whose_gradients_are_bad_is_found(bad: int) -> None:
     assert replay.same and replay.then["batch_idx"] == bad
 
 
-def test_a_step_that_was_not_heard_to_its_end_is_forgotten() -> None:
+def test_a_step_that_is_over_is_forgotten() -> None:
     """On a schedule by batches, and after a run that failed: no batch of another step is blamed or held."""
     trainer, hook = make_trainer(accumulate=2), NanForensics()
     trainer.add_hook(hook, every="3 batches")
@@ -111,7 +111,7 @@ def test_a_step_that_was_not_heard_to_its_end_is_forgotten() -> None:
         lambda: held.append([scene.batch_idx for scene in hook._scenes])
     )
     trainer.train()
-    assert held == [[], [], [2], [2], [2], [5], [], []]
+    assert held == [[], [], [2], [2], [], [5], [], []]
     trainer = make_trainer(accumulate=2)
     trainer.add_hook(hook)
     trainer.on("before_backward", name="bomb", on_error="raise", at=2)(lambda: 1 / 0)
@@ -180,3 +180,19 @@ def test_a_failing_examination_still_ends_the_run_with_good_weights(what: str, m
     assert (trainer.step, trainer.stopped_by) == (3, "nan_forensics") and finite(trainer)
     assert trainer.hooks.entry("nan_forensics").failures.total == 1
     assert ("the examination failed" in str(trainer.stop_reason)) == (what == "examine")
+
+
+def test_a_trial_tells_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not even into a temporary directory; the run ends all the same."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    trainer, hook = make_trainer(bad=0, fast_dev_run=2), NanForensics()
+    trainer.add_hook(hook)
+    trainer.train()
+    assert trainer.stopped_by == "nan_forensics" and trainer.step == 1
+    assert hook.crash is None and hook.autopsy is not None and hook.autopsy.batch == ("batch[0]",)
+    assert "step 1: loss nan; the batch itself is not finite in batch[0]" in caplog.text
+    assert "non_finite" in [event["kind"] for event in trainer.record.events]  # type: ignore[attr-defined]
+    assert list((tmp_path / "temporary").iterdir()) == [] and not Path("runs").exists()

@@ -103,11 +103,11 @@ def test_a_file_name_has_what_was_measured_at_its_step() -> None:
     assert {name for name in names(trainer) if name != "best"} == {"s2_1.0", "s4_5.0", "s6_4.0"}
 
 
-def test_batches_that_no_step_ends_with_are_refused() -> None:
-    """Nothing would ever be saved."""
-    trainer = make_trainer(ModelCheckpoint(save_every="2 batches"), accumulate=2)
-    with pytest.raises(ConfigError, match="save_every: '2 batches': a step takes 2 batches"):
-        trainer.fit(batches(4))
+def test_batches_that_no_step_ends_with_are_saved_with_their_step() -> None:
+    """The third and the sixth batch are inside of steps 2 and 3."""
+    trainer = make_trainer(ModelCheckpoint(save_every="3 batches", save_every_n_epochs=None), accumulate=2)
+    trainer.fit(batches(8))
+    assert [name for name in names(trainer) if name.startswith("step")] == ["step-00000002", "step-00000003"]
 
 
 def test_a_metric_of_training_is_checked_at_the_end_of_epochs() -> None:
@@ -126,14 +126,11 @@ def test_the_loss_of_the_epoch_is_looked_at_there_and_steps_are_saved_beside() -
     assert hook.best_score is not None and hook.best_path is not None and hook.best_path.name == "step-00000008"
 
 
-def test_what_step_fn_returns_is_said_to_be_there_at_steps() -> None:
-    """At the end of an epoch there is no such metric."""
-    loss = nn.functional.mse_loss
-    trainer = make_trainer(
-        ModelCheckpoint(monitor="train/accuracy"), loss_fn=None,
-        step_fn=lambda model, batch: {"loss": loss(model(batch[0]), batch[1]), "accuracy": 0.5},
-    )  # fmt: skip
-    with pytest.raises(MetricMissing, match="what step_fn returns is there at steps"):
+def test_what_hooks_add_to_batches_is_said_to_be_there_at_steps() -> None:
+    """At the end of an epoch there is no such metric; the error names those that there are."""
+    trainer = make_trainer(ModelCheckpoint(monitor="train/extra"))
+    trainer.on("train_batch_end")(lambda metrics: metrics.update(extra=0.5))
+    with pytest.raises(MetricMissing, match=r"a batch's metrics is there at steps; .*train/epoch_loss, train/loss"):
         trainer.fit(batches(2))
 
 

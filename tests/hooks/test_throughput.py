@@ -166,15 +166,38 @@ def test_on_a_schedule_rates_are_right(clock: Clock) -> None:
     """Called at every fifth step only, it still knows how long steps take and how many rows they have."""
     found = reports(trained(clock, ThroughputMonitor(1), [tokens()] * 21, every=5))
     assert found[14]["step_seconds"] == pytest.approx(4.0) and found[14]["samples_per_s"] == pytest.approx(0.5)
-    assert "data_wait_seconds" not in found[14]
+    assert list(found) == [9, 14, 19, 21]  # the step after the last one that was due is reported, too
+
+
+@pytest.mark.parametrize("every", [5, "10 batches", "3 batches", "40 tokens"])
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_on_a_schedule_the_wait_for_data_is_known(clock: Clock, every: int | str, accumulate: int) -> None:
+    """The batch before a due one need not be due for that; a step waits for all its batches."""
+    found = reports(trained(clock, ThroughputMonitor(1), [tokens()] * 80, every=every, accumulate=accumulate))
+    assert len(found) > 3
+    for values in list(found.values())[:-2]:  # a run that accumulates reads a batch ahead: the last is not waited for
+        assert values["data_wait_share"] == pytest.approx(0.25)
+        assert values["samples_per_s"] == pytest.approx(0.5)
+        if accumulate == 1 or every == 5:  # else a window may begin in the middle of a step
+            assert values["data_wait_seconds"] == pytest.approx(accumulate)
+
+
+def test_what_passed_while_it_was_off_is_no_wait_for_data(clock: Clock) -> None:
+    """Steps that it did not hear were not spent waiting."""
+
+    def switch(trainer: Any, step: int) -> None:
+        if step in (3, 8):
+            (trainer.hooks.disable if step == 3 else trainer.hooks.enable)("throughput")
+
+    found = reports(trained(clock, ThroughputMonitor(2), [tokens()] * 14, hooks=[FunctionHooks(on_step_end=switch)]))
+    assert max(values["data_wait_seconds"] for values in found.values()) < 1.01
 
 
 def test_on_a_schedule_validations_are_left_out_and_steps_are_not(clock: Clock) -> None:
     """Steps between the last one heard and a validation are training all the same."""
     options = {"val_dataloader": [tokens()], "validate_every": 7, "every": 5}
     found = reports(trained(clock, ThroughputMonitor(1), [tokens()] * 21, **options))
-    last = 7.0 / 2  # two steps, and one wait for a batch between them
-    assert [values["step_seconds"] for values in found.values()] == pytest.approx([4.0, 4.0, 4.0, last])
+    assert [values["step_seconds"] for values in found.values()] == pytest.approx([4.0] * 4)
 
 
 def test_devices_are_asked_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:

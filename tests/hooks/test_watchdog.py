@@ -1,5 +1,6 @@
 """A step that hangs is noticed while it hangs, and every thread's stack is in the record."""
 
+import copy
 import threading
 import time
 from typing import Any
@@ -98,6 +99,35 @@ def test_added_in_mid_run_it_begins_to_look() -> None:
     assert hook.stalls == 1 and [event["step"] for event in events_of(trainer)][:1] == [3]
 
 
+class SlowToBegin(list[Any]):
+    """A loader that takes its time for the first batch."""
+
+    def __iter__(self) -> Any:
+        a_hand_that_sleeps(0.4)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("where", ["loader", "model"])
+def test_a_sanity_check_that_hangs_is_seen(where: str) -> None:
+    """Whether the first batch does not come, or the model does not return."""
+
+    def step(model: Any, batch: Any) -> torch.Tensor:
+        a_hand_that_sleeps(0.4 if where == "model" and not model.training else 0.0)
+        return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    batches = [(torch.ones(2, 2), torch.ones(2, 1))]
+    data = SlowToBegin(batches) if where == "loader" else batches
+    trainer, hook = make_trainer(val_dataloader=data, validate_every=None, step_fn=step), StallWatchdog(seconds=0.1)
+    trainer.add_hook(hook)
+    heard: list[str] = []
+    trainer.on("validation_start", name="other")(lambda: heard.append("validation"))
+    trainer.train()
+    assert [event["kind"] for event in events_of(trainer)] == ["stall", "stall_over"]
+    assert events_of(trainer)[0]["step"] == 0
+    assert [thread.name for thread in threading.enumerate() if "watchdog" in thread.name] == []
+    assert heard == []  # nobody else hears of it
+
+
 def test_what_comes_after_the_last_step_is_no_stall() -> None:
     """Hooks that take their time when the run has ended hang nothing."""
     trainer, hook = make_trainer(), StallWatchdog(seconds=0.1)
@@ -150,3 +180,25 @@ def test_a_wrong_time_is_refused(seconds: Any) -> None:
     """It must be a number above zero."""
     with pytest.raises(ConfigError, match="seconds"):
         StallWatchdog(seconds)
+
+
+def test_a_copy_watches_nothing_yet() -> None:
+    """Made in the middle of a run, it has the same parameters, no thread, and watches a run of its own."""
+
+    class Mine(StallWatchdog):
+        def __init__(self, words: list[str]) -> None:
+            super().__init__(seconds=7)
+            self.words = words
+
+    trainer, hook = make_trainer(), Mine(["a"])
+    trainer.add_hook(hook, name="dog")
+    twins: list[Any] = []
+    trainer.on("step_end", name="copy")(lambda: twins.append(copy.deepcopy(hook)))
+    trainer.train()
+    twin = twins[0]
+    assert type(twin) is Mine and (twin.seconds, twin.stalls, twin._thread) == (7, 0, None)
+    assert twin.words == ["a"] and twin.words is not hook.words and twin.called == "stall_watchdog"
+    other = make_trainer()
+    other.add_hook(twin)
+    other.train()
+    assert other.step == 4 and twin._thread is None

@@ -1,6 +1,7 @@
 """Who is due is asked rarely and answered exactly: over epochs, accumulation, samples and resumes."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +71,51 @@ def test_the_countdown_never_skips_a_due_micro_batch(
 
     drive(registry, micro_batches(accumulate, epochs, tokens), check)
     assert {name: count for name, count in expected.items() if count} == heard
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(schedules, min_size=1, max_size=3), st.integers(1, 5), st.lists(st.integers(1, 12), min_size=1))
+def test_what_came_up_within_a_window_is_heard_at_its_step(
+    asked: list[Schedule], accumulate: int, epochs: list[int]
+) -> None:
+    """A step's events come with its last micro-batch only, whichever of them was the due one."""
+    registry, heard, run = HookRegistry(), set[tuple[int, int]](), micro_batches(accumulate, epochs, 3)
+    for index, schedule in enumerate(asked):
+        function: Any = lambda step, index=index: heard.add((index, step))  # noqa: E731
+        function.schedule = schedule
+        registry.register(function, f"h{index}", event="on_step_end")
+    expected = set[tuple[int, int]]()
+    for now, before, after in zip(run, [Reading(), *run], [*run[1:], Reading()], strict=False):
+        if now.epochs != before.epochs:
+            registry.replan()
+        registry.begin_batch(now)
+        expected |= {(index, now.steps) for index, one in enumerate(asked) if one.always or one.due(now, before)}
+        if after.steps != now.steps and (fired := registry.fire.on_step_end):
+            fired(SimpleNamespace(step=now.steps))
+    assert heard == expected
+
+
+def test_a_step_that_is_begun_again_has_no_due_hooks_from_before() -> None:
+    """A run that failed within a window makes that step again, from other batches."""
+    registry = HookRegistry()
+    registry.register(lambda: None, "h", event="on_step_end", every="3 batches")
+    registry.begin_batch(Reading(1, 3, 1))
+    assert registry.tables.agenda.due_at_step == {"h"}
+    registry.replan()
+    registry.begin_batch(Reading(1, 4, 1))
+    assert not registry.tables.agenda.due_at_step
+
+
+def test_a_loop_of_ones_own_hears_its_steps_by_batches() -> None:
+    """Its step's end need not say which batch was the last; in the next epoch nothing is left of it."""
+    registry, heard = HookRegistry(), list[tuple[int, int]]()
+    registry.register(lambda step, epoch: heard.append((epoch, step)), "h", event="on_step_end", every="3 batches")
+    for epoch in range(2):
+        for index in range(4):
+            registry.on_train_batch_start(step=index // 2 + 1, batch_idx=index, epoch=epoch)
+            if index % 2:
+                registry.on_step_end(step=index // 2 + 1, epoch=epoch)
+    assert heard == [(0, 2), (1, 2)]
 
 
 def test_a_hook_that_is_not_due_is_not_asked_each_batch() -> None:

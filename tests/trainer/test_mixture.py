@@ -53,7 +53,7 @@ class Told:
 
     def __init__(self, loaders: dict[str, Any], mixing: Mixing, epoch: int = 0, limit: int | None = None) -> None:
         self.where = (-1, "")
-        self.batches = batches_of_epoch(TrainLoaders(loaders, mixing, limit), None, True, self.enter, epoch)
+        self.batches = batches_of_epoch(TrainLoaders(loaders, mixing, limit), True, self.enter, epoch)
 
     def enter(self, index: int, name: str) -> None:
         self.where = (index, name)
@@ -162,8 +162,8 @@ class Watched(Dataset[torch.Tensor]):
 
 def test_one_loader_takes_no_turns() -> None:
     """A single loader is iterated over as it is, whatever the schedule; so are several one after the other."""
-    alone = batches_of_epoch(TrainLoaders({"a": [1]}, Mixing("round_robin")), None, False, lambda *_: None, 0)
-    chained = batches_of_epoch(TrainLoaders({"a": [1], "b": [2]}, Mixing()), None, False, lambda *_: None, 0)
+    alone = batches_of_epoch(TrainLoaders({"a": [1]}, Mixing("round_robin")), False, lambda *_: None, 0)
+    chained = batches_of_epoch(TrainLoaders({"a": [1], "b": [2]}, Mixing()), False, lambda *_: None, 0)
     assert not isinstance(alone, MixedBatches) and not isinstance(chained, MixedBatches)
 
 

@@ -54,9 +54,9 @@ def test_the_validation_period_is_a_value() -> None:
 
 
 def test_a_trial_run_is_short_strict_and_leaves_nothing() -> None:
-    """fast_dev_run limits the run, keeps no record and lets hooks raise."""
+    """fast_dev_run is one epoch, keeps no record and lets hooks raise."""
     options = TrainerOptions(fast_dev_run=3, max_epochs=10, max_steps=100)
-    assert (options.max_steps, options.epochs, options.record, options.debug) == (3, 1, False, True)
+    assert (options.epochs, options.record, options.debug) == (1, False, True)
     assert TrainerOptions(fast_dev_run=3, max_steps=2).max_steps == 2
 
 

@@ -284,3 +284,34 @@ def test_a_numpy_string_is_no_number() -> None:
     trainer = make_trainer({"word": lambda output, batch: numpy.str_("good")})
     with pytest.raises(TrainingError, match=r"the metric 'word' gave .*; a metric is one number"):
         trainer.validate(make_batches(2))
+
+
+@pytest.mark.parametrize("event", ["validation_batch_start", "validation_batch_end", "validation_end"])
+def test_a_validation_inside_another_has_objects_of_its_own(event: str) -> None:
+    """What the outer one has added up is not reset, and the inner one's batches are not in it."""
+
+    class Batches:
+        """Counts the batches."""
+
+        def __init__(self) -> None:
+            self.count = 0
+
+        def reset(self) -> None:
+            self.count = 0
+
+        def update(self, predictions: Any, target: Any) -> None:
+            self.count += 1
+
+        def compute(self) -> float:
+            return float(self.count)
+
+    trainer = make_trainer({"batches": Batches()}, val_dataloader=make_batches(4, 4, 4, 4, 4))
+    inner: list[float] = []
+
+    @trainer.on(event, name="again")
+    def again(trainer: Any) -> None:
+        if not inner:
+            inner.append(0.0)
+            inner[0] = trainer.validate()["val/batches"]
+
+    assert trainer.validate()["val/batches"] == 5.0 and inner == [5.0]

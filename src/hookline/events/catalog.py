@@ -91,6 +91,7 @@ class Event:
     fires: str
     gradients: str
     inner: bool  # repeats inside the run: a hook's schedule gates it, and it gets a generated function
+    of_step: bool  # of these, about a whole step and not one of its micro-batches
     closing: bool  # every hook hears it; failures become notes
 
     @property
@@ -128,6 +129,7 @@ def event(
     fires: str,
     gradients: str = "none",
     inner: bool = False,
+    of_step: bool = False,
     closing: bool = False,
     respelled: dict[str, dict[str, str]] | None = None,
 ) -> Callable[[Method], Method]:
@@ -146,6 +148,7 @@ def event(
             fires=fires,
             gradients=gradients,
             inner=inner,
+            of_step=of_step,
             closing=closing,
         )
         return method
@@ -220,6 +223,7 @@ class Events:
         fires="every optimizer step",
         gradients="complete, unscaled, reduced over ranks; before the update chain",
         inner=True,
+        of_step=True,
     )
     def on_gradients_ready(self, *args: Any, **kwargs: Any) -> None:
         """The window is complete; update hooks and clipping come next."""
@@ -231,6 +235,7 @@ class Events:
         fires="every optimizer step that is not left out",
         gradients="complete, unscaled, reduced; as the links before this one left them",
         inner=True,
+        of_step=True,
     )
     def on_update(self, *args: Any, **kwargs: Any) -> Any:
         """A link of the update chain: return the gradients the optimizer shall use."""
@@ -241,6 +246,7 @@ class Events:
         fires="after each clip link",
         gradients="clipped; grad_norm is the norm before it",
         inner=True,
+        of_step=True,
     )
     def on_gradient_clip(self, *args: Any, **kwargs: Any) -> None:
         """A clip link of the update chain has run."""
@@ -251,6 +257,7 @@ class Events:
         fires="every optimizer step, once per optimizer",
         gradients=FINAL,
         inner=True,
+        of_step=True,
     )
     def on_before_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """The optimizer steps next."""
@@ -263,6 +270,7 @@ class Events:
         fires="every optimizer step, once per optimizer",
         gradients="still there, as the optimizer used them",
         inner=True,
+        of_step=True,
     )
     def on_after_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """The optimizer has stepped; the scheduler and zero_grad come next."""
@@ -273,6 +281,7 @@ class Events:
         fires="instead of on_after_optimizer_step when AMP or a guard skipped the step",
         gradients="still there, unused",
         inner=True,
+        of_step=True,
     )
     def on_step_skipped(self, *args: Any, **kwargs: Any) -> None:
         """The optimizer was not stepped: the gradients were not finite, or a guard said so."""
@@ -295,6 +304,7 @@ class Events:
         fires="every optimizer step, made or skipped",
         gradients="gone; ctx.grad_norm still knows their norm",
         inner=True,
+        of_step=True,
     )
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """A step is done and its metrics are recorded; validation and checkpoints come after it."""

@@ -14,7 +14,7 @@ from hookline.checkpoints.retention import ALL, Kept, best_first, delete_checkpo
 from hookline.errors import ConfigError, nearest
 from hookline.events.policy import logger
 from hookline.events.schedule import Quantity, Reading, Schedule
-from hookline.hooks.metric_hook import EPOCH_LOSS, MODES, MetricHook, Occasion, is_of_training, metric_key
+from hookline.hooks.metric_hook import MODES, MetricHook, Occasion, is_of_epochs, is_of_training, metric_key
 from hookline.hooks.parameters import one_of, switch, text_or_none, whole_number, whole_number_or_none
 
 BY_STEP = "step-{step:08d}"
@@ -93,7 +93,7 @@ class CheckpointHook(MetricHook):
     def _choose_occasions(self, at_epochs: bool | None) -> None:
         """Steps as their schedule says; beside them the end of epochs or validations, wherever the metric is new."""
         steps, of_training = self._step_schedule(), is_of_training(self.key)
-        by_steps_only = of_training and steps is not None and self.key != EPOCH_LOSS
+        by_steps_only = of_training and steps is not None and not is_of_epochs(self.key)
         if at_epochs is None:
             at_epochs = self.monitor is None or (of_training and not by_steps_only)
         self.save_on_train_epoch_end = switch(at_epochs, "save_on_train_epoch_end")
@@ -191,7 +191,6 @@ class CheckpointHook(MetricHook):
     def on_train_start(self, trainer: Any = None, resumed: bool = False) -> None:
         """Another run, maybe in another directory: nothing in it is known to be whole, nor is another run's ranked."""
         super().on_train_start(trainer)
-        self._refuse_batches_of_a_step(trainer)
         self._failed, self._saved_at = False, -1
         self._written.clear()
         if not resumed or self._directory != getattr(trainer, "checkpoint_dir", None):
@@ -199,13 +198,6 @@ class CheckpointHook(MetricHook):
         elif self._directory is not None:  # what came later was set aside, and a link may have led there
             self._forget_deleted()
             self._point_links(self._directory)
-
-    def _refuse_batches_of_a_step(self, trainer: Any) -> None:
-        """Between two steps there may be no batch of those that are counted: nothing would be saved."""
-        size = getattr(getattr(trainer, "options", None), "accumulate", 1)
-        if self.save_every is not None and size > 1 and Quantity.parse(self.save_every).unit == "batches":
-            remedy = "count steps, tokens or time instead"
-            raise ConfigError("save_every", f"{self.save_every!r}: a step takes {size} batches (accumulate); {remedy}")
 
     def forget(self) -> None:
         """Begin with an empty ranking."""

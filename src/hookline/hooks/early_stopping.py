@@ -11,7 +11,7 @@ import torch
 
 from hookline.errors import ConfigError
 from hookline.events.schedule import Quantity, Schedule
-from hookline.hooks.metric_hook import EPOCH_LOSS, MODES, MetricHook, Occasion, better, is_of_training
+from hookline.hooks.metric_hook import MODES, MetricHook, Occasion, better, is_of_epochs, is_of_training
 from hookline.hooks.parameters import (
     number,
     number_or_none,
@@ -27,7 +27,8 @@ class EarlyStopping(MetricHook):
     """Ends the run when `monitor` has not improved for `patience` checks.
 
     A check is made after every validation, or at the end of every epoch with `check_on_train_epoch_end`. A metric of
-    training such as ``train/loss`` is checked at the end of epochs anyway, or every `check_every_n_steps`. An
+    training such as ``train/loss`` is checked at the end of epochs anyway, or every `check_every_n_steps`; at the end
+    of an epoch that is its newest value, and ``train/epoch_loss`` is the mean. A check without a new value is none. An
     improvement is more than `min_delta`, which with ``min_delta_mode="rel"`` is a share of the best value so far.
     Before `warmup` (``"2 epochs"``, or a number of steps) nothing is checked. Reaching `target` ends the run at once,
     and so does being worse than `divergence_threshold`. `on_non_finite` says what NaN and infinity do: "stop", "count"
@@ -78,8 +79,8 @@ class EarlyStopping(MetricHook):
 
     def _choose_occasions(self) -> None:
         steps, at_epochs = self.check_every_n_steps, self.check_on_train_epoch_end
-        if steps is not None and (at_epochs or self.key == EPOCH_LOSS or self.key.startswith("val/")):
-            comes = "the end of an epoch" if self.key == EPOCH_LOSS else "a validation"
+        if steps is not None and (at_epochs or is_of_epochs(self.key) or self.key.startswith("val/")):
+            comes = "the end of an epoch" if is_of_epochs(self.key) else "a validation"
             reason = "check_on_train_epoch_end is on" if at_epochs else f"{self.monitor} comes with {comes}"
             raise ConfigError("check_every_n_steps", f"is for metrics of training, such as train/loss; {reason}")
         at_epochs = at_epochs or (steps is None and is_of_training(self.key))

@@ -15,7 +15,7 @@ from hookline.events.policy import logger
 from hookline.gradients.view import Gradients
 from hookline.hooks.autopsy import Autopsy, examine
 from hookline.hooks.crash import Scene, write_crash
-from hookline.hooks.named_hook import NamedHook
+from hookline.hooks.named_hook import NamedHook, is_trial
 from hookline.hooks.parameters import switch, whole_number
 
 
@@ -24,7 +24,8 @@ class NanForensics(NamedHook):
 
     The batch is run again on the same weights and random streams with hooks on every module; `crash` is then the
     folder's path and `autopsy` what was found. It lies in the run's directory (`crashes/step-…`), and `hookline replay`
-    runs it again. `state` puts the weights into it, without which it is small and cannot be replayed by itself.
+    runs it again. `state` puts the weights into it, without which it is small and cannot be replayed by itself. A
+    `fast_dev_run` writes no folder; the finding is told.
 
     With `stop_run` the run ends, and the bad step is left out: the weights stay the last good ones. `keep` is how many
     crashes are kept where it goes on. Under fp16 non-finite gradients are everyday life and the GradScaler's business;
@@ -102,7 +103,11 @@ class NanForensics(NamedHook):
         return scene, autopsy
 
     def _keep_evidence(self, trainer: Any, scene: Scene, reason: str, autopsy: Autopsy) -> None:
-        """A crash folder, a note in the record and a line on the console."""
+        """A crash folder, a note in the record and a line on the console; a trial writes nothing and only tells."""
+        if is_trial(trainer):
+            logger.warning("step %d: %s; %s", trainer.step, reason, autopsy)
+            self.note(trainer, "non_finite", reason=reason, autopsy=str(autopsy))
+            return
         self.crash = write_crash(crash_root(trainer), trainer, scene, reason, autopsy, self.state)
         logger.warning("step %d: %s; %s; the crash is kept in %s", trainer.step, reason, autopsy, self.crash)
         self.note(trainer, "crash", reason=reason, autopsy=str(autopsy), path=str(self.crash))

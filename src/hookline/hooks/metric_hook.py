@@ -2,11 +2,13 @@
 
 There are three occasions: a step, a validation and the end of an epoch. Each comes with what was measured at that very
 step. A validation's metrics are still new at the end of the epoch that it was made in, if no step came in between.
+Two kinds of numbers come with some steps only, and the newest counts: a loader's loss, if it was measured since the
+last look; and at the end of an epoch what its steps measured, beside the epoch's means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,7 +18,6 @@ from hookline.events.schedule import Schedule
 from hookline.hooks.named_hook import NamedHook
 
 MODES = ("min", "max")
-EPOCH_LOSS = "train/epoch_loss"  # of training, and there only at the end of epochs
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Occasion:
     metrics: dict[str, float] = field(default_factory=dict)
     validated: bool = False  # whether a validation's are among them
     awaited: bool = True  # whether, if not, a validation can still come
+    other: Collection[str] = ()  # metrics that need not be there each time
 
     def __str__(self) -> str:
         moment = {"step": "at", "validation": "after the validation at", "epoch": "at the end of the epoch,"}[self.what]
@@ -43,6 +45,7 @@ class MetricHook(NamedHook):
 
     _validation = Occasion("validation", -1, -1)
     _batch: tuple[int, Mapping[str, float]] = (-1, {})
+    _looked = -1  # the last step that was looked at
     _looks_at_steps = _looks_at_validation = _looks_at_epochs = _told_missing = False
     _seen = False  # whether the monitored metric was there once
     _asked_since: int | None = None  # the step at which the run began, as long as nobody has asked for the metric
@@ -92,8 +95,12 @@ class MetricHook(NamedHook):
         of_step, batch = self._batch
         means: dict[str, Any] = getattr(getattr(trainer, "moment", None), "step_means", dict)()  # as in the record
         found = {f"train/{key}": value for key, value in numbers(means).items()}
+        others = _losses_of_loaders(trainer, "loss")
+        newest = _of_loop(trainer, "newest_metrics", self._looked) if others else {}
+        found.update({key: newest[key] for key in others if key in newest})
         metrics = {**(batch if of_step == step else {}), **found, "loss": loss, "train/loss": loss}
-        self.look(trainer, Occasion("step", step, epoch, metrics))
+        self._looked = step
+        self.look(trainer, Occasion("step", step, epoch, metrics, other=others))
 
     def on_validation_end(self, trainer: Any, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Keep the metrics for the end of the epoch, and look at them if that is asked for.
@@ -112,18 +119,21 @@ class MetricHook(NamedHook):
         if self._looks_at_epochs:
             latest, mean = _loss_of_step(trainer, state), state.get("avg_loss")
             metrics = numbers({"loss": latest, "train/loss": latest, "train/epoch_loss": mean})
+            metrics = {**_of_loop(trainer, "newest_metrics", -1), **_of_loop(trainer, "epoch_metrics"), **metrics}
             validated = self._validation.step == step
             found = {**metrics, **self._validation.metrics} if validated else metrics
-            self.look(trainer, Occasion("epoch", step, epoch, found, validated, _will_validate(trainer)))
+            others = _losses_of_loaders(trainer, "loss", "epoch_loss")
+            self.look(trainer, Occasion("epoch", step, epoch, found, validated, _will_validate(trainer), others))
         elif self._looks_at_validation and self._validation.step < 0 and not _will_validate(trainer):
             self._miss(f"{self.called} waits for a validation, and there are no val_loaders")
 
     def validation_state(self) -> dict[str, Any]:
-        """The last validation, for a checkpoint: the end of its epoch may still have to look at it."""
-        return {"validation": asdict(self._validation)}
+        """For a checkpoint: the last look, and the last validation, which the end of its epoch may have to look at."""
+        return {"validation": asdict(self._validation), "looked": self._looked}
 
     def restore_validation(self, state: Mapping[str, Any]) -> None:
-        """Know of it again; checkpoints of an earlier version say nothing of it."""
+        """Know of both again; checkpoints of an earlier version say nothing of them."""
+        self._looked = state.get("looked", -1)
         self._validation = Occasion(**state["validation"]) if "validation" in state else type(self)._validation
 
     # ---- the metric ------------------------------------------------------------------------------------------------
@@ -140,15 +150,16 @@ class MetricHook(NamedHook):
             self._seen = True
             return occasion.metrics[self.key]
         if self._is_expected(occasion):
-            hint = "; what step_fn returns is there at steps" if occasion.what == "epoch" and self._is_by_steps else ""
-            nearby = nearest(self.key, occasion.metrics)
+            at_steps = occasion.what == "epoch" and self._is_by_steps
+            hint = "; what hooks add to a batch's metrics is there at steps" if at_steps else ""
+            nearby = nearest(self.key, [*occasion.metrics, *occasion.other])
             self._miss(f"there is no metric {self.monitor!r} {occasion}{hint}; {nearby}")
         return None
 
     @property
     def _is_by_steps(self) -> bool:
         """Whether its metric is measured by steps."""
-        return is_of_training(self.key) and self.key != EPOCH_LOSS
+        return is_of_training(self.key) and not is_of_epochs(self.key)
 
     @property
     def about(self) -> list[str | None]:
@@ -166,6 +177,8 @@ class MetricHook(NamedHook):
 
     def _is_expected(self, occasion: Occasion) -> bool:
         """Metrics of training come with the steps, where these are looked at; all others come with a validation."""
+        if self.key in occasion.other:
+            return False
         if occasion.what == "step":
             return True
         if is_of_training(self.key):
@@ -176,6 +189,7 @@ class MetricHook(NamedHook):
         """Another run begins: what was measured in the last one is not this one's."""
         self._validation, self._batch = MetricHook._validation, MetricHook._batch
         self._seen = self._told_missing = False
+        self._looked = -1
 
     @property
     def forgives(self) -> bool:
@@ -200,10 +214,25 @@ def is_of_training(key: str) -> bool:
     return key == "loss" or key.startswith("train/")
 
 
+def is_of_epochs(key: str) -> bool:
+    """Whether it is the mean over an epoch, which comes with its end: `train/epoch_loss`, `train/books/epoch_loss`."""
+    return key.startswith("train/") and key.rpartition("/")[2].startswith("epoch_")
+
+
 def _loss_of_step(trainer: Any, state: Mapping[str, Any]) -> Any:
     """The loss of the step that was made last, as it is recorded; `latest_loss` is that of its last micro-batch."""
     moment = getattr(trainer, "moment", None)
     return moment.window_loss if moment is not None and moment.window else state.get("latest_loss")
+
+
+def _of_loop(trainer: Any, name: str, *arguments: Any) -> Any:
+    """What the loop says that there is; other people's loops say nothing."""
+    return getattr(getattr(trainer, "loop", None), name, lambda *_: {})(*arguments)
+
+
+def _losses_of_loaders(trainer: Any, *kinds: str) -> list[str]:
+    """Names of losses that only some steps or epochs have: those of each of several loaders."""
+    return [f"train/{name}/{kind}" for name in _of_loop(trainer, "loader_names") for kind in kinds]
 
 
 def _will_validate(trainer: Any) -> bool:

@@ -25,11 +25,16 @@ class Window:
     tokens: int  # seen before its first batch
     left_out: float = 0.0  # seconds of validations, checkpoints and the turn of an epoch
     samples: int = 0
-    steps_heard: int = 0
+    begun: int = 0  # batches looked at, whose samples these are; on a schedule not all
+    steps: int = 0  # ended
+    batches: int = 0  # ended
     first_wait: float = 0.0  # for its first batch, which came before it
     waited: float = 0.0
     waits: int = 0
-    batches: int = 0  # heard, as steps are
+
+    @property
+    def batches_per_step(self) -> float:
+        return self.batches / self.steps if self.steps else 1.0
 
 
 class ThroughputMonitor(TrainingHook):
@@ -42,11 +47,13 @@ class ThroughputMonitor(TrainingHook):
 
     With `flops_per_token` or `flops_per_sample` (forward and backward) it adds ``tflops``, and with the device's
     `peak_flops` the share of it that is used, ``mfu``. Utilisation needs the package pynvml. On a schedule of its own
-    (``every: 10``) what is counted by batch is an estimate.
+    (``every: 10``) it looks at the batches that are due and takes the others to be like them: samples and the wait for
+    data are estimates. It still hears where every batch and step ends, from where the wait for the next one counts.
     """
 
     built_in = True
     name = "throughput"
+    always_hears = ("on_train_batch_end", "on_step_end")
 
     def __init__(
         self,
@@ -61,7 +68,7 @@ class ThroughputMonitor(TrainingHook):
         self.peak_flops = number_or_none(peak_flops, "peak_flops", 1)
         self._window: Window | None = None
         self._ended = 0.0  # when the last micro-batch, or what is left out after it, did
-        self._heard = -1  # the step of the last micro-batch heard
+        self._ended_in = -1  # the step of that micro-batch
         self._done = self._tokens = -1  # the last step whose end was heard, and the tokens seen by then
         self._on_cuda: bool | None = None  # a device takes 15 µs to tell its type, in the midst of other work
         self._knows_utilisation = True
@@ -71,8 +78,8 @@ class ThroughputMonitor(TrainingHook):
     def on_train_batch_start(self, trainer: Any, batch: Any, step: int, tokens_seen: int) -> None:
         """The batch is there: the wait for it is over, and the steps before it can be reported."""
         now, window = perf_counter(), self._window
-        # On a schedule, the micro-batch before may not have been heard.
-        wait = now - self._ended if self._ended and step - self._heard <= 1 else None
+        # Where it was switched off, it did not hear the micro-batch before.
+        wait = now - self._ended if self._ended and step - self._ended_in <= 1 else None
         if window is None or step - 1 - window.step >= self.log_every_n_steps:
             tokens = tokens_seen - _tokens_in(batch, trainer)
             if window is not None:
@@ -81,18 +88,19 @@ class ThroughputMonitor(TrainingHook):
         if wait is not None:
             window.waited += wait
             window.waits += 1
-        window.batches += 1
+        window.begun += 1
         window.samples += count_samples(batch)
-        if step != self._heard:
-            window.steps_heard += 1
-            self._heard = step
 
-    def on_train_batch_end(self) -> None:
-        self._ended = perf_counter()
+    def on_train_batch_end(self, step: int) -> None:
+        self._ended, self._ended_in = perf_counter(), step
+        if self._window is not None:
+            self._window.batches += 1
 
     def on_step_end(self, step: int, tokens_seen: int) -> None:
         """Users' hooks have been called by now: what they took is no wait for data."""
         self._ended, self._done, self._tokens = perf_counter(), step, tokens_seen
+        if self._window is not None:
+            self._window.steps += 1
 
     def on_validation_start(self, step: int, tokens_seen: int) -> None:
         self._catch_up(step, tokens_seen)
@@ -111,10 +119,10 @@ class ThroughputMonitor(TrainingHook):
         self._leave_out()
 
     def _catch_up(self, step: int, tokens_seen: int) -> None:
-        """On a schedule, the steps since the last one heard were training."""
-        if self._ended and step > self._heard:
-            self._heard = step
-            self.on_step_end(step, tokens_seen)
+        """Steps that passed while it was switched off were training."""
+        if self._ended and step > self._done:
+            self._ended, self._ended_in = perf_counter(), step
+            self._done, self._tokens = step, tokens_seen
 
     def _leave_out(self) -> None:
         """What came since the last micro-batch was neither training nor waiting for data."""
@@ -130,14 +138,14 @@ class ThroughputMonitor(TrainingHook):
             self._report(trainer, self._window, self._done, self._tokens, self._ended + self._window.first_wait)
 
     def close(self) -> None:
-        self._window, self._ended, self._heard, self._done, self._on_cuda = None, 0.0, -1, -1, None
+        self._window, self._ended, self._ended_in, self._done, self._on_cuda = None, 0.0, -1, -1, None
 
     # ---- reporting -------------------------------------------------------------------------------------------------
 
     def _report(self, trainer: Any, window: Window, step: int, tokens: int, now: float) -> None:
         seconds = max(now - window.began - window.left_out, 1e-9)
         steps = step - window.step
-        samples = window.samples * steps / max(window.steps_heard, 1)
+        samples = window.samples / window.begun * window.batches_per_step * steps
         rates = {
             "steps_per_s": steps / seconds,
             "samples_per_s": samples / seconds,
@@ -154,7 +162,7 @@ class ThroughputMonitor(TrainingHook):
         if not window.waits:
             return {}
         # Per step, which may have several micro-batches; nobody knows how long the run's first was waited for.
-        wait = window.waited / window.waits * window.batches / window.steps_heard
+        wait = window.waited / window.waits * window.batches_per_step
         return {"data_wait_seconds": wait, "data_wait_share": min(wait / step_seconds, 1.0)}
 
     def _flops(self, rates: Mapping[str, float]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
+from copy import deepcopy
 from time import monotonic
 from typing import Any
 
@@ -22,13 +23,14 @@ class StallWatchdog(NamedHook):
 
     A thread looks at a clock that events set: this costs a step well under a microsecond. Each stall is told once (a
     warning with the stack of the thread that trains, and the event ``stall``), and again when it is over
-    (``stall_over``). What hooks do when the run has ended is not watched. Processes of a DataLoader are not looked
-    into: that the run waits for one is seen in its stack. A step that hangs inside code that never lets other threads
-    run cannot be seen.
+    (``stall_over``). The sanity check before the first step is watched, too; what hooks do when the run has ended is
+    not. Processes of a DataLoader are not looked into: that the run waits for one is seen in its stack. A step that
+    hangs inside code that never lets other threads run cannot be seen.
     """
 
     built_in = True
     name = "stall_watchdog"
+    hears_sanity_check = True
 
     def __init__(self, seconds: float = 300.0) -> None:
         self.seconds = number(seconds, "seconds", 0.01, LONGEST)
@@ -36,6 +38,14 @@ class StallWatchdog(NamedHook):
         self._beat = 0.0
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StallWatchdog:
+        """A hook with the same parameters that watches nothing yet: a thread cannot be copied, and looks at one run."""
+        memo[id(self)] = twin = type(self).__new__(type(self))
+        StallWatchdog.__init__(twin, self.seconds)
+        of_a_subclass = {key: value for key, value in vars(self).items() if key not in {*vars(twin), "_own_name"}}
+        vars(twin).update(deepcopy(of_a_subclass, memo))
+        return twin
 
     def close(self) -> None:
         """The run is over, or nobody wants to know any more: stop looking."""
@@ -48,7 +58,17 @@ class StallWatchdog(NamedHook):
         self.close()
 
     def on_train_start(self, trainer: Any) -> None:
-        self._watch(trainer)
+        self._begin(trainer)
+
+    def on_validation_start(self, trainer: Any = None) -> None:
+        """That of the sanity check comes before on_train_start."""
+        if getattr(trainer, "running", False):
+            self._begin(trainer)
+
+    def _begin(self, trainer: Any) -> None:
+        self.beat()
+        if self._thread is None:
+            self._watch(trainer)
 
     def _watch(self, trainer: Any) -> None:
         """Begin to look, from a thread; the one that calls this is the one that trains."""

@@ -25,6 +25,8 @@ class Hook(Events):
     """When the repeating inner events reach this hook; `every=` and its like at registration override it."""
     always_hears: tuple[str, ...] = ()
     """Inner events that reach it whether it is due or not: to pick up what a device has computed meanwhile, say."""
+    hears_sanity_check: bool = False
+    """Whether the validation that is tried before the first step reaches it: to look after the run, say."""
     saves: tuple[str, ...] = ()
     """Attributes saved with the run's checkpoints and restored from them."""
     intervenes: bool | None = None

@@ -47,16 +47,17 @@ class HandFiring:
     def _without_missing(self, event: Event, passed: frozenset[str]) -> Fired:
         """The callable for a call that passed only these values: hooks keep their defaults for the rest."""
         agenda = self._tables.agenda
-        key = (event.name, passed, agenda.due, agenda.timed)
+        due = agenda.due_for(event)
+        key = (event.name, passed, due, agenda.timed)
         if key not in self._reduced:
-            bound = self._registry.listeners(event, agenda.due)
+            bound = self._registry.listeners(event, due)
             missing = set(wanted_attributes(bound)) - passed
             reduced = [replace(item, listener=item.listener.without(missing)) for item in bound]
             self._reduced[key] = self._tables.compile(event, reduced) or _nobody
         return self._reduced[key]
 
     def _who_names(self, event: Event, attribute: str) -> list[str]:
-        bound = self._registry.listeners(event, self._tables.agenda.due)
+        bound = self._registry.listeners(event, self._tables.agenda.due_for(event))
         return [item.hook for item in bound if attribute in item.listener.wanted]
 
 

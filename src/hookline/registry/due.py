@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
+from hookline.events.catalog import Event
 from hookline.events.schedule import FAR, Clock, Reading, Schedule
 
 SAMPLE_EVERY = 17  # inner events are timed on one micro-batch in so many: a prime, or it would always meet the same
@@ -18,7 +19,8 @@ class Agenda:
     """Counts down to the next micro-batch at which a schedule must be asked, or time be sampled."""
 
     def __init__(self) -> None:
-        self.due: frozenset[str] = frozenset()
+        self.due: frozenset[str] = frozenset()  # at this micro-batch
+        self.due_at_step: frozenset[str] = frozenset()  # at one of this step's micro-batches so far
         self.timed = False
         self.wait = 0  # for how many micro-batches the last decision held
         self._asked_at: int | None = None
@@ -27,7 +29,7 @@ class Agenda:
         self._asked: Sequence[tuple[str, Schedule]] = ()
         self._groups: list[tuple[Schedule, list[str]]] = []  # those asked, by schedule
         self._compares = False  # some ask where the last micro-batch was
-        self._held: dict[str, int] = {}  # hooks due by tokens or time, and the step whose micro-batches they hear
+        self._window: tuple[int, int] | None = None  # step and epoch that were asked about last
         self._turns: dict[str, int] = {}  # how often a scheduled hook has become due
         self._timed_step: int | None = None
         self._due_batches: dict[str, int] = {}  # per scheduled hook
@@ -38,18 +40,34 @@ class Agenda:
         """Count from here: the counters were restored."""
         self._before, self._asked_at = Reading.of(clock), None
 
+    def forget_step(self) -> None:
+        """The next micro-batch is a step's first, though the step may have the number of one that was left."""
+        self._window = None
+
+    def due_for(self, event: Event) -> frozenset[str]:
+        """Whoever came due within a step's window hears the step, too: its events come only when the window ends."""
+        return self.due_at_step if event.of_step else self.due
+
+    @property
+    def decision(self) -> tuple[frozenset[str], frozenset[str], bool]:
+        """All that the callables of events depend on."""
+        return self.due, self.due_at_step, self.timed
+
     def ask(self, now: Clock, scheduled: Sequence[tuple[str, Schedule]], sample: bool) -> int:
         """Decide who is due now; returns for how many further micro-batches the decision holds."""
         if scheduled is not self._asked:
             self._asked, self._groups = scheduled, _by_schedule(scheduled)
             self._compares = any(schedule.by_tokens_or_time for schedule, _ in self._groups)
-        before, last = self.due, self._last_batch(now)
-        self.due = frozenset([name for group in self._groups for name in self._due_of(*group, now, last)])
-        if self._shall_be_timed(self.due - before):
+        before, last = self.due_at_step, self._last_batch(now)
+        window = now.steps, now.epochs
+        earlier = before if self._window == window else frozenset()
+        self.due = frozenset([name for group in self._groups for name in self._due_of(*group, now, last, earlier)])
+        self.due_at_step, self._window = earlier | self.due if earlier else self.due, window
+        if self._shall_be_timed(self.due_at_step - before):
             self._timed_step = now.steps  # to its end: the first micro-batch of a window has few of its events
         self.timed = (sample and now.batches % SAMPLE_EVERY == SAMPLE_AT) or self._timed_step == now.steps
         self._count(now)
-        waits = [0] if self.due or self.timed else [schedule.wait(now) for schedule, _ in self._groups]
+        waits = [0] if self.due_at_step or self.timed else [schedule.wait(now) for schedule, _ in self._groups]
         wait = min(*waits, (SAMPLE_AT - now.batches - 1) % SAMPLE_EVERY if sample else FAR, FAR)
         self._before = Reading.of(now) if self._compares and not wait else None
         self.wait = wait
@@ -61,13 +79,13 @@ class Agenda:
         self._turns.update(zip(newly_due, [turn + 1 for turn in turns], strict=True))
         return any(turn % TIMED_OF_DUE == 0 for turn in turns)
 
-    def _due_of(self, schedule: Schedule, names: list[str], now: Clock, last: Clock) -> list[str]:
-        """Whoever is due by tokens or time in the middle of a window hears the rest of it, its step included."""
+    def _due_of(
+        self, schedule: Schedule, names: list[str], now: Clock, last: Clock, earlier: frozenset[str]
+    ) -> list[str]:
+        """Whoever is due by tokens or time in the middle of a window hears the rest of its micro-batches."""
         if schedule.due(now, last):
-            if schedule.by_tokens_or_time:
-                self._held.update(dict.fromkeys(names, now.steps))
             return names
-        return [name for name in names if self._held.get(name) == now.steps] if self._held else []
+        return [name for name in names if name in earlier] if earlier and schedule.by_tokens_or_time else []
 
     def _last_batch(self, now: Clock) -> Clock:
         """Where the micro-batch before this one was; what was passed while nobody looked is past."""
@@ -79,7 +97,7 @@ class Agenda:
         self._batches += 1 if self._asked_at is None else max(now.batches - self._asked_at, 1)
         self._asked_at = now.batches
         self._sampled += self.timed
-        for name in self.due:
+        for name in self.due_at_step:
             self._due_batches[name] = self._due_batches.get(name, 0) + 1
             self._due_sampled[name] = self._due_sampled.get(name, 0) + self.timed
 

@@ -388,6 +388,7 @@ class HookRegistry(Events):
         """Ask every schedule again at the next micro-batch: an epoch began, or counters were `restored` to a clock."""
         if restored is not None:
             self.tables.agenda.resume(restored)
+        self.tables.agenda.forget_step()
         self.tables.countdown = 0
 
     def due_now(self, name: str) -> bool:

@@ -44,7 +44,7 @@ class Tables:
         # norm of gradients that are gone by then, or for the step's learning rate, and any for metrics to add to.
         self.norm_readers = self.lr_readers = self.metric_readers = 0
         self._listeners, self._desk, self._guard, self._lock = listeners, desk, guard, lock
-        self._tables: dict[tuple[frozenset[str], bool], dict[str, Fired | None]] = {}
+        self._tables: dict[tuple[frozenset[str], frozenset[str], bool], dict[str, Fired | None]] = {}
         self._compilers: dict[str, Compiler] = {}
         self._dressers: list[Dresser] = []
 
@@ -69,7 +69,7 @@ class Tables:
 
     def _install(self) -> None:
         """Put the callables for the current set of due hooks into the slots of the inner events that have hearers."""
-        key = (self.agenda.due, self.agenda.timed)
+        key = self.agenda.decision
         table = self._tables.get(key)
         if table is None:
             if len(self._tables) >= TABLES_KEPT:
@@ -86,12 +86,12 @@ class Tables:
             fired = self._compile(CATALOG[name])
             if table is not None:
                 table[name] = fired
-            if table is None or self._tables.get((self.agenda.due, self.agenda.timed)) is table:
+            if table is None or self._tables.get(self.agenda.decision) is table:
                 setattr(self.fire, name, fired)
         return fired(*values) if fired else None
 
     def _compile(self, event: Event) -> Fired | None:
-        bound = self._guard.dress(event, self._listeners(event, self.agenda.due))
+        bound = self._guard.dress(event, self._listeners(event, self.agenda.due_for(event)))
         for dress in self._dressers:
             bound = dress(event, bound, self.agenda.timed)
         special = self._compilers.get(event.name)
@@ -121,9 +121,9 @@ class Tables:
 
     def decide_who_is_due(self, clock: Clock, scheduled: Sequence[tuple[str, Schedule]], sample: bool) -> None:
         """Ask the schedules, put the callables for those who are due in place, and count down to the next question."""
-        before = (self.agenda.due, self.agenda.timed)
+        before = self.agenda.decision
         self.countdown = self.agenda.ask(clock, scheduled, sample)
-        if (self.agenda.due, self.agenda.timed) != before:
+        if self.agenda.decision != before:
             self._install()
 
     def scale(self, hook: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -82,20 +83,32 @@ def _is_batches(loaders: Any) -> bool:
 
 
 class TrainLoaders(dict[str, Iterable[Any]]):
-    """Loaders to train on, and what an epoch of them is: how they take turns, and how many batches at most."""
+    """Loaders to train on, and what an epoch of them is: how they take turns, and how many batches at most.
 
-    def __init__(self, loaders: Mapping[str, Iterable[Any]], mixing: Mixing, limit: int | None = None) -> None:
+    `limit` is for all together, `each` for every one of those that come one after the other.
+    """
+
+    def __init__(
+        self,
+        loaders: Mapping[str, Iterable[Any]],
+        mixing: Mixing,
+        limit: int | None = None,
+        each: int | None = None,
+    ) -> None:
         super().__init__(loaders)
-        self.mixing, self.limit = mixing, limit
+        self.mixing, self.limit, self.each = mixing, limit, each
         self.between: dict[str, Any] = {}  # what loaders that can said of themselves when last between two passes
 
 
 def to_train_on(loaders: Loaders, options: TrainerOptions) -> TrainLoaders:
     """Loaders by name that take turns as the options say, with an epoch cut short if they say so."""
-    found = TrainLoaders(named_loaders(loaders, "train"), Mixing.of(options))
+    found = TrainLoaders(named_loaders(loaders, "train"), Mixing.of(options), each=options.fast_dev_run or None)
     if found:
         found.mixing.check(found)
-        found.limit = smaller(_limit_of(found, options.limit_train_batches), _overfit(found, options.overfit_batches))
+        if options.fast_dev_run and not found.mixing.one_after_another:  # drawn turns might leave one out
+            found.mixing = replace(found.mixing, schedule="round_robin", weights=None)
+        limit = smaller(_limit_of(found, options.limit_train_batches), _overfit(found, options.overfit_batches))
+        found.limit = smaller(limit, _tried(found, options.fast_dev_run))
     return found
 
 
@@ -114,6 +127,11 @@ def _overfit(loaders: TrainLoaders, count: int) -> int | None:
     """Batches of an epoch when so many of each loader are held; 0 for all."""
     held = [min(known_length(loader) or count, count) for loader in loaders.values()]
     return loaders.mixing.length(held) if count else None
+
+
+def _tried(loaders: TrainLoaders, count: int) -> int | None:
+    """Batches of an epoch that tries so many of each loader; a short one that takes turns begins again."""
+    return _overfit(loaders, count) if loaders.mixing.one_after_another else count * len(loaders) or None
 
 
 def held(loaders: Mapping[str, Iterable[Any]], count: int, seed: int | None) -> dict[str, Iterable[Any]]:
@@ -171,7 +189,7 @@ class EpochBatches:
         self.last = False  # known by looking ahead
         self.given = 0  # batches that came before the position that the epoch was entered at
         self._loaders, self._enter = list(loaders.items()), enter
-        self._limit = smaller(limit, getattr(loaders, "limit", None))
+        self._limit, self._each = smaller(limit, getattr(loaders, "limit", None)), getattr(loaders, "each", None)
         self.length = smaller(self._certain_length(0, before=0), self._limit)
         self._look_ahead = look_ahead and not all(gives_what_it_says(loader) for loader in loaders.values())
         self._promised = None if self._look_ahead else self._promised_length()
@@ -295,6 +313,8 @@ class EpochBatches:
     def _one_after_another(self, batches: Iterator[Any]) -> Iterator[Any]:
         given = self.given
         while True:
+            if self._each is not None:
+                batches = islice(batches, self._each - (given - self._position["before"]))
             for batch in batches:
                 given += 1
                 if not self._look_ahead and self._promised is None:

@@ -22,6 +22,7 @@ from hookline.events.dispatch import Fire, Fired
 from hookline.gradients.chain import OVERFLOWED
 from hookline.gradients.numbers import multiply_
 from hookline.trainer.cost_watch import CostWatch
+from hookline.trainer.epoch_means import own_number
 from hookline.trainer.forward import check_trainable, count_samples, count_tokens, loss_and_metrics
 from hookline.trainer.loaders import EpochBatches
 from hookline.trainer.losses import LossBook
@@ -120,6 +121,8 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
                 left_out = (*left_out, optimizer)
                 continue
             if heard := fire.on_after_optimizer_step:
+                if more_to_do or tables.lr_readers:
+                    loop.note_rate()
                 heard(moment)
         if more_to_do or left_out or tables.lr_readers:
             loop.after_optimizers(left_out)
@@ -192,8 +195,8 @@ class Loop:
     def begin_epoch(self, loaders: Mapping[str, Iterable[Any]]) -> Iterable[Any]:
         """The epoch's batches, and its event unless the epoch is entered half-way."""
         moment = self.moment
-        limit, epoch = self.options.fast_dev_run or None, moment.epoch + moment.epoch_over
-        batches = batches_of_epoch(loaders, limit, self.accumulate > 1, self.enter_loader, epoch)
+        epoch = moment.epoch + moment.epoch_over
+        batches = batches_of_epoch(loaders, self.accumulate > 1, self.enter_loader, epoch)
         self.batches = batches
         if moment.position is not None:
             batches.go_on(moment.position, moment.batch_idx + 1)
@@ -239,12 +242,25 @@ class Loop:
         if self.validate_epochs and (moment.epoch + 1) % self.validate_epochs == 0:
             trainer.step_plateau(trainer.validate())
         trainer.note_non_finite(self.losses.take_non_finite())
-        self.record.log(moment.step, moment.epoch, "train/epoch_loss", self.losses.mean())
+        for name, mean in self.epoch_metrics().items():
+            trainer.log(name, mean)
         if heard := self.fire.on_epoch_end:
             heard(moment)
         moment.epoch_over, moment.position = True, None
         self.flush()
         trainer.save_if_asked()
+
+    def epoch_metrics(self) -> dict[str, float]:
+        """The means of the epoch so far, by the names they are recorded under. Waits for the device."""
+        return {**self.losses.beside.means(), "train/epoch_loss": self.losses.mean()}
+
+    def newest_metrics(self, since: int) -> dict[str, float]:
+        """Numbers of the epoch's steps, the newest under each name, if it is of a later step. Waits for the device."""
+        return self.losses.beside.newest(since)
+
+    def loader_names(self) -> list[str]:
+        """The loaders whose losses are told apart."""
+        return list(self.trainer.train_loaders) if self.by_loader else []
 
     def all_done(self) -> bool:
         """Whether a new run would have nothing to do."""
@@ -267,7 +283,8 @@ class Loop:
     def log_added_metrics(self) -> None:
         """Hooks that name a micro-batch's metrics may have added to them."""
         if self.moment.metrics_read:
-            self.log_all(self.moment.added_metrics())
+            for name, value in self.moment.added_metrics().items():
+                self.trainer.log(name, value)
 
     def window_is_complete(self) -> bool:
         """Whether the optimizer steps now: at the end of a window, and at the end of an epoch."""
@@ -275,11 +292,19 @@ class Loop:
 
     def find_loss(self, result: Any) -> Tensor:
         """The loss in what the step returned; the first one is looked at closely."""
-        loss, self.moment.step_metrics = loss_and_metrics(result)
+        loss, metrics = loss_and_metrics(result)
+        self.moment.step_metrics = self.gathered(metrics) if metrics else metrics
         if not self.bare_loss:
             check_trainable(loss)
         self.bare_loss = loss is result
         return loss
+
+    def gathered(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """What step_fn returned beside the loss, for the epoch's means: without its graph, and nobody's to write to."""
+        found = {key: own_number(value) for key, value in metrics.items()}
+        for key, value in found.items():
+            self.losses.beside.add(f"train/{key}", value)
+        return found
 
     def backward_share(self, loss: Tensor) -> None:
         """Backward with the micro-batch's share of its window."""
@@ -368,20 +393,29 @@ class Loop:
         self.engine.end_step()
         if self.by_loader and self.batches is not None:
             self.note_losses_by_loader()
-        moment.used_lr = trainer.lr  # a scheduler or a hook may move it before on_step_end
+        self.note_rate()
         if self.schedules:
             self.unrecorded.append((moment.step, moment.epoch, "train/lr", moment.used_lr, time()))
             trainer.step_schedulers([one for one in trainer.optimizers if one not in left_out])
 
+    def note_rate(self) -> None:
+        """The rate that this step used: a hook or a scheduler may move it before on_step_end."""
+        if self.moment.used_lr is None:
+            self.moment.used_lr = self.trainer.lr
+
     def note_losses_by_loader(self) -> None:
         """`train/<loader>/loss`: the step's loss for each loader that had a part in it."""
-        moment = self.moment
+        moment, beside = self.moment, self.losses.beside
         for name, loss in moment.losses_by_loader().items():
             self.unrecorded.append((moment.step, moment.epoch, f"train/{name}/loss", loss, time()))
+            beside.note(moment.step, f"train/{name}/loss", loss)
+        for name, loss in moment.micro_losses():
+            beside.add(f"train/{name}/loss", loss)
 
     def boundary(self) -> None:
         """What happens after a step now and then: the record written, validation, a checkpoint, the end."""
         trainer, step = self.trainer, self.moment.step
+        self.moment.release_gradients()  # on_step_end did, unless whoever asked for them left before it
         trainer.background.look()
         if step >= self.flush_at:
             self.flush()
@@ -410,8 +444,10 @@ class Loop:
         self.flush_at = step + max(1, min(FLUSH_STEPS, int(rate * FLUSH_SECONDS)))
 
     def log_all(self, values: Mapping[str, Any]) -> None:
+        """Record what step_fn returned beside a step's loss; until the epoch ends it is the newest of its name."""
         for name, value in values.items():
             self.trainer.log(name, value)
+            self.losses.beside.note(self.moment.step, name, value)
 
     # ---- validation ------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+
+from hookline.trainer.epoch_means import EpochMeans
 
 
 class LossBook:
@@ -15,9 +18,11 @@ class LossBook:
         self._count = 0
         self._sum: torch.Tensor | float = 0.0
         self._bad: torch.Tensor | int = 0
+        self.beside = EpochMeans()
 
     def fold(self) -> None:
         """Add the recent losses to the sums, where they are: on a device that is not the host nothing waits."""
+        self.beside.fold()
         if self.recent and self.recent[0].is_cpu:
             self._fold_on_host()
         elif self.recent:
@@ -49,12 +54,14 @@ class LossBook:
         count, self._bad = int(self._bad), 0
         return count
 
-    def state_dict(self) -> dict[str, float | int]:
+    def state_dict(self) -> dict[str, Any]:
         """The sums so far, as numbers. Waits for the device."""
         self.fold()
-        return {"count": self._count, "sum": float(self._sum), "bad": int(self._bad)}
+        beside = self.beside.state_dict()
+        return {"count": self._count, "sum": float(self._sum), "bad": int(self._bad), "beside": beside}
 
-    def load_state_dict(self, state: dict[str, float | int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from those sums."""
         self.recent.clear()
         self._count, self._sum, self._bad = int(state["count"]), state["sum"], int(state["bad"])
+        self.beside.load_state_dict(state.get("beside", {}))

@@ -13,7 +13,6 @@ from hookline.trainer.loaders import (
     gives_what_it_says,
     known_length,
     refuse_loader_without_batches,
-    smaller,
 )
 from hookline.trainer.positions import (
     back_to_beginning,
@@ -29,16 +28,12 @@ from hookline.trainer.rng import restore_rng, rng_state, rng_untouched
 
 
 def batches_of_epoch(
-    loaders: Mapping[str, Iterable[Any]],
-    limit: int | None,
-    look_ahead: bool,
-    enter: Callable[[int, str], None],
-    epoch: int,
+    loaders: Mapping[str, Iterable[Any]], look_ahead: bool, enter: Callable[[int, str], None], epoch: int
 ) -> EpochBatches:
     """An epoch of the loaders: one after the other, or taking turns if they were told to."""
     if isinstance(loaders, TrainLoaders) and len(loaders) > 1 and not loaders.mixing.one_after_another:
-        return MixedBatches(loaders, limit, enter, epoch)
-    return EpochBatches(loaders, limit, look_ahead, enter)
+        return MixedBatches(loaders, enter, epoch)
+    return EpochBatches(loaders, None, look_ahead, enter)
 
 
 class MixedLoader:
@@ -124,9 +119,9 @@ class MixedLoader:
 class MixedBatches(EpochBatches):
     """The batches of one epoch of loaders that take turns. It knows the `last` one without asking for another."""
 
-    def __init__(self, loaders: TrainLoaders, limit: int | None, enter: Callable[[int, str], None], epoch: int) -> None:
-        super().__init__(loaders, limit, look_ahead=False, enter=enter)
-        self.length = smaller(limit, loaders.limit)  # otherwise the turns say where it ends
+    def __init__(self, loaders: TrainLoaders, enter: Callable[[int, str], None], epoch: int) -> None:
+        super().__init__(loaders, None, look_ahead=False, enter=enter)
+        self.length = loaders.limit  # otherwise the turns say where it ends
         self._mixing = loaders.mixing
         self._turns = self._mixing.turns(list(loaders), epoch)
         self._turn = 0  # the loader that the next batch comes from

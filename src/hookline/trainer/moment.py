@@ -60,7 +60,7 @@ class RunMoment:
         self.reason: str | None = None
         self.exception: BaseException | None = None
         self.checkpoint_path = ""
-        self.used_lr: float | None = None  # what this step used, where a scheduler has moved on since
+        self.used_lr: float | None = None  # what this step used, where it may have been moved since
         self.val_metrics: dict[str, Any] = {}
         self.eval_metrics: dict[str, Any] = {}
         self.live_loss: torch.Tensor | None = None
@@ -256,6 +256,12 @@ class RunMoment:
         for part in self.window:
             parts.setdefault(part.loader, []).append(part)
         return {name: _weighted_mean(some) for name, some in parts.items() if any(part.weight for part in some)}
+
+    def micro_losses(self) -> list[tuple[str, torch.Tensor]]:
+        """The loader and the loss of each of the step's micro-batches."""
+        if self.window:
+            return [(part.loader, part.loss) for part in self.window]
+        return [(self.dataloader_name, self.window_tensor().detach())]
 
     @property
     def window_loss(self) -> float:

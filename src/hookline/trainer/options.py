@@ -61,8 +61,7 @@ class TrainerOptions:
         _check_turns(self)
         if self.validate_every is not None:
             self.validation_period  # noqa: B018 - parsed here so that a wrong one is refused at once
-        if self.fast_dev_run:
-            self.max_steps = min(self.fast_dev_run, self.max_steps or self.fast_dev_run)
+        if self.fast_dev_run:  # with so many batches of each loader to train on, which are not known here
             self.max_epochs, self.record, self.debug = 1, False, True
 
     @property

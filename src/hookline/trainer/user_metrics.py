@@ -19,6 +19,7 @@ from hookline.trainer.forward import is_numpy_number, plain
 Measure = Callable[[str, Any, Any], Mapping[str, Any]]  # loader, batch, what the step returned -> numbers by name
 TAKEN = ("loss", "perplexity")
 NOTHING = object()
+EACH = "each validation loader, because there are several"
 
 
 class UserMetrics:
@@ -29,20 +30,26 @@ class UserMetrics:
         self._objects = {name: metric for name, metric in given.items() if _accumulates(metric)}
         self._functions = {name: metric for name, metric in given.items() if name not in self._objects}
         self._model = model  # as the run calls it, compiled or not
+        self._under_way = 0  # measurements, each inside the one before
 
     @contextmanager
     def measuring(self, loaders: Collection[str], device: torch.device) -> Iterator[Measurement]:
         """One validation of these loaders; inside the block, what the model returns is seen."""
-        for name, metric in self._objects.items():
+        objects = self._objects
+        if self._under_way:  # a validation inside another: the outer one's still add up
+            objects = {name: _copy(name, one, "a validation inside another") for name, one in objects.items()}
+        for name, metric in objects.items():
             with _named(name, "in reset"):
                 metric.reset()
             if isinstance(metric, torch.nn.Module):
                 metric.to(device)
-        measurement = Measurement(self._functions, self._objects, loaders)
-        handle = self._model.register_forward_hook(measurement.see) if self._functions or self._objects else None
+        measurement = Measurement(self._functions, objects, loaders)
+        handle = self._model.register_forward_hook(measurement.see) if self._functions or objects else None
+        self._under_way += 1
         try:
             yield measurement
         finally:
+            self._under_way -= 1
             if handle is not None:
                 handle.remove()
 
@@ -54,7 +61,7 @@ class Measurement:
         self._functions, self._objects = functions, objects
         # An object adds up all batches; for the numbers of each loader it takes copies.
         several = list(loaders) if len(loaders) > 1 else []
-        self._copies = {loader: {name: _copy(name, one) for name, one in objects.items()} for loader in several}
+        self._copies = {loader: {name: _copy(name, one, EACH) for name, one in objects.items()} for loader in several}
         self._seen: set[str] = set()
         self._output: Any = NOTHING
 
@@ -134,11 +141,11 @@ def _accumulates(metric: Any) -> bool:
     return all(callable(getattr(metric, method, None)) for method in ("update", "compute", "reset"))
 
 
-def _copy(name: str, metric: Any) -> Any:
+def _copy(name: str, metric: Any, why: str) -> Any:
     try:
         return deepcopy(metric)
     except Exception as error:
-        error.add_note(f"the metric {name!r} is copied for each validation loader, because there are several")
+        error.add_note(f"the metric {name!r} is copied for {why}")
         raise
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline.errors import TrainingError
+from hookline.events.catalog import find_event
 from hookline.events.dispatch import Fire
 from hookline.trainer.forward import plain
 from hookline.trainer.loaders import refuse_loader_without_batches, why_empty
@@ -121,13 +122,25 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
 
     An iterator is left alone: it can be read only once, and the first validation would miss what was tried.
     """
-    nobody = Fire()
     again = {name: loader for name, loader in loaders.items() if not isinstance(loader, Iterator)}
     if not again:
         return
     order = order_untouched(trainer.train_loaders, loaders)
     with set_aside(trainer, "validation"), rng_untouched(), order, evaluation(trainer.model), trainer.hooks.silenced():
-        measured(trainer, again, batches, nobody)
+        fire = fire_of_sanity_check(trainer)
+        if heard := fire.on_validation_start:
+            heard(trainer.moment)
+        measured(trainer, again, batches, fire)
+
+
+def fire_of_sanity_check(trainer: Trainer) -> Fire:
+    """Nobody hears it but hooks that say `hears_sanity_check`, who look after the run and not at what is measured."""
+    fire = Fire()
+    for event in map(find_event, ("on_validation_start", "on_validation_batch_start", "on_validation_batch_end")):
+        listeners = trainer.hooks.listeners(event, due=None)
+        bound = [one for one in listeners if getattr(one.owner, "hears_sanity_check", False)]  # an owner is anything
+        setattr(fire, event.name, trainer.hooks.tables.compile(event, bound))
+    return fire
 
 
 class Averages:

@@ -1,0 +1,75 @@
+"""What a step's end is told of its step: the rate it used, the batches in it, and no memory for nobody."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from hookline import Trainer, get_trainer
+
+
+def make_trainer(batches: int = 12, **options: Any) -> Trainer:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    data = [(torch.ones(2, 2), torch.ones(2, 1)) for _ in range(batches)]
+    options = {"loss_fn": torch.nn.functional.mse_loss, "console": False, "record": False, **options}
+    return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+
+
+@pytest.mark.parametrize(("every", "steps"), [("3 batches", [1, 2, 3]), ("6 batches", [2, 3]), ("9 batches", [3])])
+def test_a_batch_in_the_middle_of_a_window_is_heard_at_its_step(every: str, steps: list[int]) -> None:
+    """Whether its own events are heard or the step's; each step once, all its events."""
+    trainer = make_trainer(accumulate=4)
+    ready: list[int] = []
+    ended: list[int] = []
+    batches: list[int] = []
+    trainer.on("gradients_ready", every=every, name="ready")(lambda step: ready.append(step))
+    trainer.on("step_end", every=every, name="ended")(lambda step: ended.append(step))
+    trainer.on("train_batch_end", every=every, name="batch")(lambda batch_idx: batches.append(batch_idx + 1))
+    trainer.train()
+    assert ready == ended == steps
+    assert batches == [number for number in range(1, 13) if number % int(every[0]) == 0]
+
+
+def test_batches_of_one_loader_are_heard_at_their_step() -> None:
+    """Two loaders take turns, two batches a step: the second batch of the first is never a step's last."""
+    trainer = make_trainer(accumulate=2, loader_schedule="round_robin")
+    data = trainer.train_loaders["train"]
+    heard: list[int] = []
+    trainer.on("step_end", every="2 batches of a", name="h")(lambda step: heard.append(step))
+    trainer.fit({"a": data, "b": data})
+    assert heard == [2, 4, 6, 8, 10, 12]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_rate_of_a_step_is_the_one_it_was_made_with(accumulate: int) -> None:
+    """A hook that moves it after the optimizer's step moves the next one's."""
+    trainer = make_trainer(4 * accumulate, accumulate=accumulate)
+    told: list[float] = []
+    used: list[float] = []
+
+    @trainer.on("after_optimizer_step", name="halve")
+    def halve(trainer: Trainer) -> None:
+        trainer.lr /= 2
+
+    trainer.on("before_optimizer_step", name="used")(lambda lr: used.append(lr))
+    trainer.on("step_end", name="told")(lambda lr, ctx: told.append(lr if lr == ctx.lr else -1.0))
+    trainer.train()
+    assert told == used == [0.1, 0.05, 0.025, 0.0125]
+
+
+def test_gradients_kept_for_a_hook_that_left_are_let_go_of() -> None:
+    """It was removed within the step, and nobody else hears the step's end."""
+    trainer = make_trainer(6, max_steps=6)
+    held: list[int] = []
+    reader = trainer.on("step_end", name="reader")
+    reader(lambda grad_norm: None)
+
+    @trainer.on("after_optimizer_step", at=6, name="remove")
+    def remove(trainer: Trainer) -> None:
+        trainer.hooks.remove("reader")
+        held.append(len(trainer.moment.kept_gradients))
+
+    trainer.on("epoch_end", name="look")(lambda trainer: held.append(len(trainer.moment.kept_gradients)))
+    trainer.train()
+    assert held == [2, 0]

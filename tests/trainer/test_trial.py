@@ -1,0 +1,81 @@
+"""A trial (`fast_dev_run`) takes so many batches of each loader, however they take turns."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import GenericTrainer, Trainer
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Unknown:
+    """A loader that does not know its length."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.batches)
+
+
+def batches(count: int) -> list[Batch]:
+    return [(torch.ones(2, 2), torch.ones(2, 1)) for _ in range(count)]
+
+
+def tried(kind: Any = list, books: int = 4, **options: Any) -> tuple[list[str], Trainer]:
+    """The loaders of the batches that a trial of two gave."""
+    model = nn.Linear(2, 1)
+    trainer = GenericTrainer(
+        {}, model, torch.optim.SGD(model.parameters(), 0.01), device="cpu", loss_fn=nn.functional.mse_loss,
+        console=False, fast_dev_run=2, **options,
+    )  # fmt: skip
+    seen: list[str] = []
+    trainer.on("train_batch_end", name="train")(lambda loader_name: seen.append(loader_name))
+    trainer.on("validation_batch_end", name="val")(lambda loader_name: seen.append(loader_name))
+    loaders = {"books": kind(batches(books)), "web": kind(batches(3)), "code": kind(batches(5))}
+    trainer.fit(loaders, {"near": batches(3), "far": batches(1)})
+    return seen, trainer
+
+
+VALIDATED = ["near", "near", "far"]
+
+
+@pytest.mark.parametrize("kind", [list, Unknown])
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_each_loader_is_tried_in_its_order(kind: Any, accumulate: int) -> None:
+    """One after the other; the run knows how many steps that makes."""
+    seen, trainer = tried(kind, accumulate=accumulate)
+    assert seen == ["books"] * 2 + ["web"] * 2 + ["code"] * 2 + VALIDATED
+    assert trainer.step == trainer.total_steps == -(-6 // accumulate)
+
+
+@pytest.mark.parametrize("kind", [list, Unknown])
+def test_a_loader_that_is_shorter_than_the_trial_is_read_to_its_end(kind: Any) -> None:
+    """The next one begins behind it."""
+    seen, trainer = tried(kind, books=1)
+    assert seen == ["books"] + ["web"] * 2 + ["code"] * 2 + VALIDATED and trainer.step == 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loader_schedule": "round_robin"},
+        {"loader_schedule": "round_robin", "loader_end": "shortest"},
+        {"loader_schedule": "weighted", "loader_weights": {"books": 1e9, "web": 1, "code": 1}},
+    ],
+    ids=["longest", "shortest", "weighted"],
+)
+@pytest.mark.parametrize("kind", [list, Unknown])
+def test_loaders_that_take_turns_are_tried_as_often(kind: Any, options: dict[str, Any]) -> None:
+    """Turns that are drawn might leave one out: in a trial they come round."""
+    seen, trainer = tried(kind, **options)
+    assert seen == ["books", "web", "code"] * 2 + VALIDATED and trainer.step == trainer.total_steps == 6
+
+
+def test_fewer_steps_may_be_asked_for() -> None:
+    """More make no trial longer."""
+    assert tried(max_steps=3)[1].step == 3 and tried(max_steps=100)[1].step == 6
