@@ -27,7 +27,7 @@ NOTES = [
     "Model: a small language model (2 blocks, 24 modules, 29 parameters, width 64, context 64, batch 2), AdamW; one"
     " thread. Activations are watched in every module.",
     "One run at a time, as a run mostly has a machine to itself, with its hooks switched on and off in turns: ten steps"
-    " that are not timed, then fifty that are. Two runs cannot be compared so closely: where their memory happens to"
+    " that are not timed, then twenty that are. Two runs cannot be compared so closely: where their memory happens to"
     " lie makes some percent.",
     "More: the median of a turn's due steps, of those behind them, and of the other eight in ten, each less that of the"
     " turn with the hooks off beside it at the same places; then the median of a sitting's turns, and the mean of the"
@@ -41,9 +41,9 @@ NOTES = [
 ]
 BLOCK = 10
 DUE, NEXT, OTHERS = 4, 5, (0, 1, 2, 3, 6, 7, 8, 9)  # of a block's steps
-TIMED = 5  # blocks of a turn, behind one that is not
+TIMED = 2  # blocks of a turn, behind one that is not
 WARM_UP = 3  # blocks
-TURNS = 8  # a sitting
+TURNS = 20  # a sitting
 MONITORS: dict[str, dict[str, Any]] = {
     "lr_monitor": {"every": 10},
     "throughput": {"log_every_n_steps": 10},
@@ -59,6 +59,7 @@ OF_SEED_002 = ("lr_monitor", "throughput", "gradient_monitor")
 WATCHING = ("loss_spike", "stall_watchdog")
 NONE, GOAL = "no hooks", "≤ +2 %, ≤ 1.2"
 THREE, FIVE, ALL = "the three monitors of seed 002", "with loss_spike and stall_watchdog", "and all others"
+MOMENTS = "the three, with gradients' moments"
 
 
 class Batches:
@@ -96,7 +97,9 @@ def contenders(only: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
     """The rows of the table, and the monitors of each; `only` keeps those whose name contains one of its words."""
     alone = {name: {name: it} for name, it in MONITORS.items()}
     three = {name: MONITORS[name] for name in OF_SEED_002}
-    rows = {**alone, THREE: three, FIVE: {**three, **{name: MONITORS[name] for name in WATCHING}}, ALL: MONITORS}
+    moments = {**three, "gradient_monitor": {"log_frequency": 10, "log_moments": True}}
+    five = {**three, **{name: MONITORS[name] for name in WATCHING}}
+    rows = {**alone, THREE: three, MOMENTS: moments, FIVE: five, ALL: MONITORS}
     return {NONE: {}, **{name: it for name, it in rows.items() if not only or any(word in name for word in only)}}
 
 

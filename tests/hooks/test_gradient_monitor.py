@@ -38,7 +38,8 @@ def make_trainer(model: nn.Module | None = None, batches: Batches | None = None,
     model = model or make_model()
     optimizer = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, **options}
-    return get_trainer("simple", model, batches or make_batches(), optimizer, "cpu", **options)
+    device = options.pop("device", "cpu")
+    return get_trainer("simple", model, batches or make_batches(), optimizer, device, **options)
 
 
 def layers_of(trainer: Trainer, series: str = "gradients") -> dict[int, Rows]:
@@ -81,7 +82,7 @@ def told(trainer: Trainer) -> list[dict[str, Any]]:
 def test_every_layers_statistics_at_the_steps_that_are_due() -> None:
     """Every second step each layer has its norm and moments, as torch computes them from the gradients of that step."""
     trainer = make_trainer()
-    trainer.add_hook(GradientMonitor(log_frequency=2))
+    trainer.add_hook(GradientMonitor(log_frequency=2, log_moments=True))
     seen = watch(trainer, "gradients_ready")
     trainer.train()
     layers = layers_of(trainer)
@@ -140,12 +141,13 @@ def test_untouched_gradients_are_read_once(monkeypatch: pytest.MonkeyPatch) -> N
     trainer = make_trainer()
     trainer.add_hook(GradientMonitor(log_frequency=1))
     trainer.train()
-    assert reads == []
+    assert reads == [4] * 6
+    reads.clear()
     doubling = make_trainer()
     doubling.add_hook(GradientMonitor(log_frequency=1))
     doubling.on("update")(lambda grads: {name: grad * 2 for name, grad in grads.items()})
     doubling.train()
-    assert reads == [4] * 6
+    assert reads == [4] * 12
     metrics = metrics_of(doubling)[3]
     assert metrics["gradients/final_norm"] == pytest.approx(2 * metrics["gradients/norm"])
 
@@ -244,6 +246,20 @@ def test_norms_alone() -> None:
     assert all(set(row) == {"norm", "final_norm"} for row in results[1].values())
     for name, row in results[1].items():
         assert row["norm"] == pytest.approx(results[0][name]["norm"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "recorded"),
+    [({}, False), ({"percentiles": [50]}, True), ({"log_histogram": True}, True), ({"log_norm": False}, True),
+     ({"percentiles": [50], "log_moments": False}, False), ({"log_moments": True}, True)],
+)  # fmt: skip
+def test_moments_by_default_where_they_cost_nothing(given: dict[str, Any], recorded: bool) -> None:
+    """On the CPU that is beside what reads all anyway; what is asked for is there, and what is not wanted is not."""
+    trainer = make_trainer()
+    trainer.add_hook(GradientMonitor(log_frequency=2, **given))
+    trainer.train()
+    assert ("mean" in layers_of(trainer)[2]["0.weight"]) is recorded
+    assert ("gradients/zeros" in metrics_of(trainer)[2]) is recorded
 
 
 def test_without_norms() -> None:
@@ -387,7 +403,7 @@ def test_trouble_is_told_once_when_it_begins_and_once_when_it_ends(caplog: pytes
 def test_exploding_and_non_finite_layers_are_named() -> None:
     """A layer far above the others and one with NaN inside have their verdicts, and the counts say how many."""
     trainer = make_trainer()
-    monitor = GradientMonitor(log_frequency=1)
+    monitor = GradientMonitor(log_frequency=1, log_moments=True)
     trainer.add_hook(monitor)
 
     @trainer.on("after_backward", name="sabotage")
@@ -422,7 +438,7 @@ def test_a_scaler_that_finds_its_scale_is_no_trouble() -> None:
     model = Overflows(30.0)
     still = torch.optim.SGD(model.parameters(), lr=0.0)
     settling = make_trainer(model, batches, precision="fp16", optimizer=still)
-    settling.add_hook(GradientMonitor(log_frequency=1, exploding=1e9))
+    settling.add_hook(GradientMonitor(log_frequency=1, exploding=1e9, log_moments=True))
     settling.train()
     assert 0 < settling.skipped_steps <= 16 and told(settling) == []
     assert metrics_of(settling)[1]["gradients/infs"] + metrics_of(settling)[1]["gradients/nans"] > 0
@@ -701,6 +717,16 @@ def test_any_loop_can_tell_it_of_its_steps() -> None:
     found = looked_at("cpu", lambda call: call())
     assert set(found.layers) == {(name, step) for name in ("gradients", "gradient_histograms") for step in (1, 2, 3)}
     assert found.numbers["gradients/final_norm", 2] == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_moments_are_there_by_default() -> None:
+    """One launch gives all statistics."""
+    trainer = make_trainer(make_model().cuda(), device="cuda")
+    trainer.add_hook(GradientMonitor(log_frequency=2))
+    trainer.train()
+    assert {"norm", "mean", "zeros"} <= set(layers_of(trainer)[2]["0.weight"])
 
 
 @pytest.mark.gpu
