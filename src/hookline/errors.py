@@ -1,9 +1,12 @@
-"""Everything Hookline raises on purpose, and the one helper that makes a miss helpful."""
+"""Everything Hookline raises on purpose, and how values and near misses are written in messages."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
+
+_LONGEST = 60  # characters of a value in a message
 
 
 class HooklineError(Exception):
@@ -82,3 +85,31 @@ def nearest(name: str, choices: Iterable[str], limit: int = 12) -> str:
 
 def _closest(name: str, valid: list[str], limit: int) -> list[str]:
     return sorted(valid, key=lambda choice: -difflib.SequenceMatcher(None, name, choice).ratio())[:limit]
+
+
+def got(value: Any) -> str:
+    """The end of a message that says what was expected: 'got 3 (int)'.
+
+    A reference may stand anywhere; what is wrong there is what it stands for, which nobody needs to read.
+    """
+    reference = getattr(value, "reference", None)
+    return f"which {reference} does not hold" if reference else f"got {shown(value)}"
+
+
+def shown(value: Any) -> str:
+    """A value for a message, with its type."""
+    return f"{written(value)} ({type(value).__name__})"
+
+
+def written(value: Any) -> str:
+    """A value as its repr, cut short; of a resolved reference, the reference."""
+    text = repr(_with_references(value))
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "…"
+
+
+def _with_references(value: Any) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)(map(_with_references, value))
+    if type(value) is dict:
+        return {key: _with_references(one) for key, one in value.items()}
+    return getattr(value, "reference", value) if isinstance(value, str) else value

@@ -90,3 +90,15 @@ def test_a_run_that_fails_does_not_hide_its_warnings(own_hooks: Path, capfd: pyt
     assert printed.out.endswith("warning: it is cold here\n")
     who = "raised by hook 'failing' in on_step_end, step 1"
     assert printed.err == f"hookline: error: ValueError: oh no; {who} (--debug shows the traceback)\n"
+
+
+def test_hooks_that_save_have_a_place_for_it(own_hooks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is gone afterwards; and no steps at all would vouch for everything."""
+    allow = ["--allow", "my_verified_hooks", "--allow", "torch"]
+    written = Path(config(own_hooks, "Good"))
+    written.write_text(written.read_text() + "    - {name: checkpoint, save_every_n_steps: 2}\n")
+    assert main(["verify", str(written), "--steps", "5", *allow]) == 0
+    assert "checkpoint" in capsys.readouterr().out and not (own_hooks / "runs").exists()
+    with pytest.raises(SystemExit):
+        main(["verify", str(written), "--steps", "0"])
+    assert "argument --steps: 0 is too few; the smallest is 1" in capsys.readouterr().err

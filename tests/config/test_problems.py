@@ -2,9 +2,9 @@
 
 from pydantic import BaseModel
 
-from hookline.config.problems import raises_config_error, shown
+from hookline.config.problems import raises_config_error
 from hookline.config.references import Resolved
-from hookline.errors import ConfigError
+from hookline.errors import ConfigError, got, shown
 
 
 def test_a_long_value_is_cut_short() -> None:
@@ -13,8 +13,10 @@ def test_a_long_value_is_cut_short() -> None:
 
 
 def test_a_resolved_secret_is_shown_as_its_reference() -> None:
-    """The value of an environment variable never gets into an error message."""
-    assert shown(Resolved("hunter2", "${env:PASSWORD}")) == "'${env:PASSWORD}' (Resolved)"
+    """The value of an environment variable never gets into an error message, wherever it stands."""
+    secret = Resolved("hunter2", "${env:PASSWORD}")
+    assert got(secret) == "which ${env:PASSWORD} does not hold"
+    assert got([secret, {"key": (secret, 1)}]) == "got ['${env:PASSWORD}', {'key': ('${env:PASSWORD}', 1)}] (list)"
 
 
 def test_the_outermost_class_reports_the_path() -> None:

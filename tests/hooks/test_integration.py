@@ -332,6 +332,7 @@ def test_the_best_value_is_saved_with_the_run(server: Server) -> None:
         ),
         ({"notify_on": 3}, r"^notify: notify_on: expected a list of training_end, .*; got 3$"),
         ({"notify_on": "heartbeat", "heartbeat": "often"}, r"^notify: heartbeat: 'often' is no schedule; write 10, "),
+        ({"heartbeat": "1 hr"}, r"^notify: heartbeat: .*'hr' is no unit"),
         ({"notify_on": "heartbeat", "heartbeat": None}, r"^notify: heartbeat: None is no schedule; write 10, "),
         ({"notify_on": "heartbeat", "heartbeat": 0}, r"^notify: heartbeat: 0 is never due; leave it out of notify_on"),
     ],

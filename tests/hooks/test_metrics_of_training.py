@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hookline import EarlyStopping, GenericTrainer, ModelCheckpoint, Trainer, read_metrics
-from hookline.errors import ConfigError, MetricMissing
+from hookline.errors import ConfigError, MetricMissing, RecordError
 from hookline.hooks.metric_hook import MetricHook, Occasion
 from hookline.registry.base import TrainingHook
 
@@ -46,7 +46,7 @@ def fit(*hooks: TrainingHook, resume: Path | None = None, **options: Any) -> Tra
     model = nn.Linear(2, 1)
     options = {"max_epochs": 2, "console": False, "sanity_batches": 0, **options}
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    trainer = GenericTrainer({}, model, optimizer, device="cpu", step_fn=step_fn, **options)
+    trainer = GenericTrainer({}, model, optimizer, device="cpu", **{"step_fn": step_fn, **options})
     for hook in hooks:
         trainer.add_hook(hook)
     trainer.fit({"books": batches(4), "web": batches(3)}, resume=resume)
@@ -89,12 +89,14 @@ def test_at_the_end_of_an_epoch_the_newest_step_counts(monitor: str, schedule: s
 
 @pytest.mark.parametrize("monitor", ["train/epoch_loss", "train/epoch_acc", "train/books/epoch_loss"])
 def test_the_means_of_an_epoch_are_looked_at_there(monitor: str) -> None:
-    """And nowhere else: to check them by steps is refused."""
+    """And nowhere else: to check them by steps is refused; what may be a name of step_fn's own is missed there."""
     hook = Looks(monitor)
     trainer = fit(hook)
     assert hook.shown == recorded(trainer, monitor) and len(hook.shown) == 2
-    with pytest.raises(ConfigError, match=f"{monitor} comes with the end of an epoch"):
-        EarlyStopping(monitor=monitor, check_every_n_steps=2)
+    with pytest.raises(
+        (ConfigError, MetricMissing), match=f"{monitor} comes with the end of an epoch|'{monitor}' at step 2"
+    ):
+        fit(EarlyStopping(monitor=monitor, check_every_n_steps=2))
 
 
 def test_a_checkpoint_is_ranked_by_any_of_them() -> None:
@@ -153,3 +155,37 @@ def test_other_peoples_loops_need_not_know_of_it() -> None:
     hook.look_at(steps=None, validation=False, epochs=True)
     hook.on_epoch_end(object(), 3, 0, {"latest_loss": 1.0, "avg_loss": 2.0})
     assert hook.last.metrics == {"loss": 1.0, "train/loss": 1.0, "train/epoch_loss": 2.0}
+
+
+def test_at_steps_a_loaders_newest_loss_may_be_of_the_epoch_before() -> None:
+    """At step 9 it is that of step 7, the last of the web's in the first epoch."""
+    looks = Looks("train/web/loss", check_every_n_steps=9)
+    of_web = dict(recorded(fit(looks), "train/web/loss"))
+    assert looks.shown == [(9, pytest.approx(of_web[7]))]
+
+
+def test_step_fn_may_call_a_number_as_the_means_of_epochs_are_called() -> None:
+    """It is looked at where it is measured."""
+    looks = Looks("train/epoch_share", check_every_n_steps=3)
+
+    def with_share(model: nn.Module, batch: Batch) -> dict[str, Any]:
+        return {"loss": step_fn(model, batch)["loss"], "epoch_share": 0.5}
+
+    fit(looks, step_fn=with_share)
+    assert looks.shown == [(3, 0.5), (6, 0.5), (9, 0.5), (12, 0.5)]
+
+
+def test_a_complex_number_is_refused_by_its_name() -> None:
+    """It has no mean and no place in the record."""
+
+    def with_phase(model: nn.Module, batch: Batch) -> dict[str, Any]:
+        return {"loss": step_fn(model, batch)["loss"], "phase": torch.tensor(1 + 2j)}
+
+    with pytest.raises(RecordError, match="metric 'train/phase' is complex"):
+        fit(step_fn=with_phase)
+
+
+def test_a_name_of_a_file_may_have_a_loaders_loss(caplog: pytest.LogCaptureFixture) -> None:
+    """Where the loader had no part yet, 'none' is written and no other loader is proposed."""
+    fit(ModelCheckpoint(save_every_n_steps=3, filename="{step}_{train/web/loss:.3f}"), max_epochs=1)
+    assert "did you mean" not in caplog.text

@@ -155,7 +155,7 @@ def test_one_profiler_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
     trainer.add_hook(second, "second")
     trainer.train()
     assert [len(one.traces) for one in (first, second)] == [1, 0]
-    assert "hook 'second': step 3 is not traced, because another profiler is at work" in caplog.text
+    assert "hook 'second': step 4 is not traced, because another profiler is at work" in caplog.text
 
 
 def test_a_profile_of_the_users_own_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -176,3 +176,18 @@ def test_a_trial_writes_nothing(tmp_path: Path) -> None:
     profiler = Profiler(first_step=1, steps=1, directory=str(tmp_path / "traces"))
     train(profiler, fast_dev_run=2, hooks={"lifecycle": [{"name": "json_log", "path": str(tmp_path / "log.jsonl")}]})
     assert not list(tmp_path.iterdir())
+
+
+def test_only_steps_that_are_lost_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """One that another profiler left no time to warm up is traced all the same; a window never reached is told."""
+    first, second = Profiler(first_step=2, steps=2), Profiler(first_step=4, steps=2)
+    first.name, second.name = "first", "second"
+    model = nn.Linear(3, 1)
+    data = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(6)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = get_trainer("simple", model, data, optimizer, "cpu", console=False, loss_fn=nn.functional.mse_loss)
+    for hook in (first, second, Profiler(first_step=50)):
+        trainer.add_hook(hook)
+    trainer.train()
+    assert [len(one.traces) for one in (first, second)] == [1, 1]
+    assert caplog.messages == ["hook 'profiler': nothing was traced: the run ended at step 6, before first_step=50"]

@@ -106,6 +106,14 @@ def test_a_step_that_is_begun_again_has_no_due_hooks_from_before() -> None:
     assert not registry.tables.agenda.due_at_step
 
 
+def test_who_takes_anothers_name_is_not_due_in_its_place() -> None:
+    """Hooks are known by their names, and one that is gone is forgotten at once."""
+    agenda = Agenda()
+    agenda.due = agenda.due_at_step = frozenset({"a", "b"})
+    agenda.forget("a")
+    assert agenda.due == agenda.due_at_step == {"b"}
+
+
 def test_a_loop_of_ones_own_hears_its_steps_by_batches() -> None:
     """Its step's end need not say which batch was the last; in the next epoch nothing is left of it."""
     registry, heard = HookRegistry(), list[tuple[int, int]]()

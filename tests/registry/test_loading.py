@@ -346,5 +346,5 @@ def test_a_resolved_reference_is_shown_as_written() -> None:
     class Resolved(str):
         reference = "${env:LIMIT}"
 
-    with pytest.raises(RegistrationError, match=r"expected float, got '\$\{env:LIMIT\}'"):
+    with pytest.raises(RegistrationError, match=r"expected float, which \$\{env:LIMIT\} does not hold"):
         make_hook("watch", {"threshold": Resolved("hunter2")})

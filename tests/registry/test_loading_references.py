@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hookline.build import trainer_from_config
+from hookline.cli import main
 from hookline.config.references import Resolved
 from hookline.errors import ConfigError, RegistrationError
 from hookline.registry.loading import make_hook
@@ -129,9 +130,9 @@ def test_every_part_of_a_run_takes_numbers_from_the_environment(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"optimizer": {"name": "sgd", "lr": "${env:X}"}}, r"^optimizer\.lr: expected float \| torch\.Tensor, got "),
-        ({"scheduler": {"name": "step", "step_size": "${env:X}"}}, r"^scheduler\.step_size: expected int, got "),
-        ({"hooks": {"lifecycle": [{"name": "ema", "warmup": "${env:X}"}]}}, r"EMAHook\.warmup: expected bool, got "),
+        ({"optimizer": {"name": "sgd", "lr": "${env:X}"}}, r"^optimizer\.lr: expected float \| torch\.Tensor, "),
+        ({"scheduler": {"name": "step", "step_size": "${env:X}"}}, r"^scheduler\.step_size: expected int, "),
+        ({"hooks": {"lifecycle": [{"name": "ema", "warmup": "${env:X}"}]}}, r"EMAHook\.warmup: expected bool, "),
     ],
 )
 def test_a_wrong_variable_is_named_and_not_shown(
@@ -139,7 +140,7 @@ def test_a_wrong_variable_is_named_and_not_shown(
 ) -> None:
     """The parameter, what it takes, and the reference."""
     monkeypatch.setenv("X", "hunter2")
-    with pytest.raises((ConfigError, RegistrationError), match=message + r"'\$\{env:X\}'") as caught:
+    with pytest.raises((ConfigError, RegistrationError), match=message + r"which \$\{env:X\} does not hold") as caught:
         trainer_from_config(config(**change))
     assert "hunter2" not in str(caught.value)
 
@@ -148,3 +149,60 @@ def test_what_a_constructor_refuses_is_told_with_the_reference() -> None:
     """A number that is none for the hook: its parameters are shown as they were written."""
     with pytest.raises(RegistrationError, match=r"cannot be made with patience='\$\{env:X\}': patience: expected"):
         make_hook("early_stopping", {"patience": Resolved("-1", "${env:X}")})
+
+
+ELEMENTS = [
+    ("Iterable[int]", NOTHING, [Resolved("3", "${env:N}"), 5], [3, 5]),
+    (tuple[float | torch.Tensor, float], NOTHING, (0.9, Resolved("1e-2", "${env:B}")), [0.9, 0.01]),
+    ("list[float] | None", None, [Resolved("2", "${env:N}")], [2]),
+    (NOTHING, NOTHING, [0.5, Resolved("7", "${env:N}")], [0.5, 7]),
+    ("list[str]", NOTHING, [Resolved("3", "${env:N}"), "b"], ["3", "b"]),
+    (NOTHING, NOTHING, [Resolved("3", "${env:N}")], ["3"]),
+]
+
+
+@pytest.mark.parametrize(("annotation", "default", "given", "wanted"), ELEMENTS)
+def test_references_in_lists(annotation: Any, default: Any, given: Any, wanted: list[Any]) -> None:
+    """Each is read where numbers are taken: by the annotation, or as all others in the list are."""
+    assert as_expected(given, parameter(annotation, default)) == wanted
+
+
+def test_a_word_in_a_list_of_numbers_is_refused_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has the reference, wherever it stands, and not its value."""
+    monkeypatch.setenv("SECRET", "s3cr3tpass")
+    with pytest.raises(ConfigError) as caught:
+        trainer_from_config(config(optimizer={"name": "adamw", "betas": ["${env:SECRET}", 0.9]}))
+    assert "optimizer.betas: expected tuple[float | " in str(caught.value)
+    assert "got ['${env:SECRET}', 0.9]" in str(caught.value) and "s3cr3t" not in str(caught.value)
+
+
+def test_milestones_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that got them as texts would never move the rate."""
+    monkeypatch.setenv("FIRST", "1")
+    trainer = trainer_from_config(
+        config(
+            scheduler={"name": "multistep", "milestones": ["${env:FIRST}", 5]},
+            trainer={"max_steps": 3, "console": False},
+        )
+    )
+    trainer.train()
+    assert trainer.lr == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["hooks.lifecycle=[{name: lr_monitor, every: '${env:SECRET}'}]"],
+        ["optimizer.name=${env:SECRET}"],
+        ["optimizer.lr=${env:RATE}"],
+    ],
+)
+def test_the_command_line_prints_no_values(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever quotes what a reference stood for, the reference is shown."""
+    monkeypatch.setenv("SECRET", "s3cr3tpass")
+    monkeypatch.setenv("RATE", "-98765.4321")
+    assert main(["train", *words]) == 2
+    shown = capsys.readouterr().err
+    assert "${env:" in shown and "s3cr3t" not in shown and "98765" not in shown

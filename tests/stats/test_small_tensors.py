@@ -99,7 +99,14 @@ def test_more_than_the_memory_holds_are_laid_there_in_turns(assert_rows: Callabl
 
 
 @pytest.mark.parametrize(
-    "dtypes", [["int8", "bool", "float16"], ["bfloat16"], ["int64", "float32"], ["float64", "float16"]]
+    "dtypes",
+    [
+        ["float8_e4m3fn", "float8_e5m2"],
+        ["int8", "bool", "float16"],
+        ["bfloat16"],
+        ["int64", "float32"],
+        ["float64", "float16"],
+    ],
 )
 def test_norms_of_every_dtype(dtypes: list[str]) -> None:
     """None is rounded to what its tensor holds, nor to what its neighbour does."""
@@ -107,6 +114,14 @@ def test_norms_of_every_dtype(dtypes: list[str]) -> None:
     small = Small.among(range(9), kinds_of(tensors))
     expected = [tensor.double().square().sum().sqrt().item() for tensor in tensors]
     assert norms_of_small(tensors, small) == pytest.approx(expected, rel=1e-6)
+
+
+def test_norms_of_what_does_not_lie_in_one_piece() -> None:
+    """Added up one by one, a large value first, float32 would lose three digits more."""
+    column = torch.full((SMALL, 2), 0.7)[:, 0]
+    column[0] = 4000.0
+    small = Small.among([0, 1], kinds_of(tensors := [column, torch.ones(3)]))
+    assert norms_of_small(tensors, small)[0] == pytest.approx(column.double().norm().item(), rel=1e-7)
 
 
 def test_threads_do_not_share_the_memory() -> None:

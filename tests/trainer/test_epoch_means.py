@@ -36,6 +36,16 @@ def test_the_newest_may_be_asked_for_from_a_step_on() -> None:
     assert (means.newest(-1), means.newest(1), means.newest(2)) == ({"a": 2.0, "b": 3.0}, {"a": 2.0}, {})
 
 
+def test_the_newest_stay_when_an_epoch_ends() -> None:
+    """Means begin anew; without a step, only those of the epoch are given."""
+    means = EpochMeans()
+    means.add("train/a/loss", 1.0)
+    means.note(7, "train/a/loss", 1.0)
+    following = EpochMeans()
+    following.load_state_dict(means.of_next_epoch(7).state_dict())
+    assert following.means() == following.newest() == {} and following.newest(6) == {"train/a/loss": 1.0}
+
+
 def test_a_book_of_losses_saves_them_too() -> None:
     """One of an earlier version knows nothing of them."""
     book, again = LossBook(), LossBook()

@@ -244,6 +244,17 @@ def test_a_validation_inside_a_validations_end_leaves_its_numbers() -> None:
     assert trainer.validate(make_batches(4)) == {"val/loss": expected, "val/mine": 0.5}
 
 
+@pytest.mark.parametrize("monitor", ["early_stopping", "checkpoint"])
+def test_a_validation_inside_another_decides_nothing(monitor: str) -> None:
+    """What monitors the run looks at the run's own, and at none that a hook makes on the way."""
+    trainer = make_trainer(val_dataloader=make_batches(4), max_epochs=3, record=monitor == "checkpoint")
+    trainer.add_hook(AlsoFar())
+    trainer.add_hook(monitor, monitor="val/loss", mode="max")  # the other set's losses are larger by far
+    trainer.train()
+    hook = trainer.hooks.get(monitor)
+    assert 0 < (hook.best if monitor == "early_stopping" else hook.best_score) < 1000
+
+
 def test_two_hooks_may_each_validate_inside() -> None:
     """One of them inside the other's, too."""
     trainer = make_trainer(debug=True)

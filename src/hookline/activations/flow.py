@@ -16,8 +16,7 @@ from hookline.activations.named_parameters import NamedParameters
 from hookline.errors import HooklineError
 from hookline.events.schedule import Schedule
 from hookline.registry.base import TrainingHook
-from hookline.stats.columns import L2
-from hookline.stats.newest import recall
+from hookline.stats.newest import recall_norms
 from hookline.stats.pieces import Pieces
 
 Verdict = Literal["ok", "vanishing", "exploding", "non-finite", "never arrived", "frozen"]
@@ -184,9 +183,9 @@ def gradient_norms(gradients: Sequence[torch.Tensor]) -> list[float]:
 def _norms_just_read(params: Mapping[str, torch.nn.Parameter]) -> dict[str, float]:
     """The norms of the gradients that are there, by name; not read again where another hook has at this event."""
     present = {name: param.grad for name, param in params.items() if param.grad is not None}
-    rows = recall(list(present.values()))
-    norms = gradient_norms(list(present.values())) if rows is None else rows[:, L2].tolist()
-    return dict(zip(present, norms, strict=True))
+    gradients = list(present.values())
+    read = recall_norms(gradients)
+    return dict(zip(present, gradient_norms(gradients) if read is None else read.tolist(), strict=True))
 
 
 class GradientFlowHook(TrainingHook):

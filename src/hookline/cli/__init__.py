@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return tell_interrupted()
     except Exception as error:
-        return tell_error(error, options.debug, USAGE)
+        references = sys.modules.get("hookline.config.references")  # to import it would take longer than the command
+        return tell_error(error, options.debug, USAGE, hide=references.without_values if references else str)
 
 
 def read_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
@@ -199,10 +200,21 @@ def _add_checkpoints(commands: Commands[argparse.ArgumentParser]) -> None:
     one.add_argument("path", metavar="PATH", help="the checkpoint's directory")
 
 
+def _at_least_one(word: str) -> int:
+    """A number of an option that means nothing below 1."""
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{word} is too few; the smallest is 1")
+    return number
+
+
+_at_least_one.__name__ = "whole number"  # as argparse calls what it could not read
+
+
 def _add_verify(commands: Commands[argparse.ArgumentParser]) -> None:
     parser = _add(commands, "verify", "verify", "which hooks of a config change training, when and through what")
     _add_config(parser)
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="how many steps to compare (20)")
+    parser.add_argument("--steps", type=_at_least_one, default=20, metavar="N", help="how many steps to compare (20)")
 
 
 def _add_explain(commands: Commands[argparse.ArgumentParser]) -> None:

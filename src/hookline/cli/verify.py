@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from hookline.cli import FAILED
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 def run(options: argparse.Namespace) -> int:
     """Train a few steps without hooks and with each one alone; 1 if one changes training that does not say so."""
-    overrides = ["trainer.record=false", "trainer.console=false", "trainer.deterministic=true"]
+    overrides = ["trainer.console=false", "trainer.deterministic=true"]
     config, from_file = read_settings(options.words, overrides)
+    config.setdefault("trainer", {}).setdefault("seed", 0)
+    config["trainer"]["record"] = True  # in a directory that is soon gone: hooks that write need a place for it
     from hookline.build import trainer_from_config
     from hookline.verification import verify
-
-    config.setdefault("trainer", {}).setdefault("seed", 0)
 
     def make_trainer() -> Trainer:
         return trainer_from_config(config, allow=options.allow, from_file=from_file)
@@ -36,8 +37,14 @@ def run(options: argparse.Namespace) -> int:
     entry(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
     verdicts: list[Verdict] = []
     try:
-        with silence(warned, tracebacks=options.debug):
-            verdicts = verify(lambda: made.pop() if made else make_trainer(), options.steps)
+        with silence(warned, tracebacks=options.debug), TemporaryDirectory(prefix="hookline-verify-") as directory:
+
+            def next_trainer() -> Trainer:
+                trainer = made.pop() if made else make_trainer()
+                trainer.options.output_dir = directory
+                return trainer
+
+            verdicts = verify(next_trainer, options.steps)
         print_verdicts(console, verdicts)
     finally:
         print_warnings(console, warned, verdicts)

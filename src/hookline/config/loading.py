@@ -11,10 +11,9 @@ from typing import Any
 
 from hookline.config.overrides import apply_override
 from hookline.config.plain_values import MAX_DEPTH, plain_copy
-from hookline.config.problems import shown
 from hookline.config.schemas import RunConfig
 from hookline.config.yaml_text import read_yaml
-from hookline.errors import ConfigError
+from hookline.errors import ConfigError, shown
 
 MAX_BYTES = 250_000
 

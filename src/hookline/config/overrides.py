@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from hookline.config.problems import shown
 from hookline.config.schemas import HooksConfig, RunConfig
 from hookline.config.yaml_text import read_yaml
-from hookline.errors import ConfigError, nearest
+from hookline.errors import ConfigError, nearest, shown
 from hookline.trainer.options import TrainerOptions
 
 _KINDS = ("lifecycle", "forward", "update")

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from hookline.config.problems import shown
-from hookline.errors import ConfigError
+from hookline.errors import ConfigError, shown
 
 MAX_DEPTH = 50
 MAX_NODES = 10_000  # reading so many takes half a second in YAML; the longest real configs have some hundred

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from hookline.errors import ConfigError, nearest
+from hookline.errors import ConfigError, got, nearest
 
 Checked = TypeVar("Checked", bound=type)
 FindKeys = Callable[[tuple[str, ...]], Iterable[str]]  # from the path of a mapping to the keys it may have
@@ -82,12 +82,6 @@ def _missing_together(paths: list[tuple[str, ...]]) -> str:
     return f"{', '.join(most)} and {last} are missing"
 
 
-def shown(value: Any) -> str:
-    """A value for an error message: its repr, cut short, and its type; of a resolved reference, the reference."""
-    text = repr(getattr(value, "reference", value))
-    return f"{text if len(text) <= 60 else text[:57] + '…'} ({type(value).__name__})"
-
-
 def _path(detail: ErrorDetails, given: Any) -> tuple[str, ...]:
     """Where in the given values it went wrong; pydantic also names the alternatives it tried, which are no keys."""
     path: list[str] = []
@@ -114,7 +108,7 @@ def _problem(path: tuple[str, ...], details: list[ErrorDetails], keys: FindKeys)
     if _is_missing(details):
         return "is missing"
     expected = " or ".join(dict.fromkeys(_expectation(detail) for detail in details))
-    return f"expected {expected}, got {shown(first['input'])}"
+    return f"expected {expected}, {got(first['input'])}"
 
 
 def _right_key(above: tuple[str, ...], key: str, keys: FindKeys) -> str:

@@ -14,6 +14,8 @@ from hookline.errors import ConfigError
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _ENVIRONMENT = "env:"
+_SHORTEST = 8  # characters of a value; less would be found in many an innocent word
+_references: dict[str, str] = {}  # of the values that this process has read
 
 
 class Resolved(str):
@@ -55,6 +57,13 @@ def resolve_references(tree: Any, environment: Mapping[str, str] | None = None) 
     return _each_string(tree, "", lambda text, path: _resolve(text, path, variables))
 
 
+def without_values(text: str) -> str:
+    """A text in which what references stood for is replaced by them, wherever somebody has quoted it."""
+    for value in sorted(_references, key=len, reverse=True):  # one may hold another
+        text = text.replace(value, _references[value])
+    return text
+
+
 def restore_references(resolved: Any, written: Any) -> Any:
     """A copy of `resolved` whose texts know the references of `written` that they came from."""
     if isinstance(written, str) and _REFERENCE.search(written):
@@ -92,4 +101,6 @@ def _value(inner: str, path: str, variables: Mapping[str, str]) -> str:
         close = get_close_matches(name, variables, n=1, cutoff=0.5)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(path, f"the environment variable {name!r} is not set{hint}")
+    if len(variables[name]) >= _SHORTEST:
+        _references[variables[name]] = f"${{{inner}}}"
     return variables[name]

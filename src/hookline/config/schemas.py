@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from hookline.config.problems import raises_config_error, shown
-from hookline.errors import ConfigError, nearest
+from hookline.config.problems import raises_config_error
+from hookline.errors import ConfigError, got, nearest
 from hookline.trainer.options import TrainerOptions
 
 Entries = list[str | dict[str, Any]]
@@ -115,7 +115,7 @@ class RunConfig(BaseModel):
         for option in fields(TrainerOptions):
             value = given.get(option.name) if isinstance(given, Mapping) else None
             if isinstance(value, bool) and option.type != "bool":
-                raise ConfigError(f"trainer.{option.name}", f"expected {option.type}, got {shown(value)}")
+                raise ConfigError(f"trainer.{option.name}", f"expected {option.type}, {got(value)}")
         return given
 
     @property
@@ -133,7 +133,7 @@ def as_run_config(config: Any) -> RunConfig:
     if isinstance(config, RunConfig):
         return config
     if not isinstance(config, Mapping):
-        raise ConfigError("", f"expected a mapping with {', '.join(RunConfig.model_fields)}, got {shown(config)}")
+        raise ConfigError("", f"expected a mapping with {', '.join(RunConfig.model_fields)}, {got(config)}")
     _check_string_keys(config)
     return RunConfig(**config)
 
@@ -152,7 +152,7 @@ def as_trainer_config(config: Any) -> TrainerConfig:
     if config is None:
         return TrainerConfig()
     if not isinstance(config, Mapping):
-        raise ConfigError("", f"config: expected a TrainerConfig, a HooksConfig or a dict, got {shown(config)}")
+        raise ConfigError("", f"config: expected a TrainerConfig, a HooksConfig or a dict, {got(config)}")
     _check_string_keys(config)
     return _from_dict(config)
 
@@ -175,4 +175,4 @@ def _from_dict(config: Mapping[str, Any]) -> TrainerConfig:
 def _check_string_keys(config: Mapping[Any, Any]) -> None:
     for key in config:
         if not isinstance(key, str):
-            raise ConfigError(str(key), f"expected a key that is a word, got {shown(key)}")
+            raise ConfigError(str(key), f"expected a key that is a word, {got(key)}")

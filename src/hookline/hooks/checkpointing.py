@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,7 @@ class Asked:
     metrics: dict[str, float] = field(default_factory=dict)
     name: str = ""
     validated: bool = False
+    other: Sequence[str] = ()  # metrics that need not be there each time
 
 
 class CheckpointHook(MetricHook):
@@ -120,8 +121,9 @@ class CheckpointHook(MetricHook):
         rivals = [*self.kept, *self._soon_kept(trainer)]
         good = score is not None and would_be_kept(score, rivals, self.save_top_k, self.mode)
         if good or self.save_last or occasion.what == "step":
-            asked = Asked(occasion.step, occasion.epoch, score, occasion.metrics, validated=occasion.validated)
-            self._ask(trainer, asked)
+            step, epoch, metrics = occasion.step, occasion.epoch, occasion.metrics
+            seen = Asked(step, epoch, score, metrics, validated=occasion.validated, other=list(occasion.other))
+            self._ask(trainer, seen)
 
     def _forget_deleted(self) -> None:
         """Somebody may have made room on the disk: what is gone rivals nothing, and no link may lead there."""
@@ -181,7 +183,7 @@ class CheckpointHook(MetricHook):
     def _tell_missing_fields(self, asked: Asked, metrics: Mapping[str, float]) -> None:
         """A slip in the file name would be 'none' for ever; but a save by steps need not have what validations have."""
         for name in self._file_name.fields:
-            due = asked.validated or is_of_training(metric_key(name))
+            due = (asked.validated or is_of_training(metric_key(name))) and metric_key(name) not in asked.other
             if due and name not in metrics and name not in self._told_fields:
                 self._told_fields.add(name)
                 where = f"{name!r} in filename is written as 'none'"

@@ -11,7 +11,7 @@ import torch
 
 from hookline.errors import ConfigError
 from hookline.events.schedule import Quantity, Schedule
-from hookline.hooks.metric_hook import MODES, MetricHook, Occasion, better, is_of_epochs, is_of_training
+from hookline.hooks.metric_hook import MODES, MetricHook, Occasion, better, is_of_training
 from hookline.hooks.parameters import (
     number,
     number_or_none,
@@ -79,8 +79,9 @@ class EarlyStopping(MetricHook):
 
     def _choose_occasions(self) -> None:
         steps, at_epochs = self.check_every_n_steps, self.check_on_train_epoch_end
-        if steps is not None and (at_epochs or is_of_epochs(self.key) or self.key.startswith("val/")):
-            comes = "the end of an epoch" if is_of_epochs(self.key) else "a validation"
+        of_epochs = self.key.rpartition("/")[2] == "epoch_loss"  # others may be names that step_fn has chosen
+        if steps is not None and (at_epochs or of_epochs or self.key.startswith("val/")):
+            comes = "the end of an epoch" if of_epochs else "a validation"
             reason = "check_on_train_epoch_end is on" if at_epochs else f"{self.monitor} comes with {comes}"
             raise ConfigError("check_every_n_steps", f"is for metrics of training, such as train/loss; {reason}")
         at_epochs = at_epochs or (steps is None and is_of_training(self.key))

@@ -14,7 +14,7 @@ from torch import Tensor
 from hookline.stats.columns import STATISTICS
 from hookline.stats.histograms import fold, percentiles
 from hookline.stats.layout import upload
-from hookline.stats.newest import Known, remember
+from hookline.stats.newest import Known, remember, remember_norms
 from hookline.stats.pieces import Pieces
 
 _GRAD = attrgetter("grad")
@@ -133,7 +133,10 @@ class Look:
     def _measure(self, pieces: Pieces, known: Known | None) -> Tensor:
         """Statistics or norms, then percentiles, the octave at which the bins end, and the bins, as far as wanted."""
         if not self._wanted.reads_all:
-            return self._spread(pieces.norms().unsqueeze(1), self._places)
+            norms = pieces.norms()
+            if known is not None:
+                remember_norms(known, norms)  # for whoever looks next
+            return self._spread(norms.unsqueeze(1), self._places)
         blocks = [rows := pieces.summarize()]
         if known is not None:
             remember(known, rows)  # for whoever looks next

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import Any
 
 from hookline.errors import ConfigError, RegistrationError, nearest
 from hookline.events.policy import Incident, logger
 from hookline.events.schedule import Quantity, Schedule
 from hookline.hooks.metric_hook import MODES, better, metric_key, numbers
-from hookline.hooks.named_hook import NamedHook, is_trial
+from hookline.hooks.named_hook import NamedHook, is_of_the_run, is_trial, made_again
 from hookline.hooks.notifications import Outbox
 from hookline.hooks.parameters import number, one_of, text, whole_number
 from hookline.hooks.webhook import Webhook
@@ -67,7 +65,8 @@ class NotifyHook(NamedHook):
             self.timeout, self.backoff = number(timeout, "timeout", 0.01, HOUR), number(backoff, "backoff", 0, HOUR)
             self.retries, self.queue = whole_number(retries, "retries", 0), whole_number(queue, "queue")
             self.wait_at_end = number(wait_at_end, "wait_at_end", 0, HOUR)
-            self.schedule = _every(heartbeat) if "heartbeat" in self.notify_on else None
+            every = _every(heartbeat)
+            self.schedule = every if "heartbeat" in self.notify_on else None
             webhook = Webhook(webhook_url, timeout)
         keep_secret(webhook_url)
         self.best = self._worst = math.inf if mode == "min" else -math.inf
@@ -79,11 +78,7 @@ class NotifyHook(NamedHook):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NotifyHook:
         """A hook with the same parameters that has told nothing yet: its queue and its run stay with this one."""
-        memo[id(self)] = twin = type(self).__new__(type(self))
-        NotifyHook.__init__(twin, **{name: getattr(self, name) for name in inspect.signature(NotifyHook).parameters})
-        of_a_subclass = {key: value for key, value in vars(self).items() if key not in {*vars(twin), "_own_name"}}
-        vars(twin).update(deepcopy(of_a_subclass, memo))
-        return twin
+        return made_again(self, NotifyHook, memo)
 
     def setup(self, name: str, registry: Any = None) -> None:
         """Listen to the desk where failures of hooks are treated."""
@@ -118,8 +113,8 @@ class NotifyHook(NamedHook):
         self.tell(f"alive at step {step}{of}, epoch {epoch}, loss {loss:.4g}")
 
     def on_validation_end(self, metrics: Mapping[str, Any], step: int, epoch: int, trainer: Any = None) -> None:
-        """A validation that somebody makes before or after the run is no news of it."""
-        if not getattr(trainer, "running", True):
+        """A validation that somebody makes before or after the run, or inside another one, is no news of it."""
+        if not is_of_the_run(trainer):
             return
         value = numbers(metrics).get(metric_key(self.monitor))
         if value is None:

@@ -15,7 +15,7 @@ from typing import Any
 from hookline.errors import MetricMissing, nearest
 from hookline.events.policy import logger
 from hookline.events.schedule import Schedule
-from hookline.hooks.named_hook import NamedHook
+from hookline.hooks.named_hook import NamedHook, is_of_the_run
 
 MODES = ("min", "max")
 
@@ -105,9 +105,9 @@ class MetricHook(NamedHook):
     def on_validation_end(self, trainer: Any, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Keep the metrics for the end of the epoch, and look at them if that is asked for.
 
-        A validation that somebody makes before or after the run decides nothing.
+        A validation that somebody makes before or after the run, or inside another one, decides nothing.
         """
-        if not getattr(trainer, "running", True):
+        if not is_of_the_run(trainer):
             return
         self._validation = Occasion("validation", step, epoch, numbers(metrics), validated=True)
         self._seen = self._seen or self.key in self._validation.metrics
@@ -119,7 +119,7 @@ class MetricHook(NamedHook):
         if self._looks_at_epochs:
             latest, mean = _loss_of_step(trainer, state), state.get("avg_loss")
             metrics = numbers({"loss": latest, "train/loss": latest, "train/epoch_loss": mean})
-            metrics = {**_of_loop(trainer, "newest_metrics", -1), **_of_loop(trainer, "epoch_metrics"), **metrics}
+            metrics = {**_of_loop(trainer, "newest_metrics"), **_of_loop(trainer, "epoch_metrics"), **metrics}
             validated = self._validation.step == step
             found = {**metrics, **self._validation.metrics} if validated else metrics
             others = _losses_of_loaders(trainer, "loss", "epoch_loss")

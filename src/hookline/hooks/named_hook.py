@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from copy import deepcopy
+from typing import Any, TypeVar
 
 from hookline.registry.base import TrainingHook
+
+Kind = TypeVar("Kind", bound=TrainingHook)
 
 
 class NamedHook(TrainingHook):
@@ -30,3 +34,21 @@ class NamedHook(TrainingHook):
 def is_trial(trainer: Any) -> bool:
     """Whether the run only tries whether everything runs: it has learnt nothing and is no news."""
     return bool(getattr(getattr(trainer, "options", None), "fast_dev_run", 0))
+
+
+def is_of_the_run(trainer: Any) -> bool:
+    """Whether a validation decides something: not one before or after the run, nor one inside another."""
+    under_way = getattr(getattr(trainer, "moment", None), "validating", None)  # other people's trainers have none
+    return bool(getattr(trainer, "running", True)) and not (isinstance(under_way, list) and len(under_way) > 1)
+
+
+def made_again(hook: Kind, made_by: type[Any], memo: dict[int, Any]) -> Kind:
+    """A deep copy of a hook whose threads and queues stay with it: made by its class with the same parameters.
+
+    What a subclass keeps is copied; the name that the hook was registered under is not.
+    """
+    memo[id(hook)] = twin = type(hook).__new__(type(hook))
+    made_by.__init__(twin, **{name: getattr(hook, name) for name in inspect.signature(made_by).parameters})
+    of_a_subclass = {key: value for key, value in vars(hook).items() if key not in {*vars(twin), "_own_name"}}
+    vars(twin).update(deepcopy(of_a_subclass, memo))
+    return twin

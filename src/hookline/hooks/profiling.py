@@ -54,6 +54,7 @@ class Profiler(NamedHook):
         self._refuse_overlaps()
         heard = {step for first, last in self._windows for step in range(max(first - warmup, 1), last + 1)}
         self.schedule = Schedule(at=tuple(Quantity(step, "steps") for step in sorted(heard)))
+        self._warm_ups = heard.difference(step for first, last in self._windows for step in range(first, last + 1))
         self.traces: list[Path] = []
         self._profile: profiler.profile | None = None
         self._trainer: Any = None
@@ -82,7 +83,7 @@ class Profiler(NamedHook):
         """Whether another profiler is at work, of which there can be only one: two would end the process."""
         if not Profiler._at_work and not torch._C._autograd._profiler_enabled():
             return False
-        if not self._told_left_out:
+        if step not in self._warm_ups and not self._told_left_out:  # a window without all of its warm-up is no loss
             self._told_left_out = True
             logger.warning("hook %r: step %d is not traced, because another profiler is at work", self.called, step)
         return True
@@ -129,7 +130,11 @@ class Profiler(NamedHook):
             Profiler._at_work.discard(self)
             raise
 
-    def on_train_end(self) -> None:
+    def on_train_end(self, step: int = 0) -> None:
+        """End the trace that is being made; if no window was reached, say so."""
+        if not self._reached and step:
+            why = f"the run ended at step {step}, before first_step={self.first_step[0]}"
+            logger.warning("hook %r: nothing was traced: %s", self.called, why)
         self._finish()
 
     def close(self) -> None:

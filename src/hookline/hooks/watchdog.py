@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from copy import deepcopy
 from time import monotonic
 from typing import Any
 
 from hookline.events.policy import logger
-from hookline.hooks.named_hook import NamedHook
+from hookline.hooks.named_hook import NamedHook, made_again
 from hookline.hooks.parameters import number
 
 LOOKS = 20  # how often it looks within the time after which a step counts as hanging
@@ -41,11 +40,7 @@ class StallWatchdog(NamedHook):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StallWatchdog:
         """A hook with the same parameters that watches nothing yet: a thread cannot be copied, and looks at one run."""
-        memo[id(self)] = twin = type(self).__new__(type(self))
-        StallWatchdog.__init__(twin, self.seconds)
-        of_a_subclass = {key: value for key, value in vars(self).items() if key not in {*vars(twin), "_own_name"}}
-        vars(twin).update(deepcopy(of_a_subclass, memo))
-        return twin
+        return made_again(self, StallWatchdog, memo)
 
     def close(self) -> None:
         """The run is over, or nobody wants to know any more: stop looking."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hookline.errors import ConfigError, HooklineError, nearest
+from hookline.errors import ConfigError, HooklineError, got, nearest, written
 from hookline.registry.loading import OWN_PARTS, Gate, import_dotted
 from hookline.registry.loading_references import as_expected
 from hookline.registry.names import Names
@@ -41,7 +41,7 @@ class Component:
             return as_expected(value, parameter)
         except ValueError as error:
             place = f"{self.path}.{parameter.name}"
-            raise ConfigError(place, f"{error}, got {getattr(value, 'reference', value)!r}") from None
+            raise ConfigError(place, f"{error}, {got(value)}") from None
 
     def _check(self, known: Mapping[str, inspect.Parameter], filled: Mapping[str, Any]) -> None:
         """Say which parameter is wrong before Python's own TypeError does."""
@@ -93,8 +93,7 @@ def _keyword_parameters(factory: Callable[..., Any], taken: int) -> dict[str, in
 
 def _listed(parameters: Mapping[str, Any]) -> str:
     """Parameters for an error message; of a resolved reference, the reference."""
-    shown = {key: repr(getattr(value, "reference", value)) for key, value in parameters.items()}
-    return ", ".join(f"{key}={text[:60]}" for key, text in shown.items()) or "its defaults"
+    return ", ".join(f"{key}={written(value)}" for key, value in parameters.items()) or "its defaults"
 
 
 def _takes_one(parameter: inspect.Parameter) -> bool:

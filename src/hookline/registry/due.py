@@ -44,6 +44,10 @@ class Agenda:
         """The next micro-batch is a step's first, though the step may have the number of one that was left."""
         self._window = None
 
+    def forget(self, hook: str) -> None:
+        """It is gone, and another may take its name."""
+        self.due, self.due_at_step = self.due - {hook}, self.due_at_step - {hook}
+
     def due_for(self, event: Event) -> frozenset[str]:
         """Whoever came due within a step's window hears the step, too: its events come only when the window ends."""
         return self.due_at_step if event.of_step else self.due

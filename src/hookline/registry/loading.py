@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hookline.errors import ConfigError, HooklineError, RegistrationError, nearest
+from hookline.errors import ConfigError, HooklineError, RegistrationError, got, nearest, written
 from hookline.events.catalog import CATALOG
 from hookline.events.policy import check_policy
 from hookline.events.schedule import Schedule
@@ -68,7 +68,7 @@ def hook_tree(config: Any) -> Mapping[str, Any]:
     """The part of a configuration that is about hooks, as a mapping whose keys are known."""
     tree = config.model_dump(exclude_none=True) if hasattr(config, "model_dump") else config
     if not isinstance(tree, Mapping):
-        raise ConfigError("hooks", f"expected a mapping with {', '.join(KINDS)}, got {_shown(tree)}")
+        raise ConfigError("hooks", f"expected a mapping with {', '.join(KINDS)}, {got(tree)}")
     if "hooks" in tree:
         return hook_tree(tree["hooks"] or {})
     for key in tree:
@@ -100,7 +100,7 @@ def _listed(entries: Any, kind: str, gate: Gate) -> Iterator[HookSpec]:
     if entries is None:
         return
     if not isinstance(entries, (list, tuple)):
-        raise ConfigError(f"hooks.{kind}", f"expected a list of hooks, got {_shown(entries)}")
+        raise ConfigError(f"hooks.{kind}", f"expected a list of hooks, {got(entries)}")
     for index, entry in enumerate(entries):
         yield _one(entry, kind, f"hooks.{kind}.{index}", gate)
 
@@ -108,7 +108,7 @@ def _listed(entries: Any, kind: str, gate: Gate) -> Iterator[HookSpec]:
 def _one(entry: Any, kind: str, path: str, gate: Gate) -> HookSpec:
     given = {"name": entry} if isinstance(entry, str) else entry
     if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
-        raise ConfigError(path, f"expected a hook's name or a mapping with `name:`, got {_shown(entry)}")
+        raise ConfigError(path, f"expected a hook's name or a mapping with `name:`, {got(entry)}")
     type_name = given["name"]
     _check_instance_name(given.get("as"), f"{path}.as")
     options, parameters = _sorted_out(given, RESERVED, path)
@@ -126,7 +126,7 @@ def _one(entry: Any, kind: str, path: str, gate: Gate) -> HookSpec:
 def _check_instance_name(name: Any, path: str) -> None:
     """A name is printed, recorded and typed again in overrides."""
     if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
-        raise ConfigError(path, f"expected a name for this instance, got {_shown(name)}")
+        raise ConfigError(path, f"expected a name for this instance, {got(name)}")
 
 
 def _sorted_out(
@@ -142,7 +142,7 @@ def _sorted_out(
 def _check_options(options: Mapping[str, Any], path: str) -> None:
     """Refuse a switch, a schedule or a policy that means nothing here, where its path is known."""
     if not isinstance(options.get("enabled", True), bool):
-        raise ConfigError(f"{path}.enabled", f"expected true or false, got {_shown(options['enabled'])}")
+        raise ConfigError(f"{path}.enabled", f"expected true or false, {got(options['enabled'])}")
     Schedule.parse(**{key: options.get(key) for key in ("every", "at", "start", "stop")}, path=path)
     if options.get("on_error") is not None:
         check_policy(options["on_error"], f"{path}.on_error")
@@ -155,7 +155,7 @@ def _check_one_or_more(given: Any, kind: type, what: str, path: str) -> None:
     """Refuse what is neither one of a kind nor a list of them: a hook on the rank "0" would run nowhere."""
     listed = given if isinstance(given, (list, tuple, set, frozenset)) else [given]
     if given is not None and not all(isinstance(one, kind) and not isinstance(one, bool) for one in listed):
-        raise ConfigError(path, f"expected {what} or a list of them, got {_shown(given)}")
+        raise ConfigError(path, f"expected {what} or a list of them, {got(given)}")
 
 
 def _by_class(tree: Mapping[str, Any], gate: Gate) -> Iterator[HookSpec]:
@@ -175,11 +175,11 @@ def _by_class(tree: Mapping[str, Any], gate: Gate) -> Iterator[HookSpec]:
 def _check_classes(paths: Any) -> None:
     """Refuse what is no list of class paths, and a class that is there twice: here it can get no other name."""
     if not isinstance(paths, (list, tuple)):
-        raise ConfigError("hooks.hook_classes", f"expected a list of class paths, got {_shown(paths)}")
+        raise ConfigError("hooks.hook_classes", f"expected a list of class paths, {got(paths)}")
     for index, dotted in enumerate(paths):
         path = f"hooks.hook_classes.{index}"
         if not isinstance(dotted, str):
-            raise ConfigError(path, f"expected a class path, got {_shown(dotted)}")
+            raise ConfigError(path, f"expected a class path, {got(dotted)}")
         if (first := paths.index(dotted)) < index:
             remedy = f"for two of them, list each by kind with a name: {{name: {dotted}, as: …}}"
             raise ConfigError(path, f"{dotted!r} is there already, at hooks.hook_classes.{first}; {remedy}")
@@ -205,7 +205,7 @@ def _bare(dotted: str) -> str:
 def _mapping(given: Any, path: str) -> Mapping[str, Any]:
     """Parameters by name, or none."""
     if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(path, f"expected a mapping, got {_shown(given)}")
+        raise ConfigError(path, f"expected a mapping, {got(given)}")
     return given or {}
 
 
@@ -261,7 +261,7 @@ def _make_by_name(name: str, parameters: Mapping[str, Any]) -> Any:
     except RegistrationError:
         raise
     except (HooklineError, TypeError, ValueError) as error:
-        given = ", ".join(f"{key}={_repr(value)}" for key, value in parameters.items()) or "its defaults"
+        given = ", ".join(f"{key}={written(value)}" for key, value in parameters.items()) or "its defaults"
         raise RegistrationError(f"{name} cannot be made with {given}: {error}") from error
 
 
@@ -325,14 +325,15 @@ def _read(name: str, value: Any, parameter: inspect.Parameter) -> Any:
     try:
         return as_expected(value, parameter)
     except ValueError as error:
-        raise RegistrationError(f"{name}.{parameter.name}: {error}, got {_shown(value)}") from None
+        raise RegistrationError(f"{name}.{parameter.name}: {error}, {got(value)}") from None
 
 
 def _refuse_text(name: str, value: Any, parameter: inspect.Parameter) -> None:
     """A word where the constructor's annotation has numbers only would fail much later, in the middle of a run."""
     annotated = parameter.annotation is not parameter.empty
     if isinstance(value, str) and annotated and expected_kinds(parameter) <= {"int", "float", "None"}:
-        raise RegistrationError(f"{name}.{parameter.name}: expected {written_kind(parameter)}, got {_shown(value)}")
+        expected = f"expected {written_kind(parameter)}"
+        raise RegistrationError(f"{name}.{parameter.name}: {expected}, {got(value)}")
 
 
 def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -344,13 +345,3 @@ def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     missing = object()
     held = {name: getattr(hook, name, missing) for name in names if name != "name"}
     return {**{name: value for name, value in held.items() if value is not missing}, **given}
-
-
-def _shown(value: Any) -> str:
-    return f"{_repr(value)} ({type(value).__name__})"
-
-
-def _repr(value: Any) -> str:
-    """A value for an error message, cut short; of a resolved reference, the reference."""
-    text = repr(getattr(value, "reference", value))
-    return text if len(text) <= 60 else text[:57] + "…"

@@ -15,18 +15,37 @@ def as_expected(value: Any, parameter: inspect.Parameter) -> Any:
 
     Raises ValueError, with what was expected, where the parameter takes no text and the value is nothing else.
     """
-    read = getattr(value, "read", None) if isinstance(value, str) else None
-    if read is None:
+    if isinstance(value, (list, tuple)) and any(map(_can_be_read, value)):
+        return _as_elements(value, parameter)
+    if not _can_be_read(value):
         return value
     kinds = expected_kinds(parameter)
     if not kinds & _READABLE or kinds & _TEXTS:
         return value
-    plain = read()
+    plain = value.read()
     if _kinds_of(plain) & kinds:
         return plain
     if kinds & _LISTS or parameter.annotation is parameter.empty:
         return value  # a list of texts perhaps, of which one alone is often taken, too; or a default is all we know
     raise ValueError(f"expected {written_kind(parameter)}")
+
+
+def _as_elements(values: Any, parameter: inspect.Parameter) -> list[Any]:
+    """The same for each element, where the annotation says what these are, or all others are numbers."""
+    others = [one for one in values if not _can_be_read(one)]
+    kinds = _kinds_inside(written_kind(parameter))
+    if not kinds and others and all(map(_kinds_of, others)):
+        kinds = {"bool", "int", "float"}
+    if not kinds & _READABLE or kinds & _TEXTS:
+        return list(values)
+    read = [one.read() if _can_be_read(one) else one for one in values]
+    if not all(_kinds_of(new) & kinds for new, one in zip(read, values, strict=True) if _can_be_read(one)):
+        raise ValueError(f"expected {written_kind(parameter) or 'numbers'}")
+    return read
+
+
+def _can_be_read(value: Any) -> bool:
+    return isinstance(value, str) and hasattr(value, "read")
 
 
 def written_kind(parameter: inspect.Parameter) -> str:
@@ -54,6 +73,16 @@ def _names(written: str) -> set[str]:
     if outer in ("Optional", "Union"):
         return set[str]().union(*map(_names, _split(inner, ",")), ["None"] if outer == "Optional" else [])
     return {outer} - {""}
+
+
+def _kinds_inside(written: str) -> set[str]:
+    """The names of the types in the brackets of a list: 'int' of `Iterable[int]`, 'float' of `list[float] | None`."""
+    found: set[str] = set()
+    for part in _split(written, "|"):
+        head, _, inner = part.strip().removesuffix("]").partition("[")
+        if head.rpartition(".")[2] in _LISTS:
+            found = found.union(*map(_names, _split(inner, ",")))
+    return found - {"..."}
 
 
 def _split(written: str, mark: str) -> list[str]:

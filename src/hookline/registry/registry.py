@@ -262,6 +262,7 @@ class HookRegistry(Events):
             if self._entries.get(entry.name) is not entry:
                 return
             del self._entries[entry.name]
+            self.tables.agenda.forget(entry.name)
             self._count(entry, -1)
             self._changed()
         self._close(entry)

@@ -16,6 +16,7 @@ from weakref import ref
 
 from torch import Tensor
 
+from hookline.stats.columns import L2
 from hookline.stats.layout import kept_table
 from hookline.stats.statistics import summarize
 
@@ -53,6 +54,7 @@ class _Newest(local):
 
     def __init__(self) -> None:
         self.known, self.rows = Known([]), summarize([])
+        self.known_by_norm, self.norms = self.known, self.rows[:, L2]
 
 
 _newest = _Newest()
@@ -82,6 +84,19 @@ def _each_once(tensors: Sequence[Tensor], names: Sequence[object] | None) -> Ten
 def remember(known: Known, rows: Tensor) -> None:
     """Keep the rows of these tensors until the next ones."""
     _newest.known, _newest.rows = known, rows
+
+
+def remember_norms(known: Known, norms: Tensor) -> None:
+    """Keep the norms of these tensors, of which nothing else was read, until the next ones."""
+    _newest.known_by_norm, _newest.norms = known, norms
+
+
+def recall_norms(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The norms of these tensors, if they or all statistics were read last and nobody has written to them since."""
+    if _newest.known_by_norm.are(tensors):
+        return _newest.norms
+    rows = recall(tensors)
+    return None if rows is None else rows[:, L2]
 
 
 def recall(tensors: Sequence[Tensor]) -> Tensor | None:

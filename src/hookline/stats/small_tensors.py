@@ -27,6 +27,7 @@ SMALL = 32768  # elements; beyond, calls no longer matter, and torch uses its th
 COPIED = 16384  # elements; beyond, a copy costs more than the calls it saves
 FEW = 4  # tensors; fewer are read where they lie
 READ_AT_ONCE = 65536  # elements that `read` takes at most: more than stay in the cache
+_WITH_NORMS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _not_zero, _count = np.not_equal, np.count_nonzero
 
 
@@ -46,9 +47,9 @@ class Small:
     order: Numbers | None
     """Where the first of the places stands among these, the second, and so on; None where it is the same order."""
     widest: torch.dtype
-    """A precision that is enough for all of them."""
-    whole: bool
-    """Whether there are whole numbers among them, which have no norms."""
+    """A precision that is enough for norms of all of them."""
+    converted: bool
+    """Whether some are of a kind that torch takes no norms of: whole numbers, or of eight bits."""
 
     @classmethod
     def among(cls, places: Sequence[int], kinds: Kinds) -> Small:
@@ -66,8 +67,10 @@ class Small:
         sizes = np.array([kinds.shapes[place].numel() for place in read], np.float64)
         order = None if read == small else np.argsort(read)
         dtypes = {kinds.dtypes[place] for place in small}
-        widest = torch.float64 if torch.float64 in map(wide_dtype, dtypes) else torch.float32
-        return cls(small, chunks, lone, read, sizes, order, widest, not all(one.is_floating_point for one in dtypes))
+        # What does not lie in one piece is added up one by one, where float32 loses digits.
+        exact = torch.float64 in map(wide_dtype, dtypes) or not kinds.contiguous
+        widest = torch.float64 if exact else torch.float32
+        return cls(small, chunks, lone, read, sizes, order, widest, not dtypes <= _WITH_NORMS)
 
     def in_order(self, found: Numbers) -> Numbers:
         """What was found of each, as the places are."""
@@ -93,7 +96,7 @@ def norms_of_small(tensors: Sequence[Tensor], small: Small) -> list[float]:
     NumPy's products, while all statistics would take longer so.
     """
     some = [tensors[place] for place in small.places]
-    if small.whole:
+    if small.converted:
         some = [tensor.to(wide_dtype(tensor.dtype)) for tensor in some]
     return list(map(Tensor.item, torch._foreach_norm(some, 2, small.widest)))
 

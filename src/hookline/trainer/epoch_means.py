@@ -18,6 +18,13 @@ class EpochMeans:
         self._sums: dict[str, Number] = {}
         self._counts: dict[str, int] = {}
         self._newest: dict[str, tuple[int, Number]] = {}  # with the step it is of
+        self._began = -1  # the last step before the epoch
+
+    def of_next_epoch(self, step: int) -> EpochMeans:
+        """Those of the epoch that begins after this step: means begin anew, and the newest values stay so."""
+        following = EpochMeans()
+        following._newest, following._began = self._newest, step
+        return following
 
     def add(self, name: str, value: Number) -> None:
         """One micro-batch's, detached."""
@@ -39,15 +46,17 @@ class EpochMeans:
         self.fold()
         return {epoch_name(name): float(total) / self._counts[name] for name, total in self._sums.items()}
 
-    def newest(self, since: int) -> dict[str, float]:
-        """The newest values of steps later than that one. Waits for the device."""
-        return {name: float(value) for name, (step, value) in self._newest.items() if step > since}
+    def newest(self, since: int | None = None) -> dict[str, float]:
+        """The newest values of steps later than that one, or else of the epoch's. Waits for the device."""
+        after = self._began if since is None else since
+        return {name: float(value) for name, (step, value) in self._newest.items() if step > after}
 
     def state_dict(self) -> dict[str, Any]:
         """As numbers. Waits for the device."""
         self.fold()
         sums = {name: [self._counts[name], float(total)] for name, total in self._sums.items()}
-        return {"sums": sums, "newest": {name: [step, float(value)] for name, (step, value) in self._newest.items()}}
+        newest = {name: [step, float(value)] for name, (step, value) in self._newest.items()}
+        return {"sums": sums, "newest": newest, "began": self._began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; checkpoints of an earlier version say nothing of it."""
@@ -55,6 +64,7 @@ class EpochMeans:
         self._counts = {name: count for name, (count, _) in state.get("sums", {}).items()}
         self._sums = {name: total for name, (_, total) in state.get("sums", {}).items()}
         self._newest = {name: (step, value) for name, (step, value) in state.get("newest", {}).items()}
+        self._began = state.get("began", -1)
 
 
 def epoch_name(name: str) -> str:
@@ -64,8 +74,11 @@ def epoch_name(name: str) -> str:
 
 
 def own_number(value: Any) -> Any:
-    """A number that nobody else can write to, without a graph; on the host Python's own, elsewhere a copy there."""
-    if not isinstance(value, torch.Tensor):
+    """A number that nobody else can write to, without a graph; on the host Python's own, elsewhere a copy there.
+
+    A complex one is left as it is, for the record to refuse by its name.
+    """
+    if not isinstance(value, torch.Tensor) or value.is_complex():
         return value
     return value.item() if value.is_cpu else value.detach().clone()
 

@@ -202,7 +202,7 @@ class Loop:
             batches.go_on(moment.position, moment.batch_idx + 1)
         else:
             moment.enter_epoch()
-            self.losses = LossBook()
+            self.losses = LossBook(self.losses.beside.of_next_epoch(moment.step))
             if heard := self.fire.on_epoch_start:
                 heard(moment)
             batches.begin()
@@ -254,8 +254,8 @@ class Loop:
         """The means of the epoch so far, by the names they are recorded under. Waits for the device."""
         return {**self.losses.beside.means(), "train/epoch_loss": self.losses.mean()}
 
-    def newest_metrics(self, since: int) -> dict[str, float]:
-        """Numbers of the epoch's steps, the newest under each name, if it is of a later step. Waits for the device."""
+    def newest_metrics(self, since: int | None = None) -> dict[str, float]:
+        """The newest number of each name, if it is of a later step, or else of this epoch. Waits for the device."""
         return self.losses.beside.newest(since)
 
     def loader_names(self) -> list[str]:
@@ -303,7 +303,8 @@ class Loop:
         """What step_fn returned beside the loss, for the epoch's means: without its graph, and nobody's to write to."""
         found = {key: own_number(value) for key, value in metrics.items()}
         for key, value in found.items():
-            self.losses.beside.add(f"train/{key}", value)
+            if not (isinstance(value, Tensor) and value.is_complex()):
+                self.losses.beside.add(f"train/{key}", value)
         return found
 
     def backward_share(self, loss: Tensor) -> None:

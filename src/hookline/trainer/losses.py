@@ -13,12 +13,12 @@ from hookline.trainer.epoch_means import EpochMeans
 class LossBook:
     """The losses of one epoch."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: EpochMeans | None = None) -> None:
         self.recent: list[torch.Tensor] = []  # detached losses that are not in the sums yet; the loop appends here
         self._count = 0
         self._sum: torch.Tensor | float = 0.0
         self._bad: torch.Tensor | int = 0
-        self.beside = EpochMeans()
+        self.beside = beside or EpochMeans()
 
     def fold(self) -> None:
         """Add the recent losses to the sums, where they are: on a device that is not the host nothing waits."""
