@@ -175,6 +175,7 @@ def test_registries_without_a_config_start_empty() -> None:
         ({"hook_classes": "pkg.Mine"}, r"hooks\.hook_classes: expected a list of class paths, got 'pkg\.Mine'"),
         ({"hook_classes": ["pkg.Mine"], "hook_configs": {"Mine": 3}}, r"hook_configs\.Mine: expected a mapping, got 3"),
         ({"hook_configs": ["Mine"]}, r"hooks\.hook_configs: expected a mapping"),
+        ({"enable_logging_hook": "no"}, r"hooks\.enable_logging_hook: expected true or false, got 'no'"),
         ({"logging_config": 3}, r"hooks\.logging_config: expected a mapping"),
         (
             {"enable_logging_hook": True, "logging_config": {"enabled": "no"}},

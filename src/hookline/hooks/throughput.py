@@ -48,7 +48,8 @@ class ThroughputMonitor(TrainingHook):
     With `flops_per_token` or `flops_per_sample` (forward and backward) it adds ``tflops``, and with the device's
     `peak_flops` the share of it that is used, ``mfu``. Utilisation needs the package pynvml. On a schedule of its own
     (``every: 10``) it looks at the batches that are due and takes the others to be like them: samples and the wait for
-    data are estimates. It still hears where every batch and step ends, from where the wait for the next one counts.
+    data are estimates, and so is all that is counted by step where a batch that is due stands in the midst of one. It
+    still hears where every batch and step ends, from where the wait for the next one counts.
     """
 
     built_in = True

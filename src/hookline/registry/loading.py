@@ -212,6 +212,8 @@ def _mapping(given: Any, path: str) -> Mapping[str, Any]:
 def _by_flag(tree: Mapping[str, Any]) -> Iterator[HookSpec]:
     for flag, (name, key) in FLAGS.items():
         options, parameters = _sorted_out(_mapping(tree.get(key), f"hooks.{key}"), OPTIONS, f"hooks.{key}")
+        if tree.get(flag) not in (None, True, False):
+            raise ConfigError(f"hooks.{flag}", f"expected true or false, {got(tree[flag])}")
         if not tree.get(flag):
             _check_unused(name, parameters, f"hooks.{key}")
             continue
