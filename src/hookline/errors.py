@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _LONGEST = 60  # characters of a value in a message
@@ -85,6 +86,15 @@ def nearest(name: str, choices: Iterable[str], limit: int = 12) -> str:
 
 def _closest(name: str, valid: list[str], limit: int) -> list[str]:
     return sorted(valid, key=lambda choice: -difflib.SequenceMatcher(None, name, choice).ratio())[:limit]
+
+
+def hidden(text: str, instead: Mapping[str, str]) -> str:
+    """A text in which some words are replaced by others: the longest first, and as they are or as a repr has them."""
+    forms = {form: other for word, other in instead.items() for form in (word, repr(word)[1:-1])}
+    if not forms:
+        return text
+    longest_first = sorted(forms, key=len, reverse=True)  # one may hold another
+    return re.sub("|".join(map(re.escape, longest_first)), lambda found: forms[found[0]], text)
 
 
 def got(value: Any) -> str:

@@ -114,6 +114,27 @@ def test_a_validation_that_fails_is_put_right() -> None:
             assert same(kept[0], weights_of(trainer.model))
 
 
+def test_a_validation_that_fails_inside_another_is_put_right() -> None:
+    """At the end of the outer one: a checkpoint that comes next has training's own weights."""
+    tried: list[int] = []
+    trainer = make_trainer(EMAHook(0.5, warmup=False), validate_every=2)
+
+    @trainer.on("validation_end", name="tries")
+    def tries(trainer: Trainer, step: int) -> None:
+        with pytest.raises(RuntimeError):
+            trainer.validate([(torch.ones(4, 7), torch.ones(4, 1))])  # of the wrong shape
+        tried.append(step)
+
+    own: dict[int, dict[str, torch.Tensor]] = {}
+    trainer.on("after_optimizer_step")(lambda step, model: own.update({step: weights_of(model)}))
+    after = trainer.stepper()
+    for step in range(1, 7):
+        next(after)
+        assert same(weights_of(trainer.model), own[step]), step
+    after.close()
+    assert tried == [2, 4, 6]
+
+
 def test_validation_in_the_middle_of_a_step() -> None:
     """Between forward and backward, too: the graph does not notice."""
     results = []

@@ -191,3 +191,7 @@ def test_only_steps_that_are_lost_are_told(caplog: pytest.LogCaptureFixture) -> 
     trainer.train()
     assert [len(one.traces) for one in (first, second)] == [1, 1]
     assert caplog.messages == ["hook 'profiler': nothing was traced: the run ended at step 6, before first_step=50"]
+    caplog.clear()
+    train(Profiler(), every=1000)
+    train(Profiler(first_step=99), fast_dev_run=2)
+    assert caplog.messages == []

@@ -10,7 +10,7 @@ import torch
 
 from hookline.build import trainer_from_config
 from hookline.cli import main
-from hookline.config.references import Resolved
+from hookline.config.references import Resolved, resolve_references, without_values
 from hookline.errors import ConfigError, RegistrationError
 from hookline.registry.loading import make_hook
 from hookline.registry.loading_references import as_expected, expected_kinds
@@ -156,6 +156,8 @@ ELEMENTS = [
     (tuple[float | torch.Tensor, float], NOTHING, (0.9, Resolved("1e-2", "${env:B}")), [0.9, 0.01]),
     ("list[float] | None", None, [Resolved("2", "${env:N}")], [2]),
     (NOTHING, NOTHING, [0.5, Resolved("7", "${env:N}")], [0.5, 7]),
+    ("Optional[list[int]]", None, [Resolved("3", "${env:N}")], [3]),
+    ("Union[int, Sequence[int]]", NOTHING, [Resolved("3", "${env:N}")], [3]),
     ("list[str]", NOTHING, [Resolved("3", "${env:N}"), "b"], ["3", "b"]),
     (NOTHING, NOTHING, [Resolved("3", "${env:N}")], ["3"]),
 ]
@@ -206,3 +208,20 @@ def test_the_command_line_prints_no_values(
     assert main(["train", *words]) == 2
     shown = capsys.readouterr().err
     assert "${env:" in shown and "s3cr3t" not in shown and "98765" not in shown
+
+
+def test_values_are_hidden_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are and as a repr has them; what was put in their place is left alone."""
+    secrets = {"A": "pass\\word'\"1", "B": "SECRET_TOKEN", "SECRET_TOKEN": "abcdefgh1234"}
+    resolve_references({name: f"${{env:{name}}}" for name in secrets}, secrets)
+    assert without_values(f"{secrets['A']} and {secrets['A']!r}") == "${env:A} and '${env:A}'"
+    assert without_values("SECRET_TOKEN abcdefgh1234") == "${env:B} ${env:SECRET_TOKEN}"
+
+
+def test_the_place_of_a_problem_is_shown_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A variable may hold a word of the config."""
+    monkeypatch.setenv("PLACE", "optimizer")
+    assert main(["train", "trainer.output_dir=${env:PLACE}", "optimizer.lr=-1"]) == 2
+    assert "error: optimizer: adamw cannot be made with" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hookline.errors import HooklineError
 from hookline.stats import newest
-from hookline.stats.newest import Known, recall, remember, summarize_once
+from hookline.stats.newest import Known, recall, recall_norms, remember, remember_norms, summarize_once
 from hookline.stats.statistics import summarize
 
 
@@ -88,3 +88,16 @@ def test_tensors_are_known_again_until_somebody_writes() -> None:
     assert not known.are(tensors)
     with torch.inference_mode():
         assert not Known(one := [torch.randn(5)]).are(one)
+
+
+def test_norms_are_known_by_what_was_read_last() -> None:
+    """Of norms alone and of all statistics, whichever came later; a write that no version counts lies between."""
+    tensors = [torch.ones(4)]
+    remember_norms(Known(tensors), torch.tensor([2.0]))
+    assert recall_norms(tensors) is not None and recall(tensors) is None
+    tensors[0].data.mul_(5)
+    remember(Known(tensors), summarize(tensors))
+    found = recall_norms(tensors)
+    assert found is not None and found.tolist() == [10.0]
+    tensors[0].mul_(2)
+    assert recall_norms(tensors) is None

@@ -255,6 +255,27 @@ def test_a_validation_inside_another_decides_nothing(monitor: str) -> None:
     assert 0 < (hook.best if monitor == "early_stopping" else hook.best_score) < 1000
 
 
+def test_the_weights_of_a_validation_inside_are_not_the_best() -> None:
+    """Early stopping that restores the best weights keeps those of the run's own validation."""
+    trainer = make_trainer(val_dataloader=make_batches(4), max_epochs=1)
+    options = {"monitor": "val/loss", "check_on_train_epoch_end": True, "restore_best_weights": True}
+    trainer.add_hook("early_stopping", **options)
+    zeroed: list[bool] = []
+
+    @trainer.on("validation_end", name="zeroes", after="early_stopping")
+    def zeroes(trainer: Trainer) -> None:
+        if not zeroed:
+            zeroed.append(True)
+            own = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+            for weight in trainer.model.parameters():
+                torch.nn.init.zeros_(weight)
+            trainer.validate()
+            trainer.model.load_state_dict(own)
+
+    trainer.train()
+    assert zeroed and all(weight.any() for weight in trainer.model.parameters())
+
+
 def test_two_hooks_may_each_validate_inside() -> None:
     """One of them inside the other's, too."""
     trainer = make_trainer(debug=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from hookline import __version__
-from hookline.errors import HooklineError, nearest
+from hookline.errors import ConfigError, HooklineError, nearest
 
 Commands = argparse._SubParsersAction  # argparse has no public name for it
 
@@ -93,9 +93,11 @@ def tell_error(error: BaseException, debug: bool, status: int, hide: Callable[[s
         print(hide("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True)
     ours = isinstance(error, HooklineError)
     text = str(error) if ours else f"{type(error).__name__}: {error}".rstrip(": ")
+    place = f"{error.path}: " if isinstance(error, ConfigError) and error.path else ""  # of our own making
     notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))  # which hook it was, say
     hint = "" if ours or debug else " (--debug shows the traceback)"
-    print(f"hookline: error: {one_line(hide(text))}{one_line(hide(notes))}{hint}", file=sys.stderr, flush=True)
+    words = f"{place}{hide(text.removeprefix(place))}{hide(notes)}"
+    print(f"hookline: error: {one_line(words)}{hint}", file=sys.stderr, flush=True)
     return status
 
 

@@ -10,6 +10,7 @@ from hookline.cli import FAILED
 from hookline.cli.page import entry, open_page
 from hookline.cli.settings import read_settings
 from hookline.cli.silence import silence
+from hookline.config.references import without_values
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +60,7 @@ def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
     for title in ("hook", "step", "verdict"):
         table.add_column(title, justify="right" if title == "step" else "left", no_wrap=title == "hook")
     for verdict in verdicts:
-        notes = "".join(f"; {note}" for note in verdict.notes)
+        notes = without_values("".join(f"; {note}" for note in verdict.notes))
         step = "-" if verdict.step is None else str(verdict.step)
         table.add_row(verdict.hook, step, f"{verdict}{notes}", style="" if verdict.fine else "red")
     console.print(table)
@@ -72,8 +73,8 @@ def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
 
 def print_warnings(console: Console, warned: list[str], verdicts: list[Verdict]) -> None:
     """What was warned of meanwhile, without what a verdict says already; a traceback keeps its lines."""
-    notes = [note for verdict in verdicts for note in verdict.notes]
-    for text in warned:
+    notes = [without_values(note) for verdict in verdicts for note in verdict.notes]
+    for text in map(without_values, warned):
         if "\n" in text:
             console.print(f"\n{text}", soft_wrap=True)
         elif not any(text.endswith(note) for note in notes):

@@ -10,7 +10,7 @@ from typing import Any
 
 from hookline.config.plain_values import plain_copy
 from hookline.config.yaml_text import read_yaml
-from hookline.errors import ConfigError
+from hookline.errors import ConfigError, hidden
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _ENVIRONMENT = "env:"
@@ -59,9 +59,7 @@ def resolve_references(tree: Any, environment: Mapping[str, str] | None = None) 
 
 def without_values(text: str) -> str:
     """A text in which what references stood for is replaced by them, wherever somebody has quoted it."""
-    for value in sorted(_references, key=len, reverse=True):  # one may hold another
-        text = text.replace(value, _references[value])
-    return text
+    return hidden(text, _references)
 
 
 def restore_references(resolved: Any, written: Any) -> Any:
@@ -102,5 +100,5 @@ def _value(inner: str, path: str, variables: Mapping[str, str]) -> str:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(path, f"the environment variable {name!r} is not set{hint}")
     if len(variables[name]) >= _SHORTEST:
-        _references[variables[name]] = f"${{{inner}}}"
+        _references.setdefault(variables[name], f"${{{inner}}}")
     return variables[name]

@@ -12,6 +12,7 @@ import torch
 from hookline.errors import ConfigError
 from hookline.events.schedule import Quantity, Schedule
 from hookline.hooks.metric_hook import MODES, MetricHook, Occasion, better, is_of_training
+from hookline.hooks.named_hook import is_of_the_run
 from hookline.hooks.parameters import (
     number,
     number_or_none,
@@ -176,6 +177,8 @@ class EarlyStopping(MetricHook):
     def on_validation_end(self, trainer: Any, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
         """Where the check comes with the end of the epoch, `ema` will have put training's own weights back by then."""
         super().on_validation_end(trainer, step, epoch, metrics)
+        if not is_of_the_run(trainer):
+            return
         value = self._validation.metrics.get(self.key) if self._validation.step == step else None
         wanted = self.restore_best_weights and self._looks_at_epochs
         if wanted and value is not None and self._is_improvement(value):

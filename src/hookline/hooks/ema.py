@@ -12,7 +12,7 @@ import torch
 
 from hookline.checkpoints import read_checkpoint
 from hookline.errors import CheckpointError, nearest
-from hookline.hooks.named_hook import NamedHook
+from hookline.hooks.named_hook import NamedHook, validations_under_way
 from hookline.hooks.parameters import number, switch
 
 HALF = (torch.float16, torch.bfloat16)
@@ -46,6 +46,7 @@ class EMAHook(NamedHook):
         self._registry: Any = None
         self._unwatch: Callable[[], None] | None = None
         self._nested = 0  # validations inside the one that took the average in
+        self._validated_in: list[int] = []  # how deep those are whose start was heard, and whose end was not
         self._moved = False  # whether an optimizer of this step has stepped
         self._known: tuple[torch.nn.Module, dict[str, torch.Tensor]] | None = None  # walking over a model is slow
         self._averaged: Callable[[], torch.nn.Module | None] | None = None  # whose weights they are, while it lives
@@ -145,10 +146,11 @@ class EMAHook(NamedHook):
             if name in self.average:
                 weight.copy_(self.average[name])
 
-    def on_validation_start(self, model: torch.nn.Module) -> None:
+    def on_validation_start(self, model: torch.nn.Module, trainer: Any = None) -> None:
         """Unless an earlier hook of this very event has switched it off: nobody would put the weights back."""
         if self._is_on and not self._is_taken(model):
             self._take_in(model)
+            self._validated_in.append(validations_under_way(trainer) or len(self._validated_in) + 1)
 
     def _is_taken(self, model: torch.nn.Module) -> bool:
         """Whether the model has another one's average: to put that back later would mix it into training."""
@@ -156,8 +158,12 @@ class EMAHook(NamedHook):
         others = [entry.hook for entry in entries if isinstance(entry.hook, EMAHook) and entry.hook is not self]
         return any(other._holder is model for other in others)
 
-    def on_validation_end(self) -> None:
-        self._put_back()
+    def on_validation_end(self, trainer: Any = None) -> None:
+        """Of those inside it, one may have failed, and its end was not heard."""
+        depth = validations_under_way(trainer) or len(self._validated_in)
+        while self._validated_in and self._validated_in[-1] >= depth:
+            self._validated_in.pop()
+            self._put_back()
 
     def on_train_batch_start(self) -> None:
         """A validation that failed, and whose failure a hook forgave, has not put the weights back."""
@@ -187,6 +193,7 @@ class EMAHook(NamedHook):
     def _put_right(self) -> None:
         """No validation is under way, whatever became of the last one."""
         self._nested = 0
+        self._validated_in.clear()
         self._put_back()
 
     # ---- saving ----------------------------------------------------------------------------------------------------

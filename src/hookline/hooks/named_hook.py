@@ -38,8 +38,13 @@ def is_trial(trainer: Any) -> bool:
 
 def is_of_the_run(trainer: Any) -> bool:
     """Whether a validation decides something: not one before or after the run, nor one inside another."""
-    under_way = getattr(getattr(trainer, "moment", None), "validating", None)  # other people's trainers have none
-    return bool(getattr(trainer, "running", True)) and not (isinstance(under_way, list) and len(under_way) > 1)
+    return bool(getattr(trainer, "running", True)) and validations_under_way(trainer) <= 1
+
+
+def validations_under_way(trainer: Any) -> int:
+    """How many, each inside the one before; 0 where it is not known: other people's trainers do not count them."""
+    under_way = getattr(getattr(trainer, "moment", None), "validating", None)
+    return len(under_way) if isinstance(under_way, list) else 0
 
 
 def made_again(hook: Kind, made_by: type[Any], memo: dict[int, Any]) -> Kind:

@@ -73,30 +73,34 @@ class Profiler(NamedHook):
         if step > self._window[1]:
             self._finish()
         self._reached = step
-        if self._profile is None and not self._is_left_out(step):
+        if self._profile is None and not self._is_left_out(trainer, step):
             self._trainer, self._window = trainer, self._window_at(trainer, step)
             self._profile = self._make_profile(self._window[0] - step)
             Profiler._at_work.add(self)
             self._go_on(self._profile.start)
 
-    def _is_left_out(self, step: int) -> bool:
+    def _is_left_out(self, trainer: Any, step: int) -> bool:
         """Whether another profiler is at work, of which there can be only one: two would end the process."""
         if not Profiler._at_work and not torch._C._autograd._profiler_enabled():
             return False
-        if step not in self._warm_ups and not self._told_left_out:  # a window without all of its warm-up is no loss
+        warms_up = step in self._warm_ups and self._is_on_its_own_schedule(trainer)  # without it a window is no loss
+        if not warms_up and not self._told_left_out:
             self._told_left_out = True
             logger.warning("hook %r: step %d is not traced, because another profiler is at work", self.called, step)
         return True
 
     def _window_at(self, trainer: Any, step: int) -> tuple[int, int]:
         """The window that begins here or is warmed up for; on another schedule than its own, this step alone."""
-        schedule = trainer.hooks.entry(self.called).schedule
-        if schedule != self.schedule:
+        if not self._is_on_its_own_schedule(trainer):
+            schedule = trainer.hooks.entry(self.called).schedule
             marks = [mark for mark in (schedule.every, *schedule.at) if mark is not None]
             self._ends_with_the_batch = any(mark.unit not in ("steps", "epochs") for mark in marks)
             return step, step
         first, last = next(window for window in self._windows if step <= window[1])
         return max(first, step), last
+
+    def _is_on_its_own_schedule(self, trainer: Any) -> bool:
+        return bool(trainer.hooks.entry(self.called).schedule == self.schedule)
 
     def _make_profile(self, warmup: int) -> profiler.profile:
         return profiler.profile(
@@ -130,9 +134,9 @@ class Profiler(NamedHook):
             Profiler._at_work.discard(self)
             raise
 
-    def on_train_end(self, step: int = 0) -> None:
-        """End the trace that is being made; if no window was reached, say so."""
-        if not self._reached and step:
+    def on_train_end(self, trainer: Any, step: int) -> None:
+        """End the trace that is being made; if the run was over before its first window, say so."""
+        if step < self.first_step[0] and not is_trial(trainer) and self._is_on_its_own_schedule(trainer):
             why = f"the run ended at step {step}, before first_step={self.first_step[0]}"
             logger.warning("hook %r: nothing was traced: %s", self.called, why)
         self._finish()

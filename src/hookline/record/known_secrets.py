@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from weakref import WeakSet
 
+from hookline.errors import hidden
+
 SHORTEST = 8  # characters; less would be found in many an innocent word
 
 
@@ -29,10 +31,7 @@ for_good = KnownSecrets()  # of no run in particular: kept until the process end
 
 
 def without_known(text: str) -> str:
-    """A text without the secrets that any run in this process knows; the longest go first, as one may hold another."""
+    """A text without the secrets that any run in this process knows."""
     if len(text) < SHORTEST:
         return text
-    known = {secret: instead for holder in list(_holders) for secret, instead in holder.instead.items()}
-    for secret in sorted(known, key=len, reverse=True):
-        text = text.replace(secret, known[secret])
-    return text
+    return hidden(text, {secret: instead for holder in list(_holders) for secret, instead in holder.instead.items()})

@@ -80,8 +80,10 @@ def _kinds_inside(written: str) -> set[str]:
     found: set[str] = set()
     for part in _split(written, "|"):
         head, _, inner = part.strip().removesuffix("]").partition("[")
-        if head.rpartition(".")[2] in _LISTS:
-            found = found.union(*map(_names, _split(inner, ",")))
+        outer = head.rpartition(".")[2]
+        read = _kinds_inside if outer in ("Optional", "Union") else _names if outer in _LISTS else None
+        if read is not None:
+            found = found.union(*map(read, _split(inner, ",")))
     return found - {"..."}
 
 

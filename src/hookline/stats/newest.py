@@ -49,11 +49,14 @@ class Known:
         return same and self.versions is not None and versions_of(tensors) == self.versions
 
 
+_NONE = Known([])
+
+
 class _Newest(local):
     """What a thread has read last."""
 
     def __init__(self) -> None:
-        self.known, self.rows = Known([]), summarize([])
+        self.known, self.rows = _NONE, summarize([])
         self.known_by_norm, self.norms = self.known, self.rows[:, L2]
 
 
@@ -83,12 +86,12 @@ def _each_once(tensors: Sequence[Tensor], names: Sequence[object] | None) -> Ten
 
 def remember(known: Known, rows: Tensor) -> None:
     """Keep the rows of these tensors until the next ones."""
-    _newest.known, _newest.rows = known, rows
+    _newest.known, _newest.rows, _newest.known_by_norm = known, rows, _NONE
 
 
 def remember_norms(known: Known, norms: Tensor) -> None:
     """Keep the norms of these tensors, of which nothing else was read, until the next ones."""
-    _newest.known_by_norm, _newest.norms = known, norms
+    _newest.known_by_norm, _newest.norms, _newest.known = known, norms, _NONE
 
 
 def recall_norms(tensors: Sequence[Tensor]) -> Tensor | None:

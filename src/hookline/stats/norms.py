@@ -23,7 +23,9 @@ _FAINT = sqrt(FAINT)
 
 
 def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None, kinds: Kinds | None = None) -> Tensor:
-    """The L2 norm of each tensor, as `summarize` has it but for the last digits; nothing waits for the device.
+    """The L2 norm of each tensor, as `summarize` has it; nothing waits for the device.
+
+    Small ones are added up in float32: where all values are alike, of ten thousand or more, it is five digits.
 
     >>> import torch
     >>> norms([torch.tensor([3.0, -4.0]), torch.zeros(2)]).tolist()
