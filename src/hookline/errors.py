@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+SHORTEST_HIDDEN = 8  # characters of what is hidden in texts; less would be found in many an innocent word
 _LONGEST = 60  # characters of a value in a message
 
 

@@ -101,4 +101,4 @@ def test_hooks_that_save_have_a_place_for_it(own_hooks: Path, capsys: pytest.Cap
     assert "checkpoint" in capsys.readouterr().out and not (own_hooks / "runs").exists()
     with pytest.raises(SystemExit):
         main(["verify", str(written), "--steps", "0"])
-    assert "argument --steps: 0 is too few; the smallest is 1" in capsys.readouterr().err
+    assert "argument --steps: expected a whole number, at least 1; got '0'" in capsys.readouterr().err

@@ -4,8 +4,9 @@ import gc
 
 import pytest
 
+from hookline.errors import SHORTEST_HIDDEN
 from hookline.record.description import known_secrets
-from hookline.record.known_secrets import SHORTEST, KnownSecrets, without_known
+from hookline.record.known_secrets import KnownSecrets, without_known
 from hookline.record.redaction import redact, redact_text, secrets_in
 
 
@@ -43,8 +44,8 @@ def test_they_are_forgotten_with_their_holder() -> None:
 def test_short_texts_are_left() -> None:
     """They would be found in many an innocent word."""
     known = KnownSecrets()
-    known.learn([("x" * (SHORTEST - 1), "<redacted>")])
-    assert without_known("x" * SHORTEST) == "x" * SHORTEST
+    known.learn([("x" * (SHORTEST_HIDDEN - 1), "<redacted>")])
+    assert without_known("x" * SHORTEST_HIDDEN) == "x" * SHORTEST_HIDDEN
 
 
 def test_what_a_config_tells() -> None:

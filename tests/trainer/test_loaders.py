@@ -16,7 +16,8 @@ from torch.utils.data import (
 
 from hookline import get_trainer
 from hookline.errors import CheckpointError, ConfigError, TrainingError
-from hookline.trainer.loaders import EpochBatches, epoch_length, gives_what_it_says, named_loaders
+from hookline.trainer.loaders import EpochBatches, TrainLoaders, epoch_length, gives_what_it_says, named_loaders
+from hookline.trainer.turns import Mixing
 
 
 class Endless:
@@ -43,7 +44,7 @@ class Told:
 
     def __init__(self, loaders: Any, limit: int | None = None, look_ahead: bool = False) -> None:
         self.where = (-1, "")
-        self.batches = EpochBatches(loaders, limit, look_ahead, self.enter)
+        self.batches = EpochBatches(TrainLoaders(loaders, Mixing(), limit), look_ahead, self.enter)
 
     def enter(self, index: int, name: str) -> None:
         self.where = (index, name)

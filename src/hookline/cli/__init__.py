@@ -204,13 +204,9 @@ def _add_checkpoints(commands: Commands[argparse.ArgumentParser]) -> None:
 
 def _at_least_one(word: str) -> int:
     """A number of an option that means nothing below 1."""
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{word} is too few; the smallest is 1")
-    return number
-
-
-_at_least_one.__name__ = "whole number"  # as argparse calls what it could not read
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number, at least 1; got {word!r}")
+    return int(word)
 
 
 def _add_verify(commands: Commands[argparse.ArgumentParser]) -> None:

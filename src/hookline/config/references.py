@@ -10,11 +10,10 @@ from typing import Any
 
 from hookline.config.plain_values import plain_copy
 from hookline.config.yaml_text import read_yaml
-from hookline.errors import ConfigError, hidden
+from hookline.errors import SHORTEST_HIDDEN, ConfigError, hidden
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _ENVIRONMENT = "env:"
-_SHORTEST = 8  # characters of a value; less would be found in many an innocent word
 _references: dict[str, str] = {}  # of the values that this process has read
 
 
@@ -99,6 +98,6 @@ def _value(inner: str, path: str, variables: Mapping[str, str]) -> str:
         close = get_close_matches(name, variables, n=1, cutoff=0.5)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(path, f"the environment variable {name!r} is not set{hint}")
-    if len(variables[name]) >= _SHORTEST:
+    if len(variables[name]) >= SHORTEST_HIDDEN:
         _references.setdefault(variables[name], f"${{{inner}}}")
     return variables[name]

@@ -69,10 +69,10 @@ class GradientMonitor(TrainingHook):
         self.schedule = Schedule.parse(every=_checked_frequency(log_frequency))
         resolution = _checked_resolution(bins_per_octave) if switch(log_histogram, "log_histogram") else 0
         points, ratios = _checked_points(percentiles), switch(log_update_ratio, "log_update_ratio")
-        free = log_moments is None and bool(resolution or points or not log_norm)
-        moments = free or (log_moments is not None and switch(log_moments, "log_moments"))
-        self._wanted = Wanted(moments, resolution, points, ratios)
-        self._wanted_on_device = self._wanted._replace(moments=moments or log_moments is None)
+        self.log_moments = None if log_moments is None else switch(log_moments, "log_moments")
+        free = bool(resolution or points or not log_norm)
+        self._wanted = Wanted(free if self.log_moments is None else self.log_moments, resolution, points, ratios)
+        self._wanted_on_device = self._wanted._replace(moments=self.log_moments is not False)
         self._limits = _checked_limits(vanishing, exploding, median_ratio)
         self.troubled: dict[str, Verdict] = {}
         """The layers that were in trouble at the newest look that has arrived."""
@@ -200,7 +200,7 @@ class GradientMonitor(TrainingHook):
         """What layers.jsonl gets, and the columns it comes from; the update ratio is yet to be divided."""
         wanted, final = self._wanted, "final_l2" if "final_l2" in named else "l2"
         recorded = {"norm": "l2", "final_norm": final} if self.log_norm else {}
-        recorded |= {name: name for name in MOMENTS if name in named and self._wanted_on_device.moments}
+        recorded |= {name: name for name in MOMENTS if name in named and self.log_moments is not False}
         recorded |= {"update_ratio": "update_l2"} if wanted.update_ratio else {}
         recorded |= {name: name for name in map(percentile_name, wanted.points)}
         return recorded | ({"top_octave": "top_octave"} if wanted.bins_per_octave else {})
@@ -214,7 +214,7 @@ class GradientMonitor(TrainingHook):
             scalars |= {"norm": total, "final_norm": _total(columns.get("final_l2", norms))}
             largest, smallest = (math.nan, math.nan) if math.isnan(total) else (max(norms), min(norms))
             scalars |= {"largest_norm": largest, "smallest_norm": smallest}
-        if "zeros" in columns and self._wanted_on_device.moments:
+        if "zeros" in columns and self.log_moments is not False:
             scalars |= {name: sum(columns[name]) for name in ("zeros", "nans", "infs")}
         if self._wanted.update_ratio:
             scalars["update_ratio"] = _update_ratio(columns)

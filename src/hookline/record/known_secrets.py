@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from weakref import WeakSet
 
-from hookline.errors import hidden
-
-SHORTEST = 8  # characters; less would be found in many an innocent word
+from hookline.errors import SHORTEST_HIDDEN, hidden
 
 
 class KnownSecrets:
@@ -23,7 +21,7 @@ class KnownSecrets:
 
     def learn(self, secrets: Iterable[tuple[str, str]]) -> None:
         """Take each secret, and what to write in its place; short ones are left."""
-        self.instead.update((secret, instead) for secret, instead in secrets if len(secret) >= SHORTEST)
+        self.instead.update((secret, instead) for secret, instead in secrets if len(secret) >= SHORTEST_HIDDEN)
 
 
 _holders: WeakSet[KnownSecrets] = WeakSet()
@@ -32,6 +30,6 @@ for_good = KnownSecrets()  # of no run in particular: kept until the process end
 
 def without_known(text: str) -> str:
     """A text without the secrets that any run in this process knows."""
-    if len(text) < SHORTEST:
+    if len(text) < SHORTEST_HIDDEN:
         return text
     return hidden(text, {secret: instead for holder in list(_holders) for secret, instead in holder.instead.items()})

@@ -49,15 +49,13 @@ class Known:
         return same and self.versions is not None and versions_of(tensors) == self.versions
 
 
-_NONE = Known([])
-
-
 class _Newest(local):
-    """What a thread has read last."""
+    """What a thread has read last: all statistics, or norms alone."""
 
     def __init__(self) -> None:
-        self.known, self.rows = _NONE, summarize([])
-        self.known_by_norm, self.norms = self.known, self.rows[:, L2]
+        self.known = Known([])
+        self.rows: Tensor | None = None
+        self.norms: Tensor | None = None
 
 
 _newest = _Newest()
@@ -86,18 +84,18 @@ def _each_once(tensors: Sequence[Tensor], names: Sequence[object] | None) -> Ten
 
 def remember(known: Known, rows: Tensor) -> None:
     """Keep the rows of these tensors until the next ones."""
-    _newest.known, _newest.rows, _newest.known_by_norm = known, rows, _NONE
+    _newest.known, _newest.rows, _newest.norms = known, rows, None
 
 
 def remember_norms(known: Known, norms: Tensor) -> None:
     """Keep the norms of these tensors, of which nothing else was read, until the next ones."""
-    _newest.known_by_norm, _newest.norms, _newest.known = known, norms, _NONE
+    _newest.known, _newest.rows, _newest.norms = known, None, norms
 
 
 def recall_norms(tensors: Sequence[Tensor]) -> Tensor | None:
     """The norms of these tensors, if they or all statistics were read last and nobody has written to them since."""
-    if _newest.known_by_norm.are(tensors):
-        return _newest.norms
+    if _newest.norms is not None:
+        return _newest.norms if _newest.known.are(tensors) else None
     rows = recall(tensors)
     return None if rows is None else rows[:, L2]
 
@@ -105,6 +103,8 @@ def recall_norms(tensors: Sequence[Tensor]) -> Tensor | None:
 def recall(tensors: Sequence[Tensor]) -> Tensor | None:
     """The rows of these tensors, if all are among those read last and none has been written to since."""
     known, rows = _newest.known, _newest.rows
+    if rows is None:
+        return None
     if known.are(tensors):  # as mostly
         return rows
     if known.versions is None:

@@ -74,11 +74,8 @@ def epoch_name(name: str) -> str:
 
 
 def own_number(value: Any) -> Any:
-    """A number that nobody else can write to, without a graph; on the host Python's own, elsewhere a copy there.
-
-    A complex one is left as it is, for the record to refuse by its name.
-    """
-    if not isinstance(value, torch.Tensor) or value.is_complex():
+    """A number that nobody else can write to, without a graph; on the host Python's own, elsewhere a copy there."""
+    if not isinstance(value, torch.Tensor):
         return value
     return value.item() if value.is_cpu else value.detach().clone()
 

@@ -96,9 +96,13 @@ def count_tokens(batch: Any) -> int:
 def _is_metric(key: Any, value: Any) -> bool:
     if key in ("loss", "output", "target") or not isinstance(key, str):
         return False
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1
-    return isinstance(value, (int, float)) or is_numpy_number(value)
+    if not isinstance(value, torch.Tensor):
+        return isinstance(value, (int, float)) or is_numpy_number(value)
+    if value.is_complex() and value.numel() == 1:
+        raise TrainingError(
+            f"{key!r}, beside the loss, is a complex number, which has no place in a record; give a real one"
+        )
+    return value.numel() == 1
 
 
 def is_numpy_number(value: Any) -> bool:

@@ -182,14 +182,13 @@ class EpochBatches:
     def __init__(
         self,
         loaders: Mapping[str, Iterable[Any]],
-        limit: int | None,
         look_ahead: bool,
         enter: Callable[[int, str], None],
     ) -> None:
         self.last = False  # known by looking ahead
         self.given = 0  # batches that came before the position that the epoch was entered at
         self._loaders, self._enter = list(loaders.items()), enter
-        self._limit, self._each = smaller(limit, getattr(loaders, "limit", None)), getattr(loaders, "each", None)
+        self._limit, self._each = getattr(loaders, "limit", None), getattr(loaders, "each", None)
         self.length = smaller(self._certain_length(0, before=0), self._limit)
         self._look_ahead = look_ahead and not all(gives_what_it_says(loader) for loader in loaders.values())
         self._promised = None if self._look_ahead else self._promised_length()

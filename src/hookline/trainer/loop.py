@@ -303,8 +303,7 @@ class Loop:
         """What step_fn returned beside the loss, for the epoch's means: without its graph, and nobody's to write to."""
         found = {key: own_number(value) for key, value in metrics.items()}
         for key, value in found.items():
-            if not (isinstance(value, Tensor) and value.is_complex()):
-                self.losses.beside.add(f"train/{key}", value)
+            self.losses.beside.add(f"train/{key}", value)
         return found
 
     def backward_share(self, loss: Tensor) -> None:

@@ -33,7 +33,7 @@ def batches_of_epoch(
     """An epoch of the loaders: one after the other, or taking turns if they were told to."""
     if isinstance(loaders, TrainLoaders) and len(loaders) > 1 and not loaders.mixing.one_after_another:
         return MixedBatches(loaders, enter, epoch)
-    return EpochBatches(loaders, None, look_ahead, enter)
+    return EpochBatches(loaders, look_ahead, enter)
 
 
 class MixedLoader:
@@ -120,7 +120,7 @@ class MixedBatches(EpochBatches):
     """The batches of one epoch of loaders that take turns. It knows the `last` one without asking for another."""
 
     def __init__(self, loaders: TrainLoaders, enter: Callable[[int, str], None], epoch: int) -> None:
-        super().__init__(loaders, None, look_ahead=False, enter=enter)
+        super().__init__(loaders, look_ahead=False, enter=enter)
         self.length = loaders.limit  # otherwise the turns say where it ends
         self._mixing = loaders.mixing
         self._turns = self._mixing.turns(list(loaders), epoch)

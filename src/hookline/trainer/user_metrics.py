@@ -30,13 +30,12 @@ class UserMetrics:
         self._objects = {name: metric for name, metric in given.items() if _accumulates(metric)}
         self._functions = {name: metric for name, metric in given.items() if name not in self._objects}
         self._model = model  # as the run calls it, compiled or not
-        self._under_way = 0  # measurements, each inside the one before
 
     @contextmanager
-    def measuring(self, loaders: Collection[str], device: torch.device) -> Iterator[Measurement]:
+    def measuring(self, loaders: Collection[str], device: torch.device, nested: bool = False) -> Iterator[Measurement]:
         """One validation of these loaders; inside the block, what the model returns is seen."""
         objects = self._objects
-        if self._under_way:  # a validation inside another: the outer one's still add up
+        if nested:  # the outer one's still add up
             objects = {name: _copy(name, one, "a validation inside another") for name, one in objects.items()}
         for name, metric in objects.items():
             with _named(name, "in reset"):
@@ -45,11 +44,9 @@ class UserMetrics:
                 metric.to(device)
         measurement = Measurement(self._functions, objects, loaders)
         handle = self._model.register_forward_hook(measurement.see) if self._functions or objects else None
-        self._under_way += 1
         try:
             yield measurement
         finally:
-            self._under_way -= 1
             if handle is not None:
                 handle.remove()
 

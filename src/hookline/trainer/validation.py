@@ -93,8 +93,8 @@ def under_way(trainer: Trainer) -> Iterator[None]:
 
 def measured(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None, fire: Fire) -> dict[str, Any]:
     """The metrics of all batches, the user's own included."""
-    averages, tokens = Averages(), 0
-    with trainer.user_metrics.measuring(loaders, trainer.device) as own:
+    averages, tokens, nested = Averages(), 0, len(trainer.moment.validating) > 1
+    with trainer.user_metrics.measuring(loaders, trainer.device, nested) as own:
         read = {name: first_batches(loader, limit) for name, loader in loaders.items()}
         for name, samples, results in trainer.loop.validation_batches(read, fire, own.batch):
             averages.add(name, samples, results)
