@@ -11,7 +11,8 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "hookline"
 
-BELOW_HOOKS = {"errors", "events", "registry", "stats", "activations", "gradients", "record", "checkpoints"}
+SHARED = {"errors", "_checks", "_device", "_fs", "_host_copy", "_tensors"}  # helper modules that anything may import
+BELOW_HOOKS = SHARED | {"core", "events", "registry", "stats", "activations", "gradients", "record", "checkpoints"}
 BELOW_CONFIG = BELOW_HOOKS | {"hooks", "trainer"}
 EVERYTHING = BELOW_CONFIG | {"hosts", "config", "jobs", "build", "cli", "testing", "verification", "__init__"}
 
@@ -19,17 +20,23 @@ EVERYTHING = BELOW_CONFIG | {"hosts", "config", "jobs", "build", "cli", "testing
 # Lists are transitive: what a part's own imports may use, it may use too. A dotted entry allows that one module.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "events": {"errors"},
-    "registry": {"events", "errors"},
-    "stats": {"errors"},
-    "activations": {"registry", "events", "stats", "errors"},
-    "gradients": {"registry", "events", "stats", "errors"},
-    "record": {"errors"},
-    "checkpoints": {"errors"},
+    "_checks": {"errors"},
+    "_device": set(),
+    "_fs": set(),
+    "_host_copy": {"_device"},
+    "_tensors": set(),
+    "core": SHARED,
+    "events": SHARED | {"core"},
+    "registry": SHARED | {"core", "events"},
+    "stats": SHARED | {"core"},
+    "activations": SHARED | {"core", "registry", "events", "stats"},
+    "gradients": SHARED | {"core", "registry", "events", "stats"},
+    "record": SHARED | {"core"},
+    "checkpoints": SHARED | {"core"},
     "hooks": BELOW_HOOKS,
-    "trainer": {"events", "registry", "gradients", "record", "checkpoints", "errors"},
+    "trainer": SHARED | {"core", "events", "registry", "gradients", "record", "checkpoints"},
     "hosts": BELOW_CONFIG,
-    "config": {"events", "errors", "trainer.options"},
+    "config": SHARED | {"core", "events", "registry", "trainer.options"},
     "jobs": EVERYTHING,
     "build": EVERYTHING,
     "cli": EVERYTHING,

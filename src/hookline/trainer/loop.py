@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
 from hookline.events.dispatch import Fire, Fired
 from hookline.gradients.chain import OVERFLOWED
@@ -27,7 +28,7 @@ from hookline.trainer.forward import check_trainable, count_samples, count_token
 from hookline.trainer.loaders import EpochBatches
 from hookline.trainer.losses import LossBook
 from hookline.trainer.mixture import batches_of_epoch
-from hookline.trainer.moment import MicroBatch, numbers_of
+from hookline.trainer.moment import numbers_of
 from hookline.trainer.parameters import group_sizes, unowned_parameters
 from hookline.trainer.user_metrics import Measure
 

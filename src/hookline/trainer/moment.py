@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 
+from hookline.core.run_control import MicroBatch
 from hookline.events.context import StepContext
 from hookline.gradients.norms import total_norm
 from hookline.trainer.forward import is_numpy_number
@@ -23,17 +24,6 @@ Of = Callable[[], torch.Tensor | None]  # the loss that something was computed f
 
 def nothing() -> None:
     """Nothing has been computed yet."""
-
-
-class MicroBatch(NamedTuple):
-    """What a window keeps of one of its micro-batches."""
-
-    loss: torch.Tensor
-    weight: float
-    batch_idx: int
-    loader: str
-    metrics: dict[str, Any]
-    """What step_fn returned beside the loss."""
 
 
 class RunMoment:

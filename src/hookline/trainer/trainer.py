@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hookline.core.run_control import MicroBatch
 from hookline.errors import HooklineError, TrainingError
 from hookline.events.policy import logger
 from hookline.gradients.chain import UpdateChain
@@ -265,6 +266,61 @@ class Trainer:
     def saving(self) -> str | None:
         """The name of the checkpoint that is being written while training goes on (`async_save`), if there is one."""
         return self.background.name
+
+    @property
+    def requested_checkpoints(self) -> set[str]:
+        """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
+        return self.saved_by_hand
+
+    @property
+    def is_trial_run(self) -> bool:
+        """Whether the run only checks that everything works (`fast_dev_run`)."""
+        return bool(self.options.fast_dev_run)
+
+    @property
+    def validations_in_progress(self) -> int:
+        """How many validations are in progress: 2 inside a validation that a hook starts during another one."""
+        return len(self.moment.validating)
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is data to validate on."""
+        return bool(self.val_loaders)
+
+    @property
+    def validates_on_schedule(self) -> bool:
+        """Whether the run validates by itself, rather than only when a hook calls `validate`."""
+        return bool(self.val_loaders) and self.options.validation_period is not None
+
+    @property
+    def uses_grad_scaler(self) -> bool:
+        """Whether a GradScaler decides if the optimizer steps."""
+        return self.engine.scaler is not None
+
+    @property
+    def loader_names(self) -> list[str]:
+        """The training loaders whose losses are recorded separately; empty with a single loader."""
+        return self.loop.loader_names()
+
+    def window(self) -> list[MicroBatch]:
+        """Return the micro-batches of the current step; empty if a step is one micro-batch."""
+        return self.moment.window
+
+    def step_metrics(self) -> dict[str, Any]:
+        """Return the step's means of what `step_fn` returned beside the loss."""
+        return self.moment.step_means()
+
+    def step_loss(self) -> float:
+        """Return the loss of the last step as it is recorded, the mean over its window; waits for the device."""
+        return self.moment.window_loss
+
+    def epoch_metrics(self) -> dict[str, float]:
+        """Return the means of the current epoch so far, by recorded name; waits for the device."""
+        return self.loop.epoch_metrics()
+
+    def latest_metrics(self, since: int | None = None) -> dict[str, float]:
+        """Return the newest value of each training metric, of steps after `since` or else of this epoch."""
+        return self.loop.newest_metrics(since)
 
     @property
     def device(self) -> torch.device:

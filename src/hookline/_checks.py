@@ -1,0 +1,92 @@
+"""Check constructor parameters: every error names the parameter, the bad value and what would be right.
+
+Each function returns the checked value, so that a constructor can check and assign in one line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from hookline.errors import ConfigError, got, nearest
+
+
+def one_of(value: Any, choices: Sequence[str], name: str) -> str:
+    """Check a string that must be one of a few."""
+    if value not in choices:
+        raise ConfigError(name, f"invalid value {value!r}; {nearest(str(value), choices)}")
+    return str(value)
+
+
+def boolean(value: Any, name: str) -> bool:
+    """Check a bool; the string "no" would count as true."""
+    if not isinstance(value, bool):
+        raise ConfigError(name, f"expected true or false, {got(value)}")
+    return value
+
+
+def string(value: Any, name: str) -> str:
+    """Check a non-empty string."""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(name, f"expected a non-empty string, {got(value)}")
+    return value
+
+
+def integer(value: Any, name: str, at_least: int | None = None) -> int:
+    """Check an int; bools are rejected although Python counts them as ints."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or (at_least is not None and value < at_least):
+        bound = "" if at_least is None else f" of at least {at_least}"
+        raise ConfigError(name, f"expected an integer{bound}, {got(value)}")
+    return int(value)
+
+
+def number(
+    value: Any,
+    name: str,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    finite: bool = True,
+) -> float:
+    """Check a real number within bounds; NumPy scalars are accepted, bools and NaN are not.
+
+    Args:
+        value: The value that was given.
+        name: The parameter's name or dotted path, for the message.
+        at_least: The smallest valid value.
+        above: A bound that the value must exceed.
+        at_most: The largest valid value.
+        below: A bound that the value must stay under.
+        finite: Whether infinity is rejected.
+
+    Returns:
+        The value: an int stays an int, everything else becomes a float.
+
+    Raises:
+        ConfigError: If it is not a number or is out of bounds.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    given = float(value) if is_number else math.nan
+    valid = (
+        not math.isnan(given)
+        and (not finite or math.isfinite(given))
+        and (at_least is None or given >= at_least)
+        and (above is None or given > above)
+        and (at_most is None or given <= at_most)
+        and (below is None or given < below)
+    )
+    if valid:
+        return float(value) if not isinstance(value, int) else value
+    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    limits = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
+    kind = "a finite number" if finite else "a number"
+    raise ConfigError(name, f"expected {kind}{' ' + limits if limits else ''}, {got(value)}")
+
+
+def percentage(value: Any, name: str) -> float:
+    """Check a number between 0 and 100."""
+    return number(value, name, at_least=0, at_most=100)

@@ -1,0 +1,115 @@
+"""Ask an accelerator for streams, events, memory figures and random states.
+
+Only this module and the Triton launchers know that the accelerator is CUDA: support for another kind of device starts
+here. Nothing here initialises a device that the process has not used yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Return whether a device computes asynchronously, so that reading from it waits."""
+    return device.type == "cuda"
+
+
+def is_initialized() -> bool:
+    """Return whether this process has used an accelerator."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def default_device() -> torch.device:
+    """Return the current accelerator if there is one, else the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def with_index(device: torch.device) -> torch.device:
+    """Return the device with an explicit index: ``cuda`` becomes ``cuda:0`` when that is the current one."""
+    if is_accelerator(device) and device.index is None and torch.cuda.is_available():
+        return torch.device(device.type, torch.cuda.current_device())
+    return device
+
+
+def device_indices(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return the indices of the accelerators a step may use: the current one and those that hold the tensors."""
+    if not is_initialized():
+        return []
+    return sorted({torch.cuda.current_device(), *(one.device.index for one in tensors if is_accelerator(one.device))})
+
+
+def device_names() -> list[str]:
+    """Return the names of the accelerators, empty if this process has not used one."""
+    if not is_initialized():
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+# ---- streams and events ----------------------------------------------------------------------------------------------
+
+
+def use(device: torch.device) -> AbstractContextManager[Any]:
+    """Make a device the current one inside the block; does nothing for the CPU."""
+    return torch.cuda.device(device) if is_accelerator(device) else nullcontext()
+
+
+def stream_handle(device: torch.device) -> int:
+    """Return the current stream as the integer that kernel launchers take."""
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def record_event(device: torch.device) -> Any:
+    """Record an event on the device's current stream; it has ``query()`` and ``synchronize()``."""
+    return torch.cuda.current_stream(device).record_event()
+
+
+def timing_event() -> Any:
+    """Make an event that measures time: ``record()`` two of them, then ``first.elapsed_time(second)``."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def synchronize(devices: Iterable[torch.device]) -> None:
+    """Wait for the current stream of each accelerator among the devices."""
+    for device in {one for one in devices if is_accelerator(one)}:
+        torch.cuda.current_stream(device).synchronize()
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def memory_allocated(device: torch.device) -> int | None:
+    """Return the bytes that tensors occupy on an accelerator, None on the CPU."""
+    return torch.cuda.memory_allocated(device) if is_accelerator(device) else None
+
+
+def max_memory_allocated(device: torch.device) -> int | None:
+    """Return the largest number of bytes that tensors have occupied on an accelerator, None on the CPU."""
+    return torch.cuda.max_memory_allocated(device) if is_accelerator(device) else None
+
+
+def utilization(device: torch.device) -> float:
+    """Return the share of time in which the device was busy, 0 to 1; raises where the driver cannot tell."""
+    return torch.cuda.utilization(device) / 100
+
+
+# ---- random states ---------------------------------------------------------------------------------------------------
+
+
+def generator(index: int) -> torch.Generator:
+    """Return the default random generator of one accelerator."""
+    return torch.cuda.default_generators[index]
+
+
+def rng_states() -> list[torch.Tensor] | None:
+    """Return the state of every accelerator's generator, None if this process has not used one."""
+    return torch.cuda.get_rng_state_all() if torch.cuda.is_available() and is_initialized() else None
+
+
+def set_rng_states(states: Sequence[torch.Tensor]) -> None:
+    """Restore what `rng_states` returned; does nothing on a machine without an accelerator."""
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states)

@@ -1,0 +1,123 @@
+"""Write files durably and atomically, and tell whether a process is alive.
+
+Every call by which the record, a checkpoint or a capture reaches the disk is here. The functions raise `OSError`;
+callers turn it into their own error with `explain`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import platform
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+Part = bytes | memoryview
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_LARGEST_WRITE = 64 << 20  # Linux accepts at most 2 GB per write()
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # some network file systems cannot sync a directory
+_NAME_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+
+
+def write_file(path: Path, parts: Iterable[Part]) -> None:
+    """Create a file, write the parts, and wait until the disk has them."""
+    fd = os.open(path, _CREATE, 0o666)
+    try:
+        for part in parts:
+            data, start = memoryview(part), 0
+            while start < len(data):
+                start += os.write(fd, data[start : start + _LARGEST_WRITE])
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace a file: a reader or a crash sees the old contents or the new ones, never a part of either."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        write_file(temporary, [data])
+        temporary.replace(path)
+        with contextlib.suppress(OSError):  # the data is safe; only the rename may not be durable yet
+            sync_directory(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def make_directory(directory: Path) -> None:
+    """Create a directory and its parents unless they exist, each name durable in the directory above."""
+    missing = [place for place in (directory, *directory.parents) if not place.exists()]
+    for place in reversed(missing):
+        place.mkdir(exist_ok=True)
+        sync_directory(place.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable, where the file system supports that."""
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+    finally:
+        os.close(fd)
+
+
+def rename_to_free_name(temporary: Path, path: Path) -> Path:
+    """Rename a directory to `path`, with -1, -2 … appended if the name is taken; never overwrites anything."""
+    free, count = path, 0
+    while True:
+        if not os.path.lexists(free):
+            try:
+                os.rename(temporary, free)  # noqa: PTH104 - tests replace `os.rename` to simulate failing disks
+                return free
+            except OSError as error:  # another process took the name in the meantime
+                if error.errno not in _NAME_TAKEN:
+                    raise
+        count += 1
+        free = path.with_name(f"{path.name}-{count}")
+
+
+def explain(path: Path, error: OSError) -> str:
+    """Return the text of an error about a file that cannot be written: what, why and the remedy."""
+    remedy = "free space, fix its permissions or choose another directory"
+    return f"cannot write {path}: {error.strerror or error}; {remedy}"
+
+
+# ---- processes -------------------------------------------------------------------------------------------------------
+
+
+def describe_process() -> dict[str, Any]:
+    """Identify this process for a lock file: its id, start time and host, because ids are reused."""
+    return {"pid": os.getpid(), "started": _start_time(os.getpid()), "host": platform.node()}
+
+
+def is_process_alive(process: Mapping[str, Any]) -> bool:
+    """Return whether a process identified by `describe_process` still runs; True for another host's, as unknown."""
+    if process.get("host") != platform.node():
+        return True
+    pid = process.get("pid")
+    if not isinstance(pid, int) or pid <= 0:
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # it exists and belongs to another user
+        pass
+    return process.get("started") == _start_time(pid)
+
+
+def _start_time(pid: int) -> str | None:
+    """Return a process's start time in kernel ticks, None where /proc does not exist."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    return stat.rpartition(b")")[2].split()[19].decode("ascii")  # field 22; the name before it may contain anything

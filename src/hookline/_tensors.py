@@ -1,0 +1,92 @@
+"""Walk over nested structures of tensors, and read the version of a tensor.
+
+Batches, module inputs and outputs nest tensors in tuples, lists, mappings, dataclasses and the attention caches of
+Hugging Face models. Every part of Hookline that looks into such a structure uses these functions.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+# Classes of these modules keep keys and values of attention in attributes, possibly nested.
+_CACHE_MODULES = ("transformers.cache_utils",)
+
+
+def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield every tensor in a nested structure, in order."""
+    for _, tensor in named_tensors(value):
+        yield tensor
+
+
+def named_tensors(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor in a nested structure with its dotted path, such as ``"input_ids"`` or ``"0.labels"``."""
+    if isinstance(value, torch.Tensor):
+        yield prefix, value
+        return
+    for key, item in _children(value):
+        yield from named_tensors(item, f"{prefix}.{key}" if prefix else str(key))
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Return the same structure with every tensor replaced by ``function(tensor)``.
+
+    A container whose class cannot be rebuilt from its items (a defaultdict, for example) becomes a plain one.
+    """
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if type(value) is tuple:  # positional inputs are tuples, by far the most common case
+        return tuple([map_tensors(function, item) for item in value])
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _rebuild(lambda items: type(value)(*items), tuple(map_tensors(function, item) for item in value))
+    if isinstance(value, (tuple, list)):
+        plain = tuple if isinstance(value, tuple) else list
+        return _rebuild(type(value), plain(map_tensors(function, item) for item in value))
+    if isinstance(value, Mapping):
+        return _rebuild(type(value), {key: map_tensors(function, item) for key, item in value.items()})
+    if not _has_tensor_attributes(value):
+        return value
+    # Copied without its constructor, which may require other arguments or do more than store them.
+    made = copy.copy(value)
+    for key, item in _children(value):
+        object.__setattr__(made, key, map_tensors(function, item))
+    return made
+
+
+def tensor_version(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was modified in place; 0 for inference tensors, which do not count."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return 0
+
+
+def _children(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, (tuple, list)):
+        return list(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+    return list(vars(value).items()) if _is_attention_cache(value) else []
+
+
+def _has_tensor_attributes(value: Any) -> bool:
+    return (dataclasses.is_dataclass(value) and not isinstance(value, type)) or _is_attention_cache(value)
+
+
+def _is_attention_cache(value: Any) -> bool:
+    kind = type(value)
+    return kind.__module__ != "builtins" and any(base.__module__ in _CACHE_MODULES for base in kind.__mro__)
+
+
+def _rebuild(make: Callable[[Any], Any], items: Any) -> Any:
+    try:
+        return make(items)
+    except Exception:  # the class's constructor takes something else
+        return items
