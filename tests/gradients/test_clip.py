@@ -102,11 +102,11 @@ def test_without_gradients_the_norm_is_zero(params: Callable[..., Any], link: An
 @pytest.mark.parametrize("wrong", [0, -1.0, math.nan])
 def test_a_limit_must_be_above_zero(wrong: float) -> None:
     """Zero, negative and nan are refused when the hook is made."""
-    with pytest.raises(HooklineError, match="clip_norm.max_norm: expected a number, above 0"):
+    with pytest.raises(HooklineError, match=r"clip_norm.max_norm: expected a number, above 0"):
         ClipNorm(wrong)
-    with pytest.raises(HooklineError, match="clip_value.max_value: expected a number, above 0"):
+    with pytest.raises(HooklineError, match=r"clip_value.max_value: expected a number, above 0"):
         ClipValue(wrong)
-    with pytest.raises(HooklineError, match="clip_adaptive.clipping: expected a number, above 0"):
+    with pytest.raises(HooklineError, match=r"clip_adaptive.clipping: expected a number, above 0"):
         ClipAdaptive(wrong)
 
 

@@ -7,15 +7,15 @@ what the optimizer is to use; that is checked and taken over as a whole, so a ho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from time import perf_counter_ns
 from typing import Any
 
 import torch
 
 from hookline._tensors import tensor_version
+from hookline.core.dispatch import FAILED, BoundHook, invoke
 from hookline.errors import GradientError, HooklineError
 from hookline.events.catalog import CATALOG
-from hookline.events.dispatch import Bound, Fired
+from hookline.events.dispatch import Fired
 from hookline.events.moment import known
 from hookline.gradients.finite_check import FiniteCheck
 from hookline.gradients.local_storage import is_sharded
@@ -51,7 +51,7 @@ class UpdateChain:
         registry.watch_changes(self._drop_removed)
         registry.tables.compile_with("on_update", self.compile)
 
-    def compile(self, bound: list[Bound], timed: bool) -> Fired | None:
+    def compile(self, bound: list[BoundHook], timed: bool) -> Fired | None:
         """Return the callable that runs these hooks; None if there is nothing to run."""
         measures_cost = timed and not self.registry.tables.agenda.due
         if not measures_cost and all(map(_passes_through, bound)):
@@ -80,16 +80,15 @@ class UpdateChain:
 
     def _run(self, link: Link, moment: Any, timed: bool) -> bool:
         """Run one hook under its failure policy; return whether the step proceeds."""
-        began = perf_counter_ns() if timed else 0
-        values = {name: getattr(moment, name) for name in link.named}
-        try:
-            link.run(values)
-        except Exception as error:
-            return self._failed(link, error, moment)
-        if link.bound.recovering:
-            self.registry.desk.recovered(ON_UPDATE, link.bound)
-        if timed:
-            link.bound.cost.add(perf_counter_ns() - began)
+        desk = self.registry.desk
+        if invoke(ON_UPDATE, link.bound, desk, moment, read=link.read, call=link.run, timed=timed) is FAILED:
+            if link.half_written is None:
+                return True
+            skip = getattr(known(moment, "trainer", None), "skip_step", None)
+            if skip is None:
+                raise link.half_written  # only the owner of the loop could skip the step
+            skip(f"{link.bound.hook} left half-written gradients")
+            return False
         if link.clips:
             moment.clipped(link.bound.owner.clipped_norm, link.clips_globally)
             if handler := self.registry.fire.on_gradient_clip:
@@ -97,18 +96,6 @@ class UpdateChain:
                     handler(moment)
                 self._cache.replaced()  # its hooks may write gradients
         return not (link.may_skip and getattr(moment, "skip_asked_at", None) == moment.step)
-
-    def _failed(self, link: Link, error: Exception, moment: Any) -> bool:
-        """Apply the hook's policy; return whether the step proceeds. Half-written gradients reach no optimizer."""
-        if self.registry.desk.failed(ON_UPDATE, link.bound, error, moment) is not None:
-            raise error
-        if not link.half_written:
-            return True
-        skip = getattr(known(moment, "trainer", None), "skip_step", None)
-        if skip is None:
-            raise error  # only the owner of the loop could skip the step
-        skip(f"{link.bound.hook} left half-written gradients")
-        return False
 
     def _report_norm(self, reporter: Link | None, link: Link, when: str, moment: Any) -> None:
         """Log the norm of what a hook selects, if the hook `link_norms` is due."""
@@ -122,7 +109,7 @@ class UpdateChain:
 
     # ---- hooks and their state -------------------------------------------------------------------------------------
 
-    def _link(self, bound: Bound) -> Link:
+    def _link(self, bound: BoundHook) -> Link:
         selected = self._select(bound.hook, bound.owner)
         self._make_state(bound.hook, bound.owner, selected)
         self._unclaimed.pop(bound.hook, None)  # a hook that is registered later under this name starts fresh
@@ -196,7 +183,7 @@ class Link:
 
     def __init__(
         self,
-        bound: Bound,
+        bound: BoundHook,
         params: Parameters,
         cache: GradientCache,
         states: Mapping[str, Any],
@@ -214,15 +201,20 @@ class Link:
         self._detects_writes = not bound.built_in and not self._needs_backup
         self._may_write = not bound.built_in or getattr(owner, "intervenes", True)
         self._only_grads = bound.listener.positional == ("grads",) and not bound.listener.keywords
-        self.named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))
-        self.may_skip = "trainer" in self.named  # only a hook that has the trainer can skip a step
+        self._named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))
+        self.may_skip = "trainer" in self._named  # only a hook that has the trainer can skip a step
         self.clips = bool(getattr(owner, "clips", False))
         self.clips_globally = self.clips and selects_all and getattr(owner, "norm_type", 2.0) == 2.0
-        self.half_written = False  # what it had written when it last failed could not be restored
+        self.half_written: Exception | None = None  # its failure, if what it had written could not be restored
         self.finite_check: FiniteCheck | None = None
 
+    def read(self, args: Any) -> tuple[tuple[dict[str, Any]], dict[str, Any]]:
+        """Read the event arguments that the hook names besides the gradients and its state."""
+        return ({name: getattr(args, name) for name in self._named},), {}
+
     def run(self, values: Mapping[str, Any]) -> None:
-        """Call the hook once, with the event arguments it names besides the gradients and its state."""
+        """Call the hook once and take over what it returns."""
+        self.half_written = None
         were_finite = self.finite_check.begin() if self.finite_check else None
         before = self._backup(were_finite is not None)
         versions = self._versions() if self._detects_writes else None
@@ -237,8 +229,8 @@ class Link:
                 self.finite_check.end(were_finite, before)
         except Exception as error:
             self._restore(before)
-            self.half_written = versions is not None and versions != self._versions()
-            if self.half_written:
+            if versions is not None and versions != self._versions():
+                self.half_written = error
                 remedy = "" if self._in_place or DECLARE in str(error) else f"; {DECLARE}"
                 error.add_note(f"it had already written into the gradients, which cannot be undone{remedy}")
             raise
@@ -302,5 +294,5 @@ def _completed(saved: Any, made: Any, selected: Parameters) -> Any:
     return {name: made[name] for name in made if name in selected and name not in saved} | saved
 
 
-def _passes_through(item: Bound) -> bool:
+def _passes_through(item: BoundHook) -> bool:
     return bool(getattr(item.listener.call, "__hookline_passes_through__", False))

@@ -180,6 +180,8 @@ class Gradients(MutableMapping[str, Tensor]):
         """Return the gradients' memory, to be written in place: of a DTensor its shard, of a sparse one its values."""
         return list(self._writable().local)
 
+    numbers = local_tensors  # the name that the training loop uses
+
     def groups(self) -> list[list[Tensor]]:
         """Return the `local_tensors` by device and dtype, as foreach operations take them."""
         return self._writable().groups
