@@ -1,5 +1,5 @@
 # mypy: disable-error-code="import-not-found, import-untyped"
-"""Centralizing on CUDA: all matrices in one launch for each dtype and row length, and all norms on the way."""
+"""Centralize gradients on CUDA: one launch for all rows of one dtype and length, which also finds every norm."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import torch
 import triton
 from torch import Tensor
 
-from hookline.gradients import row_kernels
-from hookline.gradients.look import Look
+from hookline import _device
+from hookline.gradients import centralize_kernels
+from hookline.gradients.view import GradientList
 from hookline.stats.cuda_path import ELEMENTS
 from hookline.stats.kinds import Kinds
 from hookline.stats.launching import Launch
 from hookline.stats.layout import VECTOR_BYTES, current_stream, on_device, upload
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-AT_ONCE = 8192  # elements of a row that one program holds in its registers
-TOGETHER = 4096  # elements that one program takes of shorter rows, and of what has no rows
-NO_ROWS = 0  # the row length of vectors and scalars, whose elements count as rows; they are only read
+AT_ONCE = 8192  # elements of a row that one program holds in registers
+TOGETHER = 4096  # elements that one program handles of shorter rows and of vectors
+NO_ROWS = 0  # the row length of vectors and scalars: their elements are rows, and only read
 MOST_ROWS = 2**31 - TOGETHER
 WARPS = 8
 MERGE_TILE = 1024
@@ -30,19 +31,19 @@ MERGE_TILE = 1024
 
 @dataclass(frozen=True)
 class Group:
-    """The programs for rows of one dtype and length: they stand together, because a launch is about such."""
+    """The programs of one launch, which handles rows of one dtype and length."""
 
     dtype: torch.dtype
     length: int
-    rows: int  # that one program takes
-    tile: int  # elements of a row that it takes at once
+    rows: int  # per program
+    tile: int  # elements of a row that a program loads at once
     skipped: int
     programs: int
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which program takes which rows; everything about the launches except where the tensors are."""
+    """Which program handles which rows: everything about the launches except the tensors' addresses."""
 
     take_means: tuple[Launch, ...]  # from pointers to squares, one for each group
     find_norms: Launch  # from squares to norms
@@ -50,18 +51,18 @@ class Layout:
     programs: int
 
 
-def which_fit(look: Look) -> tuple[Look, list[Tensor]]:
-    """Those that the kernels can take, for their rows lie one after the other, and the others."""
-    if all_fit(look.kinds):
-        return look, []  # nearly always, and quicker than a look at each
-    fitting = [tensor for tensor in look.tensors if tensor.is_contiguous() and _fits(tensor.shape, tensor.dtype)]
+def which_fit(grads: GradientList) -> tuple[GradientList, list[Tensor]]:
+    """Split the gradients into those that the kernels can handle, because they are contiguous, and the others."""
+    if all_fit(grads.kinds):
+        return grads, []  # nearly always, and faster than checking each
+    fitting = [tensor for tensor in grads.tensors if tensor.is_contiguous() and _fits(tensor.shape, tensor.dtype)]
     taken = set(map(id, fitting))
-    return Look(fitting), [tensor for tensor in look.tensors if id(tensor) not in taken]
+    return GradientList(fitting), [tensor for tensor in grads.tensors if id(tensor) not in taken]
 
 
 @lru_cache(maxsize=16)
 def all_fit(kinds: Kinds) -> bool:
-    """Whether the kernels can take all tensors of these kinds."""
+    """Return whether the kernels can handle all tensors of these kinds."""
     return kinds.contiguous and all(map(_fits, kinds.shapes, kinds.dtypes))
 
 
@@ -70,35 +71,35 @@ def _fits(shape: torch.Size, dtype: torch.dtype) -> bool:
     return dtype in DTYPES and shape.numel() > 0 and countable
 
 
-def centralize(look: Look) -> Tensor:
-    """Take from each row of each matrix its mean, in place; returns the norms of what is left, and of the vectors.
+def centralize(grads: GradientList) -> Tensor:
+    """Subtract from each row of each matrix its mean, in place; return the norm of every gradient afterwards.
 
-    All of them fit and are on one device.
+    All of them must fit (`which_fit`) and be on one device.
     """
-    device = look.tensors[0].device
-    with torch.cuda.device(device):
-        return launch(look, device)
+    device = grads.tensors[0].device
+    with _device.use(device):
+        return launch(grads, device)
 
 
-def launch(look: Look, device: torch.device) -> Tensor:
-    """Queue the kernels; nothing waits for the device."""
-    tensors, stream = look.tensors, current_stream(device)
-    layout = layout_of(device, stream, look.kinds, look.aligned)
-    pointers = look.pointers(device)
+def launch(grads: GradientList, device: torch.device) -> Tensor:
+    """Queue the kernels without waiting for the device."""
+    tensors, stream = grads.tensors, current_stream(device)
+    layout = layout_of(device, stream, grads.kinds, grads.is_aligned)
+    pointers = grads.pointers(device)
     squares = torch.empty(layout.programs, dtype=torch.float32, device=device)
     norms = torch.empty(len(tensors), dtype=torch.float32, device=device)
     for take_means in layout.take_means:
         take_means(stream, pointers, squares)
     layout.find_norms(stream, squares, norms)
-    torch.autograd.graph.increment_version([tensors[i] for i in layout.matrices])  # else the writing goes unseen
+    torch.autograd.graph.increment_version([tensors[i] for i in layout.matrices])  # kernels do not do it by themselves
     return norms
 
 
 @lru_cache(maxsize=16)
 def layout_of(device: torch.device, stream: int, kinds: Kinds, aligned: bool) -> Layout:
-    """The layout for tensors of these kinds; `aligned` ones begin at boundaries of vectors.
+    """Make the layout for tensors of these kinds; `aligned` ones begin at multiples of 16 bytes.
 
-    The stream is in the key because the tables are filled in its order: another stream might read them too early.
+    The stream is part of the key, because the tables are filled in its order: another stream might read them too early.
     """
     shapes, dtypes = [_rows_and_length(shape) for shape in kinds.shapes], kinds.dtypes
     order = sorted(range(len(shapes)), key=lambda index: (str(dtypes[index]), shapes[index][1]))
@@ -119,7 +120,7 @@ def layout_of(device: torch.device, stream: int, kinds: Kinds, aligned: bool) ->
     groups = _groups(order, shapes, dtypes, taken, counts)
     return Layout(
         take_means=tuple(_take_means(group, tables, aligned) for group in groups),
-        find_norms=Launch(row_kernels.norms_of_tensors, len(shapes), *programs, TILE=MERGE_TILE),
+        find_norms=Launch(centralize_kernels.norms_of_tensors, len(shapes), *programs, TILE=MERGE_TILE),
         matrices=tuple(index for index, (_, length) in enumerate(shapes) if length != NO_ROWS),
         programs=starts[-1],
     )
@@ -128,11 +129,11 @@ def layout_of(device: torch.device, stream: int, kinds: Kinds, aligned: bool) ->
 def _take_means(group: Group, tables: tuple[Tensor, ...], aligned: bool) -> Launch:
     element = ELEMENTS[group.dtype]
     if group.length == NO_ROWS:
-        fixed = (row_kernels.square_elements, group.programs, *tables, group.skipped)
+        fixed = (centralize_kernels.square_elements, group.programs, *tables, group.skipped)
         return Launch(*fixed, num_warps=WARPS, ELEMENT=element, TILE=TOGETHER)
     vector = VECTOR_BYTES // group.dtype.itemsize
     return Launch(
-        row_kernels.centralize_rows,
+        centralize_kernels.centralize_rows,
         group.programs,
         *tables,
         group.skipped,

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookline.gradients.norms import Norms
 from hookline.gradients.transforms import Centralize
-from hookline.gradients.view import Gradients
+from hookline.gradients.view import GradientCache, Gradients
 
 needs_interpreter = pytest.mark.skipif(
     find_spec("triton") is None or torch.cuda.is_available(), reason="needs Triton, and is for where there is no device"
@@ -24,11 +23,11 @@ SHAPES = [*MATRICES, (5,), (), (9000,)]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 INTERPRETED = """
 import sys, torch
-from hookline.gradients import cuda_rows
-from hookline.gradients.look import Look
+from hookline.gradients import centralize_cuda
+from hookline.gradients.view import GradientList
 tensors = torch.load(sys.argv[1])
 before = [tensor._version for tensor in tensors]
-norms = cuda_rows.launch(Look(tensors), torch.device("cpu"))
+norms = centralize_cuda.launch(GradientList(tensors), torch.device("cpu"))
 torch.save((tensors, norms, [tensor._version > at for tensor, at in zip(tensors, before)]), sys.argv[2])
 """
 
@@ -72,7 +71,7 @@ def test_the_kernels_on_a_device() -> None:
     """The same through the link, with its norms kept; nothing waits for the device."""
     given = tensors("cuda")
     params = {str(index): _with_gradient(tensor) for index, tensor in enumerate(given)}
-    grads = Gradients(params, Norms())
+    grads = Gradients(params, GradientCache())
     Centralize().on_update(Gradients({"warm": _with_gradient(given[0])}))
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from hookline.errors import HooklineError
-from hookline.gradients.norms import Norms
 from hookline.gradients.transforms import ClipAdaptive, ClipNorm, ClipValue
 from hookline.gradients.view import Gradients
 
@@ -93,15 +92,6 @@ def test_clip_norm_is_torchs_over_several_precisions(params: Callable[..., Any])
     assert_same(*both)
 
 
-def test_after_clipping_the_norm_is_known_without_reading(params: Callable[..., Any]) -> None:
-    """What a later link is told is what it would read."""
-    grads = Gradients(params(), Norms())
-    ClipNorm(1.0).on_update(grads)
-    told = grads.norm()
-    assert told.item() == pytest.approx(1.0, rel=1e-5)
-    assert told.item() == pytest.approx(Gradients(grads.params).norm().item(), rel=1e-6)
-
-
 @pytest.mark.parametrize("link", [ClipNorm(1.0), ClipValue(1.0), ClipAdaptive()])
 def test_without_gradients_the_norm_is_zero(params: Callable[..., Any], link: Any) -> None:
     """A frozen model is clipped without an error."""
@@ -112,11 +102,11 @@ def test_without_gradients_the_norm_is_zero(params: Callable[..., Any], link: An
 @pytest.mark.parametrize("wrong", [0, -1.0, math.nan])
 def test_a_limit_must_be_above_zero(wrong: float) -> None:
     """Zero, negative and nan are refused when the hook is made."""
-    with pytest.raises(HooklineError, match="clip_norm: max_norm must be above 0"):
+    with pytest.raises(HooklineError, match=r"clip_norm.max_norm: expected a number, above 0"):
         ClipNorm(wrong)
-    with pytest.raises(HooklineError, match="clip_value: max_value must be above 0"):
+    with pytest.raises(HooklineError, match=r"clip_value.max_value: expected a number, above 0"):
         ClipValue(wrong)
-    with pytest.raises(HooklineError, match="clip_adaptive: clipping must be above 0"):
+    with pytest.raises(HooklineError, match=r"clip_adaptive.clipping: expected a number, above 0"):
         ClipAdaptive(wrong)
 
 
@@ -185,5 +175,5 @@ def test_every_clip_link_tells_the_norm_before_it(params: Callable[..., Any], ri
 @pytest.mark.parametrize("wrong", [{"max_norm": 0}, {"max_norm": "1e-3"}, {"norm_type": 0}, {"norm_type": -1}])
 def test_limits_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     """When the link is made."""
-    with pytest.raises(HooklineError, match=f"clip_norm: {next(iter(wrong))} must be above 0"):
+    with pytest.raises(HooklineError, match=f"clip_norm.{next(iter(wrong))}: expected a number, above 0"):
         ClipNorm(**{"max_norm": 1.0, **wrong})

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped"
-"""The Triton kernels that centralize: every row read once, written once, and its norm known without another reading."""
+"""Triton kernels that centralize rows: each is read once, written once, and its norm found on the way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def _take_mean_at_once(memory, begin, inside, length, ELEMENT: tl.constexpr, TILE: tl.constexpr):
-    """Rows that fit into registers; returns the sum of squares of what was written."""
+    """Centralize rows that fit into registers; return the sum of squares of what was written."""
     columns = tl.arange(0, TILE)
     places = memory + begin[:, None] + columns[None, :]
     here = inside[:, None] & (columns < length)[None, :]
@@ -23,7 +23,7 @@ def _take_mean_at_once(memory, begin, inside, length, ELEMENT: tl.constexpr, TIL
 
 @triton.jit
 def _take_mean_in_tiles(memory, begin, inside, length, ELEMENT: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr):
-    """Longer rows, read twice; the second time they mostly come from the cache."""
+    """Centralize longer rows, which are read twice; the second time they mostly come from the cache."""
     columns = tl.arange(0, TILE)
     total = tl.zeros([ROWS, TILE], tl.float32)
     for start in range(0, length, TILE):
@@ -56,7 +56,7 @@ def centralize_rows(
     AT_ONCE: tl.constexpr,
     VECTOR: tl.constexpr,  # elements that one thread loads at once; rows begin at such boundaries
 ):
-    """Each program takes the mean from some rows of one tensor, all of them of one length."""
+    """Subtract the mean from some rows of one tensor, all of one length, in each program."""
     program = tl.program_id(0) + skipped
     owner = tl.load(owners + program)
     memory = tl.load(pointers + owner).to(tl.pointer_type(ELEMENT), bitcast=True)
@@ -77,7 +77,7 @@ def centralize_rows(
 def square_elements(
     owners, first_elements, sizes, skipped, pointers, squares, ELEMENT: tl.constexpr, TILE: tl.constexpr
 ):
-    """Each program adds up the squares of some elements of one tensor, which stays as it is."""
+    """Add up the squares of some elements of one tensor in each program; writes nothing to the tensor."""
     program = tl.program_id(0) + skipped
     owner = tl.load(owners + program)
     memory = tl.load(pointers + owner).to(tl.pointer_type(ELEMENT), bitcast=True)
@@ -88,7 +88,7 @@ def square_elements(
 
 @triton.jit
 def norms_of_tensors(first_programs, program_counts, squares, norms, TILE: tl.constexpr):
-    """From the squares that the programs of each tensor found to its norm, added up in a fixed order."""
+    """Turn the squares that the programs of each tensor found into its norm, added up in a fixed order."""
     tensor = tl.program_id(0)
     first, count = tl.load(first_programs + tensor), tl.load(program_counts + tensor)
     lanes = tl.arange(0, TILE)

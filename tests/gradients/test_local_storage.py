@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hookline.gradients.numbers import are_plain, by_kind, multiply_, numbers_of
+from hookline.gradients.local_storage import group_by_kind, is_plain, local_tensors, multiply_
 
 
 def sparse() -> torch.Tensor:
@@ -15,14 +15,14 @@ def sparse() -> torch.Tensor:
 def test_plain_tensors_are_their_own_memory() -> None:
     """The very list, nothing made."""
     tensors = [torch.ones(2), torch.nn.Parameter(torch.ones(3))]
-    assert are_plain(tensors) and numbers_of(tensors) is tensors
+    assert is_plain(tensors) and local_tensors(tensors) is tensors
 
 
 def test_a_sparse_tensors_memory_is_its_values_added_up() -> None:
     """Coalesced, they can be written to; otherwise they are a copy that can be read."""
-    assert numbers_of([sparse()])[0].tolist() == [[4.0, 6.0], [5.0, 6.0]]
+    assert local_tensors([sparse()])[0].tolist() == [[4.0, 6.0], [5.0, 6.0]]
     whole = sparse().coalesce()
-    numbers_of([whole])[0].mul_(2.0)
+    local_tensors([whole])[0].mul_(2.0)
     assert whole.to_dense()[1].tolist() == [8.0, 12.0]
 
 
@@ -33,12 +33,12 @@ def test_multiplying_is_bit_for_bit_a_loop(dtype: torch.dtype, shape: tuple[int,
     before = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     for factor in (0.3, torch.tensor(0.3)):
         after = before.clone()
-        multiply_([after, before.clone()], factor)
+        multiply_([[after, before.clone()]], factor)
         assert torch.equal(after, before.clone().mul_(factor))
 
 
 def test_kinds_are_kept_apart() -> None:
     """In the order of their first member; of nothing there is no kind."""
     one, two, three = torch.zeros(1), torch.zeros(1).bfloat16(), torch.ones(1)
-    found = by_kind([one, two, three])
-    assert [len(kind) for kind in found] == [2, 1] and found[0][1] is three and by_kind([]) == []
+    found = group_by_kind([one, two, three])
+    assert [len(kind) for kind in found] == [2, 1] and found[0][1] is three and group_by_kind([]) == []

@@ -76,8 +76,8 @@ def test_on_a_gpu_only_who_asks_is_looked_at() -> None:
     param = torch.nn.Parameter(torch.zeros(2, device="cuda"))
     param.grad = torch.ones(2, device="cuda")
     cost = Cost()
-    assert FiniteCheck(Gradients({"a": param}), cost, if_asked=False).begin() is None
-    asked = FiniteCheck(Gradients({"a": param}), cost, if_asked=True)
+    assert FiniteCheck(Gradients({"a": param}), cost, wait=False).begin() is None
+    asked = FiniteCheck(Gradients({"a": param}), cost, wait=True)
     fine = asked.begin()
     assert fine is not None and fine.is_cuda
     before, param.grad = param.grad, torch.full_like(param, math.nan)

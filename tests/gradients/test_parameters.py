@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hookline.errors import HooklineError
-from hookline.gradients.selection import choose
+from hookline.gradients.parameters import select_parameters
 
 
 class Model(nn.Module):
@@ -25,7 +25,7 @@ def chosen(pattern: Any) -> list[str]:
     """The names that a pattern selects."""
     model = Model()
     given = pattern(model) if getattr(pattern, "__name__", "") == "<lambda>" else pattern
-    return list(choose(given, dict(model.named_parameters()), model))
+    return list(select_parameters(given, dict(model.named_parameters()), model))
 
 
 LINEAR = ["tokens.weight", "blocks.0.0.weight", "blocks.0.0.bias", "blocks.1.0.weight", "blocks.1.0.bias"]
@@ -58,7 +58,7 @@ def test_patterns(pattern: Any, names: list[str]) -> None:
 def test_none_is_everything() -> None:
     """The very mapping."""
     params = dict(Model().named_parameters())
-    assert choose(None, params, None) is params
+    assert select_parameters(None, params, None) is params
 
 
 @pytest.mark.parametrize("pattern", ["blokcs.*", "class:Conv2d", nn.Conv2d, lambda model: lambda name, param: False])
@@ -84,8 +84,8 @@ def test_an_empty_list_is_an_error(empty: Any) -> None:
 
 def test_a_class_needs_a_model() -> None:
     """A chain that was made without one says so."""
-    with pytest.raises(HooklineError, match="is about modules, and this chain was made without a model"):
-        choose("class:Linear", {"w": nn.Parameter(torch.zeros(1))}, None)
+    with pytest.raises(HooklineError, match="is about modules, but this chain was made without a model"):
+        select_parameters("class:Linear", {"w": nn.Parameter(torch.zeros(1))}, None)
 
 
 def test_modules_whose_parameters_are_not_trained_are_an_error() -> None:
@@ -93,4 +93,4 @@ def test_modules_whose_parameters_are_not_trained_are_an_error() -> None:
     model = Model()
     trained = {name: param for name, param in model.named_parameters() if name.startswith("blocks")}
     with pytest.raises(HooklineError, match=r"matches 'tokens' and others, none of which is trained"):
-        choose(nn.Embedding, trained, model)
+        select_parameters(nn.Embedding, trained, model)
