@@ -16,7 +16,7 @@ from hookline.errors import ConfigError, HooklineError, MissingArgument, StopTra
 
 if TYPE_CHECKING:
     from hookline.core.dispatch import BoundHook
-    from hookline.registry.entry import Entry
+    from hookline.core.entry import Entry
 
 Policy = Literal["warn", "disable", "raise"]
 POLICIES: dict[Policy, str] = {
