@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from hookline._host_copy import HostCopy
 from hookline.errors import RecordError
 from hookline.record import metrics
-from hookline.record.metrics import MetricBuffer, ScalarTransfer
+from hookline.record.metrics import MetricBuffer
 
 
 class Rows(list[dict[str, Any]]):
@@ -23,30 +24,30 @@ class Rows(list[dict[str, Any]]):
         self.extend({key: value for key, value in row.items() if key != "time"} for row in rows)
 
 
-class Slow(ScalarTransfer):
-    """A transfer that is complete when the test says so."""
+class SlowCopy(HostCopy):
+    """A copy that is complete when the test says so."""
 
     ready = False
     broken = False
 
     def is_ready(self) -> bool:
         """Return what the test decided."""
-        return Slow.ready
+        return SlowCopy.ready
 
-    def wait(self) -> list[Any]:
+    def wait(self) -> torch.Tensor:
         """Return the numbers, unless the device is broken."""
-        if Slow.broken:
+        if SlowCopy.broken:
             raise RuntimeError("the device is gone")
         return super().wait()
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> type[Slow]:
-    """Make every transfer a slow one."""
-    monkeypatch.setattr(metrics, "ScalarTransfer", Slow)
-    monkeypatch.setattr(Slow, "ready", False)
-    monkeypatch.setattr(Slow, "broken", False)
-    return Slow
+def slow(monkeypatch: pytest.MonkeyPatch) -> type[SlowCopy]:
+    """Make every copy a slow one."""
+    monkeypatch.setattr(metrics, "HostCopy", SlowCopy)
+    monkeypatch.setattr(SlowCopy, "ready", False)
+    monkeypatch.setattr(SlowCopy, "broken", False)
+    return SlowCopy
 
 
 def test_one_row_per_step_in_order() -> None:
@@ -129,26 +130,26 @@ def test_invalid_metrics_raise_where_they_are_logged(name: str, value: Any, mess
     assert rows == []
 
 
-def test_one_copy_per_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tensors of a device are copied together."""
-    transfers: list[int] = []
+def test_one_copy_per_flush_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tensors of a device and dtype are copied together."""
+    copied: list[int] = []
 
-    class Counted(ScalarTransfer):
-        def __init__(self, scalars: list[torch.Tensor]) -> None:
-            transfers.append(len(scalars))
-            super().__init__(scalars)
+    def counted(tensor: torch.Tensor) -> HostCopy:
+        copied.append(tensor.numel())
+        return HostCopy(tensor)
 
-    monkeypatch.setattr(metrics, "ScalarTransfer", Counted)
+    monkeypatch.setattr(metrics, "HostCopy", counted)
     buffer = MetricBuffer(Rows())
     for step in range(50):
         buffer.log(step, 0, "loss", torch.tensor(1.0))
         buffer.log(step, 0, "lr", 0.1)
+        buffer.log(step, 0, "norm", torch.tensor(2.0))
         buffer.log(step, 0, "n", torch.tensor(step))
     buffer.flush()
-    assert transfers == [100]
+    assert copied == [100, 50]
 
 
-def test_a_flush_does_not_wait(slow: type[Slow]) -> None:
+def test_a_flush_does_not_wait(slow: type[SlowCopy]) -> None:
     """A copy in progress is delivered by a later flush, in order, also before numbers that needed no device."""
     rows = Rows()
     buffer = MetricBuffer(rows)
@@ -162,7 +163,7 @@ def test_a_flush_does_not_wait(slow: type[Slow]) -> None:
     assert [row["step"] for row in rows] == [1, 2]
 
 
-def test_draining_waits(slow: type[Slow]) -> None:
+def test_draining_waits(slow: type[SlowCopy]) -> None:
     """A drain delivers everything, also copies in progress."""
     rows = Rows()
     buffer = MetricBuffer(rows)
@@ -173,7 +174,7 @@ def test_draining_waits(slow: type[Slow]) -> None:
     assert [row["loss"] for row in rows] == [1.0, 2.0]
 
 
-def test_a_failed_device_loses_only_its_own_values(slow: type[Slow]) -> None:
+def test_a_failed_device_loses_only_its_own_values(slow: type[SlowCopy]) -> None:
     """When a device failed, the numbers that were on the host are still delivered, once."""
     rows = Rows()
     buffer = MetricBuffer(rows)
@@ -209,6 +210,33 @@ def test_logging_from_several_threads_loses_nothing() -> None:
     assert len(rows) == 4 * 500
 
 
+def test_numbers_of_every_dtype() -> None:
+    """Numbers of all dtypes keep their type and value: ints are ints, booleans are bools, floats are exact."""
+    scalars = {
+        "bool": torch.tensor(True),
+        "float64": torch.tensor(0.1, dtype=torch.float64),
+        "int64": torch.tensor(2**62 + 1),
+        "int8": torch.tensor(-3, dtype=torch.int8),
+        "bfloat16": torch.tensor(1.5, dtype=torch.bfloat16),
+        "float32": torch.tensor(0.1),
+        "false": torch.tensor(False),
+        "int16": torch.tensor(7, dtype=torch.int16),
+        "float16": torch.tensor(65504.0, dtype=torch.float16),
+        "uint8": torch.tensor(200, dtype=torch.uint8),
+        "float8": torch.tensor(0.5).to(torch.float8_e4m3fn),
+        "infinity": torch.tensor(-math.inf),
+    }
+    rows = Rows()
+    buffer = MetricBuffer(rows)
+    for name, scalar in scalars.items():
+        buffer.log(1, 0, name, scalar)
+    buffer.log(1, 0, "nan", torch.tensor(math.nan))
+    buffer.flush()
+    assert math.isnan(rows[0].pop("nan"))
+    assert rows == [{"step": 1, "epoch": 0, **{name: scalar.item() for name, scalar in scalars.items()}}]
+    assert all(type(rows[0][name]) is type(scalar.item()) for name, scalar in scalars.items())
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_metrics_cause_no_sync() -> None:
@@ -235,53 +263,3 @@ def test_cuda_metrics_cause_no_sync() -> None:
         torch.cuda.set_sync_debug_mode("default")
     buffer.drain()
     assert [row["loss"] for row in rows] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-
-
-# ---- one transfer of many scalars ------------------------------------------------------------------------------------
-
-
-def test_mixed_dtypes_keep_order_and_type() -> None:
-    """Numbers of all dtypes keep their order: ints are ints, booleans are bools, floats are exact."""
-    scalars = [
-        torch.tensor(True),
-        torch.tensor(0.1, dtype=torch.float64),
-        torch.tensor(2**62 + 1),
-        torch.tensor(-3, dtype=torch.int8),
-        torch.tensor(1.5, dtype=torch.bfloat16),
-        torch.tensor(0.1, dtype=torch.float32),
-        torch.tensor(False),
-        torch.tensor(7, dtype=torch.int16),
-        torch.tensor(65504.0, dtype=torch.float16),
-        torch.tensor(200, dtype=torch.uint8),
-        torch.tensor(0.5).to(torch.float8_e4m3fn),
-    ]
-    numbers = ScalarTransfer(scalars).wait()
-    assert numbers == [scalar.item() for scalar in scalars]
-    assert [type(number) for number in numbers] == [type(scalar.item()) for scalar in scalars]
-
-
-def test_non_finite_numbers_arrive() -> None:
-    """NaN and both infinities are transferred."""
-    numbers = ScalarTransfer([torch.tensor(v) for v in (math.nan, math.inf, -math.inf)]).wait()
-    assert math.isnan(numbers[0])
-    assert numbers[1:] == [math.inf, -math.inf]
-
-
-def test_on_the_cpu_a_transfer_is_ready_at_once() -> None:
-    """Without a device there is nothing to wait for."""
-    assert ScalarTransfer([torch.tensor(1.0)]).is_ready()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_transfer_does_not_wait_for_cuda() -> None:
-    """While the device is busy the copy is in progress; afterwards the numbers are right."""
-    device = torch.device("cuda")
-    scalars = [torch.tensor(1.5, device=device), torch.tensor(7, device=device)]
-    ScalarTransfer(scalars).wait()  # the first use loads kernels and pins memory, which waits
-    torch.cuda.synchronize()
-    torch.cuda._sleep(2_000_000_000)
-    transfer = ScalarTransfer(scalars)
-    assert not transfer.is_ready()
-    assert transfer.wait() == [1.5, 7]
-    assert transfer.is_ready()

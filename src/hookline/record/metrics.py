@@ -51,7 +51,7 @@ class MetricBuffer:
         self._entries.extend(entries)
 
     def flush(self) -> None:
-        """Deliver what is on the host and start one copy per device for the rest; waits for nothing."""
+        """Deliver what is on the host and start copying the rest, all scalars of a dtype together; waits for nothing."""
         with self._flushing:
             self._start_batch()
             while self._in_flight and self._in_flight[0].is_ready():
@@ -104,65 +104,34 @@ class MetricBuffer:
 
 
 class _Batch:
-    """The entries of one flush, with one transfer per device that holds some of their values."""
+    """The entries of one flush, with one copy to the host per device and dtype among their tensors."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self.entries = entries
-        self._transfers: list[tuple[list[int], ScalarTransfer]] = []
+        self._copies: list[tuple[list[int], HostCopy]] = []
 
     def start(self) -> None:
-        indices: dict[torch.device, list[int]] = {}
-        for index, entry in enumerate(self.entries):
-            if isinstance(entry[3], torch.Tensor):
-                indices.setdefault(entry[3].device, []).append(index)
-        for places in indices.values():
-            self._transfers.append((places, ScalarTransfer([self.entries[index][3] for index in places])))
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for index, (_, _, _, value, _) in enumerate(self.entries):
+            if isinstance(value, torch.Tensor):
+                groups.setdefault((value.device, value.dtype), []).append(index)
+        for indices in groups.values():
+            stacked = torch.stack([self.entries[index][3] for index in indices])
+            self._copies.append((indices, HostCopy(stacked)))
 
     def is_ready(self) -> bool:
-        return all(transfer.is_ready() for _, transfer in self._transfers)
+        return all(copy.is_ready() for _, copy in self._copies)
 
     def wait(self) -> list[Entry]:
-        """Return the entries with numbers in place of tensors."""
-        entries = self.entries
-        for places, transfer in self._transfers:
-            for index, number in zip(places, transfer.wait(), strict=True):
-                step, epoch, name, _, logged_at = entries[index]
-                entries[index] = (step, epoch, name, number, logged_at)
-        return entries
-
-
-class ScalarTransfer:
-    """One copy of many 0-dim tensors of a device to the host, whatever their dtypes: their bytes are sent together."""
-
-    def __init__(self, scalars: list[torch.Tensor]) -> None:
-        self._count = len(scalars)
-        by_dtype: dict[torch.dtype, list[int]] = {}
-        for place, scalar in enumerate(scalars):
-            by_dtype.setdefault(scalar.dtype, []).append(place)
-        # The widest dtype comes first: then every part of the packed bytes is aligned for its dtype.
-        self._places = dict(sorted(by_dtype.items(), key=lambda item: -item[0].itemsize))
-        groups = ([scalars[place] for place in places] for places in self._places.values())
-        parts = [torch.stack(group).view(torch.uint8) for group in groups]
-        self._copy = HostCopy(parts[0] if len(parts) == 1 else torch.cat(parts))
-
-    def is_ready(self) -> bool:
-        """Return whether the numbers are on the host; never waits."""
-        return self._copy.is_ready()
-
-    def wait(self) -> list[Any]:
-        """Return the values in the order given, integers as ints and booleans as bools."""
-        packed = self._copy.wait()
-        numbers: list[Any] = [None] * self._count
-        start = 0
-        for dtype, places in self._places.items():
-            end = start + len(places) * dtype.itemsize
-            values = packed[start:end].view(dtype)
-            if dtype.is_floating_point and dtype.itemsize < 4:  # 8-bit floats have no `tolist`
+        """Return the entries with numbers in place of tensors: integers as ints, booleans as bools."""
+        for indices, copy in self._copies:
+            values = copy.wait()
+            if values.is_floating_point() and values.element_size() < 4:  # 8-bit floats have no `tolist`
                 values = values.float()
-            for place, number in zip(places, values.tolist(), strict=True):
-                numbers[place] = number
-            start = end
-        return numbers
+            for index, number in zip(indices, values.tolist(), strict=True):
+                step, epoch, name, _, logged_at = self.entries[index]
+                self.entries[index] = (step, epoch, name, number, logged_at)
+        return self.entries
 
 
 def _snapshot(name: str, value: Any) -> Any:
