@@ -1,4 +1,4 @@
-"""A checkpoint made to do harm: nothing of it is executed, nothing outside it is read, and the error is clear."""
+"""Test checkpoints made to do harm: nothing is executed, nothing outside is read, and the error is clear."""
 
 import json
 import os
@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hookline.checkpoints.files import (
+from hookline.checkpoints import (
     list_checkpoints,
     newest_good,
     read_checkpoint,
     verify_checkpoint,
     write_checkpoint,
 )
-from hookline.checkpoints.manifest import manifest_text, sha256_of
+from hookline.checkpoints.store import manifest_text, sha256_of
 from hookline.errors import CheckpointError
 
 FORBIDDEN = (
@@ -61,7 +61,7 @@ def write_good(directory: Path) -> Path:
 
 
 def forge(path: Path) -> None:
-    """Write the manifest anew, so that every hash is right."""
+    """Rewrite the manifest so that every hash is right."""
     files = {
         file.name: {"sha256": sha256_of(file), "bytes": file.stat().st_size}
         for file in sorted(path.iterdir())
@@ -86,8 +86,8 @@ def refused(path: Path) -> str:
     return str(raised.value)
 
 
-def test_the_watch_notices() -> None:
-    """The audit hook itself: unpickling and importing are seen."""
+def test_the_audit_hook_notices() -> None:
+    """The audit hook itself notices unpickling and importing."""
     with pytest.raises(AssertionError, match=r"pickle\.find_class"), nothing_is_executed():
         pickle.loads(pickle.dumps(Path))
     assert not _watching
@@ -120,7 +120,7 @@ def test_links_out_of_the_directory(name: str, tmp_path: Path) -> None:
     path, outside = write_good(tmp_path / "run"), tmp_path / "outside"
     (path / name).rename(outside)
     (path / name).symlink_to(outside)
-    assert f"{name}: is a link or no plain file" in refused(path)
+    assert f"{name}: is a link or not a plain file" in refused(path)
     elsewhere = write_good(tmp_path / "elsewhere")
     (tmp_path / "run" / "step-9").symlink_to(elsewhere)
     assert [one.name for one in list_checkpoints(tmp_path / "run")] == ["step-2"]
@@ -128,21 +128,21 @@ def test_links_out_of_the_directory(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.json"])
 def test_a_pipe_does_not_hang(name: str, tmp_path: Path) -> None:
-    """Nobody writes to it; reading would wait for ever."""
+    """Reading from a pipe without a writer would block."""
     path = write_good(tmp_path)
     (path / name).unlink()
     os.mkfifo(path / name)
-    assert f"{name}: is a link or no plain file" in refused(path)
+    assert f"{name}: is a link or not a plain file" in refused(path)
 
 
 @pytest.mark.parametrize("section", ["../elsewhere/model", "/etc/model", "..", "a/b", "a\x00b", ""])
 def test_sections_that_lead_out(section: str, tmp_path: Path) -> None:
-    """A section's name becomes a file's name: it may not lead anywhere."""
+    """A section's name becomes a file name and must not lead out of the directory."""
     path, outside = write_good(tmp_path), tmp_path / "elsewhere"
     outside.mkdir()
     save_file({"w": torch.ones(3)}, outside / "model.safetensors")
     change_state(path, lambda state: state["sections"].update({section: {"!": "tensor", "v": "w"}}))
-    assert "is no name" in refused(path)
+    assert "is not a valid name" in refused(path)
 
 
 def tensor_file(entries: dict[str, Any], data: bytes = b"") -> bytes:
@@ -164,7 +164,7 @@ TENSOR_FILES = {
 
 @pytest.mark.parametrize("kind", TENSOR_FILES)
 def test_tensor_files_that_promise_too_much(kind: str, tmp_path: Path) -> None:
-    """Shapes and lengths are compared with what is there, before memory is asked for."""
+    """Shapes and lengths are compared with the file's size before memory is allocated."""
     path = write_good(tmp_path)
     (path / "model.safetensors").write_bytes(TENSOR_FILES[kind])
     forge(path)
@@ -194,8 +194,8 @@ SKELETONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", SKELETONS)
-def test_values_that_no_state_has(kind: str, tmp_path: Path) -> None:
-    """Each is an error that names the section; none takes memory or looks anything up."""
+def test_values_that_encode_never_writes(kind: str, tmp_path: Path) -> None:
+    """Each is an error that names the section; none allocates memory or looks anything up."""
     path = write_good(tmp_path)
     change_state(path, lambda state: state["sections"].update(model=SKELETONS[kind]))
     assert "section 'model'" in refused(path)
@@ -208,7 +208,7 @@ def test_deep_nesting(file: str, tmp_path: Path) -> None:
     (path / file).write_text(nested(5_000_000))
     if file == "state.json":
         forge(path)
-    assert "is no JSON" in refused(path)
+    assert "is not JSON" in refused(path)
 
 
 def test_nesting_that_json_still_reads(tmp_path: Path) -> None:
@@ -225,8 +225,8 @@ def test_nesting_that_json_still_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [10**400, "9" * 400, None, [], True, -(10**30)])
-def test_steps_that_are_none(step: Any, tmp_path: Path) -> None:
-    """Searching a run for its newest checkpoint survives any number or none."""
+def test_invalid_steps(step: Any, tmp_path: Path) -> None:
+    """Searching a run for its newest checkpoint survives any step or none."""
     path = write_good(tmp_path)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["meta"]["step"] = step

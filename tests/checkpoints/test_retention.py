@@ -1,4 +1,4 @@
-"""Which checkpoints stay, and deletion that a crash at any moment cannot turn into a loss."""
+"""Test which checkpoints are kept, and that a crash during a deletion loses nothing else."""
 
 import os
 from pathlib import Path
@@ -7,30 +7,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline.checkpoints import disk, list_checkpoints, newest_good, retention, verify_checkpoint, write_checkpoint
+from hookline.checkpoints import list_checkpoints, newest_good, retention, verify_checkpoint, write_checkpoint
 from hookline.checkpoints.retention import (
-    ALL,
-    Kept,
+    KEEP_ALL,
+    RankedCheckpoint,
     best_first,
     delete_checkpoint,
     delete_checkpoints,
-    point_to,
+    is_among_best,
     surplus,
-    would_be_kept,
+    update_link,
 )
 
 SCORES = st.lists(st.one_of(st.none(), st.integers(0, 5).map(float)), max_size=12)
 
 
 def write(*steps: int) -> Path:
-    """Small checkpoints of these steps; the directory they are in."""
+    """Write small checkpoints of these steps and return their directory."""
     for step in steps:
         write_checkpoint(Path("held"), f"step-{step}", {"model": {"step": step}}, {"step": step})
     return Path("held")
 
 
 def names(directory: Path) -> list[str]:
-    """What is there, hidden things included."""
+    """List a directory, hidden entries included."""
     return sorted(entry.name for entry in directory.iterdir())
 
 
@@ -41,12 +41,12 @@ def damage(path: Path) -> None:
 
 
 @given(scores=SCORES, top_k=st.integers(0, 4), mode=st.sampled_from(["min", "max"]))
-def test_the_best_are_those_of_a_brute_force_search(scores: list[float | None], top_k: int, mode: str) -> None:
-    """Taking each into the best as it comes ends with the best of all; of equal ones the first stays."""
-    kept: list[Kept] = []
+def test_ranking_agrees_with_a_brute_force_search(scores: list[float | None], top_k: int, mode: str) -> None:
+    """Ranking each checkpoint as it is saved ends with the best of all; of equal scores the first stays."""
+    kept: list[RankedCheckpoint] = []
     for step, score in enumerate(scores):
-        if score is not None and would_be_kept(score, kept, top_k, mode):
-            kept.append(Kept(f"step-{step}", step, score))
+        if score is not None and is_among_best(score, kept, top_k, mode):
+            kept.append(RankedCheckpoint(f"step-{step}", step, score))
             doomed = surplus(kept, top_k, mode, keep_last=False)
             kept = [one for one in kept if one not in doomed]
     finite = [(score if mode == "min" else -score, step) for step, score in enumerate(scores) if score is not None]
@@ -55,15 +55,15 @@ def test_the_best_are_those_of_a_brute_force_search(scores: list[float | None], 
 
 def test_keeping_all_and_keeping_the_last() -> None:
     """-1 keeps all; the last one stays whatever its score, and one without a score is never the best."""
-    kept = [Kept("a", 1, 0.5), Kept("b", 2, None), Kept("c", 3, 0.7)]
-    assert surplus(kept, ALL, "min", keep_last=False) == [] and would_be_kept(9.9, kept, ALL, "min")
+    kept = [RankedCheckpoint("a", 1, 0.5), RankedCheckpoint("b", 2, None), RankedCheckpoint("c", 3, 0.7)]
+    assert surplus(kept, KEEP_ALL, "min", keep_last=False) == [] and is_among_best(9.9, kept, KEEP_ALL, "min")
     assert [one.name for one in surplus(kept, 1, "min", keep_last=False)] == ["b", "c"]
     assert [one.name for one in surplus(kept, 1, "min", keep_last=True)] == ["b"]
     assert [one.name for one in best_first(kept, "max")] == ["c", "a"]
 
 
 def test_the_newest_two_that_verify_are_never_deleted() -> None:
-    """A damaged checkpoint does not count as one of the two, unless this process wrote it and knows better."""
+    """A damaged checkpoint does not count as one of the two, unless this process wrote it and trusts it."""
     directory = write(1, 2, 3, 4)
     damage(directory / "step-4")
     assert delete_checkpoints(directory, ["step-1", "step-2", "step-3"]) == ["step-1"]
@@ -71,15 +71,15 @@ def test_the_newest_two_that_verify_are_never_deleted() -> None:
     assert delete_checkpoints(directory, ["step-2", "step-3"], trusted={"step-3", "step-4"}) == ["step-2"]
 
 
-def test_what_is_not_there_is_gone() -> None:
-    """A checkpoint that somebody else deleted is no error."""
+def test_deleting_a_missing_checkpoint_is_not_an_error() -> None:
+    """A checkpoint that another process deleted is not an error."""
     assert delete_checkpoints(write(1), ["step-7"]) == ["step-7"]
     assert names(Path("held")) == ["step-1"]
 
 
 @pytest.mark.parametrize("moment", ["rename", "sync", "first file", "second file"])
-def test_a_crash_while_deleting_leaves_it_whole_or_swept(moment: str) -> None:
-    """At no moment is there a checkpoint with a name and without a file; the next save sweeps what is left."""
+def test_a_crash_while_deleting_leaves_it_whole_or_a_leftover(moment: str) -> None:
+    """A named checkpoint never lacks a file; the next save removes leftovers."""
     directory = write(1, 2)
     pid = os.fork()
     if pid == 0:  # dies in the middle of it
@@ -95,7 +95,7 @@ def test_a_crash_while_deleting_leaves_it_whole_or_swept(moment: str) -> None:
 
 
 def crash_at(moment: str) -> None:
-    """Let this process die when the deletion gets there."""
+    """Make this process exit when the deletion reaches a certain call."""
     unlink, calls = os.unlink, [0]
 
     def die(*args: object, **kwargs: object) -> None:
@@ -110,16 +110,16 @@ def crash_at(moment: str) -> None:
     if moment == "rename":
         Path.rename = die  # type: ignore[assignment, method-assign]
     elif moment == "sync":
-        disk.sync_directory = retention.disk.sync_directory = die  # type: ignore[assignment]
+        retention.sync_directory = die  # type: ignore[assignment]
     else:
         os.unlink = unlink_some  # type: ignore[assignment]
 
 
-def test_a_link_is_moved_in_one_go() -> None:
-    """It leads to its neighbour, is no checkpoint itself, and the one before it is replaced, not followed."""
+def test_a_link_is_replaced_atomically() -> None:
+    """It leads to its neighbour, is not listed as a checkpoint, and is replaced, not followed."""
     directory = write(1, 2)
     for step in (1, 2, 2):
-        point_to(directory / "best", f"step-{step}")
+        update_link(directory / "best", f"step-{step}")
         assert (directory / "best").resolve() == (directory / f"step-{step}").resolve()
     assert names(directory) == ["best", "step-1", "step-2"]
     assert [path.name for path in list_checkpoints(directory)] == ["step-2", "step-1"]

@@ -1,11 +1,11 @@
-"""What the tests of the record share."""
+"""Fixtures for the tests of the record."""
 
 import pytest
 
-from hookline.record.known_secrets import for_good
+from hookline.record import redaction
 
 
 @pytest.fixture(autouse=True)
 def no_secrets_of_other_tests() -> None:
-    """Forget what other tests taught this process to hide: these write all kinds of texts."""
-    for_good.instead.clear()
+    """Forget the secrets that other tests added to this process: these tests write all kinds of texts."""
+    redaction.for_good.replacements.clear()

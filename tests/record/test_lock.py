@@ -1,6 +1,7 @@
-"""A run directory has one writer, and a dead one does not keep it."""
+"""Test that a run directory has one writer, and that a dead one does not keep it."""
 
 import errno
+import gc
 import json
 import os
 import platform
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from hookline._fs import describe_process, is_process_alive
 from hookline.errors import RecordError
-from hookline.record import RunRecord, lock
-from hookline.record.lock import RunLock, describe_self, owner_lives, start_time
+from hookline.record import Record, lock
+from hookline.record.lock import RunLock
 
 HOLD = """
 import sys, time, os
@@ -35,14 +37,14 @@ print("child", child)
 
 
 def start_holder(directory: Path, more: str = "") -> subprocess.Popen[str]:
-    """Another process that holds the lock."""
+    """Start another process that holds the lock."""
     command = [sys.executable, "-c", HOLD.format(more=more), str(directory)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 def read_until_held(holder: subprocess.Popen[str]) -> int | None:
-    """Wait until the other process has it; the process id of its child, if it said one."""
+    """Wait until the other process holds the lock; return the id of its child, if it printed one."""
     assert holder.stdout is not None
     child = None
     while (line := holder.stdout.readline().split()) and line[0] != "held":
@@ -51,8 +53,8 @@ def read_until_held(holder: subprocess.Popen[str]) -> int | None:
     return child
 
 
-def test_a_second_writer_is_refused(tmp_path: Path) -> None:
-    """While another process writes, and by name; once that is killed, the next is let in."""
+def test_a_second_writer_raises(tmp_path: Path) -> None:
+    """The error names the process; once that is killed, the next writer gets the lock."""
     with start_holder(tmp_path) as holder:
         read_until_held(holder)
         with pytest.raises(RecordError, match=rf"is being written by process {holder.pid} on "):
@@ -63,7 +65,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
 
 
 def test_children_of_a_killed_owner_do_not_keep_it(tmp_path: Path) -> None:
-    """Loader workers live on for seconds after their parent was killed; the run may go on at once."""
+    """Loader workers outlive a killed parent by seconds; the run may resume at once."""
     with start_holder(tmp_path, FORK) as holder:
         child = read_until_held(holder)
         holder.kill()
@@ -75,10 +77,10 @@ def test_children_of_a_killed_owner_do_not_keep_it(tmp_path: Path) -> None:
         os.kill(child, signal.SIGKILL)
 
 
-def test_one_process_is_refused_twice_too(tmp_path: Path) -> None:
-    """Two trainers of one process cannot write one run; when the first is closed or forgotten, the second can."""
+def test_a_second_writer_in_the_same_process_raises(tmp_path: Path) -> None:
+    """Two trainers of one process cannot write one run; once the first lock is released or dropped, the second can."""
     first = RunLock(tmp_path)
-    with pytest.raises(RecordError, match="this very process"):
+    with pytest.raises(RecordError, match="is being written by this process"):
         RunLock(tmp_path / ".." / tmp_path.name)
     first.release()
     first.release()
@@ -87,36 +89,48 @@ def test_one_process_is_refused_twice_too(tmp_path: Path) -> None:
     RunLock(tmp_path).release()
 
 
-def test_a_run_takes_and_returns_it(tmp_path: Path) -> None:
-    """From the record's making until its close."""
-    record = RunRecord.create(tmp_path, config={}, seed=None, run_id="r")
+def test_a_record_holds_the_lock_until_its_close(tmp_path: Path) -> None:
+    """From the record's construction until its close."""
+    record = Record.on_disk(tmp_path, config={}, seed=None, run_id="r")
     with pytest.raises(RecordError, match="is being written by"):
-        RunRecord.create(tmp_path, config={}, seed=None, run_id="r")
+        Record.on_disk(tmp_path, config={}, seed=None, run_id="r")
     record.start([])
     record.close("completed", None, [], [], {})
-    RunRecord.create(tmp_path, config={}, seed=None, run_id="r").close("completed", None, [], [], {})
+    Record.on_disk(tmp_path, config={}, seed=None, run_id="r").close("completed", None, [], [], {})
+
+
+def test_a_record_that_is_dropped_releases_the_lock_at_once(tmp_path: Path) -> None:
+    """It is not part of a reference cycle, which would keep the lock until the next garbage collection."""
+    gc.disable()
+    try:
+        record = Record.on_disk(tmp_path, config={}, seed=None, run_id="r")
+        record.log(1, 0, "loss", 1.0)
+        del record
+        Record.on_disk(tmp_path, config={}, seed=None, run_id="r").close("completed", None, [], [], {})
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(
     ("owner", "lives"),
     [
-        (describe_self(), True),
-        ({**describe_self(), "started": "1"}, False),
-        ({**describe_self(), "pid": 2**22 + 1}, False),
-        ({**describe_self(), "host": "elsewhere"}, True),
+        (describe_process(), True),
+        ({**describe_process(), "started": "1"}, False),
+        ({**describe_process(), "pid": 2**22 + 1}, False),
+        ({**describe_process(), "host": "elsewhere"}, True),
         ({"host": platform.node()}, False),
         ({"host": platform.node(), "pid": -1}, False),
     ],
-    ids=["itself", "the id was given out again", "gone", "another machine", "no id", "no process"],
+    ids=["itself", "the id was reused", "gone", "another machine", "no id", "no process"],
 )
-def test_who_lives(owner: dict[str, Any], lives: bool) -> None:
-    """Process id and start time together name a process; of other machines nothing is known."""
-    assert owner_lives(owner) is lives
+def test_process_liveness(owner: dict[str, Any], lives: bool) -> None:
+    """Id and start time together identify a process; those of other hosts count as alive."""
+    assert is_process_alive(owner) is lives
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["file system without locks", "system without locks"])
-def test_without_locks_the_owners_words_count(known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A living owner is respected, a dead one's or nobody's words are not."""
+def test_without_record_locks_the_file_decides(known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A living owner keeps the lock; a dead one, a torn file or an empty one does not."""
     if known:
 
         def refuse(*_: Any) -> None:
@@ -125,10 +139,10 @@ def test_without_locks_the_owners_words_count(known: bool, tmp_path: Path, monke
         monkeypatch.setattr(lock.fcntl, "lockf", refuse)
     else:
         monkeypatch.setattr(lock, "fcntl", None)
-    parent = {**describe_self(), "pid": os.getppid(), "started": start_time(os.getppid())}
-    (tmp_path / ".lock").write_text(json.dumps(parent))
-    with pytest.raises(RecordError, match=f"process {os.getppid()}"):
+    owner = {**describe_process(), "host": "another-host"}
+    (tmp_path / ".lock").write_text(json.dumps(owner))
+    with pytest.raises(RecordError, match=f"process {os.getpid()} on another-host"):
         RunLock(tmp_path)
-    for stale in (json.dumps({**describe_self(), "started": "1"}), "{torn", "[]", ""):
+    for stale in (json.dumps({**describe_process(), "started": "1"}), "{torn", "[]", ""):
         (tmp_path / ".lock").write_text(stale)
         RunLock(tmp_path).release()

@@ -1,4 +1,4 @@
-"""A run can tell where it came from, and telling never fails."""
+"""Test that a run knows where it came from, and that finding out never raises."""
 
 import dataclasses
 import re
@@ -11,12 +11,21 @@ from typing import Any
 import pytest
 import torch
 
+from hookline.errors import RecordError
 from hookline.record import provenance
-from hookline.record.provenance import config_hash, environment, git_state, new_run_id
+from hookline.record.provenance import (
+    add_outcome,
+    check_outcome,
+    config_hash,
+    describe_run,
+    environment,
+    git_state,
+    new_run_id,
+)
 
 
 def git(directory: Path, *arguments: str) -> str:
-    """Run git in a directory with an identity of its own."""
+    """Run git in a directory with a fixed identity."""
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
     done = subprocess.run(["git", "-C", str(directory), *identity, *arguments], capture_output=True, check=True)
     return done.stdout.decode().strip()
@@ -24,7 +33,7 @@ def git(directory: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with one commit of one file."""
+    """Make a repository with one commit of one file."""
     directory = tmp_path / "repository"
     directory.mkdir()
     git(directory, "init", "-q")
@@ -44,7 +53,7 @@ def test_run_ids_are_unique_sortable_and_safe() -> None:
 
 
 def test_run_ids_leave_random_streams_alone() -> None:
-    """Making an id draws nothing from training's randomness."""
+    """Making an id draws no number from training's generators."""
     before = torch.get_rng_state()
     new_run_id()
     assert torch.equal(before, torch.get_rng_state())
@@ -70,7 +79,7 @@ def test_git_state_of_a_changed_repository(repository: Path) -> None:
 
 
 def test_git_state_without_a_commit(tmp_path: Path) -> None:
-    """A directory that is no repository, one without commits and one that is missing are unknown."""
+    """The state is unknown outside a repository, without commits and for a missing directory."""
     unknown = {"commit": "unknown", "dirty": None, "diff_hash": None}
     git(tmp_path, "init", "-q", "empty")
     assert git_state(tmp_path / "empty") == unknown
@@ -79,13 +88,13 @@ def test_git_state_without_a_commit(tmp_path: Path) -> None:
 
 
 def test_git_state_without_git(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without git is no error."""
+    """A machine without git is not an error."""
     monkeypatch.setenv("PATH", "")
     assert git_state(repository)["commit"] == "unknown"
 
 
 def test_git_state_with_a_git_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A git that does not answer is given up after the time allowed for all its calls together."""
+    """A git that does not answer is abandoned after the time allowed for all its calls together."""
     slow = tmp_path / "git"
     slow.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(30)\n")
     slow.chmod(0o755)
@@ -93,7 +102,7 @@ def test_git_state_with_a_git_that_hangs(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(provenance, "GIT_TIMEOUT_S", 0.3)
     started = time.monotonic()
     assert git_state(tmp_path)["commit"] == "unknown"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 25  # the command itself would take 30
 
 
 @dataclasses.dataclass
@@ -133,7 +142,7 @@ def test_every_change_changes_the_hash() -> None:
 
 
 def test_the_hash_is_the_same_in_another_process() -> None:
-    """A hash can be compared between runs: string hashing seeds do not enter it."""
+    """Hashes can be compared between runs: the seed of string hashing does not matter."""
     code = "from hookline.record import config_hash; print(config_hash({'b': {'x', 'y', 'z'}, 'a': 1.5}))"
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, check=True
@@ -148,3 +157,30 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["torch"] == str(torch.__version__)
     assert found["argv"] == ["train", "--token", "<redacted>"]
     assert {"hookline", "python", "cuda", "platform", "cpu_count", "hostname"} <= set(found)
+
+
+def test_a_run_is_described_before_it_begins() -> None:
+    """Every field that run.json promises is there from the start, with no outcome yet."""
+    run = describe_run("r1", {"lr": 1}, 7, [{"name": "slack", "params": {"webhook": "https://x"}}])
+    assert list(run) == [
+        "run_id", "started", "git", "config_hash", "environment", "seed", "hooks", "lineage", "attempts", "outcome",
+    ]  # fmt: skip
+    assert run["outcome"] is None
+    assert run["hooks"] == [{"name": "slack", "params": {"webhook": "<redacted>"}}]
+    assert set(run["attempts"][0]) == {"started", "pid", "host"}
+
+
+def test_the_outcome_is_stored_for_the_run_and_the_attempt() -> None:
+    """The attempt keeps its outcome, so that a resumed run does not erase it."""
+    run = describe_run("r1", {}, None, [])
+    add_outcome(run, "failed", "token=abc was refused", counters={"steps": 3}, lost=2)
+    assert run["outcome"] == run["attempts"][-1]["outcome"] == "failed"
+    assert run["reason"] == "token=<redacted> was refused"
+    assert (run["lost"], run["counters"]) == (2, {"steps": 3})
+
+
+def test_a_misspelt_outcome_raises() -> None:
+    """The error names the nearest valid one."""
+    check_outcome("completed")
+    with pytest.raises(RecordError, match="did you mean 'stopped'"):
+        check_outcome("stoped")

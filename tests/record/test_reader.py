@@ -1,14 +1,18 @@
-"""A record can be read back, also after a crash."""
+"""Test reading metrics.jsonl and layers.jsonl, also after a kill, a resume or a change of what was recorded."""
 
 import math
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from hookline import read_layers, read_metrics
 from hookline.errors import RecordError
-from hookline.record.reader import read_json, read_jsonl, read_metrics
-from hookline.record.writers import JsonLines
+from hookline.record import Record, read_json, read_jsonl
+from hookline.record.json_lines import JsonLines
 
 
 @pytest.mark.parametrize(
@@ -25,14 +29,14 @@ from hookline.record.writers import JsonLines
     ],
 )
 def test_whole_lines_are_read(tmp_path: Path, text: bytes, records: list[object], torn: bool) -> None:
-    """Every whole record is returned, and a torn line is told of, wherever it stands."""
+    """Every whole line is returned, and a torn line is reported, wherever it is."""
     path = tmp_path / "x.jsonl"
     path.write_bytes(text)
     assert read_jsonl(path) == (records, torn)
 
 
 def test_every_cut_leaves_the_lines_before_it(tmp_path: Path) -> None:
-    """Wherever a kill cuts the file, all lines before the cut are there."""
+    """Wherever a kill cuts the file, all lines before the cut are returned."""
     path = tmp_path / "x.jsonl"
     text = b'{"a":1,"b":"x"}\n{"a":2,"b":"y"}\n'
     for cut in range(len(text)):
@@ -58,8 +62,8 @@ def test_the_last_record_of_a_step_wins(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 1}, {"step": 2, "loss": 3, "val/loss": 5}]
 
 
-def test_a_torn_line_is_told_where_the_reader_was_called(tmp_path: Path) -> None:
-    """The warning names the file, points at the caller's line, and comes once a reading."""
+def test_a_torn_line_is_warned_of_at_the_callers_line(tmp_path: Path) -> None:
+    """The warning names the file, points at the caller's line, and is given once per read."""
     (tmp_path / "metrics.jsonl").write_text('{"step":1}\n{"st\n{"step":2}\n{"ste')
     with pytest.warns(RuntimeWarning) as caught:
         assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
@@ -67,8 +71,8 @@ def test_a_torn_line_is_told_where_the_reader_was_called(tmp_path: Path) -> None
     assert str(tmp_path / "metrics.jsonl") in str(caught[0].message)
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    """A missing or damaged file is a RecordError with its path."""
+def test_missing_and_damaged_files_raise(tmp_path: Path) -> None:
+    """The error is a RecordError with the path."""
     with pytest.raises(RecordError, match=r"metrics\.jsonl: No such file"):
         read_metrics(tmp_path)
     (tmp_path / "run.json").write_text("[1]")
@@ -77,7 +81,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_record_cut_at_every_byte(tmp_path: Path) -> None:
-    """Whatever a kill leaves of the last line: what stands before is read, and a tear is told."""
+    """Whatever a kill leaves of the last line, the lines before are read and a torn line is reported."""
     lines = JsonLines(tmp_path / "metrics.jsonl")
     for step in range(1, 5):
         lines.write({"step": step, "epoch": 0, "train/loss": 1.5 / step, "text": 'a "b" \n ü \\', "bad": math.nan})
@@ -95,7 +99,7 @@ def test_a_record_cut_at_every_byte(tmp_path: Path) -> None:
 
 
 def test_what_is_written_after_a_cut_is_whole(tmp_path: Path) -> None:
-    """A run that goes on ends the torn line first, wherever it was torn."""
+    """A resumed run ends the torn line first, wherever it was torn."""
     text = b'{"step":1}\n{"step":2,"loss":0.25}\n'
     for cut in range(len(text) + 1):
         path = tmp_path / "x.jsonl"
@@ -106,3 +110,158 @@ def test_what_is_written_after_a_cut_is_whole(tmp_path: Path) -> None:
         records, _ = read_jsonl(path)
         assert records[-1] == {"step": 3}
         assert [record["step"] for record in records[:-1]] == [1, 2][: len(records) - 1]
+
+
+# ---- layers.jsonl ----------------------------------------------------------------------------------------------------
+
+
+def make_record(root: Path, run_id: str | None = None) -> Record:
+    """Make a record on disk and start it."""
+    record = Record.on_disk(root, config={}, seed=None, run_id=run_id)
+    record.start([])
+    return record
+
+
+def write(record: Record, steps: list[int], value: float = 1.0, series: str = "s") -> None:
+    """Write one name and one column at each of the steps."""
+    for step in steps:
+        record.log_layers(series, step, ["a"], ["x"], torch.full((1, 1), value))
+    record.flush()
+
+
+def end(record: Record) -> None:
+    """Close the record."""
+    record.close("completed", None, [], [], {})
+
+
+def test_what_was_written_comes_back(tmp_path: Path) -> None:
+    """Every number of every step is read, NaN and infinities too, under its name and column."""
+    record = make_record(tmp_path)
+    values = torch.randn(3, 2, 2)
+    values[1, 0, 0], values[2, 1, 1] = float("nan"), float("-inf")
+    for step, table in enumerate(values, start=1):
+        record.log_layers("activations", step, ["blocks.0", "blocks.1"], ["mean", "std"], table)
+    end(record)
+    series = read_layers(record.path)["activations"]
+    assert (series.names, series.columns, series.steps) == (("blocks.0", "blocks.1"), ("mean", "std"), (1, 2, 3))
+    assert torch.equal(series.values.nan_to_num(7), values.nan_to_num(7))
+    assert torch.equal(series.of("blocks.1", "std"), values[:, 1, 1])
+
+
+def test_histograms_have_one_dimension_more(tmp_path: Path) -> None:
+    """Histograms are read as [steps, names, columns, bins]."""
+    record = make_record(tmp_path)
+    record.log_layers("h", 1, ["a", "b"], ["counts"], torch.arange(8).reshape(2, 1, 4))
+    end(record)
+    series = read_layers(record.path)["h"]
+    assert series.values.shape == (1, 2, 1, 4)
+    assert series.of("b", "counts").tolist() == [[4, 5, 6, 7]]
+
+
+def test_a_misspelt_column_raises(tmp_path: Path) -> None:
+    """The error lists the names there are."""
+    record = make_record(tmp_path)
+    record.log_layers("s", 1, ["blocks.0"], ["mean"], torch.zeros(1, 1))
+    end(record)
+    with pytest.raises(RecordError, match="no column 'maen'; did you mean 'mean'"):
+        read_layers(record.path)["s"].of("blocks.0", "maen")
+
+
+def test_a_resumed_run_replaces_later_steps(tmp_path: Path) -> None:
+    """A resumed run discards the steps after its checkpoint, and what it writes again replaces the old values."""
+    first = make_record(tmp_path, "r")
+    write(first, [1, 2, 3, 4, 9])
+    first._storage._lock.release()  # as if the process was killed: the record was not closed, the lock is free
+    again = make_record(tmp_path, "r")
+    again.resume_at(2, 0)
+    write(again, [3, 4], value=2.0)
+    end(again)
+    series = read_layers(again.path)["s"]
+    assert series.steps == (1, 2, 3, 4)
+    assert series.values.flatten().tolist() == [1, 1, 2, 2]
+
+
+def test_a_series_may_change_its_names_and_columns(tmp_path: Path) -> None:
+    """Names and columns are merged in the order of their appearance; what was not written is NaN."""
+    record = make_record(tmp_path)
+    record.log_layers("s", 1, ["a"], ["x", "y"], torch.tensor([[1.0, 2.0]]))
+    record.log_layers("s", 2, ["b", "a"], ["y"], torch.tensor([[3.0], [4.0]]))
+    end(record)
+    series = read_layers(record.path)["s"]
+    assert (series.names, series.columns) == (("a", "b"), ("x", "y"))
+    assert series.values.nan_to_num(-1).tolist() == [[[1, 2], [-1, -1]], [[-1, 4], [-1, 3]]]
+
+
+def test_two_writers_of_one_series_share_its_steps(tmp_path: Path) -> None:
+    """Two monitors of different modules may write one series: neither hides the other."""
+    record = make_record(tmp_path)
+    for step in (1, 2):
+        record.log_layers("s", step, ["a"], ["x"], torch.full((1, 1), float(step)))
+        record.log_layers("s", step, ["b"], ["x"], torch.full((1, 1), float(-step)))
+    end(record)
+    assert read_layers(record.path)["s"].values.flatten().tolist() == [1, -1, 2, -2]
+
+
+def test_the_last_number_of_bins_counts(tmp_path: Path) -> None:
+    """Histograms that were made finer in mid-run cannot be put together; the newer ones are what is read."""
+    record = make_record(tmp_path)
+    record.log_layers("h", 1, ["a"], ["counts"], torch.zeros(1, 1, 4))
+    record.log_layers("h", 2, ["a"], ["counts"], torch.ones(1, 1, 8))
+    end(record)
+    series = read_layers(record.path)["h"]
+    assert (series.steps, series.values.shape) == ((2,), (1, 1, 1, 8))
+
+
+def test_a_torn_file_loses_its_last_line_only(tmp_path: Path) -> None:
+    """Cut at every byte, the file gives every whole line before the cut and never an error."""
+    record = make_record(tmp_path)
+    write(record, [1, 2, 3])
+    end(record)
+    whole = (record.path / "layers.jsonl").read_bytes()
+    ends = [index for index, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in range(len(whole) + 1):
+        (record.path / "layers.jsonl").write_bytes(whole[:cut])
+        torn = cut not in (0, *ends, *(end + 1 for end in ends))
+        with pytest.warns(RuntimeWarning, match="a line was torn") if torn else nullcontext():
+            found = read_layers(record.path)
+        steps = sum(end <= cut for end in ends[1:])
+        assert (found["s"].steps if "s" in found else ()) == tuple(range(1, steps + 1))
+
+
+def test_a_run_resumes_after_a_torn_line(tmp_path: Path) -> None:
+    """A new process ends the torn line and writes the header again."""
+    first = make_record(tmp_path, "r")
+    write(first, [1, 2])
+    path = first.path / "layers.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    first._storage._lock.release()
+    again = make_record(tmp_path, "r")
+    write(again, [2, 3])
+    end(again)
+    with pytest.warns(RuntimeWarning, match="a line was torn"):
+        assert read_layers(again.path)["s"].steps == (1, 2, 3)
+
+
+@pytest.mark.filterwarnings("ignore:.*a line was torn")
+@settings(deadline=None, max_examples=50)
+@given(st.binary(max_size=60))
+def test_foreign_lines_are_ignored(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
+    """Lines that are not ours, or whose data does not fit, change nothing."""
+    record = make_record(tmp_path_factory.mktemp("run"))
+    write(record, [1])
+    end(record)
+    with (record.path / "layers.jsonl").open("ab") as file:
+        file.write(noise + b"\n" + b'{"series":0,"step":2,"data":"AAA="}\n{"series":9,"step":2,"data":""}\n')
+        file.write(
+            b'{"series":[0],"step":2}\n{"series":0,"data":"AACAPw=="}\n{"resumed":"0"}\n{"series":0,"step":"3"}\n'
+        )
+    assert read_layers(record.path)["s"].steps == (1,)
+
+
+def test_a_run_that_wrote_none(tmp_path: Path) -> None:
+    """A run without layers has no series; a missing directory is an error."""
+    record = make_record(tmp_path)
+    end(record)
+    assert read_layers(record.path) == {}
+    with pytest.raises(RecordError, match=r"cannot read .*layers\.jsonl"):
+        read_layers(tmp_path / "nowhere")

@@ -1,14 +1,34 @@
-"""No secret reaches the record, and ordinary settings stay readable."""
+"""Test that no secret reaches the record or the log, and that ordinary settings stay readable."""
 
 import dataclasses
+import gc
+import io
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hookline import get_trainer
+from hookline.errors import SHORTEST_HIDDEN
 from hookline.record import redaction
-from hookline.record.redaction import REDACTED, is_secret_key, keep_secret, redact, redact_text
+from hookline.record.redaction import (
+    REDACTED,
+    SecretValues,
+    add_secret_url,
+    find_secrets,
+    is_secret_key,
+    redact,
+    redact_text,
+    redacted_log,
+    secrets_of_run,
+)
+
+TOKEN = "q8Xw2Zr5Tn1Lk7Vb3Mc9Pd4s"
+logger = logging.getLogger("hookline")
 
 
 class Resolved(str):
@@ -43,12 +63,12 @@ def test_names_of_secrets(key: str) -> None:
      "keys", "lr", "author", "secretary", "monkey", "keyboard", "passes", "num_key_value_heads", 3, None],
 )  # fmt: skip
 def test_names_that_only_look_like_secrets(key: Any) -> None:
-    """A training config is full of tokens and keys that are no secrets."""
+    """A training config has many tokens and keys that are not secret."""
     assert redact({key: "abc"}) == {key: "abc"}
 
 
 def test_references_are_kept() -> None:
-    """A value that came from a reference is written as the reference, whatever its key."""
+    """A value that came from a reference becomes the reference, whatever its key."""
     config = {
         "url": Resolved("https://hooks.slack.com/services/T/B/x"),
         "token": Resolved("abc"),
@@ -64,7 +84,7 @@ def test_references_are_kept() -> None:
      "https://hooks.slack.com/services/T0/B0/abc", "https://discord.com/api/webhooks/1/abc", "https://h/#access_token=abc"],
 )  # fmt: skip
 def test_urls_with_credentials(url: str) -> None:
-    """A URL that lets somebody in is replaced, alone and inside a message."""
+    """A URL with credentials is replaced, alone and inside a message."""
     assert redact(url) == REDACTED
     assert redact(f"cannot reach {url} now") == f"cannot reach {REDACTED} now"
 
@@ -95,10 +115,10 @@ def test_yaml_on_a_command_line() -> None:
         assert redact_text(plain) == plain
 
 
-def test_what_is_kept_secret_is_in_no_text() -> None:
+def test_a_secret_url_is_removed_from_every_text() -> None:
     """A URL, and its path where that is long enough to be nothing else, whatever the words around it."""
-    keep_secret("https://kept.example.org/T000/verysecret?x=1")
-    keep_secret("https://kept.example.org/x")
+    add_secret_url("https://kept.example.org/T000/verysecret?x=1")
+    add_secret_url("https://kept.example.org/x")
     said = "cannot post to https://kept.example.org/T000/verysecret?x=1: no route to /T000/verysecret?x=1 in /x"
     assert redact_text(said) == f"cannot post to {REDACTED}: no route to {REDACTED} in /x"
     assert redact({"note": "https://kept.example.org/x"}) == {"note": REDACTED}
@@ -113,9 +133,9 @@ def test_known_shapes_of_tokens() -> None:
 
 
 @given((st.text("aA0-_. /,{}'\"") | st.text()).map(lambda text: text[: redaction._SHORTEST_TOKEN - 1]))
-def test_a_short_word_has_no_shape_of_a_secret(text: str) -> None:
-    """Which is why it is not looked at closely, unless a name and a value may be in it."""
-    patterns = redaction._URL, redaction._ASSIGNMENT, redaction._YAML_PAIR, redaction._KNOWN_TOKEN
+def test_a_short_word_matches_no_pattern(text: str) -> None:
+    """This is why short words are not searched, unless they may contain a name and a value."""
+    patterns = redaction._URL, redaction._ASSIGNMENT, redaction._YAML_PAIR, redaction._TOKEN
     plain = text.replace("=", "").replace(":", "")
     assert not any(pattern.search(plain) for pattern in patterns)
 
@@ -139,7 +159,7 @@ def test_structures_are_walked() -> None:
 
 
 def test_secrets_in_keys() -> None:
-    """What has the shape of a secret is hidden there, too, and no value is lost for it."""
+    """What has the shape of a secret is hidden in keys, too, and no value is lost."""
     first, second = "hf_abcdefghijklmnopqrstuvwx", "https://hooks.slack.com/services/T0/B0/abc"
     assert redact({first: 1, second: [2], "gradients/largest_norm": 3}) == {
         REDACTED: 1, f"{REDACTED}#2": [2], "gradients/largest_norm": 3,
@@ -147,7 +167,7 @@ def test_secrets_in_keys() -> None:
 
 
 def test_a_config_that_contains_itself() -> None:
-    """A cycle ends, and its secrets stay hidden."""
+    """The walk over a cycle ends, and its secrets stay hidden."""
     config: dict[str, Any] = {"password": "hunter2"}
     config["self"] = config
     assert "hunter2" not in str(redact(config))
@@ -158,3 +178,119 @@ def test_no_secret_survives(secrets: dict[str, str]) -> None:
     """Whatever the secret, its text is not in the result."""
     shown = repr(redact({"outer": [secrets]}))
     assert not any(secret in shown for secret in secrets.values())
+
+
+# ---- secrets known by their origin -----------------------------------------------------------------------------------
+
+
+def test_a_secret_value_is_removed_from_every_text() -> None:
+    """Alone, inside a word, in a message and in a leaf of an event; each with its own replacement."""
+    secrets = SecretValues()
+    secrets.add([("correct-horse", "${env:HORSE}"), ("battery-staple", "<redacted>")])
+    assert redact_text("401 for xcorrect-horsex") == "401 for x${env:HORSE}x"
+    assert redact({"error": ["it was battery-staple"]}) == {"error": ["it was <redacted>"]}
+
+
+def test_the_longest_secret_is_replaced_first() -> None:
+    """A secret that contains another is replaced as a whole."""
+    secrets = SecretValues()
+    secrets.add([("12345678", "<a>"), ("12345678-abc", "<b>")])
+    assert redact_text("12345678-abc and 12345678") == "<b> and <a>"
+
+
+def test_secrets_are_forgotten_with_their_run() -> None:
+    """The secrets of one run do not affect the next."""
+    secrets = SecretValues()
+    secrets.add([("only-for-now", "<gone>")])
+    assert redact_text("only-for-now") == "<gone>"
+    del secrets
+    gc.collect()
+    assert redact_text("only-for-now") == "only-for-now"
+
+
+def test_short_secrets_are_not_replaced() -> None:
+    """They occur in ordinary words."""
+    secrets = SecretValues()
+    secrets.add([("x" * (SHORTEST_HIDDEN - 1), "<redacted>")])
+    assert redact_text("x" * SHORTEST_HIDDEN) == "x" * SHORTEST_HIDDEN
+
+
+def test_secrets_found_in_a_config() -> None:
+    """Values of references and under secrets' names are found at any depth; paths and plain references are not."""
+    config = {
+        "plain": "nothing to hide",
+        "password": "hunter2hunter2",
+        "hooks": [{"credentials": {"user": ["another-user"]}, "url": Resolved("from-the-environment")}],
+        "token": "${env:TOKEN}",
+        "secret_file": "/run/secrets/token",
+        "out": Resolved("/data/somewhere"),
+    }
+    assert dict(find_secrets(config)) == {
+        "hunter2hunter2": "<redacted>",
+        "another-user": "<redacted>",
+        "from-the-environment": "${env:SLACK_URL}",
+    }
+
+
+def test_secrets_found_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable with a secret's name is hidden even if the config does not refer to it."""
+    monkeypatch.setenv("SOME_API_KEY", "value-of-the-variable")
+    secrets = secrets_of_run({})
+    assert redact_text("sent value-of-the-variable") == "sent <redacted>"
+    assert secrets.replacements["value-of-the-variable"] == "<redacted>"
+
+
+def test_the_text_around_a_reference() -> None:
+    """It is shown if it is harmless, and not if it contains another secret."""
+
+    class Around(Resolved):
+        reference = "https://me:pw@host/${env:KEY}"
+
+    class Harmless(Resolved):
+        reference = "https://host/${env:KEY}/x"
+
+    assert redact({"a": Harmless("https://host/k/x")}) == {"a": "https://host/${env:KEY}/x"}
+    assert "pw" not in str(redact({"a": Around("https://me:pw@host/k"), "token": Around("https://me:pw@host/k")}))
+
+
+# ---- the log ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    """Collect what the log writes, formatted as on a console."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logger.addHandler(handler)
+    yield stream
+    logger.removeHandler(handler)
+
+
+def test_a_hook_that_quotes_a_secret_fails_without_it(written: io.StringIO) -> None:
+    """Neither its message nor its traceback contains it; after the run the log is unfiltered."""
+    secrets = SecretValues()
+    secrets.add([(TOKEN, "<redacted>")])
+    model = torch.nn.Linear(3, 1)
+    data = [(torch.randn(4, 3), torch.randn(4, 1))]
+    trainer = get_trainer(
+        "simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu",
+        loss_fn=torch.nn.functional.mse_loss, record=False, console=False,
+    )  # fmt: skip
+
+    def quotes() -> None:
+        raise ConnectionError(f"401 for {TOKEN}")
+
+    trainer.on("step_end", name="quotes")(quotes)
+    trainer.train()
+    text = written.getvalue()
+    assert "ConnectionError: 401 for <redacted>" in text and "Traceback" in text and TOKEN not in text
+    assert logger.filters == []
+
+
+def test_the_last_of_several_runs_removes_the_filter() -> None:
+    """Runs may overlap."""
+    with redacted_log():
+        with redacted_log():
+            pass
+        assert len(logger.filters) == 1
+    assert logger.filters == []

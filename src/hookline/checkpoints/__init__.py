@@ -1,9 +1,10 @@
-"""Checkpoints: state as JSON and safetensors, written so that a crash at any moment loses nothing."""
+"""Save and load the state of a run: JSON and safetensors, written so that a crash at any moment loses nothing."""
 
 from __future__ import annotations
 
-from hookline.checkpoints.codec import decode, encode
-from hookline.checkpoints.files import (
+from hookline import _fs as disk  # noqa: F401 - the old name, for tests that replace its `os`
+from hookline.checkpoints.format import decode, encode
+from hookline.checkpoints.store import (
     list_checkpoints,
     newest_good,
     read_checkpoint,

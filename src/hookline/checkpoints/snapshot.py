@@ -1,77 +1,68 @@
-"""A checkpoint's sections as they are at one moment, in memory of their own: training goes on, they stay."""
+"""Copy a checkpoint's state to host memory, so that it can be written while training changes the original."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hookline.checkpoints.codec import encode
+from hookline import _device
+from hookline._host_copy import HostCopy, pinned_like
+from hookline.checkpoints.format import Section, encode_section
 from hookline.errors import CheckpointError
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """A section taken apart: its JSON value and its tensors, by name."""
-
-    value: Any
-    tensors: dict[str, torch.Tensor]
-
-
-def encode_section(name: str, tree: Any) -> Encoded:
-    """Take a section apart; its tensors are the live ones. One that is `Encoded` stays as it is."""
-    if isinstance(tree, Encoded):
-        return tree
-    try:
-        return Encoded(*encode(tree))
-    except CheckpointError as error:
-        raise CheckpointError(f"section {name!r}: {error}") from error
-
-
 class HostMemory:
-    """Room on the host for one snapshot after the other.
+    """Host memory for one snapshot, reused by the next.
 
-    It is kept from one to the next: memory that is new to the process costs about three times as much as the copying,
-    and pinned memory more. So a snapshot is good until the next one is taken.
+    Memory that is new to the process costs about three times as much as the copying, and pinned memory more. A snapshot
+    is therefore valid only until the next one is taken.
     """
 
     def __init__(self) -> None:
-        self._rooms: dict[tuple[str, str], torch.Tensor] = {}
+        self._buffers: dict[tuple[str, str], torch.Tensor] = {}
 
-    def snapshot(self, sections: Mapping[str, Any]) -> dict[str, Encoded]:
-        """The sections as they are now, copied before this returns, for `write_checkpoint`.
+    def snapshot(self, sections: Mapping[str, Any]) -> dict[str, Section]:
+        """Copy sections as they are now, for `write_checkpoint`; returns when every copy is complete.
 
-        Taking them apart copies everything but tensors, finds those that are tied, and refuses what cannot be saved.
+        Encoding copies everything but tensors, finds tied tensors, and rejects what cannot be saved.
+
+        Raises:
+            CheckpointError: If a value has no exact form, memory is missing or a device failed.
         """
-        before, self._rooms = self._rooms, {}
         try:
             encoded = {name: encode_section(name, tree) for name, tree in sections.items()}
-            copies = {name: self._copied(name, parts, before) for name, parts in encoded.items()}
-            _wait_for_devices(encoded)
+            for copy in self._start_copies(encoded):
+                copy.wait()
         except CheckpointError:
             raise
         except Exception as error:
             raise CheckpointError(f"cannot copy the state to the host's memory: {error}") from error
+        return {
+            name: Section(parts.value, {tensor: self._buffers[name, tensor] for tensor in parts.tensors})
+            for name, parts in encoded.items()
+        }
+
+    def _start_copies(self, sections: Mapping[str, Section]) -> list[HostCopy]:
+        """Start all copies; buffers that this snapshot does not need are released.
+
+        The copies run on each device's current stream: after the step that computed the values, before the next one.
+        """
+        previous, self._buffers = self._buffers, {}
+        copies = []
+        for section, parts in sections.items():
+            for name, tensor in parts.tensors.items():
+                buffer = _fitting_buffer(tensor, previous.get((section, name)))
+                self._buffers[section, name] = buffer
+                copies.append(HostCopy(tensor, into=buffer))
         return copies
 
-    def _copied(self, section: str, parts: Encoded, before: Mapping[tuple[str, str], torch.Tensor]) -> Encoded:
-        for name, tensor in parts.tensors.items():
-            room = _room_for(tensor, before.get((section, name)))
-            self._rooms[section, name] = room.copy_(tensor, non_blocking=tensor.is_cuda)
-        return Encoded(parts.value, {name: self._rooms[section, name] for name in parts.tensors})
 
-
-def _room_for(tensor: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
-    """The last snapshot's room for this tensor if it still fits; from pinned memory a device's copies are quickest."""
-    if before is not None and before.shape == tensor.shape and before.dtype == tensor.dtype:
-        return before
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
-
-
-def _wait_for_devices(sections: Mapping[str, Encoded]) -> None:
-    """Copies travel on each device's current stream, behind the step that made the values and before the next one."""
-    devices = {tensor.device for parts in sections.values() for tensor in parts.tensors.values() if tensor.is_cuda}
-    for device in devices:
-        torch.cuda.current_stream(device).synchronize()
+def _fitting_buffer(tensor: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
+    """Return the last snapshot's buffer if it still fits; copies from a device are fastest into pinned memory."""
+    if previous is not None and previous.shape == tensor.shape and previous.dtype == tensor.dtype:
+        return previous
+    if _device.is_accelerator(tensor.device):
+        return pinned_like(tensor)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")

@@ -1,19 +1,23 @@
-"""The record of a run: what happened, from which code and config, readable by anything that reads JSON."""
+"""Record what a run did, from which code and config, readable by anything that reads JSON."""
 
 from __future__ import annotations
 
-from hookline.record.layer_series import LayerSeries, read_layers
-from hookline.record.memory_record import MemoryRecord
 from hookline.record.provenance import config_hash, environment, git_state, new_run_id
-from hookline.record.reader import read_json, read_jsonl, read_metrics
+from hookline.record.reader import LayerSeries, read_json, read_jsonl, read_layers, read_metrics
+from hookline.record.record import Record
 from hookline.record.redaction import redact
-from hookline.record.run_record import Record, RunRecord
+from hookline.record.sinks import Sink
+
+# Old names, until the trainer uses the new ones.
+RunRecord = Record
+MemoryRecord = Record.in_memory
 
 __all__ = [
     "LayerSeries",
     "MemoryRecord",
     "Record",
     "RunRecord",
+    "Sink",
     "config_hash",
     "environment",
     "git_state",

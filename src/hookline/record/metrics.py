@@ -1,6 +1,6 @@
-"""Metrics on their way to the record: logged without waiting for a device, brought over together, in order.
+"""Collect scalar metrics without waiting for a device, and turn them into rows in order.
 
-`MetricBuffer.log` is on the hot path; everything that costs happens in `flush`.
+`MetricBuffer.log` is on the hot path; everything expensive happens in `flush`.
 """
 
 from __future__ import annotations
@@ -8,153 +8,144 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
+from hookline._host_copy import HostCopy
 from hookline.errors import RecordError
-from hookline.record.transfer import Transfer
 
 RESERVED = frozenset({"step", "epoch", "time"})
 
 Entry = tuple[int, int, str, Any, float]  # step, epoch, name, value, time
-
-
-class Sink(Protocol):
-    """Where finished lines go: one call per (step, epoch)."""
-
-    def write(self, record: Mapping[str, Any], /) -> None:
-        """Take one record."""
+Row = dict[str, Any]
 
 
 class MetricBuffer:
-    """Collects scalars and writes one record per (step, epoch).
+    """A buffer of scalars that makes one row per step and epoch. Safe to use from several threads.
 
-    A tensor is snapshotted where it lies, so the caller may change it afterwards. What a flush finds on a
-    CUDA device is written by a later flush, once it has arrived, or by `drain`, which waits. Safe to use from
-    several threads.
+    A tensor is copied on its own device when it is logged, so the caller may change it afterwards. What a flush finds
+    on a CUDA device is delivered by a later flush, once the copy to the host is complete, or by `drain`, which waits.
+
+    Args:
+        deliver: Receives batches of rows, with numbers in place of tensors.
     """
 
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
+    def __init__(self, deliver: Callable[[list[Row]], None]) -> None:
+        self._deliver = deliver
         self._entries: list[Entry] = []
         self._in_flight: deque[_Batch] = deque()
         self._flushing = threading.RLock()
 
     def log(self, step: int, epoch: int, name: str, value: Any) -> None:
-        """Note one value. A number costs 0.2 µs, a tensor one small copy on its own device; never a sync."""
+        """Add one value. A number costs 0.2 µs, a tensor one small copy on its device; neither waits for a device."""
         if type(value) is not float:
             value = _snapshot(name, value)
         if name in RESERVED:
-            raise RecordError(f"no metric can be named {name!r}, a field of every record; try 'train/{name}'")
+            raise RecordError(f"no metric can be named {name!r}, a field of every row; try 'train/{name}'")
         self._entries.append((step, epoch, name, value, time.time()))
 
     def extend(self, entries: Iterable[Entry]) -> None:
-        """Note many at once; tensors must be 0-dim, and nobody may write to them any more: they are not copied."""
+        """Add many values; tensors must be 0-dim and are not copied, so they must not be written to any more."""
         self._entries.extend(entries)
 
     def flush(self) -> None:
-        """Write what has arrived and send the rest on its way, one copy per device; waits for nothing."""
+        """Deliver what is on the host and start copying the rest, all scalars of a dtype together; waits for nothing."""
         with self._flushing:
-            self._collect()
-            while self._in_flight and self._in_flight[0].has_arrived():
-                self._write_oldest()
+            self._start_batch()
+            while self._in_flight and self._in_flight[0].is_ready():
+                self._deliver_oldest()
 
     def drain(self) -> None:
-        """Write everything logged so far, waiting for the devices."""
+        """Deliver everything logged so far, waiting for the devices."""
         with self._flushing:
-            self._collect()
+            self._start_batch()
             while self._in_flight:
-                self._write_oldest()
+                self._deliver_oldest()
 
     def salvage(self) -> int:
-        """When a device has failed: write the numbers on the host and give up the rest; how many it is."""
+        """Deliver only the numbers on the host, after a device failed, and return how many values are lost."""
         with self._flushing:
             batches = [batch.entries for batch in self._in_flight] + [self._take()]
             self._in_flight.clear()
             for entries in batches:
-                self._write([entry for entry in entries if not isinstance(entry[3], torch.Tensor)])
+                self._deliver_entries([entry for entry in entries if not isinstance(entry[3], torch.Tensor)])
             return sum(isinstance(entry[3], torch.Tensor) for entries in batches for entry in entries)
 
     def _take(self) -> list[Entry]:
-        """Cut off what is there now; another thread may be appending at this moment, and its entry stays."""
+        """Remove and return the entries; one that another thread appends at the same time stays."""
         count = len(self._entries)
         taken = self._entries[:count]
         del self._entries[:count]
         return taken
 
-    def _collect(self) -> None:
+    def _start_batch(self) -> None:
         entries = self._take()
         if entries:
             batch = _Batch(entries)
-            self._in_flight.append(batch)  # before sending: if the device fails here, salvage still finds it
-            batch.send()
+            self._in_flight.append(batch)  # before starting, so that `salvage` finds it if the device fails here
+            batch.start()
 
-    def _write_oldest(self) -> None:
-        entries = self._in_flight[0].values()
+    def _deliver_oldest(self) -> None:
+        entries = self._in_flight[0].wait()
         self._in_flight.popleft()
-        self._write(entries)
+        self._deliver_entries(entries)
 
-    def _write(self, entries: list[Entry]) -> None:
-        lines: dict[tuple[int, int], dict[str, Any]] = {}
+    def _deliver_entries(self, entries: list[Entry]) -> None:
+        rows: dict[tuple[int, int], Row] = {}
         for step, epoch, name, value, logged_at in entries:
-            line = lines.get((step, epoch))
-            if line is None:
-                line = lines[step, epoch] = {"step": step, "epoch": epoch, "time": round(logged_at, 6)}
-            line[name] = value
-        for _, line in sorted(lines.items()):  # some values are logged at once, losses with the next flush
-            self._sink.write(line)
+            row = rows.get((step, epoch))
+            if row is None:
+                row = rows[step, epoch] = {"step": step, "epoch": epoch, "time": round(logged_at, 6)}
+            row[name] = value
+        if rows:  # sorted, because some values are logged at once and losses only with the next flush
+            self._deliver([row for _, row in sorted(rows.items())])
 
 
 class _Batch:
-    """The entries of one flush, with the transfers that bring their tensors over."""
+    """The entries of one flush, with one copy to the host per device and dtype among their tensors."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self.entries = entries
-        self._transfers: list[tuple[list[int], Transfer]] = []
+        self._copies: list[tuple[list[int], HostCopy]] = []
 
-    def send(self) -> None:
-        """Start one copy per device."""
-        tensors: dict[torch.device, list[int]] = {}
-        for index, entry in enumerate(self.entries):
-            if isinstance(entry[3], torch.Tensor):
-                tensors.setdefault(entry[3].device, []).append(index)
-        for indices in tensors.values():
-            self._transfers.append((indices, Transfer([self.entries[index][3] for index in indices])))
+    def start(self) -> None:
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for index, (_, _, _, value, _) in enumerate(self.entries):
+            if isinstance(value, torch.Tensor):
+                groups.setdefault((value.device, value.dtype), []).append(index)
+        for indices in groups.values():
+            stacked = torch.stack([self.entries[index][3] for index in indices])
+            self._copies.append((indices, HostCopy(stacked)))
 
-    def has_arrived(self) -> bool:
-        """Whether `values` would not wait."""
-        return all(transfer.has_arrived() for _, transfer in self._transfers)
+    def is_ready(self) -> bool:
+        return all(copy.is_ready() for _, copy in self._copies)
 
-    def values(self) -> list[Entry]:
-        """The entries with numbers in the tensors' places; waits for what is still on its way."""
-        entries = self.entries
-        for indices, transfer in self._transfers:
-            for index, number in zip(indices, transfer.numbers(), strict=True):
-                step, epoch, name, _, logged_at = entries[index]
-                entries[index] = (step, epoch, name, number, logged_at)
-        return entries
+    def wait(self) -> list[Entry]:
+        """Return the entries with numbers in place of tensors: integers as ints, booleans as bools."""
+        for indices, copy in self._copies:
+            values = copy.wait()
+            if values.is_floating_point() and values.element_size() < 4:  # 8-bit floats have no `tolist`
+                values = values.float()
+            for index, number in zip(indices, values.tolist(), strict=True):
+                step, epoch, name, _, logged_at = self.entries[index]
+                self.entries[index] = (step, epoch, name, number, logged_at)
+        return self.entries
 
 
 def _snapshot(name: str, value: Any) -> Any:
-    """The value as it is now: plain numbers as they are, a tensor as a copy on its own device."""
+    """Return plain numbers as they are and a tensor as a copy on its own device; raise for anything else."""
     if isinstance(value, torch.Tensor):
-        _check_tensor(name, value)
+        if value.numel() != 1:
+            raise RecordError(f"metric {name!r} has shape {list(value.shape)}; log one number, e.g. its .mean()")
+        if value.is_complex() or value.is_meta:
+            kind = "complex" if value.is_complex() else "on the meta device"
+            raise RecordError(f"metric {name!r} is {kind}; log a real number that has a value")
         copy = value.detach().clone()
         return copy if copy.dim() == 0 else copy.reshape(())
     if isinstance(value, (int, float)):
         return value
     if type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1:
         return value.item()
-    kind = type(value).__name__
-    raise RecordError(f"metric {name!r} is a {kind}; log a number or a tensor with one element")
-
-
-def _check_tensor(name: str, value: torch.Tensor) -> None:
-    if value.numel() != 1:
-        shape = list(value.shape)
-        raise RecordError(f"metric {name!r} has shape {shape}; log one number, e.g. its .mean()")
-    if value.is_complex() or value.is_meta:
-        kind = "complex" if value.is_complex() else "on the meta device"
-        raise RecordError(f"metric {name!r} is {kind}; log a real number that has a value")
+    raise RecordError(f"metric {name!r} is a {type(value).__name__}; log a number or a tensor with one element")

@@ -1,4 +1,7 @@
-"""Where a run came from: its id, the code's commit, the config's hash, the machine. None of it can fail."""
+"""Describe where a run came from, as run.json stores it: id, commit, config hash, machine, attempts, outcome.
+
+Nothing here raises if a piece of information cannot be found out.
+"""
 
 from __future__ import annotations
 
@@ -20,50 +23,92 @@ from typing import Any
 
 import torch
 
-from hookline.record import jsonsafe
+from hookline import _device
+from hookline.errors import RecordError, nearest
+from hookline.record import strict_json
 from hookline.record.redaction import redact
 
+OUTCOMES = ("completed", "stopped", "interrupted", "failed")
 GIT_TIMEOUT_S = 5.0
 
 _DIGITS = string.digits + string.ascii_lowercase
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_MAX_DEPTH = 48
+
+
+# ---- run.json --------------------------------------------------------------------------------------------------------
+
+
+def describe_run(run_id: str, config: Any, seed: int | None, hooks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the fields of run.json at the start of a run, without asking git or the machine.
+
+    Args:
+        run_id: The run's id.
+        config: The redacted config; its hash therefore reveals no secret.
+        seed: The run's seed.
+        hooks: The description of every hook.
+    """
+    now = utc_now()
+    return {
+        "run_id": run_id,
+        "started": now,
+        "git": unknown_git_state(),
+        "config_hash": config_hash(config),
+        "environment": {},
+        "seed": seed,
+        "hooks": redact(hooks),
+        "lineage": None,
+        "attempts": [{"started": now, "pid": os.getpid(), "host": platform.node()}],
+        "outcome": None,
+    }
+
+
+def add_outcome(run: dict[str, Any], outcome: str, reason: str | None, **fields: Any) -> None:
+    """Add the end of a run to the fields of run.json, also to its last attempt, because a resume clears the run's."""
+    end = {"outcome": outcome, "reason": redact(reason), "closed": utc_now()}
+    run.update(end, **fields)
+    if run.get("attempts"):
+        run["attempts"][-1].update(end)
+
+
+def check_outcome(outcome: str) -> None:
+    """Raise `RecordError` for an outcome that readers of run.json do not know."""
+    if outcome not in OUTCOMES:
+        raise RecordError(f"{outcome!r} is not an outcome of a run; {nearest(outcome, OUTCOMES)}")
 
 
 def new_run_id() -> str:
-    """A file-name-safe id that sorts by start time: UTC to the microsecond, then four random characters.
+    """Return an id that sorts by start time and can name a file: UTC to the microsecond, then four random characters.
 
-    The randomness is the system's, so training's random streams are untouched.
+    The randomness comes from the system, so training's random streams do not change.
     """
     now = datetime.now(UTC)
-    chance = "".join(secrets.choice(_DIGITS) for _ in range(4))
-    return f"{now:%Y%m%d-%H%M%S}-{_base36(now.microsecond, width=4)}{chance}"
-
-
-def _base36(number: int, width: int) -> str:
-    text = ""
-    for _ in range(width):
-        number, digit = divmod(number, 36)
-        text = _DIGITS[digit] + text
-    return text
+    microseconds, digits = now.microsecond, ""
+    for _ in range(4):
+        microseconds, digit = divmod(microseconds, 36)
+        digits = _DIGITS[digit] + digits
+    return f"{now:%Y%m%d-%H%M%S}-{digits}{''.join(secrets.choice(_DIGITS) for _ in range(4))}"
 
 
 def utc_now() -> str:
-    """The time as ISO 8601 in UTC, to the millisecond."""
+    """Return the time as ISO 8601 in UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+# ---- code and machine ------------------------------------------------------------------------------------------------
+
+
 def unknown_git_state() -> dict[str, Any]:
-    """What is recorded where no commit can be told."""
+    """Return what is recorded if there is no commit."""
     return {"commit": "unknown", "dirty": None, "diff_hash": None}
 
 
 def git_state(directory: Path | str) -> dict[str, Any]:
-    """The commit, whether tracked files differ from it, and a hash of the difference (None if there is none).
+    """Return the commit, whether tracked files differ from it, and a hash of the difference (None if there is none).
 
-    Untracked files do not count, or a directory of runs would make every run dirty. Without git, a
-    repository or a commit, or when git does not answer within 5 s in all, what is not known is "unknown" or
-    None.
+    Untracked files do not count, because a directory of runs would make every run dirty. Without git, a repository or a
+    commit, or if git does not answer within 5 s in total, unknown fields are "unknown" or None.
     """
     deadline = time.monotonic() + GIT_TIMEOUT_S
     state = unknown_git_state()
@@ -80,25 +125,44 @@ def git_state(directory: Path | str) -> dict[str, Any]:
 
 
 def _git(directory: Path | str, deadline: float, *arguments: str) -> bytes | None:
-    """What one git command printed, or None when it failed. It asks, locks and monitors nothing."""
-    command = ["git", "-c", "core.fsmonitor=false", "-C", str(directory), *arguments]
-    quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+    """Return the output of a git command, None if it failed; it prompts for nothing and takes no locks."""
     try:
-        finished = subprocess.run(
-            command,
-            env=quiet,
+        return subprocess.run(
+            ["git", "-c", "core.fsmonitor=false", "-C", str(directory), *arguments],
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=max(0.0, deadline - time.monotonic()),
             check=True,
-        )
+        ).stdout
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return finished.stdout
+
+
+def environment() -> dict[str, Any]:
+    """Return the software and the machine; GPUs are named only if CUDA is in use, because asking would start it."""
+    try:
+        version = metadata.version("hookline")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    return {
+        "hookline": version,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "gpus": _device.device_names(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "hostname": platform.node(),
+        "argv": redact(sys.argv),
+    }
+
+
+# ---- the config's hash -----------------------------------------------------------------------------------------------
 
 
 def config_hash(config: Any) -> str:
-    """The sha256 of a config's meaning: key order is irrelevant, a tuple equals a list, all else shows.
+    """Return the sha256 of a config's meaning: the order of keys does not count, and a tuple equals a list.
 
     ``1``, ``1.0``, ``"1"`` and ``True`` are four different values.
     """
@@ -107,67 +171,30 @@ def config_hash(config: Any) -> str:
 
 
 def _canonical(value: Any, depth: int) -> Any:
-    """A JSON value that differs whenever the meaning does: containers and unusual types carry their kind."""
-    if depth > 48:  # a config that contains itself
+    """Return a JSON value that differs whenever the meaning does: containers and unusual types carry their kind."""
+    if depth > _MAX_DEPTH:  # a config that contains itself
         return ["deep", type(value).__name__]
     if isinstance(value, Mapping):
-        return _canonical_items(value, depth)
+        pairs = [[_canonical(key, depth + 1), _canonical(item, depth + 1)] for key, item in value.items()]
+        return ["dict", *sorted(pairs, key=json.dumps)]
     if isinstance(value, (list, tuple)):
         return ["list", *(_canonical(item, depth + 1) for item in value)]
     if isinstance(value, (set, frozenset)):
         return ["set", *sorted((_canonical(item, depth + 1) for item in value), key=json.dumps)]
-    if jsonsafe.is_dataclass_instance(value):
-        return [type(value).__qualname__, _canonical(jsonsafe.field_values(value), depth + 1)]
+    if strict_json.is_dataclass_instance(value):
+        return [type(value).__qualname__, _canonical(strict_json.field_values(value), depth + 1)]
     return _canonical_leaf(value, depth)
-
-
-def _canonical_items(value: Mapping[Any, Any], depth: int) -> Any:
-    pairs = [[_canonical(key, depth + 1), _canonical(item, depth + 1)] for key, item in value.items()]
-    return ["dict", *sorted(pairs, key=json.dumps)]
 
 
 def _canonical_leaf(value: Any, depth: int) -> Any:
     if value is None or type(value) in (bool, str):
         return value
-    if type(value) in (int, float):
-        return _canonical_number(value)
+    plain = strict_json.simplify(value)
+    if type(value) in (int, float):  # JSON keeps 1 and 1.0 apart; NaN must differ from the string "NaN"
+        return [type(value).__name__, plain] if isinstance(plain, str) else plain
     if isinstance(value, torch.Tensor):
         return ["tensor", str(value.dtype), _canonical(value.tolist(), depth + 1)]
     if callable(value) and hasattr(value, "__qualname__"):
         return ["callable", getattr(value, "__module__", None), value.__qualname__]
-    plain = jsonsafe.simplify(value)  # an address in a repr would change from process to process
-    return [type(value).__qualname__, _ADDRESS.sub("", jsonsafe.dumps(plain))]
-
-
-def _canonical_number(value: int | float) -> Any:
-    """Finite numbers as they are (JSON keeps 1 and 1.0 apart); the others unlike the string "NaN"."""
-    plain = jsonsafe.simplify(value)
-    return [type(value).__name__, plain] if isinstance(plain, str) else plain
-
-
-def environment() -> dict[str, Any]:
-    """The software and the machine. Names the GPUs only if CUDA is in use already: asking would start it."""
-    return {
-        "hookline": _own_version(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "gpus": _gpu_names(),
-        "platform": platform.platform(),
-        "cpu_count": os.cpu_count(),
-        "hostname": platform.node(),
-        "argv": redact(sys.argv),
-    }
-
-
-def _own_version() -> str:
-    try:
-        return metadata.version("hookline")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _gpu_names() -> list[str]:
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return []
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    # An address in a repr would change from process to process.
+    return [type(value).__qualname__, _ADDRESS.sub("", strict_json.dumps(plain))]

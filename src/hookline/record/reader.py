@@ -1,22 +1,30 @@
-"""Reading a record back, also one whose writer was killed in the middle of a line."""
+"""Read a record, also one whose writer was killed in the middle of a line."""
 
 from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hookline.errors import RecordError
+import torch
+
+from hookline.errors import RecordError, nearest
+from hookline.record.layers import SeriesHeader, unpack
 
 _NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _TEXT_FIELDS = frozenset({
     "time", "kind", "name", "hook", "event", "by", "reason", "message", "error", "text", "run_id",
 })  # fmt: skip
+_HEADER_FIELDS = {"series", "name", "names", "columns"}
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
 def read_json(path: Path | str) -> dict[str, Any]:
-    """One JSON object from a file. Raises `RecordError` when it is missing or is no JSON object."""
+    """Read one JSON object from a file. Raises `RecordError` if it is missing or is not a JSON object."""
     record = _parse(_read(Path(path)))
     if record is None:
         raise RecordError(f"{path} is not a JSON object; it is damaged or was not written by Hookline")
@@ -24,39 +32,22 @@ def read_json(path: Path | str) -> dict[str, Any]:
 
 
 def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
-    """The whole records of a file, and whether any line was torn (its writer was killed while writing it).
+    """Read the whole lines of a file; also return whether any line was torn by a kill during its write.
 
-    The strings that stand for non-finite numbers are numbers again, except in fields that hold text.
+    The strings that stand for non-finite numbers become numbers again, except in fields that contain text.
     """
     lines = [line for line in _read(Path(path)).split(b"\n") if line]
-    parsed = [_parse(line) for line in lines]
-    records = [_with_numbers(record) for record in parsed if record is not None]
-    return records, len(records) < len(lines)
+    records = [record for line in lines if (record := _parse(line)) is not None]
+    return [_restore_numbers(record) for record in records], len(records) < len(lines)
 
 
-def whole_records(path: Path | str) -> list[dict[str, Any]]:
-    """The whole records of a file, for readers that return something else; a torn line is warned of."""
+def _whole_lines(path: Path | str) -> list[dict[str, Any]]:
+    """Read the whole lines of a file and warn of a torn one at the line that called the public reader."""
     records, torn = read_jsonl(path)
     if torn:
-        message = f"{path}: a line was torn, its writer was killed while writing it; the whole ones were read"
+        message = f"{path}: a line was torn because its writer was killed; the whole lines were read"
         warnings.warn(message, RuntimeWarning, stacklevel=3)
     return records
-
-
-def read_metrics(run_dir: Path | str) -> list[dict[str, Any]]:
-    """One record per step, in order of first appearance; later lines of a step win, field by field.
-
-    A resumed run repeats the steps after its checkpoint; a step may span lines (its validation comes later). A line
-    that was torn by a kill is left out with a `RuntimeWarning`.
-    """
-    steps: dict[Any, dict[str, Any]] = {}
-    for record in whole_records(Path(run_dir) / "metrics.jsonl"):
-        if "step" not in record:
-            continue
-        if "resumed" in record:  # the run went back to here: later steps of an earlier attempt are no more
-            steps = {step: earlier for step, earlier in steps.items() if step <= record["step"]}
-        steps.setdefault(record["step"], {}).update(record)
-    return list(steps.values())
 
 
 def _read(path: Path) -> bytes:
@@ -75,8 +66,129 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _with_numbers(record: dict[str, Any]) -> dict[str, Any]:
+def _restore_numbers(record: dict[str, Any]) -> dict[str, Any]:
     return {
         key: _NON_FINITE.get(value, value) if isinstance(value, str) and key not in _TEXT_FIELDS else value
         for key, value in record.items()
     }
+
+
+# ---- metrics.jsonl ---------------------------------------------------------------------------------------------------
+
+
+def read_metrics(run_dir: Path | str) -> list[dict[str, Any]]:
+    """Read a run's metrics: one row per step, in order of first appearance; later lines of a step win, per field.
+
+    A resumed run repeats the steps after its checkpoint, and a step may have several lines, because its validation
+    comes later. A line that was torn by a kill is left out with a `RuntimeWarning`.
+    """
+    steps: dict[Any, dict[str, Any]] = {}
+    for record in _whole_lines(Path(run_dir) / "metrics.jsonl"):
+        if "step" not in record:
+            continue
+        if "resumed" in record:  # the run went back to this step, so later ones of an earlier attempt do not count
+            steps = {step: earlier for step, earlier in steps.items() if step <= record["step"]}
+        steps.setdefault(record["step"], {}).update(record)
+    return list(steps.values())
+
+
+# ---- layers.jsonl ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerSeries:
+    """One series: ``values[i, j, k]`` is column k of name j at ``steps[i]``; NaN where nothing was written.
+
+    A series of histograms has one more dimension, the bins.
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[str, ...]
+    steps: tuple[int, ...]
+    values: torch.Tensor
+
+    def of(self, name: str, column: str) -> torch.Tensor:
+        """Return one column of one name over the steps.
+
+        >>> read_layers(run_dir)["activations"].of("blocks.0.mlp", "std")
+        """
+        return self.values[:, _index(name, self.names, "name"), _index(column, self.columns, "column")]
+
+
+def read_layers(run_dir: Path | str) -> dict[str, LayerSeries]:
+    """Read every series of a run by its name; empty if the run wrote none.
+
+    If a step was written twice, as by a resumed run, the later values count. Lines torn by a kill are left out with a
+    `RuntimeWarning`, as in `read_metrics`.
+    """
+    path = Path(run_dir) / "layers.jsonl"
+    if not path.exists() and path.parent.is_dir():
+        return {}
+    found: dict[str, _SeriesBuilder] = {}
+    headers: dict[Any, SeriesHeader] = {}
+    for record in _whole_lines(path):
+        if not all(isinstance(record.get(key, 0), int) for key in ("series", "step", "resumed")):
+            continue  # not a line of ours
+        header = headers.get(record.get("series"))
+        if "resumed" in record:
+            for series in found.values():
+                series.discard_after(record["resumed"])
+        elif record.keys() >= _HEADER_FIELDS:
+            headers[record["series"]] = SeriesHeader(
+                record["name"], tuple(record["names"]), tuple(record["columns"]), record.get("bins")
+            )
+        elif "step" in record and header is not None:
+            values = unpack(record, torch.Size(header.shape).numel())
+            if values is not None:  # otherwise the line is damaged
+                tensor = torch.from_numpy(values).reshape(header.shape)
+                found.setdefault(header.series, _SeriesBuilder()).add(record["step"], header, tensor)
+    return {name: series.build() for name, series in found.items()}
+
+
+@dataclass
+class _SeriesBuilder:
+    """The values of a series that were read so far, by step and header."""
+
+    steps: dict[int, dict[SeriesHeader, torch.Tensor]] = field(default_factory=dict)
+
+    def add(self, step: int, header: SeriesHeader, values: torch.Tensor) -> None:
+        written = self.steps.setdefault(step, {})
+        written.pop(header, None)  # what comes later overwrites, also where headers overlap
+        written[header] = values
+
+    def discard_after(self, step: int) -> None:
+        self.steps = {one: written for one, written in self.steps.items() if one <= step}
+
+    def build(self) -> LayerSeries:
+        """Merge all headers: usually there is one, two if a hook was changed during the run."""
+        headers = list(dict.fromkeys(header for written in self.steps.values() for header in written))
+        bins = headers[-1].bins if headers else None
+        headers = [header for header in headers if header.bins == bins]
+        names = tuple(dict.fromkeys(name for header in headers for name in header.names))
+        columns = tuple(dict.fromkeys(column for header in headers for column in header.columns))
+        steps = sorted(step for step, written in self.steps.items() if not written.keys().isdisjoint(headers))
+        values = torch.full((len(steps), *SeriesHeader("", names, columns, bins).shape), float("nan"))
+        places = {header: _places(header, names, columns) for header in headers}
+        for index, step in enumerate(steps):
+            for header, written in self.steps[step].items():
+                if header in places:
+                    values[index][places[header]] = written
+        return LayerSeries(names, columns, tuple(steps), values)
+
+
+def _places(
+    header: SeriesHeader, names: tuple[str, ...], columns: tuple[str, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the indices of a header's names and columns among all, for indexing the values of one step."""
+    rows = {name: index for index, name in enumerate(names)}
+    across = {column: index for index, column in enumerate(columns)}
+    return (
+        torch.tensor([rows[name] for name in header.names], dtype=torch.long).unsqueeze(1),
+        torch.tensor([across[column] for column in header.columns], dtype=torch.long).unsqueeze(0),
+    )
+
+
+def _index(name: str, choices: tuple[str, ...], kind: str) -> int:
+    if name not in choices:
+        raise RecordError(f"this series has no {kind} {name!r}; {nearest(name, choices)}")
+    return choices.index(name)

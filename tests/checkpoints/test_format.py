@@ -1,4 +1,4 @@
-"""State comes back exactly as it was, or is refused with the path of what has no exact form."""
+"""Test that state is restored exactly, or rejected with the path of the value that has no exact form."""
 
 import copy
 import json
@@ -7,6 +7,7 @@ import random
 import struct
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,24 +15,26 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
-from hookline.checkpoints.codec import decode, encode
+from hookline.checkpoints import decode, encode
+from hookline.checkpoints.format import DTYPE_CODES, safetensors_parts
 from hookline.errors import CheckpointError
 
 
 def round_trip(tree: Any) -> Any:
-    """Through strict JSON text and back."""
+    """Encode to strict JSON text and decode again."""
     skeleton, tensors = encode(tree)
     return decode(json.loads(json.dumps(skeleton, allow_nan=False)), tensors)
 
 
 def bits(value: float) -> bytes:
-    """A float's exact bytes."""
+    """Return a float's exact bytes."""
     return struct.pack(">d", value)
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal in value and type, bit for bit, all the way down."""
+    """Compare values and types, bit for bit, at every depth."""
     if type(one) is not type(other):
         return False
     if isinstance(one, float):
@@ -62,7 +65,7 @@ def test_any_tree_of_plain_values_comes_back(tree: Any) -> None:
 
 
 def test_huge_integers() -> None:
-    """Integers of more digits than Python likes to print are values and keys like any other."""
+    """Integers with more digits than Python prints are valid values and keys."""
     tree = {10**5000: -(10**5000), 1: torch.ones(1)}
     assert round_trip(tree)[10**5000] == -(10**5000)
     assert "1" in encode(tree)[1]
@@ -111,7 +114,7 @@ def test_tensors_of_every_dtype_and_shape(dtype: torch.dtype, shape: tuple[int, 
     ids=["transposed", "slice", "strided", "expanded", "conjugate", "channels-last", "parameter", "non-finite"],
 )
 def test_views_and_parameters(tensor: torch.Tensor) -> None:
-    """What is seen of a tensor is stored, however it lies in memory, and without its graph."""
+    """A tensor's visible values are stored, whatever its layout in memory, and without its graph."""
     _, tensors = encode({"t": tensor})
     assert all(stored.is_contiguous() and not stored.requires_grad for stored in tensors.values())
     back = round_trip({"t": tensor})["t"]
@@ -131,7 +134,7 @@ def test_tied_tensors_are_stored_once_and_tied_again() -> None:
 
 
 def test_tied_tensors_of_other_dtypes() -> None:
-    """Tying also holds for tensors that are kept as bytes."""
+    """Tensors that are stored as bytes stay tied, too."""
     weight = torch.ones(2, dtype=torch.complex128)
     back = round_trip([weight, weight])
     assert back[0] is back[1]
@@ -174,7 +177,7 @@ def test_numpy_values(value: Any) -> None:
     assert not isinstance(back, np.ndarray) or back.flags.writeable
 
 
-def test_torch_values_that_are_no_tensors() -> None:
+def test_torch_values_other_than_tensors() -> None:
     """Sizes, dtypes and devices keep their types."""
     tree = [torch.Size([2, 3]), torch.bfloat16, torch.device("cuda", 1), torch.Size([])]
     back = round_trip(tree)
@@ -193,7 +196,7 @@ def test_kinds_of_dict() -> None:
 
 
 def test_random_states() -> None:
-    """The states of Python's, NumPy's and torch's generators come back and go on with the same numbers."""
+    """The states of Python's, NumPy's and torch's generators are restored and continue with the same numbers."""
     generators = [np.random.default_rng(3).bit_generator.state, random.Random(3).getstate()]
     assert round_trip(generators) == generators
     state = np.random.RandomState(3).get_state()
@@ -256,7 +259,7 @@ class Odd(torch.Tensor):
         (torch.zeros(2).as_subclass(Odd), r"a\.0: Odd is a tensor subclass"),
     ],
 )
-def test_what_has_no_exact_form_is_refused(value: Any, message: str) -> None:
+def test_what_has_no_exact_form_raises(value: Any, message: str) -> None:
     """The error names the dotted path, the type and the remedy."""
     with pytest.raises(CheckpointError, match=message):
         encode({"a": [value]})
@@ -288,16 +291,63 @@ def test_cycles_and_bottomless_nesting() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_damaged_skeleton_is_refused(skeleton: Any) -> None:
-    """What was not written by the encoder is an error, and never chooses code."""
+def test_a_damaged_skeleton_raises(skeleton: Any) -> None:
+    """What the encoder did not write is an error and never chooses code."""
     with pytest.raises(CheckpointError, match="damaged or from a newer version"):
         decode({"a": [skeleton]}, {"t": torch.zeros(8, dtype=torch.uint8)})
 
 
 def test_a_namedtuple_keeps_its_names() -> None:
-    """A batch of one is used by them; the class is another one, since a file imports nothing."""
+    """Batches are read by field name; the class is a new one, because a file imports nothing."""
     Pair = namedtuple("Pair", "x y")
     found = decode(*encode({"batch": [Pair(torch.ones(2), (1, Pair(2, 3)))]}))["batch"][0]
     assert torch.equal(found.x, torch.ones(2)) and found.y[1].y == 3 and type(found).__name__ == "Pair"
     with pytest.raises(CheckpointError, match="damaged"):
         decode({"!": "namedtuple", "name": "a;b", "fields": ["x"], "v": [1]}, {})
+
+
+def test_a_reused_address_ties_nothing() -> None:
+    """The memory of a temporary tensor may be reused by the next one; the two are still stored separately."""
+
+    class Fresh(dict[str, Any]):
+        def items(self) -> Any:
+            return ((str(index), torch.full((8, 2), float(index)).t()) for index in range(50))
+
+    _, tensors = encode(Fresh({str(index): None for index in range(50)}))
+    assert len(tensors) == 50
+    assert all(float(tensor[0, 0]) == float(name) for name, tensor in tensors.items())
+
+
+# ---- safetensors files -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPE_CODES, ids=str)
+def test_every_dtype_is_read_back_by_safetensors(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Matrices, scalars and empty tensors, with names that JSON must escape."""
+    tensors = {'a "quoted" ü': torch.arange(6).reshape(2, 3).to(dtype), "one": torch.ones((), dtype=dtype),
+               "none": torch.zeros(0, 4, dtype=dtype), "turned": torch.arange(6).view(2, 3).t().to(dtype)}  # fmt: skip
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"".join(safetensors_parts(tensors)))
+    found = load_file(path)
+    assert set(found) == set(tensors)
+    assert all(torch.equal(found[name], tensors[name]) and found[name].dtype == dtype for name in tensors)
+
+
+def test_mixed_widths_are_aligned(tmp_path: Path) -> None:
+    """Odd numbers of bytes do not push a wide tensor off its boundary: the widest come first."""
+    tensors = {"bytes": torch.ones(3, dtype=torch.uint8), "half": torch.ones(5, dtype=torch.bfloat16),
+               "wide": torch.ones(2, dtype=torch.float64), "word": torch.ones(1, dtype=torch.int32)}  # fmt: skip
+    parts = safetensors_parts(tensors)
+    assert len(parts[0]) % 8 == 0
+    assert [len(part) for part in parts[1:]] == [16, 4, 10, 3]
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"".join(parts))
+    assert all(torch.equal(found, tensors[name]) for name, found in load_file(path).items())
+
+
+def test_memory_is_not_copied() -> None:
+    """The parts are the tensors' own memory, so a later write is visible in them."""
+    tensor = torch.zeros(4)
+    part = safetensors_parts({"x": tensor})[1]
+    tensor.fill_(1.0)
+    assert bytes(part) == torch.ones(4).numpy().tobytes()

@@ -1,4 +1,4 @@
-"""Checkpoints' names: filled from metrics, and safe whatever the template and the metrics look like."""
+"""Test checkpoint names: filled from metrics, and safe whatever the template and the metrics look like."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline.checkpoints.file_names import LONGEST, FileName
+from hookline.checkpoints.names import MAX_LENGTH, NameTemplate
 from hookline.errors import ConfigError
 
 SAFE = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
@@ -28,9 +28,9 @@ SAFE = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
     ],
 )
 def test_templates(template: str, with_names: bool, name: str) -> None:
-    """Epoch, step and metrics stand where the template says, with their names before them if asked for."""
+    """Epoch, step and metrics are filled in, optionally with their names in front."""
     metrics = {"val/loss": 0.1234, "odd name": 1e16, "bad": float("nan")}
-    assert FileName(template, with_names).fill(3, 120, metrics) == name
+    assert NameTemplate(template, with_names).fill(3, 120, metrics) == name
 
 
 @pytest.mark.parametrize(
@@ -42,37 +42,37 @@ def test_templates(template: str, with_names: bool, name: str) -> None:
         ("a b", "' ' cannot be"),
         (".hidden", "without a leading dot"),
         ("", "not empty"),
-        ("x" * (LONGEST + 1), "at most 150"),
+        ("x" * (MAX_LENGTH + 1), "at most 150"),
         ("best", "not best or last"),
         ("manifest.json", "not best or last or manifest.json"),
         ("{epoch", "write fields as"),
         ("{}", "a field is a metric's name"),
         ("{epoch!r}", "a field is a metric's name"),
-        ("{epoch:.2f}{val/loss:d}", "'d' is no format for val/loss; '.2f' is one"),
-        ("{step:1000000000d}", "no format for step; '08d' is one"),
-        ("{val/loss:{step}}", "no format for val/loss"),
-        ("{epoch:%}", "no format"),
+        ("{epoch:.2f}{val/loss:d}", "'d' is not a format for val/loss; try '.2f'"),
+        ("{step:1000000000d}", "not a format for step; try '08d'"),
+        ("{val/loss:{step}}", "not a format for val/loss"),
+        ("{epoch:%}", "not a format"),
     ],
 )
-def test_wrong_templates_are_refused_when_they_are_made(template: str, words: str) -> None:
-    """Nothing waits for the first save to go wrong; the error names the parameter, the template and the remedy."""
+def test_invalid_templates_raise_at_construction(template: str, words: str) -> None:
+    """The error names the parameter, the template and the remedy, long before the first save."""
     with pytest.raises(ConfigError) as caught:
-        FileName(template)
+        NameTemplate(template)
     assert caught.value.path == "filename" and words in caught.value.problem
 
 
 def test_a_field_is_looked_up_and_never_evaluated() -> None:
-    """Attributes and items of values cannot be reached: such a field is a metric that is not there."""
+    """Attributes and items of values are out of reach: such a field is a metric that was not measured."""
     for template in ("{epoch.__class__}", "{step.real}", "{epoch[0]}"):
-        assert FileName(template).fill(1, 2, {}) == "none"
+        assert NameTemplate(template).fill(1, 2, {}) == "none"
 
 
 @given(key=st.text(min_size=1, max_size=20), value=st.floats(), with_names=st.booleans())
 def test_no_metric_leads_out_of_the_directory(key: str, value: float, with_names: bool) -> None:
     """Whatever a metric is called and whatever its value is, the name is one plain file name."""
     try:
-        file_name = FileName("{" + key + "}", with_names)
+        template = NameTemplate("{" + key + "}", with_names)
     except ConfigError:
         return
-    name = file_name.fill(0, 1, {key: value})
-    assert SAFE.fullmatch(name) and len(name) <= LONGEST and name not in ("best", "last")
+    name = template.fill(0, 1, {key: value})
+    assert SAFE.fullmatch(name) and len(name) <= MAX_LENGTH and name not in ("best", "last")

@@ -1,4 +1,4 @@
-"""Every value becomes strict JSON, and nothing raises."""
+"""Test that every value becomes strict JSON and that nothing raises."""
 
 import dataclasses
 import enum
@@ -13,14 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline.record.jsonsafe import dumps, shorten
+from hookline.record.strict_json import dumps, short_repr
 
 
 def strictly(text: str) -> Any:
-    """Parse as a strict reader would: NaN and its like are no JSON, and a key appears once."""
+    """Parse as a strict reader does: NaN is not JSON, and a key appears once."""
 
     def refuse(word: str) -> Any:
-        raise AssertionError(f"{word} is no JSON")
+        raise AssertionError(f"{word} is not JSON")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         assert len({key for key, _ in pairs}) == len(pairs), "a key appears twice"
@@ -52,7 +52,7 @@ class Point:
 
 
 class Hostile:
-    """An object that fails whatever is asked of it."""
+    """An object whose repr and attributes raise."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no repr")
@@ -62,14 +62,14 @@ class Hostile:
 
 
 def cycle() -> list[Any]:
-    """A list that contains itself."""
+    """Make a list that contains itself."""
     items: list[Any] = [1]
     items.append(items)
     return items
 
 
 def deep() -> list[Any]:
-    """A list deeper than the interpreter's stack."""
+    """Make a list deeper than the interpreter's stack."""
     items: list[Any] = []
     for _ in range(5000):
         items = [items]
@@ -108,7 +108,7 @@ def deep() -> list[Any]:
     ],
 )
 def test_values_have_one_strict_form(value: Any, expected: Any) -> None:
-    """Each kind of value has the JSON form that readers are promised."""
+    """Each kind of value has its documented JSON form."""
     assert strictly(dumps(value)) == expected
 
 
@@ -122,7 +122,7 @@ def test_values_have_one_strict_form(value: Any, expected: Any) -> None:
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_nothing_raises(value: Any) -> None:
-    """Cycles, bottomless nesting, huge integers and hostile objects get a text like everything else."""
+    """Cycles, deep nesting, huge integers and hostile objects get a text like everything else."""
     strictly(dumps(value))
     strictly(dumps(value, indent=2))
 
@@ -149,6 +149,6 @@ def test_flat_records_come_back_equal(record: dict[str, Any]) -> None:
 
 def test_a_long_repr_is_shortened() -> None:
     """A repr of a megabyte does not end up in the record."""
-    assert len(shorten(object())) < 250
-    assert len(shorten("x" * 10**6)) < 250
+    assert len(short_repr(object())) < 250
+    assert len(short_repr("x" * 10**6)) < 250
     assert len(dumps({"b": b"x" * 10**6})) < 250

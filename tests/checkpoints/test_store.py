@@ -1,5 +1,7 @@
-"""A checkpoint exists whole or not at all, and what is read is what was written."""
+"""Test that a checkpoint exists whole or not at all, and that what is read is what was written."""
 
+import hashlib
+import json
 import os
 import shutil
 import signal
@@ -7,6 +9,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,21 +17,30 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.checkpoints import disk
-from hookline.checkpoints.files import (
+from hookline import SimpleTrainer, _fs
+from hookline.checkpoints import (
     list_checkpoints,
     newest_good,
     read_checkpoint,
+    store,
     verify_checkpoint,
     write_checkpoint,
 )
+from hookline.checkpoints.store import (
+    check_files,
+    manifest_text,
+    read_manifest,
+    set_aside_later,
+    sha256_of,
+    write_hashed,
+)
 from hookline.errors import CheckpointError
 
-DEAD_PID = 2**22 + 1  # beyond what the kernel gives out
+DEAD_PID = 2**22 + 1  # larger than any id that the kernel assigns
 
 
 def sections(seed: int = 0) -> dict[str, Any]:
-    """The state of a small run."""
+    """Make the state of a small run."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(3, 2, generator=generator)
     return {"model": {"a": weight, "tied": weight, "part": weight[1:]}, "loop": {"step": 3, "seen": (1, 2)}}
@@ -40,7 +52,7 @@ def save(directory: Path, step: int, name: str | None = None) -> Path:
 
 
 def names(directory: Path) -> list[str]:
-    """What lies in a directory."""
+    """List a directory."""
     return sorted(entry.name for entry in directory.iterdir())
 
 
@@ -61,7 +73,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 
 def test_files_follow_the_umask(tmp_path: Path) -> None:
-    """Tensors are as readable as the rest: what the umask says, for every file."""
+    """Every file has the permissions that the umask allows."""
     before = os.umask(0o027)
     try:
         path = save(tmp_path, 1)
@@ -91,15 +103,15 @@ def test_a_taken_name_gets_a_number(tmp_path: Path) -> None:
 
 
 def test_a_name_taken_at_the_last_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process that takes the name between the look and the rename costs only a number."""
+    """If another process takes the name between the check and the rename, a number is appended."""
     save(tmp_path, 1, "x")
-    monkeypatch.setattr(disk.os.path, "lexists", lambda path: False)
+    monkeypatch.setattr(_fs.os.path, "lexists", lambda path: False)
     assert save(tmp_path, 2, "x").name == "x-1"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".x", "a/b", "../x", "a b", "ä", "a\n", "x\x00"])
-def test_names_that_are_refused(tmp_path: Path, name: str) -> None:
-    """A name that is no plain file name is refused for checkpoints and for sections."""
+def test_invalid_names(tmp_path: Path, name: str) -> None:
+    """A name that is not a plain file name raises for checkpoints and for sections."""
     with pytest.raises(CheckpointError, match="cannot name a checkpoint"):
         write_checkpoint(tmp_path, name, {}, {})
     with pytest.raises(CheckpointError, match="cannot name a section"):
@@ -117,12 +129,12 @@ def test_state_that_cannot_be_saved(tmp_path: Path) -> None:
 
 
 def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle of a save passes through and the half-written files are removed."""
+    """Ctrl-C during a save propagates, and the partial files are removed."""
 
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(disk, "_write_all", interrupt)
+    monkeypatch.setattr(store, "write_file", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 1)
     assert names(tmp_path) == []
@@ -135,20 +147,21 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
         save(tmp_path / "file", 1)
 
 
-def test_a_killed_process_leaves_only_a_temporary_that_is_swept(tmp_path: Path) -> None:
-    """After SIGKILL in the middle of a save the older checkpoint is the newest good one; the next save cleans up."""
+def test_a_killed_process_leaves_a_temporary_that_the_next_save_removes(tmp_path: Path) -> None:
+    """After SIGKILL during a save the older checkpoint is the newest good one; the next save removes the rest."""
     save(tmp_path, 1)
     code = """
         import os, signal, sys
         from pathlib import Path
         import torch
-        from hookline.checkpoints import disk, files
-        real = disk.os.write
+        from hookline import _fs
+        from hookline.checkpoints import write_checkpoint
+        real = _fs.os.write
         def die(*args):
             real(*args)
             os.kill(os.getpid(), signal.SIGKILL)
-        disk.os.write = die
-        files.write_checkpoint(Path(sys.argv[1]), "step-2", {"m": {"w": torch.ones(5)}}, {"step": 2})
+        _fs.os.write = die
+        write_checkpoint(Path(sys.argv[1]), "step-2", {"m": {"w": torch.ones(5)}}, {"step": 2})
     """
     command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}, check=False)
@@ -159,8 +172,8 @@ def test_a_killed_process_leaves_only_a_temporary_that_is_swept(tmp_path: Path) 
     assert names(tmp_path) == ["step-00000001", "step-00000003"]
 
 
-def test_only_dead_processes_are_swept(tmp_path: Path) -> None:
-    """Temporaries of living processes, also our own, and files of others are left alone."""
+def test_only_leftovers_of_dead_processes_are_removed(tmp_path: Path) -> None:
+    """Temporary directories of living processes, also our own, and other files stay."""
     kept = [f".tmp-a-{os.getpid()}-0af3", ".tmp-a-1-0af3", ".tmp-odd", ".other"]
     for name in [*kept, f".tmp-step-1-{DEAD_PID}-0af3", f".tmp-b-{10**30}-aa"]:
         (tmp_path / name).mkdir()
@@ -211,7 +224,7 @@ def _replace_with_link(file: Path) -> None:
         (lambda path: _replace_with_link(path / "model.safetensors"), r"model\.safetensors: is a link"),
         (lambda path: _replace_with_link(path / "manifest.json"), r"manifest\.json: is a link"),
         (lambda path: (path / "state.json").write_text("x"), r"state\.json: has 1 bytes instead of \d+"),
-        (lambda path: shutil.rmtree(path), "is no directory"),
+        (lambda path: shutil.rmtree(path), "is not a directory"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
@@ -223,7 +236,7 @@ def test_damage_is_named(tmp_path: Path, damage: Callable[[Path], None], message
 
 
 def test_newest_first(tmp_path: Path) -> None:
-    """Checkpoints are ordered by their step, then by time, whatever their names; temporaries are no checkpoints."""
+    """Checkpoints are ordered by step, then by time, whatever their names; temporary directories are not listed."""
     assert list_checkpoints(tmp_path / "missing") == []
     paths = [save(tmp_path, step, name) for step, name in ((2, "b"), (10, "a"), (2, "c"), (1, "z"))]
     os.utime(paths[0], (1, 1))
@@ -233,8 +246,8 @@ def test_newest_first(tmp_path: Path) -> None:
     assert [path.name for path in list_checkpoints(tmp_path)] == ["a", "c", "b", "z"]
 
 
-def test_other_directories_are_no_damaged_checkpoints(tmp_path: Path) -> None:
-    """A directory that holds runs, or anything else, holds no checkpoints; one file of a checkpoint makes it one."""
+def test_other_directories_are_not_checkpoints(tmp_path: Path) -> None:
+    """Directories of runs, or of anything else, are not listed; one file of a checkpoint makes a directory one."""
     save(tmp_path / "20260101-000000-abcdefgh" / "checkpoints", 1)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "note.txt").write_text("")
@@ -246,8 +259,8 @@ def test_other_directories_are_no_damaged_checkpoints(tmp_path: Path) -> None:
     assert len(newest_good(tmp_path)[1]) == 3
 
 
-def test_the_newest_good_one_is_found_loudly(tmp_path: Path) -> None:
-    """Damaged newer checkpoints are passed over, each with its problem."""
+def test_the_newest_good_one_is_found(tmp_path: Path) -> None:
+    """Damaged newer checkpoints are skipped, and each problem is returned."""
     for step in (1, 2, 3, 4):
         save(tmp_path, step)
     (tmp_path / "step-00000004" / "manifest.json").write_text("{")
@@ -255,13 +268,13 @@ def test_the_newest_good_one_is_found_loudly(tmp_path: Path) -> None:
     path, problems = newest_good(tmp_path)
     assert path == tmp_path / "step-00000002"
     assert len(problems) == 2
-    assert "step-00000004: manifest.json: is no JSON" in problems[0]
+    assert "step-00000004: manifest.json: is not JSON" in problems[0]
     assert "step-00000003: model.safetensors: is missing" in problems[1]
     assert newest_good(tmp_path / "missing") == (None, [])
 
 
 def test_a_forged_meta_is_found(tmp_path: Path) -> None:
-    """A manifest rewritten with another step does not agree with the state that it vouches for."""
+    """A manifest rewritten with another step does not agree with the state."""
     path = save(tmp_path, 1)
     manifest = path / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"step": 1', '"step": 9'))
@@ -269,7 +282,7 @@ def test_a_forged_meta_is_found(tmp_path: Path) -> None:
 
 
 def test_loading_to_an_impossible_device(tmp_path: Path) -> None:
-    """A device that is not there is told with the file."""
+    """The error for a missing device names the file."""
     path = save(tmp_path, 1)
     with pytest.raises(CheckpointError, match=r"cannot load .*model\.safetensors to moon:3"):
         read_checkpoint(path, "moon:3")
@@ -286,3 +299,153 @@ def test_cuda_state_is_saved_and_loaded(tmp_path: Path) -> None:
         assert found["m"]["w"] is found["m"]["t"]
         assert found["m"]["w"].device.type == torch.device(where).type
         assert torch.equal(found["m"]["w"].cpu(), weight.cpu())
+
+
+# ---- hashes ----------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_and_hashes(tmp_path: Path) -> None:
+    """Every file has its entry, in the order of names."""
+    entries = write_hashed(tmp_path, {"b": [b"one", memoryview(b"two")], "a": [b""]})
+    assert list(entries) == ["a", "b"]
+    assert entries["b"] == {"sha256": hashlib.sha256(b"onetwo").hexdigest(), "bytes": 6}
+    assert (tmp_path / "b").read_bytes() == b"onetwo"
+
+
+def test_hashing_runs_beside_the_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest is hashed first, and no write waits for a hash."""
+    order: list[int] = []
+    written = threading.Event()
+    real_hash, real_write = store._sha256, store.write_file
+
+    def hash_late(parts: list[bytes]) -> str:
+        order.append(len(parts[0]))
+        assert written.wait(10)
+        return real_hash(parts)
+
+    def write(path: Path, parts: list[bytes]) -> None:
+        real_write(path, parts)
+        if path.name == "c":
+            written.set()
+
+    monkeypatch.setattr(store, "HASHERS", 1)
+    monkeypatch.setattr(store, "_sha256", hash_late)
+    monkeypatch.setattr(store, "write_file", write)
+    entries = write_hashed(tmp_path, {"a": [b"1"], "b": [b"333"], "c": [b"22"]})
+    assert order == [3, 2, 1]
+    assert entries["b"]["sha256"] == hashlib.sha256(b"333").hexdigest()
+
+
+def test_a_failing_write_leaves_no_thread(tmp_path: Path) -> None:
+    """The error propagates and the threads end."""
+    before = threading.active_count()
+    (tmp_path / "x").write_text("")
+    with pytest.raises(FileExistsError):
+        write_hashed(tmp_path, {"x": [b"1"], "y": [b"2"]})
+    assert threading.active_count() == before
+
+
+# ---- the manifest ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A directory with two files and their manifest."""
+    (tmp_path / "state.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"abc")
+    files = {file.name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for file in tmp_path.iterdir()}
+    (tmp_path / "manifest.json").write_text(manifest_text(files, {"step": 3, "loss": 0.1}))
+    return tmp_path
+
+
+def test_a_manifest_describes_its_directory(folder: Path) -> None:
+    """It lists sizes and hashes of all files, and they agree."""
+    manifest = read_manifest(folder)
+    assert manifest["format"] == 1
+    assert manifest["meta"] == {"step": 3, "loss": 0.1}
+    assert manifest["files"]["model.safetensors"]["bytes"] == 3
+    assert check_files(folder, manifest["files"]) == []
+
+
+def test_spelling_is_checked(folder: Path) -> None:
+    """Even a change of whitespace is detected."""
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace(' "format": 1', ' "format":  1'))
+    with pytest.raises(CheckpointError, match="was changed after it was written"):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not JSON"),
+        ("\xff", "is not JSON"),
+        ("[]\n", "is not of format 1"),
+        (manifest_text({}, {}), "lacks its list of files"),
+        (manifest_text({"state.json": 3}, {}), "lacks its list of files"),
+        (manifest_text({"state.json": {}}, None), "lacks its list of files or its meta"),
+        (manifest_text({"state.json": {}}, {}).replace('"format": 1', '"format": 2'), "is not of format 1"),
+    ],
+)
+def test_invalid_manifests(folder: Path, text: str, message: str) -> None:
+    """Torn, foreign and newer manifests have different messages."""
+    (folder / "manifest.json").write_text(text, encoding="latin-1")
+    with pytest.raises(CheckpointError, match=message):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize("name", ["../state.json", "/etc/passwd", "a/b", "..", "", "manifest.json", ".hidden"])
+def test_names_that_lead_out(folder: Path, name: str) -> None:
+    """A name that is not a plain file name is never opened."""
+    assert check_files(folder, {name: {"bytes": 0, "sha256": ""}})[0] == f"{name!r}: leads out of the checkpoint"
+
+
+# ---- abandoned checkpoints -------------------------------------------------------------------------------------------
+
+
+def test_later_checkpoints_are_set_aside_whole(tmp_path: Path) -> None:
+    """They are found by their step, whatever their names."""
+    holder = tmp_path / "checkpoints"
+    for step, name in ((8, "step-8"), (16, "best"), (24, "step-24")):
+        write_checkpoint(holder, name, {"x": step}, {"step": step})
+    moved = set_aside_later(holder, 8)
+    assert sorted(path.name for path in list_checkpoints(holder)) == ["step-8"]
+    assert sorted(Path(path).name for path in moved) == ["best", "step-24"]
+    assert all(not verify_checkpoint(Path(path)) for path in moved)
+    assert set_aside_later(holder, 8) == []
+
+
+def test_nothing_is_overwritten_when_set_aside_again(tmp_path: Path) -> None:
+    """The same step may be abandoned more than once."""
+    holder = tmp_path / "checkpoints"
+    for _ in range(2):
+        write_checkpoint(holder, "step-24", {"x": 1}, {"step": 24})
+        set_aside_later(holder, 8)
+    assert sorted(path.name for path in (tmp_path / "abandoned").iterdir()) == ["step-24", "step-24-1"]
+
+
+def make_trainer(root: Path, steps: int) -> Any:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    trainer = SimpleTrainer(
+        model, [(torch.ones(1, 2), torch.ones(1, 1))] * 30, torch.optim.SGD(model.parameters(), lr=0.1), "cpu",
+        loss_fn=torch.nn.MSELoss(), max_steps=steps, console=False, output_dir=str(root),
+    )  # fmt: skip
+    trainer.add_hook("checkpoint", save_every_n_steps=8, save_every_n_epochs=None)
+    return trainer
+
+
+def test_resuming_the_run_follows_the_new_branch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Resumed from step 8 and stopped at 16, the newest checkpoint is the new 16, not the old 24."""
+    first = make_trainer(tmp_path, 24)
+    first.train()
+    holder = first.checkpoint_dir
+    (early,) = [path for path in list_checkpoints(holder) if path.name.endswith("8")]
+    make_trainer(tmp_path, 16).fit(resume=early)
+    assert sorted(path.name for path in list_checkpoints(holder)) == ["step-00000008", "step-00000016"]
+    assert "was set aside" in caplog.text
+    third = make_trainer(tmp_path, 20)
+    third.fit(resume=first.run_dir)
+    assert third.step == 20
+    lines = [json.loads(line) for line in (first.run_dir / "events.jsonl").read_text().splitlines()]
+    assert sum(line["kind"] == "checkpoint_abandoned" for line in lines) == 2

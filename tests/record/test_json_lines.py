@@ -1,4 +1,4 @@
-"""What is written is whole, whatever happens to the process or the disk."""
+"""Test that files are whole, whatever happens to the process or the disk."""
 
 import errno
 import json
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from hookline.errors import RecordError
-from hookline.record.reader import read_jsonl
-from hookline.record.writers import JsonLines, write_json_atomic
+from hookline.record import read_jsonl
+from hookline.record.json_lines import JsonLines, write_json_atomic
 
 
 def record_writes(monkeypatch: pytest.MonkeyPatch, limits: list[int | OSError]) -> list[bytes]:
-    """Watch os.write; each call takes the next limit: at most so many bytes, or this error."""
+    """Record calls of os.write; each takes the next limit: a largest number of bytes, or an error to raise."""
     written: list[bytes] = []
     real = os.write
 
@@ -30,7 +30,7 @@ def record_writes(monkeypatch: pytest.MonkeyPatch, limits: list[int | OSError]) 
 
 
 def test_one_write_per_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each record reaches the file at once, by exactly one write."""
+    """Each record is written at once, with exactly one write."""
     written = record_writes(monkeypatch, [])
     lines = JsonLines(tmp_path / "x.jsonl")
     lines.write({"a": 1})
@@ -50,7 +50,7 @@ def test_reopening_appends(tmp_path: Path) -> None:
 
 
 def test_a_torn_line_is_ended_first(tmp_path: Path) -> None:
-    """A line that a killed process left half-written does not swallow the next record."""
+    """A line that a killed process left half-written does not damage the next record."""
     path = tmp_path / "x.jsonl"
     path.write_text('{"a":1}\n{"a":')
     lines = JsonLines(path)
@@ -60,14 +60,14 @@ def test_a_torn_line_is_ended_first(tmp_path: Path) -> None:
 
 
 def test_a_short_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a write did not take is written after it."""
+    """The rest of a short write is written after it."""
     record_writes(monkeypatch, [3, 2])
     lines = JsonLines(tmp_path / "x.jsonl")
     lines.write({"abc": 12345})
     assert (tmp_path / "x.jsonl").read_text() == '{"abc":12345}\n'
 
 
-def test_a_full_disk_is_named_and_survived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_raises_and_the_next_record_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk is a RecordError with path and remedy, and the next record that fits is whole."""
     path = tmp_path / "x.jsonl"
     record_writes(monkeypatch, [4, OSError(errno.ENOSPC, "No space left on device")])
@@ -78,8 +78,8 @@ def test_a_full_disk_is_named_and_survived(tmp_path: Path, monkeypatch: pytest.M
     assert read_jsonl(path) == ([{"kept": 2}], True)
 
 
-def test_places_that_cannot_be_opened(tmp_path: Path) -> None:
-    """A missing directory, a directory in the file's place and a closed file are told by name."""
+def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
+    """The errors for a missing directory, a directory in the file's place and a closed file name the path."""
     for path in (tmp_path / "missing" / "x.jsonl", tmp_path):
         with pytest.raises(RecordError, match="cannot write"):
             JsonLines(path)
@@ -125,8 +125,8 @@ def test_two_writers_never_mix_lines(tmp_path: Path) -> None:
     assert not torn
 
 
-def test_a_disk_that_does_not_sync_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting for the disk raises its error with the file's name; a closed file has nothing to wait for."""
+def test_a_failing_sync_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the file; a closed file has nothing to sync."""
     lines = JsonLines(tmp_path / "x.jsonl")
     lines.write({"a": 1})
     lines.sync()

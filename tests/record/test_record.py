@@ -1,4 +1,4 @@
-"""A run's directory is complete from the first moment, survives a failing disk, and goes on after a resume."""
+"""Test that a record is complete from the start, survives failing disks and devices, and continues after a resume."""
 
 import errno
 import json
@@ -16,25 +16,26 @@ import torch
 import yaml
 
 from hookline.errors import RecordError
-from hookline.record import MemoryRecord, Record, RunRecord, read_jsonl, read_metrics
+from hookline.record import Record, read_jsonl, read_metrics
 from hookline.record.metrics import MetricBuffer
 
 
-def run_json(record: RunRecord) -> dict[str, Any]:
-    """What run.json says now."""
+def run_json(record: Record) -> dict[str, Any]:
+    """Read run.json."""
+    assert record.path is not None
     found: dict[str, Any] = json.loads((record.path / "run.json").read_text())
     return found
 
 
 def close(record: Record, outcome: str = "completed") -> None:
-    """Close with nothing special to say."""
+    """Close the record."""
     record.close(outcome, None, [{"name": "console"}], [{"hook": "console", "us": 1.0}], {"steps": 2})
 
 
 @pytest.mark.req("000-29")
-def test_every_run_has_a_directory_of_its_own(tmp_path: Path) -> None:
+def test_every_run_has_its_own_directory(tmp_path: Path) -> None:
     """Two runs with one root differ in id and directory."""
-    first, second = (RunRecord.create(tmp_path / "runs", config={}, seed=None) for _ in range(2))
+    first, second = (Record.on_disk(tmp_path / "runs", config={}, seed=None) for _ in range(2))
     assert first.run_id != second.run_id
     assert first.path == tmp_path / "runs" / first.run_id
     assert first.path.is_dir()
@@ -44,7 +45,7 @@ def test_every_run_has_a_directory_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.req("000-30", "000-34")
 def test_the_start_is_recorded(tmp_path: Path) -> None:
     """run.json has id, commit, config hash, environment, seed and hooks before the first step."""
-    record = RunRecord.create(tmp_path, config={"lr": 0.1}, seed=3, run_id="mine")
+    record = Record.on_disk(tmp_path, config={"lr": 0.1}, seed=3, run_id="mine")
     record.start([{"name": "console", "kind": "lifecycle"}])
     run = run_json(record)
     assert (run["run_id"], run["seed"], run["outcome"], run["lineage"]) == ("mine", 3, None, None)
@@ -59,7 +60,7 @@ def test_the_config_is_readable_and_without_secrets(tmp_path: Path) -> None:
     """config.yaml holds the resolved config for safe_load, with secrets hidden and odd values as text."""
     config = {"lr": 1e-5, "betas": (0.9, 0.99), "hooks": [{"name": "s", "webhook": "https://h"}], "dir": Path("x"),
               "nan": float("nan"), "text": "ü: [", 1: torch.float32}  # fmt: skip
-    record = RunRecord.create(tmp_path, config=config, seed=None)
+    record = Record.on_disk(tmp_path, config=config, seed=None)
     record.start([])
     found = yaml.safe_load((record.path / "config.yaml").read_text(encoding="utf-8"))
     assert found.pop("nan") != config["nan"]
@@ -70,14 +71,14 @@ def test_the_config_is_readable_and_without_secrets(tmp_path: Path) -> None:
 def test_the_config_without_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without PyYAML the config is written as JSON, which YAML readers read."""
     monkeypatch.setitem(sys.modules, "yaml", None)
-    record = RunRecord.create(tmp_path, config={"lr": 0.1}, seed=None)
+    record = Record.on_disk(tmp_path, config={"lr": 0.1}, seed=None)
     record.start([])
     assert json.loads((record.path / "config.yaml").read_text()) == {"lr": 0.1}
 
 
 def test_metrics_and_events(tmp_path: Path) -> None:
-    """Metrics are there after a flush, events at once, and the close writes what is left."""
-    record = RunRecord.create(tmp_path, config={}, seed=None)
+    """Metrics are written by a flush, events at once, and the close writes what is left."""
+    record = Record.on_disk(tmp_path, config={}, seed=None)
     record.start([])
     record.log(1, 0, "loss", torch.tensor(2.0))
     record.flush()
@@ -95,7 +96,7 @@ def test_metrics_and_events(tmp_path: Path) -> None:
 
 def test_closing_twice_changes_nothing(tmp_path: Path) -> None:
     """The first outcome stays."""
-    record = RunRecord.create(tmp_path, config={}, seed=None)
+    record = Record.on_disk(tmp_path, config={}, seed=None)
     record.start([])
     close(record, "failed")
     close(record, "completed")
@@ -103,22 +104,22 @@ def test_closing_twice_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_that_failed_before_its_start_has_a_record(tmp_path: Path) -> None:
-    """A close without a start still tells what the run was and how it ended."""
-    record = RunRecord.create(tmp_path, config={"lr": 1}, seed=5)
+    """A close without a start still writes what the run was and how it ended."""
+    record = Record.on_disk(tmp_path, config={"lr": 1}, seed=5)
     close(record, "failed")
     run = run_json(record)
     assert (run["outcome"], run["seed"], len(run["attempts"])) == ("failed", 5, 1)
 
 
-def test_a_resumed_run_goes_on_in_its_directory(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_in_its_directory(tmp_path: Path) -> None:
     """The same id appends to the same files; run.json keeps the start and lists both attempts."""
-    first = RunRecord.create(tmp_path, config={}, seed=1, run_id="r")
+    first = Record.on_disk(tmp_path, config={}, seed=1, run_id="r")
     first.start([], lineage={"parent": "p"})
     first.log(1, 0, "loss", 3.0)
     first.log(2, 0, "loss", 2.0)
     close(first, "interrupted")
     started = run_json(first)["started"]
-    second = RunRecord.create(tmp_path, config={}, seed=1, run_id="r")
+    second = Record.on_disk(tmp_path, config={}, seed=1, run_id="r")
     second.start([])
     assert run_json(second)["outcome"] is None
     second.log(2, 0, "loss", 1.0)
@@ -129,42 +130,42 @@ def test_a_resumed_run_goes_on_in_its_directory(tmp_path: Path) -> None:
     assert [line["loss"] for line in read_metrics(tmp_path / "r")] == [3.0, 1.0]
 
 
-def test_a_damaged_run_json_does_not_stop_a_resume(tmp_path: Path) -> None:
+def test_a_damaged_run_json_does_not_prevent_a_resume(tmp_path: Path) -> None:
     """An unreadable run.json is warned of and replaced."""
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "run.json").write_text('{"run_id"')
-    record = RunRecord.create(tmp_path, config={}, seed=None, run_id="r")
+    record = Record.on_disk(tmp_path, config={}, seed=None, run_id="r")
     with pytest.warns(RuntimeWarning, match=r"run\.json is not a JSON object"):
         record.start([])
     assert len(run_json(record)["attempts"]) == 1
 
 
 def test_directories_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file in the directory's place and a read-only directory are told by path, with a remedy."""
+    """The errors for a file in the directory's place and a read-only directory name path and remedy."""
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file" / "runs"):
         with pytest.raises(RecordError, match=r"file.*choose a directory"):
-            RunRecord.create(root, config={}, seed=None)
+            Record.on_disk(root, config={}, seed=None)
 
     def refuse(path: Path, *_: Any, **__: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
     with pytest.raises(RecordError, match="Permission denied"):
-        RunRecord.create(tmp_path, config={}, seed=None)
+        Record.on_disk(tmp_path, config={}, seed=None)
 
 
 @pytest.mark.parametrize("run_id", ["../up", "a/b", ".hidden", "", "a b", "a\n", "..", "/x"])
-def test_ids_that_lead_elsewhere_are_refused(tmp_path: Path, run_id: str) -> None:
-    """An id that is no plain directory name makes no directory."""
+def test_invalid_run_ids_raise(tmp_path: Path, run_id: str) -> None:
+    """An id that is not a plain directory name creates no directory."""
     with pytest.raises(RecordError, match="cannot be a run_id"):
-        RunRecord.create(tmp_path / "runs", config={}, seed=None, run_id=run_id)
+        Record.on_disk(tmp_path / "runs", config={}, seed=None, run_id=run_id)
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_full_disk_does_not_stop_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When writing fails in the middle, one warning names the record, lost lines are counted, and run.json says so."""
-    record = RunRecord.create(tmp_path, config={}, seed=None)
+    """If writing fails during a run, one warning names the record, and run.json has the number of lost lines."""
+    record = Record.on_disk(tmp_path, config={}, seed=None)
     record.start([])
 
     def full(*_: Any) -> int:
@@ -186,8 +187,8 @@ def test_a_full_disk_does_not_stop_training(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_disk_that_fails_at_the_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When even run.json cannot be written, the close warns instead of raising, and the old run.json stays."""
-    record = RunRecord.create(tmp_path, config={}, seed=None)
+    """If run.json cannot be written, the close warns instead of raising, and the old run.json stays."""
+    record = Record.on_disk(tmp_path, config={}, seed=None)
     record.start([])
 
     def full(*_: Any) -> int:
@@ -200,8 +201,8 @@ def test_a_disk_that_fails_at_the_close(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_failed_device_does_not_lose_the_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When metrics cannot be fetched from a device any more, the rest and the outcome are written."""
-    record = RunRecord.create(tmp_path, config={}, seed=None)
+    """If metrics cannot be read from a device, the rest and the outcome are written."""
+    record = Record.on_disk(tmp_path, config={}, seed=None)
     record.start([])
     record.log(1, 0, "loss", torch.tensor(1.0))
     record.log(1, 0, "lr", 0.1)
@@ -217,11 +218,11 @@ def test_a_failed_device_does_not_lose_the_outcome(tmp_path: Path, monkeypatch: 
 
 
 def test_a_killed_process_leaves_a_readable_record(tmp_path: Path) -> None:
-    """After SIGKILL every flushed line is there, and run.json says that the run never closed."""
+    """After SIGKILL every flushed line is there, and run.json has no outcome."""
     code = """
         import os, signal, sys
-        from hookline.record import RunRecord
-        record = RunRecord.create(sys.argv[1], config={}, seed=0, run_id="r")
+        from hookline.record import Record
+        record = Record.on_disk(sys.argv[1], config={}, seed=0, run_id="r")
         record.start([])
         for step in range(100):
             record.log(step, 0, "loss", 0.5)
@@ -236,31 +237,32 @@ def test_a_killed_process_leaves_a_readable_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
-def test_both_records_do_the_same(tmp_path: Path, kind: str) -> None:
-    """The record in memory has the surface of the one on disk."""
-    record: Record = RunRecord.create(tmp_path, config={}, seed=1) if kind == "disk" else MemoryRecord({}, 1)
+def test_records_on_disk_and_in_memory_have_the_same_surface(tmp_path: Path, kind: str) -> None:
+    """The same calls work on both; the record in memory has no paths, the one on disk has no lists."""
+    record = Record.on_disk(tmp_path, config={}, seed=1) if kind == "disk" else Record.in_memory({}, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         record.start([])
         record.log(1, 0, "loss", 1.0)
         record.flush()
         record.event("saved", 1, by="me")
-        with pytest.raises(RecordError, match="is no outcome"):
+        with pytest.raises(RecordError, match="is not an outcome"):
             close(record, "done")
         close(record)
     assert record.run_id
     assert record.lost == 0
     assert (record.path is None) == (record.checkpoint_dir is None) == (kind == "memory")
+    assert (record.run["outcome"], hasattr(record, "metrics")) == ("completed", kind == "memory")
 
 
-def test_settling_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything noted is on disk when a checkpoint is about to vouch for it; a failing sync is counted, not raised."""
-    record = RunRecord.create(tmp_path, config={}, seed=None)
+def test_sync_writes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything logged is on disk before a checkpoint is written; a failing sync is counted, not raised."""
+    record = Record.on_disk(tmp_path, config={}, seed=None)
     record.start([])
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     record.log(1, 0, "loss", torch.tensor(2.0))
-    record.settle()
+    record.sync()
     assert [line["loss"] for line in read_metrics(record.path)] == [2.0]
     assert len(synced) == 2
 
@@ -269,15 +271,63 @@ def test_settling_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as broken, pytest.warns(RuntimeWarning, match="losing data"):
         broken.setattr(os, "fsync", fail)
-        record.settle()
+        record.sync()
     assert record.lost == 2
     close(record)
 
 
-def test_a_run_that_could_not_begin_gives_its_directory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who tries again in the same process does not find its own lock."""
-    record = RunRecord.create(tmp_path, config={}, seed=None, run_id="r")
+def test_a_run_that_could_not_begin_releases_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another attempt in the same process gets the lock."""
+    record = Record.on_disk(tmp_path, config={}, seed=None, run_id="r")
     with monkeypatch.context() as broken, pytest.raises(RecordError):
         broken.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
         record.start([])
-    RunRecord.create(tmp_path, config={}, seed=None, run_id="r").start([])
+    Record.on_disk(tmp_path, config={}, seed=None, run_id="r").start([])
+
+
+# ---- in memory -------------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_in_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics, events and the run are dicts; no file is created and git is not called."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", None)
+    record = Record.in_memory({"token": "abc"}, seed=4, run_id="r")
+    record.start([{"name": "x", "api_key": "k"}], lineage={"parent": "p"})
+    record.log(1, 0, "loss", torch.tensor(float("inf")))
+    record.log(1, 0, "n", 2)
+    record.flush()
+    record.event("saved", 1, by="x", token="abc")
+    record.close("completed", None, [], [], {"steps": 1})
+    record.close("failed", None, [], [], {})
+    assert [{k: v for k, v in line.items() if k != "time"} for line in record.metrics] == [
+        {"step": 1, "epoch": 0, "loss": float("inf"), "n": 2}
+    ]
+    assert (record.events[0]["kind"], record.events[0]["token"]) == ("saved", "<redacted>")
+    assert (record.run["run_id"], record.run["seed"], record.run["outcome"]) == ("r", 4, "completed")
+    assert (record.run["lineage"], record.run["git"]["commit"]) == ({"parent": "p"}, "unknown")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_long_runs_do_not_fill_the_memory() -> None:
+    """Only the last rows are kept once there are too many."""
+    record = Record.in_memory(keep=10)
+    for step in range(1000):
+        record.log(step, 0, "loss", 1.0)
+        record.flush()
+    assert 10 <= len(record.metrics) < 20
+    assert record.metrics[-1]["step"] == 999
+
+
+def test_a_failed_device_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values that cannot be read from a device are counted as lost."""
+    record = Record.in_memory()
+    record.start([])
+    record.log(1, 0, "loss", torch.tensor(1.0))
+
+    def broken(_: Any) -> None:
+        raise RuntimeError("device-side assert")
+
+    monkeypatch.setattr(MetricBuffer, "drain", broken)
+    record.close("failed", None, [], [], {})
+    assert (record.lost, record.run["lost"], record.metrics) == (1, 1, [])

@@ -1,4 +1,4 @@
-"""Whatever the disk refuses, and wherever a process dies, the newest good checkpoint is there and loads."""
+"""Test that whatever the disk refuses, and wherever a process dies, the newest good checkpoint loads."""
 
 import errno
 import os
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.checkpoints import disk, files
-from hookline.checkpoints.files import newest_good, read_checkpoint, verify_checkpoint, write_checkpoint
+from hookline import _fs
+from hookline.checkpoints import newest_good, read_checkpoint, store, verify_checkpoint, write_checkpoint
 from hookline.errors import CheckpointError
 
 CALLS = ("open", "write", "fsync", "rename")
@@ -19,11 +19,11 @@ ERRORS = (errno.ENOSPC, errno.EACCES, errno.EIO)
 
 
 class Died(BaseException):
-    """The process is no more: nothing that it would have done afterwards is done."""
+    """Stand for the death of the process: nothing that it would have done afterwards is done."""
 
 
 class FaultyOs:
-    """The system's calls as the disk layer makes them; the one with the given number fails, and after a death all."""
+    """The module `os` for `hookline._fs`; the call with the given number fails, and after a death all do."""
 
     def __init__(self, fail_at: int, error: int | None) -> None:
         self.fail_at, self.error = fail_at, error
@@ -54,25 +54,25 @@ class FaultyOs:
 
 
 def save(directory: Path, step: int) -> Path:
-    """A small checkpoint with two files of tensors."""
+    """Write a small checkpoint with two files of tensors."""
     state = {"model": {"w": torch.full((40,), float(step))}, "optimizers": [{"m": torch.arange(9)}], "none": {}}
     return write_checkpoint(directory, f"step-{step:08d}", state, {"step": step})
 
 
 def calls_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which calls a save makes, in order."""
+    """Return which calls a save makes, in order."""
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "os", watch := FaultyOs(-1, None))
+        patched.setattr(_fs, "os", watch := FaultyOs(-1, None))
         save(tmp_path / "counted", 1)
     return watch.calls
 
 
 def break_disk(patched: pytest.MonkeyPatch, fail_at: int, error: int | None) -> FaultyOs:
-    """Let one call fail; a dead process tidies nothing up."""
+    """Make one call fail; a dead process removes nothing."""
     faulty = FaultyOs(fail_at, error)
-    patched.setattr(disk, "os", faulty)
+    patched.setattr(_fs, "os", faulty)
     real = shutil.rmtree
-    patched.setattr(files.shutil, "rmtree", lambda *a, **k: None if faulty.dead else real(*a, **k))
+    patched.setattr(store.shutil, "rmtree", lambda *a, **k: None if faulty.dead else real(*a, **k))
     return faulty
 
 
@@ -87,10 +87,10 @@ def test_the_order_of_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("error", [*ERRORS, None], ids=["ENOSPC", "EACCES", "EIO", "death"])
 def test_every_call_may_fail(error: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At each open, write, fsync and rename in turn: told, nothing half-written passes for whole, the old one loads."""
+    """At each open, write, fsync and rename: the error is raised, nothing partial verifies, the old one loads."""
     count = len(calls_of_a_save(tmp_path, monkeypatch))
     assert count > 15
-    for fail_at in range(count - 2):  # of these two, `make_directory` made the first save's
+    for fail_at in range(count - 2):  # the first two were made by `make_directory` for the first save
         directory = tmp_path / f"at-{fail_at}"
         old = save(directory, 1)
         with monkeypatch.context() as patched:
@@ -108,9 +108,9 @@ def test_every_call_may_fail(error: int | None, tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system that takes a few bytes at a time gets them all."""
+    """A system that accepts a few bytes at a time gets all of them."""
     real = os.write
-    monkeypatch.setattr(disk.os, "write", lambda fd, data: real(fd, data[:7]))
+    monkeypatch.setattr(_fs.os, "write", lambda fd, data: real(fd, data[:7]))
     assert verify_checkpoint(save(tmp_path, 1)) == []
 
 
@@ -118,7 +118,7 @@ def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_directory_that_cannot_be_synced(
     code: int, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file system that knows no such thing is no failure; one that fails is."""
+    """A file system without the operation is not a failure; one that reports an error is."""
     real = os.fsync
 
     def fsync(fd: int) -> None:
@@ -126,7 +126,7 @@ def test_a_directory_that_cannot_be_synced(
             raise OSError(code, os.strerror(code))
         real(fd)
 
-    monkeypatch.setattr(disk.os, "fsync", fsync)
+    monkeypatch.setattr(_fs.os, "fsync", fsync)
     if works:
         assert verify_checkpoint(save(tmp_path, 1)) == []
     else:

@@ -1,0 +1,340 @@
+"""Convert state to JSON and tensors and back, exactly and without pickle, and lay tensors out as a safetensors file.
+
+JSON's own values stand for themselves. Everything else is a tagged object ``{"!": kind, "v": value}``. The key "!"
+marks it, so a dict with a key that begins with "!" is written as a tagged list of pairs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import struct
+from collections import Counter, namedtuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from hookline._fs import Part
+from hookline.errors import CheckpointError
+
+TAG = "!"
+
+# The dtypes that safetensors files can contain, with the names used there. Other tensors are stored as bytes.
+DTYPE_CODES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.bool: "BOOL",
+    torch.uint8: "U8", torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+}  # fmt: skip
+
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_RESERVED_NAME = "__metadata__"  # safetensors uses this name itself
+_ALIGNMENT = 8
+_LARGEST_PLAIN_INT = 2**63
+_SCALARS = (str, int, float, bool, type(None), bytes)
+# What decoding raises for a file that `encode` did not write; RecursionError is a RuntimeError.
+_DAMAGE = (
+    KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, MemoryError, struct.error,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Section:
+    """One encoded section of a checkpoint: its JSON value, and its tensors by name."""
+
+    value: Any
+    tensors: dict[str, torch.Tensor]
+
+
+def encode(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Split a tree of state into a JSON value and its tensors, named by their dotted paths, detached and contiguous.
+
+    A tensor that appears twice (also as another view of the same memory with the same shape) is stored once.
+
+    Raises:
+        CheckpointError: With the dotted path of the first value that has no exact form.
+    """
+    encoder = _Encoder()
+    try:
+        return encoder.encode(tree, ()), encoder.table.tensors
+    except RecursionError:
+        raise CheckpointError("the state is nested too deeply to be saved; flatten it") from None
+
+
+def encode_section(name: str, tree: Any) -> Section:
+    """Encode a section without copying its tensors; a `Section` is returned as it is."""
+    if isinstance(tree, Section):
+        return tree
+    try:
+        return Section(*encode(tree))
+    except CheckpointError as error:
+        raise CheckpointError(f"section {name!r}: {error}") from error
+
+
+def decode(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Rebuild the tree that `encode` split; places that shared a tensor share one tensor object again."""
+    try:
+        return _Decoder(tensors).decode(skeleton)
+    except _DAMAGE as error:
+        raise CheckpointError(f"the saved state is damaged or from a newer version: {error!r}") from error
+
+
+def safetensors_parts(tensors: Mapping[str, torch.Tensor]) -> list[Part]:
+    """Return the header and the tensors' own memory, uncopied, that together are the bytes of a safetensors file."""
+    # The widest dtypes come first: every tensor then begins at a multiple of its own width.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
+    host = {name: tensor.detach().to("cpu").contiguous() for name, tensor in ordered}
+    entries, start = {}, 0
+    for name, tensor in host.items():
+        end = start + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": DTYPE_CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(entries, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % _ALIGNMENT)
+    memory = [tensor.reshape(-1).view(torch.uint8).numpy().data for tensor in host.values() if tensor.numel()]
+    return [len(text).to_bytes(8, "little") + text, *memory]
+
+
+# ---- encoding --------------------------------------------------------------------------------------------------------
+
+
+class TensorTable:
+    """The tensors found in a tree: each is stored once, under a readable name, in a dtype that safetensors has."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._entries: dict[Any, dict[str, Any]] = {}
+        self._alive: list[torch.Tensor] = []  # an address identifies memory only while the memory is in use
+
+    def add(self, tensor: torch.Tensor, path: tuple[str, ...]) -> dict[str, Any]:
+        """Store a tensor unless it is there; return its entry: the name, and dtype and shape if it is kept as bytes."""
+        if problem := _problem(tensor):
+            raise CheckpointError(f"cannot save {'.'.join(path) or 'the state itself'}: {problem}")
+        key = _identity(tensor)
+        if key not in self._entries:
+            self._alive.append(tensor)
+            self._entries[key] = self._store(tensor.detach().resolve_conj().resolve_neg(), path)
+        return dict(self._entries[key])
+
+    def add_bytes(self, data: bytes, path: tuple[str, ...]) -> str:
+        """Store raw bytes and return their name."""
+        name = self._free_name(path)
+        self.tensors[name] = torch.tensor(bytearray(data), dtype=torch.uint8, device="cpu")
+        return name
+
+    def _store(self, tensor: torch.Tensor, path: tuple[str, ...]) -> dict[str, Any]:
+        name = self._free_name(path)
+        if tensor.dtype in DTYPE_CODES:
+            self.tensors[name] = tensor.contiguous()
+            return {"v": name}
+        self.tensors[name] = tensor.contiguous().reshape(-1).view(torch.uint8)
+        return {"v": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+
+    def _free_name(self, path: tuple[str, ...]) -> str:
+        """Return the dotted path, as in a state dict; ``a.b`` and ``b`` inside ``a`` collide, so one gets a number."""
+        name = ".".join(path).encode("utf-8", "backslashreplace").decode("utf-8") or "tensor"
+        unique, count = name, 2
+        while unique in self.tensors or unique == _RESERVED_NAME:
+            unique, count = f"{name}#{count}", count + 1
+        return unique
+
+
+class _Encoder:
+    """Walk over a tree once; the path to the current value gives tensor names and error messages."""
+
+    def __init__(self) -> None:
+        self.table = TensorTable()
+        self._parents: set[int] = set()
+
+    def encode(self, value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, Enum):
+            raise _refusal(value, path, "save its .value")
+        if isinstance(value, torch.Tensor):
+            return {TAG: "tensor", **self.table.add(value, path)}
+        if type(value).__module__ == "numpy":
+            return self._encode_numpy(value, path)
+        if not isinstance(value, (dict, list, tuple)):
+            return _encode_scalar(value, path)
+        if id(value) in self._parents:
+            raise _refusal(value, path, "it contains itself; save a tree")
+        self._parents.add(id(value))
+        try:
+            return self._encode_dict(value, path) if isinstance(value, dict) else self._encode_sequence(value, path)
+        finally:
+            self._parents.discard(id(value))
+
+    def _encode_dict(self, value: dict[Any, Any], path: tuple[str, ...]) -> Any:
+        if type(value) is not Counter and all(map(_is_plain_key, value)):
+            return {key: self.encode(item, (*path, key)) for key, item in value.items()}
+        pairs = [
+            [self._encode_key(key, path), self.encode(item, (*path, _key_name(key)))] for key, item in value.items()
+        ]
+        return {TAG: "counter" if isinstance(value, Counter) else "dict", "v": pairs}
+
+    def _encode_key(self, key: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(key, Enum) or not isinstance(key, (*_SCALARS, tuple)):
+            raise _refusal(key, (*path, "(key)"), "use strings, numbers or tuples of them as keys")
+        return self.encode(key, (*path, "(key)"))
+
+    def _encode_sequence(self, value: list[Any] | tuple[Any, ...], path: tuple[str, ...]) -> Any:
+        if isinstance(value, torch.Size):
+            return {TAG: "size", "v": list(value)}
+        items = [self.encode(item, (*path, str(index))) for index, item in enumerate(value)]
+        if isinstance(value, tuple) and isinstance(fields := getattr(value, "_fields", None), tuple):
+            return {TAG: "namedtuple", "name": type(value).__name__, "fields": list(fields), "v": items}
+        return {TAG: "tuple", "v": items} if isinstance(value, tuple) else items
+
+    def _encode_numpy(self, value: Any, path: tuple[str, ...]) -> Any:
+        """Encode arrays as bytes among the tensors and scalars as bytes in hex; the dtype restores both."""
+        dtype = getattr(value, "dtype", None)
+        if dtype is None or dtype.hasobject or dtype.names or type(value).__name__ in ("matrix", "memmap"):
+            raise _refusal(value, path, "save a plain array of numbers, strings or dates, or a list")
+        if type(value).__name__ != "ndarray":
+            return {TAG: "numpy", "dtype": dtype.str, "v": value.tobytes().hex()}
+        name = self.table.add_bytes(value.tobytes(), path)
+        return {TAG: "ndarray", "dtype": dtype.str, "shape": list(value.shape), "v": name}
+
+
+def _encode_scalar(value: Any, path: tuple[str, ...]) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        text = str.__str__(value)
+        # JSON joins two halves of a surrogate pair into one character, so text with halves is stored as bytes.
+        return {TAG: "str", "v": text.encode("utf-8", "surrogatepass").hex()} if _has_surrogates(text) else text
+    if isinstance(value, int):
+        plain = -_LARGEST_PLAIN_INT <= value < _LARGEST_PLAIN_INT
+        return int(value) if plain else {TAG: "int", "v": hex(value)}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {TAG: "float", "v": struct.pack(">d", value).hex()}
+    if type(value) is bytes:
+        return {TAG: "bytes", "v": base64.b64encode(value).decode("ascii")}
+    if isinstance(value, (torch.dtype, torch.device)):
+        return {TAG: type(value).__name__, "v": str(value).removeprefix("torch.")}
+    raise _refusal(value, path, "save numbers, text, lists, dicts or tensors that it can be rebuilt from")
+
+
+def _has_surrogates(text: str) -> bool:
+    return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _is_plain_key(key: Any) -> bool:
+    return type(key) is str and not key.startswith(TAG) and not _has_surrogates(key)
+
+
+def _key_name(key: Any) -> str:
+    try:
+        return str(key)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return f"<{type(key).__name__}>"
+
+
+def _refusal(value: Any, path: Iterable[str], remedy: str) -> CheckpointError:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    where = ".".join(path) or "the state itself"
+    return CheckpointError(f"cannot save {where}: a {kind} has no exact form without pickle; {remedy}")
+
+
+def _identity(tensor: torch.Tensor) -> Any:
+    """Return a key that is equal for two views of the same memory with the same layout; empty tensors share none."""
+    if tensor.numel() == 0:
+        return id(tensor)
+    where = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
+    return (*where, tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
+
+
+def _problem(tensor: torch.Tensor) -> str | None:
+    """Return why a tensor cannot be saved, None if it can."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        kind = type(tensor).__name__
+        return f"{kind} is a tensor subclass; save a plain tensor (of a DTensor, its full_tensor())"
+    if tensor.layout != torch.strided:
+        return f"its layout is {tensor.layout}; save its to_dense(), or its indices and values"
+    if tensor.is_quantized:
+        return "it is quantized; save its int_repr() with scale and zero point"
+    if tensor.is_meta:
+        return "it is on the meta device and has no values; materialise it first"
+    return None
+
+
+# ---- decoding --------------------------------------------------------------------------------------------------------
+
+
+class _Decoder:
+    """Rebuild a tree. Each kind has one rule; an unknown kind is an error, so that a file never chooses code."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._views: dict[str, torch.Tensor] = {}
+
+    def decode(self, node: Any) -> Any:
+        if isinstance(node, list):
+            return [self.decode(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if TAG not in node:
+            return {key: self.decode(item) for key, item in node.items()}
+        kind, value = node[TAG], node["v"]
+        if kind in _SIMPLE_KINDS:
+            return _SIMPLE_KINDS[kind](value)
+        if kind == "tensor":
+            return self._tensor(node)
+        if kind == "tuple":
+            return tuple(self.decode(item) for item in value)
+        if kind == "namedtuple":  # a new class with the same names, because a file must not import anything
+            return namedtuple(node["name"], node["fields"])(*map(self.decode, value))
+        if kind in ("dict", "counter"):
+            pairs = {self.decode(key): self.decode(item) for key, item in value}
+            return Counter(pairs) if kind == "counter" else pairs
+        if kind in ("numpy", "ndarray"):
+            return self._numpy(node)
+        raise ValueError(f"unknown kind {kind!r}")
+
+    def _tensor(self, node: dict[str, Any]) -> torch.Tensor:
+        """Return the same object for every place that names it; stored bytes get their dtype and shape back once."""
+        name = node["v"]
+        if name not in self._views:
+            stored = self._tensors[name]
+            is_bytes = "dtype" in node
+            self._views[name] = stored.view(_dtype(node["dtype"])).reshape(node["shape"]) if is_bytes else stored
+        return self._views[name]
+
+    def _numpy(self, node: dict[str, Any]) -> Any:
+        if node[TAG] == "numpy":
+            return _array(bytes.fromhex(node["v"]), node["dtype"], [])[()]
+        return _array(self._tensors[node["v"]].cpu().numpy().tobytes(), node["dtype"], node["shape"])
+
+
+def _array(data: bytes, dtype: str, shape: list[int]) -> Any:
+    """Make a writable array of these bytes."""
+    try:
+        import numpy
+    except ImportError as error:
+        raise CheckpointError("this state holds NumPy values; install numpy to load it") from error
+    kind, size = numpy.dtype(dtype), math.prod(shape)
+    fits = size * kind.itemsize == len(data) if kind.itemsize else size <= 1
+    if kind.hasobject or not fits:  # checked before memory is allocated, because a file may claim any shape
+        raise ValueError(f"{len(data)} bytes are not a {dtype} array of shape {shape}")
+    if not data or not kind.itemsize:  # NumPy reads neither an empty buffer nor strings of length 0
+        return numpy.zeros(shape, dtype)
+    return numpy.frombuffer(data, dtype).reshape(shape).copy()
+
+
+def _dtype(name: str) -> torch.dtype:
+    """Look a dtype up in a fixed table: a file's text never reads an attribute of a module."""
+    if name not in _DTYPES:
+        raise ValueError(f"unknown dtype {name!r}")
+    return _DTYPES[name]
+
+
+_SIMPLE_KINDS: dict[str, Callable[[Any], Any]] = {
+    "bytes": lambda value: base64.b64decode(value, validate=True),
+    "device": torch.device,
+    "dtype": _dtype,
+    "float": lambda value: struct.unpack(">d", bytes.fromhex(value))[0],
+    "int": lambda value: int(value, 16),
+    "size": torch.Size,
+    "str": lambda value: bytes.fromhex(value).decode("utf-8", "surrogatepass"),
+}

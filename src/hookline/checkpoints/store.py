@@ -1,0 +1,326 @@
+"""Write, verify, list and read checkpoints on disk.
+
+A checkpoint is a directory with a safetensors file per section, ``state.json`` and ``manifest.json``, which lists the
+size and sha256 of every file. It is written under a temporary name, synced and renamed: it exists whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from hookline._fs import (
+    Part,
+    is_pid_alive,
+    make_directory,
+    rename_to_free_name,
+    sync_directory,
+    write_file,
+)
+from hookline.checkpoints.format import decode, encode, encode_section, safetensors_parts
+from hookline.errors import CheckpointError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STATE = "state.json"
+ABANDONED = "abandoned"
+HASHERS = 2  # threads; a checkpoint has two large files, the model and the optimizers
+
+_TENSORS = ".safetensors"
+_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
+_TEMPORARY = re.compile(r"\.tmp-.+-(\d+)-[0-9a-z]+")
+_LARGEST_STEP = 2**63
+
+
+def write_checkpoint(directory: Path, name: str, sections: Mapping[str, Any], meta: Mapping[str, Any]) -> Path:
+    """Write ``directory/name`` so that it exists whole and durable, or not at all.
+
+    Args:
+        directory: The directory of the run's checkpoints; created if it does not exist.
+        name: The checkpoint's name; -1, -2 … is appended if it is taken, nothing is overwritten.
+        sections: Trees of state by name, each with its own safetensors file, or a snapshot of them.
+        meta: A small tree without tensors; its ``step`` orders the checkpoints.
+
+    Returns:
+        The path of the new checkpoint.
+
+    Raises:
+        CheckpointError: If a name is invalid, a value has no exact form, or the disk refuses.
+    """
+    directory = Path(directory)
+    for text, what in ((name, "checkpoint"), *((section, "section") for section in sections)):
+        if not isinstance(text, str) or not _NAME.fullmatch(text):
+            rule = "use letters, digits and . _ = - only, and no leading dot"
+            raise CheckpointError(f"{text!r} cannot name a {what}; {rule}")
+    try:
+        make_directory(directory)
+        _remove_leftovers(directory)
+        temporary = temporary_name(directory / name)
+        temporary.mkdir()
+        try:
+            _write_files(temporary, sections, meta)
+            path = rename_to_free_name(temporary, directory / name)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)  # after the rename there is nothing to remove
+        sync_directory(directory)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"cannot write checkpoint {name!r} in {directory}: {error}") from error
+    return path
+
+
+def read_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the sections and meta of a checkpoint, after every byte was verified against its manifest.
+
+    Raises:
+        CheckpointError: If the checkpoint is damaged or cannot be loaded to the device.
+    """
+    path = Path(path)
+    problems = verify_checkpoint(path)
+    if problems:
+        raise CheckpointError(f"{path} is not what was written: {'; '.join(problems)}; use another one")
+    state = _load_state(path)
+    sections = {}
+    for name, skeleton in state["sections"].items():
+        try:
+            sections[name] = decode(skeleton, _load_tensors(path / f"{name}{_TENSORS}", map_location))
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}, section {name!r}: {error}") from error
+    return sections, decode(state["meta"], {})
+
+
+def verify_checkpoint(path: Path) -> list[str]:
+    """Return what is wrong with a checkpoint, one sentence each; empty if every file is as it was written."""
+    path = Path(path)
+    try:
+        manifest = read_manifest(path)
+        return check_files(path, manifest["files"]) or _contradictions(manifest, _load_state(path))
+    except CheckpointError as error:
+        return [str(error)]
+    except OSError as error:
+        return [f"cannot be read: {error}"]
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """Return the checkpoints in a directory, newest first: by step, then by time. Damaged ones are listed, too."""
+    try:
+        found = [entry for entry in Path(directory).iterdir() if _is_checkpoint(entry)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(found, key=_age_key, reverse=True)
+
+
+def newest_good(directory: Path) -> tuple[Path | None, list[str]]:
+    """Return the newest checkpoint that verifies, or None, and the problems of the newer ones that do not."""
+    skipped: list[str] = []
+    for path in list_checkpoints(directory):
+        problems = verify_checkpoint(path)
+        if not problems:
+            return path, skipped
+        skipped += [f"{path}: {problem}" for problem in problems]
+    return None, skipped
+
+
+def set_aside_later(directory: Path, step: int) -> list[str]:
+    """Move checkpoints of later steps to ``abandoned/`` beside the directory, and return their new paths.
+
+    A run that resumes from an earlier step never reaches them: left in place, the newest checkpoint would be one that
+    the run did not come from. Nothing is deleted.
+    """
+    later = [path for path in list_checkpoints(directory) if _age_key(path)[0] > step]
+    if not later:
+        return []
+    abandoned = directory.parent / ABANDONED
+    make_directory(abandoned)
+    moved = [str(rename_to_free_name(path, abandoned / path.name)) for path in later]
+    sync_directory(abandoned)
+    sync_directory(directory)
+    return moved
+
+
+def temporary_name(path: Path) -> Path:
+    """Return a hidden name beside `path`; it names the process, so that leftovers of a killed one can be removed."""
+    return path.with_name(f".tmp-{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def _write_files(directory: Path, sections: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    """Write all files of a checkpoint, each durable before the manifest that lists it."""
+    plain_meta, tensors = encode(dict(meta))
+    if tensors:
+        raise CheckpointError(f"meta holds the tensor {next(iter(tensors))!r}; put tensors into a section")
+    skeletons, files = {}, {}
+    for name, tree in sections.items():
+        section = encode_section(name, tree)
+        skeletons[name] = section.value
+        if section.tensors:
+            files[f"{name}{_TENSORS}"] = safetensors_parts(section.tensors)
+    state = json.dumps({"sections": skeletons, "meta": plain_meta}, allow_nan=False)
+    written = write_hashed(directory, {**files, STATE: [state.encode("ascii")]})
+    write_file(directory / MANIFEST, [manifest_text(written, plain_meta).encode("ascii")])
+    sync_directory(directory)
+
+
+def write_hashed(directory: Path, files: Mapping[str, Sequence[Part]]) -> dict[str, dict[str, Any]]:
+    """Write new files durably and return the size and sha256 of each, by name.
+
+    What should be written is hashed, not what a disk made of it. Hashing takes as long as writing, so it runs in
+    threads over the memory that is being written, the largest file first: with a core to spare it costs no time.
+    """
+    sizes = {name: sum(map(len, parts)) for name, parts in files.items()}
+    with ThreadPoolExecutor(HASHERS, thread_name_prefix="hookline-sha256") as threads:
+        hashes = {name: threads.submit(_sha256, files[name]) for name in sorted(sizes, key=lambda name: -sizes[name])}
+        for name, parts in files.items():
+            write_file(directory / name, parts)
+        return {name: {"sha256": hashes[name].result(), "bytes": sizes[name]} for name in sorted(sizes)}
+
+
+def _sha256(parts: Sequence[Part]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _remove_leftovers(directory: Path) -> None:
+    """Remove what killed processes left half-written; files of living processes, also our own, stay."""
+    for entry in directory.iterdir():
+        match = _TEMPORARY.fullmatch(entry.name)
+        if match and not is_pid_alive(int(match[1])) and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _is_checkpoint(entry: Path) -> bool:
+    """Return whether a directory is a checkpoint, possibly a damaged one: at least one of its files is left."""
+    if not _NAME.fullmatch(entry.name) or entry.is_symlink() or not entry.is_dir():
+        return False
+    return any(file.name in (MANIFEST, STATE) or file.suffix == _TENSORS for file in entry.iterdir())
+
+
+def _age_key(path: Path) -> tuple[float, float, str]:
+    """Return the step in meta, the time and the name; a damaged checkpoint's step comes from the digits in its name."""
+    try:
+        step = read_manifest(path)["meta"].get("step")
+    except (CheckpointError, OSError, AttributeError):
+        step = None
+    if not isinstance(step, (int, float)) or not abs(step) < _LARGEST_STEP:
+        digits = re.findall(r"\d+", path.name)
+        step = int(digits[0]) if digits else -1
+    with contextlib.suppress(OSError):
+        return float(step), path.stat().st_mtime, path.name
+    return float(step), 0.0, path.name
+
+
+def _load_state(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads((path / STATE).read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{STATE}: is not JSON ({error})") from error
+    if not isinstance(state, dict) or not isinstance(state.get("sections"), dict) or "meta" not in state:
+        raise CheckpointError(f"{STATE}: lacks sections or meta")
+    return state
+
+
+def _load_tensors(path: Path, map_location: str | torch.device) -> Mapping[str, torch.Tensor]:
+    if not path.exists():  # a section without tensors; the manifest was checked for missing files before
+        return {}
+    try:
+        return load_file(path, device=str(map_location))
+    except Exception as error:
+        raise CheckpointError(f"cannot load {path} to {map_location}: {error}") from error
+
+
+# ---- the manifest ----------------------------------------------------------------------------------------------------
+
+
+def manifest_text(files: Mapping[str, Any], meta: Any) -> str:
+    """Return the only valid text of a manifest: a manifest with a changed byte is not this text."""
+    return _spell({"format": FORMAT, "files": files, "meta": meta})
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return a checkpoint's manifest. Raises `CheckpointError` if it is missing, damaged or of another format."""
+    raw = _read_manifest_bytes(path)
+    try:
+        manifest = json.loads(raw)
+        unchanged = _spell(manifest).encode("ascii") == raw
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{MANIFEST}: is not JSON; it was torn or damaged") from None
+    if not unchanged:
+        raise CheckpointError(f"{MANIFEST}: was changed after it was written")
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{MANIFEST}: is not of format {FORMAT}, the one this version reads")
+    files = manifest.get("files")
+    well_formed = isinstance(files, dict) and all(isinstance(entry, dict) for entry in files.values())
+    if not well_formed or STATE not in manifest["files"] or not isinstance(manifest.get("meta"), dict):
+        raise CheckpointError(f"{MANIFEST}: lacks its list of files or its meta")
+    return manifest
+
+
+def check_files(path: Path, expected: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Compare the files on disk with a manifest: missing, extra, links, wrong size, wrong hash."""
+    problems = [problem for name, entry in expected.items() if (problem := _check_file(path, name, entry))]
+    extra = sorted({file.name for file in path.iterdir()} - {MANIFEST, *expected})
+    return problems + [f"{name}: is not in the manifest" for name in extra]
+
+
+def sha256_of(file: Path) -> str:
+    """Return a file's sha256, reading it in pieces."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _contradictions(manifest: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
+    """Return how a manifest and its state disagree; only a forged checkpoint does that with correct hashes."""
+    problems = [f"section {name!r}: is not a valid name" for name in state["sections"] if not _NAME.fullmatch(name)]
+    if json.dumps(state["meta"]) != json.dumps(manifest["meta"]):
+        problems.append(f"{MANIFEST}: its meta differs from that in {STATE}")
+    expected = {STATE, *(f"{name}{_TENSORS}" for name in state["sections"])}
+    return problems + [f"{name}: belongs to no section" for name in manifest["files"] if name not in expected]
+
+
+def _spell(manifest: Any) -> str:
+    return json.dumps(manifest, indent=1, allow_nan=False) + "\n"
+
+
+def _read_manifest_bytes(path: Path) -> bytes:
+    manifest = path / MANIFEST
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a directory")
+    try:
+        if not stat.S_ISREG(manifest.lstat().st_mode):
+            raise CheckpointError(f"{MANIFEST}: is a link or not a plain file")
+        return manifest.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{MANIFEST}: is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{MANIFEST}: cannot be read: {error.strerror}") from error
+
+
+def _check_file(path: Path, name: str, entry: Mapping[str, Any]) -> str | None:
+    if not _NAME.fullmatch(name) or name == MANIFEST:
+        return f"{name!r}: leads out of the checkpoint"
+    try:
+        found = (path / name).lstat()
+    except OSError as error:
+        return f"{name}: is missing" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
+    # Links are rejected unread: they may lead anywhere. So are pipes, on which reading would block.
+    if not stat.S_ISREG(found.st_mode):
+        return f"{name}: is a link or not a plain file"
+    if found.st_size != entry.get("bytes"):
+        return f"{name}: has {found.st_size} bytes instead of {entry.get('bytes')}"
+    same = sha256_of(path / name) == entry.get("sha256")
+    return None if same else f"{name}: its contents changed (sha256 differs)"

@@ -1,0 +1,194 @@
+"""Convert any value to strict JSON: every parser reads the text, and converting never raises.
+
+NaN and the infinities become the strings "NaN", "Infinity" and "-Infinity"; what JSON cannot express becomes a short
+repr.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import math
+import re
+import reprlib
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+import torch
+
+_MAX_DEPTH = 48  # far deeper than any config, and far from the interpreter's recursion limit
+_FLAT_KEYS = frozenset({str})
+_FLAT_VALUES = frozenset({int, float, str, bool, type(None)})
+_SURROGATE = "\\ud"  # how the encoder begins a surrogate: a rare character, or half of one
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 200
+
+
+def _strict_encoder() -> Callable[[Any], str]:
+    """Make json's C encoder once, because `JSONEncoder.encode` makes another one for every line."""
+    plain = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return plain.encode
+    encode = make(None, plain.default, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, False)
+    return lambda value: "".join(encode(value, 0))
+
+
+_encode_strictly = _strict_encoder()
+
+
+def dumps(value: Any, *, indent: int | None = None) -> str:
+    """Return the value as strict JSON on one line, or indented; never raises.
+
+    >>> dumps({"loss": float("nan"), "device": torch.device("cpu")})
+    '{"loss":"NaN","device":"cpu"}'
+    """
+    # Most lines of a record are flat dicts of plain values, which need no conversion.
+    if indent is None and type(value) is dict and _is_flat(value):
+        try:
+            text = _encode_strictly(value)
+        except ValueError:  # NaN or an infinity
+            pass
+        else:
+            if _SURROGATE not in text:
+                return text
+    separators = (",", ":") if indent is None else None
+    return json.dumps(simplify(value), indent=indent, separators=separators, allow_nan=False)
+
+
+def simplify(value: Any) -> Any:
+    """Return the value as plain dicts, lists, strings, numbers, booleans and None that strict JSON can contain."""
+    return _simplify(value, ())
+
+
+def short_repr(value: Any) -> str:
+    """Return a repr of at most about 200 characters, also for objects whose own repr raises."""
+    try:
+        return _escape_surrogates(_short.repr(value))
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def is_dataclass_instance(value: Any) -> bool:
+    """Return whether the value is an instance of a dataclass, not the class itself."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def field_values(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass instance by name, without those that were never set."""
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if hasattr(value, f.name)}
+
+
+def key_text(key: Any) -> str:
+    """Return a mapping's key as the string JSON needs: strings as they are, anything else as its JSON text."""
+    plain = simplify(key)
+    return plain if isinstance(plain, str) else json.dumps(plain, separators=(",", ":"))
+
+
+def free_name(name: str, taken: Mapping[str, Any]) -> str:
+    """Return the name with a number if it is taken: ``1`` and ``"1"`` are two keys in Python and one in JSON."""
+    unique, count = name, 2
+    while unique in taken:
+        unique, count = f"{name}#{count}", count + 1
+    return unique
+
+
+def _is_flat(value: dict[Any, Any]) -> bool:
+    return _FLAT_KEYS.issuperset(map(type, value)) and _FLAT_VALUES.issuperset(map(type, value.values()))
+
+
+def _simplify(value: Any, parents: tuple[int, ...]) -> Any:
+    try:
+        if isinstance(value, (Mapping, list, tuple, set, frozenset)) or is_dataclass_instance(value):
+            return _simplify_container(value, parents)
+        return _simplify_leaf(value)
+    except Exception:  # a property that raises, a dict that another thread changed, a device that failed
+        return short_repr(value)
+
+
+def _simplify_container(value: Any, parents: tuple[int, ...]) -> Any:
+    if id(value) in parents or len(parents) >= _MAX_DEPTH:
+        return short_repr(value)
+    inside = (*parents, id(value))
+    if isinstance(value, (list, tuple)):
+        return [_simplify(item, inside) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return _sorted([_simplify(item, inside) for item in value])
+    plain: dict[str, Any] = {}
+    for key, item in (value if isinstance(value, Mapping) else field_values(value)).items():
+        plain[free_name(key_text(key), plain)] = _simplify(item, inside)
+    return plain
+
+
+def _sorted(items: list[Any]) -> list[Any]:
+    """Sort numbers by size, then everything else by its text."""
+    numbers = [item for item in items if type(item) in (int, float)]
+    others = [item for item in items if type(item) not in (int, float)]
+    return sorted(numbers) + sorted(others, key=lambda item: json.dumps(item, sort_keys=True))
+
+
+def _simplify_leaf(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Enum):
+        text = value.value if isinstance(value.value, str) else value.name
+        return _escape_surrogates(text or str(value))  # an unnamed combination of flags has no name
+    if isinstance(value, str):
+        return _escape_surrogates(value)
+    if isinstance(value, int):
+        return _simplify_int(int(value))
+    if isinstance(value, float):
+        return _simplify_float(float(value))
+    if isinstance(value, torch.Tensor):
+        return _simplify_tensor(value)
+    if isinstance(value, (torch.device, torch.dtype)):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, PurePath):
+        return _escape_surrogates(str(value))
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    return _simplify_numpy(value) if type(value).__module__ == "numpy" else short_repr(value)
+
+
+def _simplify_int(value: int) -> int | str:
+    try:
+        str(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return hex(value)
+    return value
+
+
+def _simplify_float(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def _simplify_tensor(value: torch.Tensor) -> Any:
+    if value.dim() == 0 and not value.is_complex() and value.device.type != "meta":
+        return _simplify_leaf(value.item())
+    return {"tensor": {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}}
+
+
+def _simplify_numpy(value: Any) -> Any:
+    """Return scalars as numbers and arrays as a description; recognised by their module, so NumPy is not imported."""
+    if getattr(value, "ndim", None) == 0:
+        item = value.item()
+        return short_repr(value) if type(item) is type(value) else simplify(item)
+    if not hasattr(value, "shape"):
+        return short_repr(value)
+    return {"array": {"shape": list(value.shape), "dtype": str(value.dtype)}}
+
+
+def _escape_surrogates(text: str) -> str:
+    """Return an exact ``str`` in which halves of surrogate pairs (undecodable file names) are visible escapes."""
+    if not _LONE_SURROGATE.search(text):
+        return str.__str__(text)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
