@@ -22,7 +22,7 @@ help:
 	@echo "make bench   microseconds per step against other trainers; ARGS='overhead --quick'"
 	@echo "make soak    the tests that take minutes"
 	@echo "make properties  the property tests, each time on new examples"
-	@echo "make docs    regenerate the pages that are made from code and test outcomes"
+	@echo "make docs    regenerate the public stub and the pages that are made from code and test outcomes"
 	@echo "make clean   remove .venv, caches and build outputs (never runs/)"
 
 run: $(VENV)/.run-stamp
@@ -47,7 +47,10 @@ bench: $(VENV)/.bench-stamp
 	$(BIN)/python -m bench $(ARGS)
 
 docs: $(VENV)/.dev-stamp
+	$(BIN)/python tools/public_stub.py
 	$(BIN)/python tools/events_page.py
+	$(BIN)/python tools/api_page.py
+	$(BIN)/python tools/architecture_page.py
 	$(BIN)/python tools/requirements_page.py
 
 clean:

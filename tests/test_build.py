@@ -20,12 +20,12 @@ from hookline import (
     register_model,
 )
 from hookline.build import trainer_from_config
-from hookline.config.loading import load_config
-from hookline.config.schemas import HooksConfig, RunConfig
+from hookline.config.load import load_config
+from hookline.config.schema import HooksConfig, RunConfig
 from hookline.errors import ConfigError, HooklineError
 from hookline.registry.names import DATA, MODELS
 
-DEFAULT = Path(__file__).parents[1] / "src" / "hookline" / "jobs" / "default.yaml"
+DEFAULT = Path(__file__).parents[1] / "src" / "hookline" / "demo" / "default.yaml"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -129,9 +129,9 @@ def test_a_trial_run_may_be_shorter_than_its_warm_up() -> None:
     [
         ({"model": {"name": "tiny", "widht": 3}}, "model.widht", "did you mean 'width'"),
         ({"model": "tinny"}, "model.name", "did you mean 'tiny'"),
-        ({"optimizer": {"name": "sgd", "lr": "fast"}}, "optimizer", "sgd cannot be made"),
-        ({"scheduler": "step"}, "scheduler.step_size", "missing"),
-        ({"scheduler": {"name": "warmup_cosine", "warmup_steps": "x"}}, "scheduler", "cannot be made"),
+        ({"optimizer": {"name": "sgd", "lr": "fast"}}, "optimizer.lr", "expected float | torch.Tensor, got 'fast'"),
+        ({"scheduler": "step"}, "scheduler.step_size", "step needs the parameter 'step_size'"),
+        ({"scheduler": {"name": "warmup_cosine", "warmup_steps": "x"}}, "scheduler.warmup_steps", "expected int"),
         ({"data": {"name": "builtins.dict"}}, "data", "no `train`"),
         ({"hooks": {"lifecycle": ["consol_log"]}}, "hooks.lifecycle.0.name", "did you mean 'console_log'"),
         ({"trainer": {"max_stesp": 1}}, "trainer.max_stesp", "did you mean 'max_steps'"),
@@ -171,7 +171,7 @@ def test_interventions_are_switched_on_by_the_config() -> None:
     """`trainer.enable_intervention` reaches the hooks; without it, one that intervenes is refused."""
     hooks = {"forward": [{"name": f"{__name__}.Halve"}]}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hookline.registry.loading.import_module", lambda name: __import__("sys").modules[__name__])
+        patch.setattr("hookline.config.factory.import_module", lambda name: __import__("sys").modules[__name__])
         with pytest.raises(HooklineError, match="interventions are off"):
             trainer_from_config(settings(hooks=hooks))
         allowed = {"enable_intervention": True, "console": False, "record": False}
@@ -182,7 +182,7 @@ def test_secrets_stay_out_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None
     """The hook gets the value; the record, in all its files, the reference."""
     monkeypatch.setenv("MY_URL", "https://host/s3cret")
     entry = {"name": f"{__name__}.Noisy", "url": "${env:MY_URL}"}
-    monkeypatch.setattr("hookline.registry.loading.import_module", lambda name: __import__("sys").modules[__name__])
+    monkeypatch.setattr("hookline.config.factory.import_module", lambda name: __import__("sys").modules[__name__])
     config = settings(hooks={"lifecycle": [entry]}, trainer={"max_steps": 1, "console": False, "seed": 1})
     trainer = trainer_from_config(config)
     assert trainer.hooks.get("noisy").url == "https://host/s3cret"

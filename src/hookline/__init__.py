@@ -1,60 +1,15 @@
 """Hookline: watch, debug and change a PyTorch training run without forking its loop.
 
-Every public name comes from here; each is loaded on first use.
+Every public name is imported from here, and loaded on first use. Type checkers read `__init__.pyi`, which
+tools/public_stub.py generates from the table below.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from hookline.activations.manager import HookManager
-    from hookline.build import GenericTrainer, SimpleTrainer, get_trainer, trainer_from_config
-    from hookline.config.loading import load_config
-    from hookline.config.schemas import HooksConfig, RunConfig, TrainerConfig
-    from hookline.errors import HooklineError, StopTraining
-    from hookline.events.context import StepContext
-    from hookline.events.sample import Sample
-    from hookline.events.schedule import Schedule
-    from hookline.gradients.transforms import ClipNorm, Identity
-    from hookline.hooks.checkpointing import CheckpointHook, ModelCheckpoint
-    from hookline.hooks.console import ConsoleLogHook
-    from hookline.hooks.crash import replay_crash
-    from hookline.hooks.debugging import DebugHook
-    from hookline.hooks.early_stopping import EarlyStopping
-    from hookline.hooks.ema import EMAHook
-    from hookline.hooks.forensics import NanForensics
-    from hookline.hooks.gradient_monitor import GradientMonitor
-    from hookline.hooks.integration import NotifyHook
-    from hookline.hooks.learning_rate import LearningRateMonitor
-    from hookline.hooks.monitoring import ActivationStats, JSONLogHook
-    from hookline.hooks.profiling import Profiler
-    from hookline.hooks.spikes import LossSpike
-    from hookline.hooks.throughput import ThroughputMonitor
-    from hookline.hooks.watchdog import StallWatchdog
-    from hookline.hooks.webhook import allow_host
-    from hookline.record.layer_series import LayerSeries, read_layers
-    from hookline.record.reader import read_metrics
-    from hookline.registry.base import ForwardHook, TrainerHooks, TrainingHook, UpdateHook, not_an_event
-    from hookline.registry.names import (
-        register_data,
-        register_hook,
-        register_loss,
-        register_model,
-        register_optimizer,
-        register_scheduler,
-        register_trainer,
-    )
-    from hookline.registry.registry import HookRegistry
-    from hookline.registry.runner import HookRunner
-    from hookline.trainer.run_control import RunControl
-    from hookline.trainer.sampler import ResumableSampler
-    from hookline.trainer.trainer import BaseTrainer, Trainer
-
-_HOMES = {
+_MODULES = {
     "ActivationStats": "hooks.monitoring",
     "BaseTrainer": "trainer.trainer",
     "CheckpointHook": "hooks.checkpointing",
@@ -70,7 +25,7 @@ _HOMES = {
     "HookRegistry": "registry.registry",
     "HookRunner": "registry.runner",
     "HooklineError": "errors",
-    "HooksConfig": "config.schemas",
+    "HooksConfig": "config.schema",
     "Identity": "gradients.transforms",
     "JSONLogHook": "hooks.monitoring",
     "LayerSeries": "record.layer_series",
@@ -81,7 +36,7 @@ _HOMES = {
     "NotifyHook": "hooks.integration",
     "Profiler": "hooks.profiling",
     "ResumableSampler": "trainer.sampler",
-    "RunConfig": "config.schemas",
+    "RunConfig": "config.schema",
     "RunControl": "trainer.run_control",
     "Sample": "events.sample",
     "Schedule": "events.schedule",
@@ -91,13 +46,13 @@ _HOMES = {
     "StopTraining": "errors",
     "ThroughputMonitor": "hooks.throughput",
     "Trainer": "trainer.trainer",
-    "TrainerConfig": "config.schemas",
+    "TrainerConfig": "config.schema",
     "TrainerHooks": "registry.base",
     "TrainingHook": "registry.base",
     "UpdateHook": "registry.base",
     "allow_host": "hooks.webhook",
     "get_trainer": "build",
-    "load_config": "config.loading",
+    "load_config": "config.load",
     "not_an_event": "registry.base",
     "read_layers": "record.layer_series",
     "read_metrics": "record.reader",
@@ -112,69 +67,14 @@ _HOMES = {
     "trainer_from_config": "build",
 }
 
-__all__ = [
-    "ActivationStats",
-    "BaseTrainer",
-    "CheckpointHook",
-    "ClipNorm",
-    "ConsoleLogHook",
-    "DebugHook",
-    "EMAHook",
-    "EarlyStopping",
-    "ForwardHook",
-    "GenericTrainer",
-    "GradientMonitor",
-    "HookManager",
-    "HookRegistry",
-    "HookRunner",
-    "HooklineError",
-    "HooksConfig",
-    "Identity",
-    "JSONLogHook",
-    "LayerSeries",
-    "LearningRateMonitor",
-    "LossSpike",
-    "ModelCheckpoint",
-    "NanForensics",
-    "NotifyHook",
-    "Profiler",
-    "ResumableSampler",
-    "RunConfig",
-    "RunControl",
-    "Sample",
-    "Schedule",
-    "SimpleTrainer",
-    "StallWatchdog",
-    "StepContext",
-    "StopTraining",
-    "ThroughputMonitor",
-    "Trainer",
-    "TrainerConfig",
-    "TrainerHooks",
-    "TrainingHook",
-    "UpdateHook",
-    "allow_host",
-    "get_trainer",
-    "load_config",
-    "not_an_event",
-    "read_layers",
-    "read_metrics",
-    "register_data",
-    "register_hook",
-    "register_loss",
-    "register_model",
-    "register_optimizer",
-    "register_scheduler",
-    "register_trainer",
-    "replay_crash",
-    "trainer_from_config",
-]
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    """Import a public name from its module on first use."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'hookline' has no attribute {name!r}")
-    value = getattr(import_module(f"hookline.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"hookline.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

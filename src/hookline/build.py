@@ -1,20 +1,21 @@
-"""Wiring: the one place where parts become a trainer."""
+"""Build trainers: from objects made in code, or from a config. The one place where components become a `Trainer`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from copy import copy
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookline.activations.manager import HookManager
+from hookline.config.factory import Factory, ImportPolicy, find_factory
+from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
 from hookline.errors import ConfigError, HooklineError, TrainingError
-from hookline.jobs.components import Component, check_name, find_factory
 from hookline.record.memory_record import MemoryRecord
 from hookline.record.run_record import Record, RunRecord
-from hookline.registry.loading import Gate, is_from_file, read_hooks
 from hookline.registry.names import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS
 from hookline.registry.names import TRAINERS as TRAINER_NAMES
 from hookline.trainer.engines import Engine, find_device
@@ -26,13 +27,26 @@ from hookline.trainer.rng import seed_everything
 from hookline.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
-    from hookline.config.schemas import RunConfig
+    from hookline.config.schema import RunConfig
 
 TRAINERS = {"simple": "hookline.build:SimpleTrainer", "generic": "hookline.build:generic_trainer"}
 
 
 class SimpleTrainer(Trainer):
-    """One model, one dataloader, one optimizer. Trains one epoch unless told otherwise."""
+    """One model, one dataloader, one optimizer. Trains one epoch by default.
+
+    Args:
+        model: The model to train.
+        dataloader: One loader of training batches, or several by name.
+        optimizer: One optimizer, or several.
+        device: Where to train; the best device there is by default.
+        val_dataloader: One loader of validation batches, or several by name.
+        val_loaders: The same as `val_dataloader`.
+        hooks: A list of hooks, a config of hooks, or a `HookManager`.
+        allow: Prefixes under which a config of hooks that was read from a file may name dotted paths.
+        **more: Options of `TrainerOptions`, and `scheduler`, `step_fn`, `loss_fn`, `optimizer_step`, `metrics`,
+            `count_tokens`.
+    """
 
     def __init__(
         self,
@@ -59,6 +73,15 @@ class GenericTrainer(Trainer):
 
     >>> trainer = GenericTrainer(config, model, optimizers)
     >>> trainer.fit(train_loaders, val_loaders, max_epochs=3)
+
+    Args:
+        config: A `TrainerConfig`, a `HooksConfig`, a `RunConfig`, or a dict with the keys of one of the first two.
+        model: The model to train.
+        optimizers: One optimizer, or several.
+        schedulers: One learning-rate scheduler, or several.
+        device: Where to train; the best device there is by default.
+        allow: Prefixes under which a config that was read from a file may name dotted paths.
+        **more: Options that override those of the config, and what else `SimpleTrainer` takes.
     """
 
     def __init__(
@@ -72,14 +95,15 @@ class GenericTrainer(Trainer):
         allow: Iterable[str] = (),
         **more: Any,
     ) -> None:
-        from hookline.config.schemas import as_trainer_config
+        from hookline.config.schema import as_trainer_config
 
         settings = as_trainer_config(config)
-        known = asdict(settings.options())
-        options = {**known, **{key: value for key, value in more.items() if key in known}}
-        manager = make_manager(settings.hooks, allow, is_from_file(config), options["enable_intervention"])
-        rest = {key: value for key, value in more.items() if key not in options}
-        parts = make_parts(model, optimizers, device, manager, scheduler=schedulers, config=settings, **rest, **options)
+        changes = {item.name: more.pop(item.name) for item in fields(TrainerOptions) if item.name in more}
+        options = settings.options(**changes)
+        manager = make_manager(settings.hooks, allow, is_from_file(config), options.enable_intervention)
+        parts = make_parts(
+            model, optimizers, device, manager, scheduler=schedulers, config=settings, options=options, **more
+        )
         super().__init__(parts)
         attach(self, manager)
 
@@ -87,13 +111,25 @@ class GenericTrainer(Trainer):
 def generic_trainer(
     model: Any, dataloader: Any, optimizer: Any, device: Any, *, config: Any = None, **more: Any
 ) -> Trainer:
-    """`get_trainer("generic", …)`: the generic trainer with the simple one's argument order."""
+    """Make a `GenericTrainer` with the argument order of `SimpleTrainer`, for `get_trainer("generic", …)`."""
     trainer_config = {} if config is None else config
     return GenericTrainer(trainer_config, model, optimizer, device=device, train_loaders=dataloader, **more)
 
 
 def get_trainer(kind: str, model: Any, dataloader: Any, optimizer: Any, device: Any = None, **options: Any) -> Trainer:
-    """A trainer by name: 'simple', 'generic', or one registered with `hookline.register_trainer`."""
+    """Make a trainer by name: 'simple', 'generic', or one registered with `hookline.register_trainer`.
+
+    Args:
+        kind: The trainer's name.
+        model: The model to train.
+        dataloader: One loader of training batches, or several by name.
+        optimizer: One optimizer, or several.
+        device: Where to train; the best device there is by default.
+        **options: What else that trainer takes.
+
+    Raises:
+        HooklineError: If there is no trainer of that name, or what it makes is not a `Trainer`.
+    """
     made = TRAINER_NAMES.find(kind)(model, dataloader, optimizer, device, **options)
     if not isinstance(made, Trainer):
         raise HooklineError(f"the trainer {kind!r} made a {type(made).__name__}, not a hookline Trainer")
@@ -103,43 +139,56 @@ def get_trainer(kind: str, model: Any, dataloader: Any, optimizer: Any, device: 
 def trainer_from_config(
     config: Mapping[str, Any] | RunConfig, *, allow: Iterable[str] = (), from_file: bool = False, device: Any = None
 ) -> Trainer:
-    """A trainer with everything in it that a run needs, made of a configuration.
+    """Make a trainer, and everything that its run needs, from a config.
 
-    Every name in it is checked before anything is imported or made. From a file (`from_file`), dotted paths must lie
-    under a prefix in `allow`. With `trainer.seed`, the model's first weights are seeded, too. The record gets the
-    configuration with all defaults of the trainer, and references (``${env:NAME}``) as they were written.
+    Every name in the config is checked before anything is imported or made. With `trainer.seed`, the model's initial
+    weights are seeded, too. The record gets the config with all defaults of the trainer, and references
+    (``${env:NAME}``) as they were written.
 
     >>> config, from_file = load_config("run.yaml", ["trainer.max_steps=100"])
     >>> trainer_from_config(config, from_file=from_file).train()
+
+    Args:
+        config: The config of a run.
+        allow: Prefixes under which a config from a file may name dotted paths.
+        from_file: Whether the config comes from a file; what `load_config` has read says so itself.
+        device: Where to train; the best device there is by default.
+
+    Raises:
+        ConfigError: If a key, a name or a value of the config is wrong.
     """
     from hookline.config.references import resolve_references, restore_references
-    from hookline.config.schemas import RunConfig, as_run_config
+    from hookline.config.schema import RunConfig, as_run_config
 
     written = config.as_mapping() if isinstance(config, RunConfig) else config
     settings = as_run_config(resolve_references(written))
-    from_file = from_file or is_from_file(config)  # a mapping read from a file stays one, also where nobody says so
-    gate, options = Gate(tuple(allow), from_file), settings.trainer
-    components = find_components(settings, gate)
-    read_hooks(settings.hooks, allow=gate.allow, from_file=from_file)
+    policy = ImportPolicy(tuple(allow), from_file or is_from_file(config))
+    specs = read_hook_specs(settings.hooks, allow=policy.allow, from_file=policy.from_file)
+    factories = find_factories(settings, policy)
+    options = copy(settings.trainer)  # the trainer's own: settings stay as they were given
     if options.seed is not None:
         seed_everything(options.seed)
-    data = make_data(components["data"])
+    data = factories["data"].make()
+    if getattr(data, "train", None) is None:
+        kind = type(data).__name__
+        raise ConfigError("data", f"{settings.data.name!r} made a {kind}, which has no `train` to iterate over")
     vocab = getattr(data, "vocab", None)
-    model = components["model"].make(**({} if vocab is None else {"vocab_size": len(vocab)}))
-    optimizer = components["optimizer"].make(model.parameters())
-    manager = make_manager_of_config(settings, gate)
+    model = factories["model"].make(**({} if vocab is None else {"vocab_size": len(vocab)}))
+    optimizer = factories["optimizer"].make(model.parameters())
+    manager = HookManager(enable_intervention=options.enable_intervention)
+    register_specs(manager, specs)
     parts = make_parts(
         model,
         optimizer,
         device,
         manager,
-        scheduler=make_scheduler(components.get("scheduler"), optimizer, options, data.train),
+        scheduler=make_scheduler(factories.get("scheduler"), optimizer, options, data.train),
         train_loaders=data.train,
         val_loaders=getattr(data, "validation", None),
-        loss_fn=components["loss"].make() if "loss" in components else None,
+        loss_fn=factories["loss"].make() if "loss" in factories else None,
         config=settings,
         resolved=restore_references(settings.as_mapping(), written),
-        **asdict(options),
+        options=options,
     )
     trainer = Trainer(parts)
     attach(trainer, manager)
@@ -148,61 +197,48 @@ def trainer_from_config(
     return trainer
 
 
-def find_components(settings: RunConfig, gate: Gate) -> dict[str, Component]:
-    """Everything but the hooks that a configuration names; all names are checked before the first is imported."""
+def find_factories(settings: RunConfig, policy: ImportPolicy) -> dict[str, Factory]:
+    """Return the factory of every component that a config names; all names are checked before the first import."""
     tables = {"data": DATA, "model": MODELS, "optimizer": OPTIMIZERS, "scheduler": SCHEDULERS, "loss": LOSSES}
-    given = {key: part for key in tables if (part := getattr(settings, key)) is not None}
-    for key, part in given.items():
-        check_name(part.name, tables[key], gate, f"{key}.name")
-    return {
-        key: Component(key, part.name, find_factory(part.name, tables[key], key), part.parameters)
-        for key, part in given.items()
-    }
+    components = {key: component for key in tables if (component := getattr(settings, key)) is not None}
+    for key, component in components.items():
+        policy.check_name(component.name, tables[key], f"{key}.name")
+    factories: dict[str, Factory] = {}
+    for key, component in components.items():
+        try:
+            function = find_factory(component.name, tables[key])
+        except HooklineError as error:
+            raise ConfigError(f"{key}.name", str(error)) from error
+        factories[key] = Factory(key, component.name, function, component.parameters)
+    return factories
 
 
-def make_data(component: Component) -> Any:
-    """What to train on: an object with `train`, and perhaps `validation` and `vocab`."""
-    data = component.make()
-    if getattr(data, "train", None) is None:
-        raise ConfigError(
-            "data", f"{component.name!r} made a {type(data).__name__}, which has no `train` to iterate over"
-        )
-    return data
-
-
-def make_scheduler(component: Component | None, optimizer: Any, options: TrainerOptions, train: Loaders) -> Any:
-    """The scheduler; one that asks for the length of the run gets it unless the config says otherwise."""
-    if component is None:
+def make_scheduler(factory: Factory | None, optimizer: Any, options: TrainerOptions, train: Loaders) -> Any:
+    """Make the scheduler; one that takes the length of the run gets it unless the config gives another."""
+    if factory is None:
         return None
-    steps = planned_steps(options, train)
+    steps, length = options.max_steps, epoch_length(to_train_on(train, options))
+    if steps is None and length is not None and options.epochs is not None:
+        steps = -(-length // options.accumulate) * options.epochs
     if steps is None or options.scheduler_interval == "epoch":
-        return component.make(optimizer)
-    warmup = component.read().get("warmup_steps")
+        return factory.make(optimizer)
+    warmup = factory.read("warmup_steps")
     if isinstance(warmup, int):  # a trial run may be shorter than the warm-up; it then ends inside it
         steps = max(steps, warmup + 1)
-    return component.make(optimizer, total_steps=steps, T_max=steps)
-
-
-def planned_steps(options: TrainerOptions, train: Loaders) -> int | None:
-    """How many optimizer steps the options ask for, if that can be known."""
-    length = epoch_length(to_train_on(train, options))
-    if options.max_steps is not None or length is None or options.epochs is None:
-        return options.max_steps
-    return -(-length // options.accumulate) * options.epochs
-
-
-def make_manager_of_config(settings: RunConfig, gate: Gate) -> HookManager:
-    """The hooks of a configuration; what a hook's constructor cannot digest is a fault of the configuration."""
-    try:
-        return make_manager(settings.hooks, gate.allow, gate.from_file, settings.trainer.enable_intervention)
-    except (TypeError, ValueError) as error:
-        raise ConfigError("hooks", f"a hook cannot be made with its parameters: {error}") from error
+    return factory.make(optimizer, total_steps=steps, T_max=steps)
 
 
 def make_manager(
     hooks: Any, allow: Iterable[str] = (), from_file: bool = False, intervene: bool = False
 ) -> HookManager:
-    """The hooks of a config, or a list of hooks made in code; the default update hook where there is none."""
+    """Make a `HookManager` with the hooks of a config or a list, and with the default update hook if there is none.
+
+    Args:
+        hooks: A config of hooks, a list of hooks, None, or a `HookManager`, which is returned as it is.
+        allow: Prefixes under which a config from a file may name dotted paths.
+        from_file: Whether the config comes from a file.
+        intervene: Whether forward hooks may change activations.
+    """
     if isinstance(hooks, HookManager):
         return hooks
     listed = hooks if isinstance(hooks, (list, tuple)) else []
@@ -229,12 +265,27 @@ def make_parts(
     count_tokens: Callable[[Any], int] = count_tokens,
     config: Any = None,
     resolved: Mapping[str, Any] | None = None,
-    **options: Any,
+    options: TrainerOptions | None = None,
+    **keywords: Any,
 ) -> Parts:
-    """Check what a constructor was given and finish the parts."""
+    """Check what a constructor was given, and return the parts of a trainer.
+
+    The arguments are those of `SimpleTrainer`, and:
+
+    Args:
+        config: What hooks see as `trainer.config`.
+        resolved: The whole config, for the record.
+        options: The options of the run; without them, `keywords` are the options.
+
+    Raises:
+        TrainingError: If the model, an optimizer, a scheduler or a function is not one.
+        ConfigError: If an option is wrong or unknown.
+    """
     if not isinstance(model, torch.nn.Module):
         raise TrainingError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-    settings = TrainerOptions.make(options)
+    if options is None or keywords:  # beside finished options, a keyword is an unknown option
+        options = TrainerOptions.make(keywords)
+    settings = options
     engine = Engine(find_device(device), settings.precision)
     return Parts(
         model=engine.prepare(model),
@@ -261,13 +312,13 @@ def make_parts(
 
 
 def attach(trainer: Trainer, manager: HookManager) -> None:
-    """Tie the finished trainer and its hooks together."""
+    """Connect the finished trainer with its hooks."""
     manager.watch(trainer.model, trainer.moment)
     add_clipping(manager, trainer.options)
 
 
 def add_clipping(manager: HookManager, options: TrainerOptions) -> None:
-    """`max_grad_norm` is a clip link at the end of the chain."""
+    """Append a `clip_norm` hook to the end of the update chain if `max_grad_norm` is set."""
     if options.max_grad_norm is not None:
         if "clip_norm" in manager:
             raise ConfigError("trainer.max_grad_norm", "there is a clip_norm hook already; keep one of the two")
@@ -275,7 +326,7 @@ def add_clipping(manager: HookManager, options: TrainerOptions) -> None:
 
 
 def make_record(options: TrainerOptions, resolved: Mapping[str, Any], run_dir: Path | None) -> Record:
-    """The run's record, on disk unless told otherwise; a run that goes on keeps its directory and its id."""
+    """Make the run's record, on disk unless `record` is false; a resumed run keeps its directory and its id."""
     if not options.record:
         return MemoryRecord(config=resolved, seed=options.seed)
     if run_dir is not None:
@@ -283,27 +334,19 @@ def make_record(options: TrainerOptions, resolved: Mapping[str, Any], run_dir: P
     return RunRecord.create(options.output_dir, config=resolved, seed=options.seed)
 
 
-def as_list(value: Any) -> list[Any]:
-    """One thing or several, as a list."""
-    if value is None:
-        return []
-    if isinstance(value, Mapping):
-        return list(value.values())
-    return list(value) if isinstance(value, Iterable) else [value]
-
-
 def checked_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
-    """One optimizer, a list or a dict of them, as a list."""
-    found = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else as_list(optimizers)
+    """Return one optimizer, or a list or dict of them, as a list."""
+    found = _as_list(optimizers)
     if not found or not all(callable(getattr(one, "step", None)) for one in found):
-        odd = next((one for one in found if not callable(getattr(one, "step", None))), optimizers)
-        raise TrainingError(f"optimizers: expected an optimizer or a list of them, got {odd!r} ({type(odd).__name__})")
+        wrong = next((one for one in found if not callable(getattr(one, "step", None))), optimizers)
+        got = f"{wrong!r} ({type(wrong).__name__})"
+        raise TrainingError(f"optimizers: expected an optimizer or a list of them, got {got}")
     return found
 
 
 def checked_schedulers(schedulers: Any) -> list[Any]:
-    """One scheduler or several, as a list."""
-    found = as_list(schedulers) if isinstance(schedulers, (list, tuple, dict)) or schedulers is None else [schedulers]
+    """Return one scheduler, or a list or dict of them, as a list."""
+    found = _as_list(schedulers)
     for one in found:
         if not callable(getattr(one, "step", None)):
             raise TrainingError(
@@ -312,8 +355,16 @@ def checked_schedulers(schedulers: Any) -> list[Any]:
     return found
 
 
+def _as_list(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if value is None or callable(getattr(value, "step", None)) or not isinstance(value, Iterable):
+        return [] if value is None else [value]
+    return list(value)
+
+
 def checked_function(function: Any, name: str) -> Any:
-    """A function or a module, but not the class of one: that would be called with the batch."""
+    """Return a function or a module; reject the class of a module, which would be called with the batch."""
     if isinstance(function, type) and issubclass(function, torch.nn.Module):
         raise TrainingError(f"{name}: got the class {function.__name__}; give an instance, {function.__name__}()")
     if function is not None and not callable(function):
@@ -322,7 +373,7 @@ def checked_function(function: Any, name: str) -> Any:
 
 
 def describe(model: torch.nn.Module, optimizers: Any, options: TrainerOptions, manager: HookManager) -> dict[str, Any]:
-    """The configuration of a trainer that was put together in code, for the record and its hash."""
+    """Describe a trainer that was made in code, for the record and its config hash."""
     return {
         "model": {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())},
         "optimizers": [

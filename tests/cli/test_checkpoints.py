@@ -55,4 +55,4 @@ def test_one_is_verified(run: Path, capsys: Captured) -> None:
     assert main(["verify-checkpoint", str(path)]) == 1
     assert "state.json: has 2 bytes instead of" in capsys.readouterr().out
     assert main(["verify-checkpoint", "nowhere"]) == 2
-    assert "error: nowhere is no directory; give a checkpoint's" in capsys.readouterr().err
+    assert "error: nowhere is not a directory; give a checkpoint's" in capsys.readouterr().err

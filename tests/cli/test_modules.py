@@ -12,7 +12,8 @@ from rich.console import Console
 from torch import nn
 
 from hookline.cli import main
-from hookline.cli.modules import described, in_words, print_table, split_words
+from hookline.cli.formatting import table
+from hookline.cli.modules import COLUMNS, describe_output, format_output
 from hookline.registry import names
 
 SMALL = """
@@ -53,7 +54,7 @@ def test_every_module_with_class_parameters_and_shape(capsys: Captured) -> None:
     (widen,) = [line for line in lines if line.startswith("blocks.1.mlp.widen ")]
     assert widen.split(maxsplit=3)[1:] == ["Linear", "288", "[2, 16, 32]"]
     (blocks,) = [line for line in lines if line.startswith("blocks ")]
-    assert blocks.split()[-1] == "-" and lines[-1].startswith("- means that the model does not call it")
+    assert blocks.split()[-1] == "-" and lines[-1].startswith("'-': not called in this forward pass")
     assert not Path("runs").exists()
 
 
@@ -77,7 +78,7 @@ def test_several_patterns_and_overrides(capsys: Captured) -> None:
     lines = printed(capsys, "head", "small.yaml", "model.width=16", "embed")
     assert [line.split()[0] for line in lines[4:]] == ["embed", "head"]
     assert lines[4].endswith("[2, 16, 16]")
-    assert split_words(["a.yaml", "b=1", "re:x=", "c"]) == (["a.yaml", "b=1"], ["re:x=", "c"])
+    assert [line.split()[0] for line in printed(capsys, "small.yaml", "re:embed|x=")[4:]] == ["embed"]
 
 
 def test_a_pattern_that_matches_nothing_names_the_nearest(capsys: Captured) -> None:
@@ -113,7 +114,7 @@ def test_json(capsys: Captured) -> None:
 def test_a_model_that_cannot_be_run_says_why(capsys: Captured) -> None:
     """What ran before it failed has shapes; the rest is listed without."""
     lines = printed(capsys, "small.yaml", "data.context=32")
-    assert lines[1] == "Not all shapes are known: the model could not be run on a batch of the data."
+    assert lines[1] == "Some shapes are unknown: the model could not be run on a batch of the data."
     assert lines[2] == "HooklineError: CharGPT: got 32 characters, but its limit is context=16"
     assert len(lines) == 5 + 24
     assert [line.split()[0] for line in lines[5:] if not line.endswith("-")] == ["embed"]
@@ -155,21 +156,22 @@ def test_outputs_in_words() -> None:
 
     pair = namedtuple("pair", "a b")
     one = torch.zeros(2, 3)
-    assert in_words(described((one, (one, one)))) == "([2, 3], ([2, 3], [2, 3]))"
-    assert in_words(described(pair(one, None))) == "([2, 3], None)"
-    assert in_words(described({"x": one, "cache": object()})) == "x [2, 3], cache object"
-    assert in_words(described(Both(one.bool(), 3))) == "first [2, 3], second int"
-    assert described(one.bool()) == {"shape": [2, 3], "dtype": "bool"}
+    assert format_output(describe_output((one, (one, one)))) == "([2, 3], ([2, 3], [2, 3]))"
+    assert format_output(describe_output(pair(one, None))) == "([2, 3], None)"
+    assert format_output(describe_output({"x": one, "cache": object()})) == "x [2, 3], cache object"
+    assert format_output(describe_output(Both(one.bool(), 3))) == "first [2, 3], second int"
+    assert describe_output(one.bool()) == {"shape": [2, 3], "dtype": "bool"}
 
 
-def test_long_names_and_outputs_stay_on_the_page(capsys: Captured) -> None:
-    """A name that leaves no room gets a line to itself; a long output wraps under its column."""
-    long = "bert.encoder.layer.0.attention.output.LayerNorm"
+def test_long_names_and_outputs_wrap_in_their_columns(capsys: Captured) -> None:
+    """Nothing is cut off, and no line is wider than the terminal."""
+    name = "bert.encoder.layer.0.attention.output.LayerNorm"
     shapes = ", ".join(f"state_{index} [16, 64]" for index in range(4))
-    rows = [(long, "BertSdpaSelfAttention", "1,234,567", "[16, 64, 768]"), ("head", "LSTM", "1", shapes)]
-    print_table(Console(width=80, highlight=False), rows)
+    rows = [(name, "BertSdpaSelfAttention", "1,234,567", "[16, 64, 768]"), ("head", "LSTM", "1", shapes)]
+    table(Console(width=80, highlight=False), COLUMNS, [(row, "") for row in rows])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[1] == long and lines[2].split() == ["BertSdpaSelfAttention", "1,234,567", "[16,", "64,", "768]"]
-    column = lines[0].index("output")
-    assert lines[3][column:].startswith("state_0 [16,") and all(line[:column].isspace() for line in lines[4:])
+    first, second = lines[0].index("class"), lines[0].index("output")
+    assert "".join(line[:first].rstrip() for line in lines[1:]) == f"{name}head"
+    assert lines[1][first:].split() == ["BertSdpaSelfAttention", "1,234,567", "[16,", "64,", "768]"]
+    assert " ".join(line[second:].strip() for line in lines[1:] if line[second:]).endswith(shapes)

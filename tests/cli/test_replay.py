@@ -9,8 +9,8 @@ import torch
 from hookline import NanForensics, get_trainer, register_model, trainer_from_config
 from hookline.cli import main
 from hookline.config.loading import load_config
+from hookline.demo.char_gpt import CharGPT
 from hookline.hooks.crash import read_crash
-from hookline.jobs.char_gpt import CharGPT
 from hookline.registry import names
 
 CONFIG = """
@@ -94,7 +94,7 @@ def test_a_run_made_in_code_is_sent_back_there(capsys: Captured) -> None:
     )  # fmt: skip
     trainer.train()
     assert main(["replay", str(trainer.hooks.get("nan_forensics").crash)]) == 2
-    assert "put together in code; build the same trainer there and call" in capsys.readouterr().err
+    assert "made in code; build the same trainer there and call" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", [{"name": "os.system"}, {"name": "no_such_model"}])

@@ -95,7 +95,7 @@ def refusal(capsys: Captured, *words: str) -> str:
 
 def test_what_is_no_run(capsys: Captured) -> None:
     """A path that leads nowhere, and a run that was put together in code."""
-    assert "missing is no run: there is no run.json" in refusal(capsys, "resume", "missing")
+    assert "missing is not a run: it has no run.json" in refusal(capsys, "resume", "missing")
     model = torch.nn.Linear(2, 1)
     data = [(torch.ones(1, 2), torch.ones(1, 1))]
     trainer = get_trainer(
@@ -103,7 +103,7 @@ def test_what_is_no_run(capsys: Captured) -> None:
     )
     trainer.train()
     told = refusal(capsys, "resume", str(trainer.run_dir))
-    assert f"put together in code; build the same trainer there and call trainer.fit(resume='{trainer.run_dir}" in told
+    assert f"made in code; build the same trainer there and call trainer.fit(resume='{trainer.run_dir}" in told
 
 
 def test_a_secret_must_be_given_again(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_a_secret_must_be_given_again(capsys: Captured, monkeypatch: pytest.Monk
     monkeypatch.setitem(names.HOOKS._added, "teller", Teller)
     run = train(capsys, "train", "run.yaml", "hooks.lifecycle=[checkpoint, {name: teller, api_key: sk-hidden-1234567}]")
     assert "sk-hidden" not in (run / "config.yaml").read_text()
-    assert "hooks.teller.api_key: was a secret and is not kept" in refusal(capsys, "resume", str(run))
+    assert "hooks.teller.api_key: was a secret and is not recorded" in refusal(capsys, "resume", str(run))
     train(capsys, "resume", str(run), "hooks.teller.api_key=sk-other-1234567", "trainer.max_steps=13")
     assert keys == ["sk-hidden-1234567", "sk-other-1234567"]
 

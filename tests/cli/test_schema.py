@@ -12,11 +12,11 @@ import pytest
 from hookline.build import trainer_from_config
 from hookline.cli import main
 from hookline.cli.schema import OPTIONS_OF_HOOKS, config_schema
+from hookline.config.hooks import OPTIONS
 from hookline.config.references import resolve_references
-from hookline.config.schemas import HooksConfig, RunConfig, as_run_config
-from hookline.config.yaml_text import read_yaml
+from hookline.config.schema import HooksConfig, RunConfig, as_run_config
+from hookline.config.values import read_yaml
 from hookline.errors import HooklineError
-from hookline.registry.loading import OPTIONS
 from hookline.registry.names import HOOKS
 
 LEAST: dict[str, Any] = {"model": "char_gpt", "data": "stdlib_text", "optimizer": {"name": "sgd", "lr": 0.1}}
@@ -75,7 +75,7 @@ def test_it_is_printed_and_written(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_default_job_fits(schema: dict[str, Any]) -> None:
     """The config that we ship is accepted as it is."""
-    text = (files("hookline.jobs") / "default.yaml").read_text(encoding="utf-8")
+    text = (files("hookline.demo") / "default.yaml").read_text(encoding="utf-8")
     assert fits(read_yaml(text, "default.yaml"), schema, schema)
 
 

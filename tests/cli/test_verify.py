@@ -48,7 +48,7 @@ def test_harmless_hooks_give_status_0(own_hooks: Path, capsys: pytest.CaptureFix
     assert main(["verify", config(own_hooks, "Good"), "--steps", "3", *allow]) == 0
     printed = capsys.readouterr().out
     assert "good" in printed and "changes nothing" in printed and "SAID" not in printed
-    assert "No hook changes training that does not say so." in printed
+    assert "OK: no hook changed training without declaring it." in printed
     assert not (own_hooks / "runs").exists()
 
 
@@ -76,7 +76,7 @@ def test_warnings_stand_below_the_table(own_hooks: Path, capfd: pytest.CaptureFi
     assert main(["verify", config(own_hooks, "Failing", "Good"), "--steps", "4", *allow]) == 0
     printed = capfd.readouterr()
     assert printed.err == ""
-    above, _, below = printed.out.partition("No hook changes training that does not say so.\n")
+    above, _, below = printed.out.partition("OK: no hook changed training without declaring it.\n")
     assert "failed: ValueError: oh no" in above and "it is cold" not in above
     assert below == "warning: it is cold here\n"
 
@@ -101,4 +101,4 @@ def test_hooks_that_save_have_a_place_for_it(own_hooks: Path, capsys: pytest.Cap
     assert "checkpoint" in capsys.readouterr().out and not (own_hooks / "runs").exists()
     with pytest.raises(SystemExit):
         main(["verify", str(written), "--steps", "0"])
-    assert "argument --steps: expected a whole number, at least 1; got '0'" in capsys.readouterr().err
+    assert "argument --steps: expected an integer of at least 1, got '0'" in capsys.readouterr().err

@@ -69,9 +69,9 @@ def test_hooks_are_addressed_by_instance() -> None:
         ("data.name.x=1", "data.name", "'stdlib_text' (str)"),
         ("max_steps", "", "write a.b=value"),
         ("a..b=1", "", "write a.b=value"),
-        ("data.x=", "data.x", "write data.x=null to mean nothing"),
-        ("data.x= ", "data.x", "write data.x=null to mean nothing"),
-        ("data.x=[1", "data.x", "is no valid YAML"),
+        ("data.x=", "data.x", "write data.x=null for no value"),
+        ("data.x= ", "data.x", "write data.x=null for no value"),
+        ("data.x=[1", "data.x", "is not valid YAML"),
         ("data.x=[!!python/name:os.system ]", "data.x", "refused"),
     ],
 )

@@ -50,6 +50,6 @@ def test_a_missing_variable_is_named_with_its_path() -> None:
 
 
 def test_other_references_are_refused() -> None:
-    """Something that only looks like a reference is no silent text."""
-    with pytest.raises(ConfigError, match=r"x: \$\{file:/etc\} is no reference"):
+    """Something that only looks like a reference is an error, not text."""
+    with pytest.raises(ConfigError, match=r"x: \$\{file:/etc\} is not a reference"):
         resolve_references({"x": "${file:/etc}"})

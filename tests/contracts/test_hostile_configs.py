@@ -110,7 +110,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(
     f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 12)
 )
-NOT_ALLOWED, NO_PATH, NO_CLASS = "is not allowed", "is no dotted path", "is not a hook class of that package"
+NOT_ALLOWED, NO_PATH, NO_CLASS = "is not allowed", "is not a dotted path", "is not a hook class of that package"
 
 CASES: dict[str, Hostile] = {
     **{f"hook {name}": Hostile(hook(name), NOT_ALLOWED) for name in DOTTED},
@@ -152,8 +152,8 @@ CASES: dict[str, Hostile] = {
     "many anchors": Hostile("model: [" + ",".join(f"&a{i} 1" for i in range(10_001)) + "]", "more than 10000 values"),
     "many lines": Hostile("model: x\n" + " x\n" * 80_000, "are missing"),
     "many blank lines": Hostile("\n" * 249_000, "it is empty"),
-    "two documents": Hostile(yaml() + "---\n" + yaml(), "is no valid YAML"),
-    "a newer YAML": Hostile("%YAML 9.9\n---\n" + yaml(), "is no valid YAML"),
+    "two documents": Hostile(yaml() + "---\n" + yaml(), "is not valid YAML"),
+    "a newer YAML": Hostile("%YAML 9.9\n---\n" + yaml(), "is not valid YAML"),
     "a key twice": Hostile(yaml() + "model: other\n", "the key 'model' is there twice"),
     "a day that never was": Hostile("model: 2001-13-45", "does not exist"),
     "a letter that never was": Hostile('model: "\\UFFFFFFFF"', "does not exist"),
@@ -167,13 +167,13 @@ CASES: dict[str, Hostile] = {
     # keys and text
     "a number as a key": Hostile(yaml() + "1: 2\n", "expected a key that is a word"),
     "nothing as a key": Hostile(yaml() + "~: 2\n", "expected a key that is a word"),
-    "a list as a key": Hostile(yaml() + "? [1]\n: 2\n", "is no valid YAML"),
+    "a list as a key": Hostile(yaml() + "? [1]\n: 2\n", "is not valid YAML"),
     "a number as a parameter": Hostile(yaml(model="{name: char_gpt, 1: 2}"), "expected a key that is a word"),
     "a number as a hook's parameter": Hostile(hook("{name: json_log, 1: 2}"), "expected a key that is a word"),
-    "a key that clears the screen": Hostile(yaml() + '"\\e[2J": 1\n', "no word"),
-    "a key of many lines": Hostile(yaml() + '"a\\nhookline: trained": 1\n', "no word"),
-    "a key without end": Hostile(yaml() + f"? {'k' * 100_000}\n: 1\n", "no word"),
-    "a parameter's name that clears": Hostile(hook('{name: json_log, "\\e[2J": 1}'), "no word"),
+    "a key that clears the screen": Hostile(yaml() + '"\\e[2J": 1\n', "invalid key"),
+    "a key of many lines": Hostile(yaml() + '"a\\nhookline: trained": 1\n', "invalid key"),
+    "a key without end": Hostile(yaml() + f"? {'k' * 100_000}\n: 1\n", "invalid key"),
+    "a parameter's name that clears": Hostile(hook('{name: json_log, "\\e[2J": 1}'), "invalid key"),
     "a hook's name that clears": Hostile(hook('"\\e[2J"'), "printable"),
     "an instance's name that clears": Hostile(hook('{name: json_log, as: "\\e]0;owned\\a"}'), "printable"),
     "an instance's name of two lines": Hostile(hook('{name: json_log, as: "a\\nb"}'), "expected a name"),
@@ -197,9 +197,9 @@ CASES: dict[str, Hostile] = {
                      "x" * 500)
     },
     # references
-    "a reference to a file": Hostile(hook('{name: json_log, path: "${file:/etc/passwd}"}'), "is no reference"),
-    "a reference to code": Hostile(hook('{name: json_log, path: "${python:1+1}"}'), "is no reference"),
-    "a reference of a shell": Hostile(hook('{name: json_log, path: "$(ls) ${HOME}"}'), "is no reference"),
+    "a reference to a file": Hostile(hook('{name: json_log, path: "${file:/etc/passwd}"}'), "is not a reference"),
+    "a reference to code": Hostile(hook('{name: json_log, path: "${python:1+1}"}'), "is not a reference"),
+    "a reference of a shell": Hostile(hook('{name: json_log, path: "$(ls) ${HOME}"}'), "is not a reference"),
     "a reference to nothing": Hostile(hook('{name: json_log, path: "${env:}"}'), "is not set"),
     "a reference in a reference": Hostile(hook('{name: json_log, path: "${env:${env:HOME}}"}'), "does not end"),
     "a reference without end": Hostile(hook('{name: json_log, path: "${env:HOME"}'), "does not end"),
@@ -207,8 +207,8 @@ CASES: dict[str, Hostile] = {
     # bytes
     "no UTF-8": Hostile(b"model: \xff\xfe", "is not text in UTF-8"),
     "UTF-16": Hostile(yaml().encode("utf-16"), "is not text in UTF-8"),
-    "a NUL": Hostile(b"model: x\x00", "is no valid YAML"),
-    "an escape": Hostile(b"model: \x1b[2J", "is no valid YAML"),
+    "a NUL": Hostile(b"model: x\x00", "is not valid YAML"),
+    "an escape": Hostile(b"model: \x1b[2J", "is not valid YAML"),
     # the other formats
     **{
         f"{suffix}: {what}": Hostile(text, says, suffix=suffix)
@@ -218,20 +218,20 @@ CASES: dict[str, Hostile] = {
             (".json", "nesting", "[" * 240_000, "nested deeper than"),
             (".json", "nesting that is read", '{"a":' + "[" * 60 + "]" * 60 + "}", "is too large"),
             (".json", "many values", '{"a": [' + "1," * 100_000 + "1]}", "is too large"),
-            (".json", "a long number", '{"a": ' + "9" * 200_000 + "}", "is no valid JSON"),
+            (".json", "a long number", '{"a": ' + "9" * 200_000 + "}", "is not valid JSON"),
             (".json", "a large number", '{"a": ' + "9" * 40 + "}", "more than 64 bits"),
-            (".json", "half a letter", '{"\\ud800": 1}', "no word"),
+            (".json", "half a letter", '{"\\ud800": 1}', "invalid key"),
             (".json", "a control character", '{"a": "\\u001b[2J"}', "printable"),
-            (".json", "a mark and nothing", b"\xef\xbb\xbf", "is no valid JSON"),
+            (".json", "a mark and nothing", b"\xef\xbb\xbf", "is not valid JSON"),
             (".toml", "dotted path", 'model = "os.system"\ndata = "stdlib_text"\noptimizer = "sgd"', NOT_ALLOWED),
-            (".toml", "key twice", "model = 1\nmodel = 2", "is no valid TOML"),
+            (".toml", "key twice", "model = 1\nmodel = 2", "is not valid TOML"),
             (".toml", "nesting", "a = " + "[" * 240_000, "nested deeper than"),
             (".toml", "nesting by dots", "a." * 120_000 + "a = 1", "nested deeper than"),
             (".toml", "nesting by quoted dots", '"a b" . ' * 30_000 + "a = 1", "nested deeper than"),
             (".toml", "nesting by tables", "[" + "a." * 120_000 + "a]", "nested deeper than"),
             (".toml", "many tables", "[[a]]\n" * 40_000, "is too large"),
-            (".toml", "a string without end", '"' + '\\"' * 120_000, "is no valid TOML"),
-            (".toml", "a long number", "a = " + "9" * 200_000, "is no valid TOML"),
+            (".toml", "a string without end", '"' + '\\"' * 120_000, "is not valid TOML"),
+            (".toml", "a long number", "a = " + "9" * 200_000, "is not valid TOML"),
             (".toml", "a long hexadecimal", "a = 0x" + "f" * 200_000, "more than 64 bits"),
             (".toml", "a control character", 'a = "\\u001b[2J"', "printable"),
             (".py", "code", "import os", "cannot tell its format"),
@@ -242,7 +242,7 @@ CASES: dict[str, Hostile] = {
     "an override of two names": Hostile(yaml(), "printable", ('trainer.output_dir="a\\0b"',)),
     "an override without end": Hostile(yaml(), "is nested deeper", ("model.width=" + "[" * 100_000,)),
     "an override of many levels": Hostile(yaml(), "is too large", ("model." + "a." * 2_000 + "a=1",)),
-    "an override into Python": Hostile(yaml(), "has no such parameter", ("model.__class__=x",)),
+    "an override into Python": Hostile(yaml(), "has no parameter '__class__'", ("model.__class__=x",)),
     "an override with a dotted path": Hostile(yaml(), NOT_ALLOWED, ("loss.name=os.system",)),
     "another file with a NUL": Hostile(yaml(), "one config at a time", ("a\0.yaml",)),
 }  # fmt: skip

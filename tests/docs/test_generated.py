@@ -1,37 +1,57 @@
-"""The pages that are made from code are what the code makes now."""
+"""The generated pages, parts of pages and stubs are what the generators make of the code now."""
 
+import inspect
 import re
-import runpy
+import sys
+from collections.abc import Callable
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hookline
 from hookline.events.catalog import ARGUMENTS, CATALOG, SPELLINGS
 from hookline.registry.names import HOOKS
 from hookline.trainer.options import TrainerOptions
 
 ROOT = Path(__file__).resolve().parents[2]
-MAKER: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "events_page.py"))
-REMEDY = "run `make docs` (or `python tools/events_page.py`) and commit what it writes"
+REMEDY = "run `make docs` and commit what it writes"
+
+sys.path.insert(0, str(ROOT / "tools"))
+api_page, architecture_page, events_page, pages, public_stub = (
+    import_module(name) for name in ("api_page", "architecture_page", "events_page", "pages", "public_stub")
+)
+sys.path.remove(str(ROOT / "tools"))
+
+PARTS: dict[str, tuple[str, Callable[[], str]]] = {
+    **events_page.TABLES,
+    "public names": ("api.md", api_page.api_reference),
+    "source tree": ("architecture.md", architecture_page.source_tree),
+}
 
 
 def page(name: str) -> str:
-    """The text of a page under docs/."""
+    """Return the text of a page under docs/."""
     return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
 def test_events_page_is_current() -> None:
-    """docs/events.md is what the generator makes of the catalogue."""
-    assert page("events.md") == MAKER["events_page"](), REMEDY
+    """docs/events.md is what the generator makes of the catalog."""
+    assert page("events.md") == events_page.events_page(), REMEDY
 
 
-@pytest.mark.parametrize("name", MAKER["MADE_TABLES"])
-def test_tables_are_current(name: str) -> None:
-    """A table that a page takes from the code is what the generator makes."""
-    where, make = MAKER["MADE_TABLES"][name]
-    assert page(where) == MAKER["with_table"](page(where), name, make()), REMEDY
+@pytest.mark.parametrize("name", PARTS)
+def test_generated_parts_are_current(name: str) -> None:
+    """A part that a page takes from the code is what its generator makes."""
+    where, generate = PARTS[name]
+    assert page(where) == pages.with_part(page(where), name, generate()), REMEDY
+
+
+def test_the_public_stub_is_current() -> None:
+    """Type checkers see the names that the table in __init__.py has."""
+    assert public_stub.STUB.read_text(encoding="utf-8") == public_stub.public_stub(), REMEDY
 
 
 def test_events_page_leaves_nothing_out() -> None:
@@ -42,8 +62,8 @@ def test_events_page_leaves_nothing_out() -> None:
 
 
 def test_diagram_nests_what_belongs_together() -> None:
-    """The diagram sets events in between the start and the end of what they are part of, and ends where it began."""
-    depth = {line.split()[0]: len(line) - len(line.lstrip()) for line in MAKER["diagram"]()}
+    """The diagram indents events between the start and the end of what they are part of, and ends where it began."""
+    depth = {line.split()[0]: len(line) - len(line.lstrip()) for line in events_page.diagram()}
     assert list(depth) == list(CATALOG)
     assert depth["on_train_start"] == depth["on_train_end"] == 0
     assert depth["on_epoch_start"] == depth["on_epoch_end"] < depth["on_step_end"] == depth["on_train_batch_end"]
@@ -53,18 +73,78 @@ def test_diagram_nests_what_belongs_together() -> None:
 
 def test_tables_hold_every_row() -> None:
     """Every option of a run and every built-in hook is in its table."""
-    options, hooks = MAKER["options_table"](), MAKER["hooks_table"]()
+    options, hooks = events_page.options_table(), events_page.hooks_table()
     assert [name for name in (one.name for one in fields(TrainerOptions)) if f"| `{name}` |" not in options] == []
     assert [name for name in HOOKS.built_in if f"| `{name}` |" not in hooks] == []
 
 
 def test_options_that_are_a_choice_list_their_words() -> None:
-    """Whoever reads the table of options need not guess what may be written."""
-    row = next(line for line in MAKER["options_table"]().splitlines() if line.startswith("| `precision`"))
+    """The table of options says what may be written."""
+    row = next(line for line in events_page.options_table().splitlines() if line.startswith("| `precision`"))
     assert row.endswith(": `fp32` or `bf16` or `fp16` |")
 
 
+def test_the_reference_has_every_public_name() -> None:
+    """Each name has a section with its signature, or is another name of one that has."""
+    sections = re.findall(r"^### (\w+)\n\n(```py\n|Another name of )", api_page.api_reference(), re.MULTILINE)
+    assert sorted(name for name, _ in sections) == hookline.__all__
+    assert [name for name, begin in sections if begin.startswith("Another")] == [
+        "BaseTrainer",
+        "TrainerHooks",
+        "ModelCheckpoint",
+    ]
+
+
+def test_the_reference_shows_parameters_and_sections_of_docstrings() -> None:
+    """Signatures have annotations and defaults; arguments are a list; examples are blocks of code."""
+
+    def example(path: "str | None", *, every: int = 3, make: Any = dict, **more: Any) -> bool:
+        """Do something.
+
+        >>> example("x")
+        True
+
+        Args:
+            path: Where,
+                or None.
+            every: How often.
+
+        Returns:
+            Whether it was done.
+        """
+        return not path
+
+    shown = "example(path: str | None, *, every: int = 3, make: Any = dict, **more: Any) -> bool"
+    assert api_page.signature("example", example) == shown
+    assert [*api_page.docstring(inspect.getdoc(example) or "")] == [
+        "Do something.",
+        "",
+        "```py",
+        '>>> example("x")',
+        "True",
+        "```",
+        "",
+        "Args:",
+        "",
+        "- `path`: Where,",
+        "  or None.",
+        "- `every`: How often.",
+        "",
+        "Returns:",
+        "",
+        "  Whether it was done.",
+    ]
+
+
+def test_the_tree_has_every_file() -> None:
+    """Every module is listed with the first line of its docstring."""
+    tree = architecture_page.source_tree()
+    assert "  build.py                        Build trainers: " in tree
+    assert "  config/                         " in tree and "    factory.py                    Construct what" in tree
+    assert not [line for line in tree.splitlines()[1:-1] if len(line.split()) < 2], "a module without a docstring"
+
+
 def test_a_page_without_markers_is_refused() -> None:
-    """A page that has lost its markers is named, not silently left as it is."""
+    """A page that has lost its markers is an error that names the part."""
     with pytest.raises(SystemExit, match="trainer options"):
-        MAKER["with_table"]("# Training\n", "trainer options", "| a |")
+        pages.with_part("# Training\n", "trainer options", "| a |")

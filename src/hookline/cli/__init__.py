@@ -1,4 +1,4 @@
-"""The command `hookline`. Each command lies in a module of its own, which is imported when it is called."""
+"""The command `hookline`: arguments and error messages. Each command is a module, imported when it is run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 _LONGEST_MESSAGE = 2000  # characters
 
 _CONFIG = "a YAML, TOML or JSON file; without one, the default job"
-_PATTERN = "a name, a glob or re:regex, as hooks have it under `modules:`"
+_PATTERN = "a name, a glob or re:regex, as for a hook's `modules:`"
 _OVERRIDES = "changes one value, for instance trainer.max_steps=100 or hooks.clip_norm.max_norm=0.5"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status.
+    """Run one command and return the exit status.
 
-    0, 1 (training failed), 2 (wrong config or usage), 130 (Ctrl-C) or 143 (SIGTERM).
+    That is 0, 1 (training failed), 2 (wrong config or usage), 130 (Ctrl-C) or 143 (SIGTERM).
     """
     parser = make_parser()
     options = read_arguments(parser, sys.argv[1:] if arguments is None else arguments)
@@ -34,24 +34,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        from hookline.cli.hosts import allowed_hosts
-        from hookline.cli.own_code import own_code
+        from hookline.cli.user_imports import allowed_hosts, user_imports
 
-        with own_code(options), allowed_hosts(options):
+        with user_imports(options), allowed_hosts(options):
             return int(import_module(options.module).run(options))
-    except BrokenPipeError:  # the reader has seen enough (`hookline events | head`)
+    except BrokenPipeError:  # the reader has closed the pipe (`hookline events | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        return tell_interrupted()
+        return print_interrupted()
     except Exception as error:
-        references = sys.modules.get("hookline.config.references")  # to import it would take longer than the command
-        return tell_error(error, options.debug, USAGE, hide=references.without_values if references else str)
+        references = sys.modules.get("hookline.config.references")  # importing it would take longer than the command
+        return print_error(error, options.debug, USAGE, hide=references.without_values if references else str)
 
 
 def read_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Words (the config, overrides) may stand before, after and between the options."""
-    _check_command(parser, arguments)
+    """Parse the arguments; words (the config, overrides) may stand before, after and between the options."""
+    known = next(action.choices for action in parser._actions if isinstance(action, Commands))
+    command = next((word for word in arguments if not word.startswith("-")), None)
+    if command is not None and command not in known:
+        parser.error(f"there is no command {command!r}; {nearest(command, known)}")
     options, rest = parser.parse_known_args(arguments)
     unknown = [word for word in rest if word.startswith("-") or not hasattr(options, "words")]
     if unknown:
@@ -61,191 +63,142 @@ def read_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     return options
 
 
-def _check_command(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """A misspelt command is told the nearest one."""
-    known = next(action.choices for action in parser._actions if isinstance(action, Commands))
-    word = next((word for word in arguments if not word.startswith("-")), None)
-    if word is not None and word not in known:
-        parser.error(f"there is no command {word!r}; {nearest(word, known)}")
-
-
 def _hint(unknown: str, options: argparse.Namespace, arguments: Sequence[str]) -> str:
-    """What an option that does not exist was probably meant to change: a value of the config."""
+    """Suggest the override that an unknown option probably stands for."""
     if not unknown.startswith("-") or not hasattr(options, "words"):
         return ""
-    from hookline.cli.settings import meant_override
+    from hookline.cli.config_args import suggest_override
 
-    return f"; a value of the config is changed by {meant_override(unknown, arguments)}"
+    return f"; to change a value of the config, write {suggest_override(unknown, arguments)}"
 
 
-def tell_interrupted(where: str = "") -> int:
-    """Ctrl-C is no error. Returns the exit status."""
+def print_interrupted(where: str = "") -> int:
+    """Say that Ctrl-C ended the command, and return the exit status."""
     print(f"hookline: interrupted{where}", file=sys.stderr, flush=True)
     return INTERRUPTED
 
 
-def tell_error(error: BaseException, debug: bool, status: int, hide: Callable[[str], str] = str) -> int:
-    """One line for what went wrong; the whole traceback only on request. Returns the exit status.
+def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[str], str] = str) -> int:
+    """Print an error on one line, and return the exit status.
 
-    `hide` takes secrets out of the words, which may be anybody's.
+    Args:
+        error: The error.
+        debug: Whether to print the traceback, too.
+        status: The exit status.
+        hide: Removes secrets from the message, which may come from any library.
     """
     if debug:
         print(hide("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True)
     ours = isinstance(error, HooklineError)
     text = str(error) if ours else f"{type(error).__name__}: {error}".rstrip(": ")
-    place = f"{error.path}: " if isinstance(error, ConfigError) and error.path else ""  # of our own making
-    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))  # which hook it was, say
+    place = f"{error.path}: " if isinstance(error, ConfigError) and error.path else ""  # a path holds no secrets
+    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))  # which hook raised it, for instance
     hint = "" if ours or debug else " (--debug shows the traceback)"
-    words = f"{place}{hide(text.removeprefix(place))}{hide(notes)}"
-    print(f"hookline: error: {one_line(words)}{hint}", file=sys.stderr, flush=True)
+    message = one_line(f"{place}{hide(text.removeprefix(place))}{hide(notes)}")
+    print(f"hookline: error: {message}{hint}", file=sys.stderr, flush=True)
     return status
 
 
 def one_line(text: str) -> str:
-    """A message for the console, whoever chose its words: no line breaks, nothing a terminal obeys, not endless."""
+    """Make a message safe for the console: no line breaks, no control characters, of bounded length."""
     half = _LONGEST_MESSAGE // 2
-    cut = text if len(text) <= _LONGEST_MESSAGE else f"{text[:half]} … {text[-half:]}"  # the remedy stands at the end
+    cut = text if len(text) <= _LONGEST_MESSAGE else f"{text[:half]} … {text[-half:]}"  # the remedy is at the end
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in " ".join(cut.split()))
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The commands and their options."""
+    """Define the commands and their options."""
     parser = argparse.ArgumentParser(
         prog="hookline",
         description="Watch, debug and change a PyTorch training run without forking its loop.",
-        epilog="hookline train trains a small model at once; hookline COMMAND --help says what a command takes.",
+        epilog="`hookline train` trains a small demo model; `hookline COMMAND --help` describes a command.",
     )
     parser.add_argument("--version", action="version", version=f"hookline {__version__}")
     parser.set_defaults(command=None, debug=False)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    _add_train(commands)
-    _add(commands, "example", "example", "print the config of the default job, to begin your own with")
-    _add_resume(commands)
-    _add_checkpoints(commands)
-    _add_verify(commands)
-    _add_explain(commands)
-    _add_events(commands)
-    _add_hooks(commands)
-    _add_schema(commands)
-    _add_modules(commands)
-    _add_replay(commands)
+
+    train = _add(commands, "train", "train what a config describes")
+    _add_config(train)
+    train.add_argument("--fast-dev-run", type=int, metavar="N", help="try N batches of everything and write nothing")
+    train.add_argument("--output", metavar="DIR", help="where the run's directory is created (trainer.output_dir)")
+
+    _add(commands, "example", "print the config of the default job, as a start for your own")
+
+    resume = _add(commands, "resume", "continue a run from its newest good checkpoint")
+    resume.add_argument("run", metavar="RUN", help="the run's directory, or one of its checkpoints")
+    resume.add_argument("words", nargs="*", metavar="a.b=value", help=f"a.b=value: {_OVERRIDES}")
+    resume.add_argument("--fork", action="store_true", help="begin a new run from there, with its own directory")
+    _add_allow(resume)
+
+    checkpoints = _add(commands, "checkpoints", "list the checkpoints of a run, and verify them")
+    checkpoints.add_argument("run", metavar="RUN", help="the run's directory")
+    one = _add(commands, "verify-checkpoint", "check that a checkpoint is as it was written", "checkpoints")
+    one.add_argument("path", metavar="PATH", help="the checkpoint's directory")
+
+    verify = _add(commands, "verify", "find out which hooks of a config change training, when and through what")
+    _add_config(verify)
+    verify.add_argument("--steps", type=_positive, default=20, metavar="N", help="how many steps to compare (20)")
+
+    explain = _add(commands, "explain", "print which hook of a config runs when, in which order and why")
+    _add_config(explain)
+    explain.add_argument("--event", metavar="NAME", help="only this event")
+
+    events = _add(commands, "events", "print the events of a run, in order, with their arguments")
+    events.add_argument("--event", metavar="NAME", help="one event in full")
+
+    _add_import(_add(commands, "hooks", "print the hooks that a config may name, with their parameters"))
+
+    schema = _add(commands, "schema", "print the JSON Schema of config files, for editors")
+    schema.add_argument("--output", metavar="FILE", help="write it to this file")
+    _add_import(schema)
+
+    modules = _add(commands, "modules", "print the modules of a config's model, and which of them a pattern selects")
+    _add_config(modules, pattern=True)
+    modules.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+    replay = _add(commands, "replay", "run the batch of a crash again, to reproduce its NaN")
+    replay.add_argument("crash", metavar="CRASH", help="a crash's folder, for instance runs/…/crashes/step-00000042")
+    replay.add_argument("--weights", metavar="CHECKPOINT", help="the weights, for a crash that has none of its own")
+    replay.add_argument("--device", metavar="DEVICE", help="where to run it; by default the best device there is")
+    _add_allow(replay)
     return parser
 
 
-def _add(commands: Commands[argparse.ArgumentParser], name: str, module: str, about: str) -> argparse.ArgumentParser:
+def _add(
+    commands: Commands[argparse.ArgumentParser], name: str, about: str, module: str = ""
+) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
     parser.add_argument("--debug", action="store_true", help="show the full traceback of an error")
-    parser.set_defaults(module=f"hookline.cli.{module}")
+    parser.set_defaults(module=f"hookline.cli.{module or name}")
     return parser
 
 
 def _add_config(parser: argparse.ArgumentParser, pattern: bool = False) -> None:
-    """What a config is made of and, where a command takes them, patterns."""
-    words = {"CONFIG": _CONFIG, "PATTERN": _PATTERN, "a.b=value": _OVERRIDES}
-    if not pattern:
-        del words["PATTERN"]
-    meaning = ". ".join(f"{word}: {what}" for word, what in words.items())
+    words = {"CONFIG": _CONFIG, **({"PATTERN": _PATTERN} if pattern else {}), "a.b=value": _OVERRIDES}
+    meaning = ". ".join(f"{word}: {about}" for word, about in words.items())
     parser.add_argument("words", nargs="*", metavar=" | ".join(words), help=meaning)
     _add_allow(parser)
 
 
 def _add_allow(parser: argparse.ArgumentParser) -> None:
-    """What a config alone may not do: import the user's own code, reach hosts that are not public."""
-    parser.add_argument(
-        "--allow",
-        action="append",
-        default=[],
-        metavar="PREFIX",
-        help="let the config import from this package of yours (may be repeated)",
-    )
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        dest="allow_hosts",
-        metavar="HOST",
-        help="let webhooks lead to this local or private host (may be repeated)",
-    )
+    """Add what a config alone may not do: import the user's own code, connect to hosts that are not public."""
+    _add_repeated(parser, "--allow", "allow", "PREFIX", "let the config import from this package of yours")
+    about = "let webhooks connect to this local or private host"
+    _add_repeated(parser, "--allow-host", "allow_hosts", "HOST", about)
     _add_import(parser)
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--import",
-        action="append",
-        default=[],
-        dest="imports",
-        metavar="MODULE",
-        help="import this module of yours first, for what it registers (may be repeated)",
-    )
+    about = "import this module of yours first, for what it registers"
+    _add_repeated(parser, "--import", "imports", "MODULE", about)
 
 
-def _add_train(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = _add(commands, "train", "train", "train what a config describes")
-    _add_config(parser)
-    parser.add_argument("--fast-dev-run", type=int, metavar="N", help="try N batches of everything and write nothing")
-    parser.add_argument("--output", metavar="DIR", help="where the run's directory is made (trainer.output_dir)")
+def _add_repeated(parser: argparse.ArgumentParser, option: str, name: str, metavar: str, about: str) -> None:
+    about = f"{about} (may be repeated)"
+    parser.add_argument(option, action="append", default=[], dest=name, metavar=metavar, help=about)
 
 
-def _add_resume(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = _add(commands, "resume", "resume", "go on with a run, from its newest whole checkpoint")
-    parser.add_argument("run", metavar="RUN", help="the run's directory, or one of its checkpoints")
-    parser.add_argument("words", nargs="*", metavar="a.b=value", help=f"a.b=value: {_OVERRIDES}")
-    parser.add_argument("--fork", action="store_true", help="begin a new run from there, with its own directory")
-    _add_allow(parser)
-
-
-def _add_checkpoints(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = _add(commands, "checkpoints", "checkpoints", "the checkpoints of a run, and whether they are whole")
-    parser.add_argument("run", metavar="RUN", help="the run's directory")
-    one = _add(commands, "verify-checkpoint", "verify_checkpoint", "whether a checkpoint is as it was written")
-    one.add_argument("path", metavar="PATH", help="the checkpoint's directory")
-
-
-def _at_least_one(word: str) -> int:
-    """A number of an option that means nothing below 1."""
+def _positive(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number, at least 1; got {word!r}")
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {word!r}")
     return int(word)
-
-
-def _add_verify(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = _add(commands, "verify", "verify", "which hooks of a config change training, when and through what")
-    _add_config(parser)
-    parser.add_argument("--steps", type=_at_least_one, default=20, metavar="N", help="how many steps to compare (20)")
-
-
-def _add_explain(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = _add(commands, "explain", "explain", "which hook of a config runs when, in which order and why")
-    _add_config(parser)
-    parser.add_argument("--event", metavar="NAME", help="only this event")
-
-
-def _add_modules(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = _add(commands, "modules", "modules", "the modules of a config's model, and which a pattern selects")
-    _add_config(parser, pattern=True)
-    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-
-
-def _add_events(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = _add(commands, "events", "events", "the events of a run, in order, and what hooks may name there")
-    parser.add_argument("--event", metavar="NAME", help="one event in full")
-
-
-def _add_hooks(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = _add(commands, "hooks", "hooks", "the hooks that a config may name, with their parameters")
-    _add_import(parser)
-
-
-def _add_schema(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = _add(commands, "schema", "schema", "the JSON Schema of config files, for editors")
-    parser.add_argument("--output", metavar="FILE", help="write it to this file")
-    _add_import(parser)
-
-
-def _add_replay(commands: Commands[argparse.ArgumentParser]) -> None:
-    parser = _add(commands, "replay", "replay", "run the batch of a crash again, to the same NaN")
-    parser.add_argument("crash", metavar="CRASH", help="a crash's folder, for instance runs/…/crashes/step-00000042")
-    parser.add_argument("--weights", metavar="CHECKPOINT", help="the weights, for a crash without its own")
-    parser.add_argument("--device", metavar="DEVICE", help="where to run it; by default the best device there is")
-    _add_allow(parser)

@@ -1,4 +1,4 @@
-"""`hookline checkpoints`: those of a run, newest first, each verified."""
+"""`hookline checkpoints` and `hookline verify-checkpoint`: verify every byte of a run's checkpoints, or of one."""
 
 from __future__ import annotations
 
@@ -12,37 +12,42 @@ from rich.console import Console
 from hookline.checkpoints.files import list_checkpoints, verify_checkpoint
 from hookline.checkpoints.manifest import MANIFEST, read_manifest
 from hookline.cli import FAILED
-from hookline.cli.page import entry, heading, open_page
+from hookline.cli.formatting import heading, open_console, paragraph
 from hookline.errors import CheckpointError, HooklineError
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print every checkpoint with what is wrong with it; 1 when one is damaged."""
+    """Verify and print every checkpoint of a run, newest first, or one; return 1 if one is damaged."""
+    if options.command == "verify-checkpoint":
+        path = Path(options.path)
+        if not path.is_dir():
+            raise HooklineError(f"{path} is not a directory; give a checkpoint's, runs/<run_id>/checkpoints/step-…")
+        return print_checkpoint(open_console(), path)
     from hookline.trainer.checkpointing import holder_of
 
     holder = holder_of(Path(options.run))
     found = list_checkpoints(holder)
     if not found:
         raise HooklineError(f"no checkpoint in {holder}; give a run's directory, runs/<run_id>")
-    console = open_page()
+    console = open_console()
     return max([print_checkpoint(console, path) for path in found])
 
 
 def print_checkpoint(console: Console, path: Path) -> int:
-    """One checkpoint: its name, whether it is whole, and when which step was saved. 1 when it is damaged."""
+    """Print a checkpoint's name, and what is in it or what is wrong with it; return 1 if it is damaged."""
     problems = verify_checkpoint(path)
     heading(console, path.name, "damaged" if problems else "good")
     for line in problems or [describe(path)]:
-        entry(console, line)
+        paragraph(console, line)
     return FAILED if problems else 0
 
 
 def describe(path: Path) -> str:
-    """Step, epoch, size and time of a checkpoint that is whole."""
+    """Return step, epoch, size and time of a good checkpoint."""
     try:
         manifest = read_manifest(path)
         saved = datetime.fromtimestamp((path / MANIFEST).stat().st_mtime).astimezone()
-    except (CheckpointError, OSError) as error:  # somebody removes it at this moment
+    except (CheckpointError, OSError) as error:  # another process may be deleting it
         return str(error)
     meta: dict[str, Any] = manifest["meta"]
     size = sum(file["bytes"] for file in manifest["files"].values())

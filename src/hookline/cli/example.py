@@ -1,10 +1,10 @@
-"""`hookline example`: the config of the default job, with its comments, to begin one's own with."""
+"""`hookline example`: print the config of the default job, with its comments, as a start for other configs."""
 
 from __future__ import annotations
 
 import argparse
 
-from hookline.cli.settings import DEFAULT
+from hookline.cli.config_args import DEFAULT
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`hookline hooks`: what a config may list under `hooks:`."""
+"""`hookline hooks`: print the hooks that a config may list, with their parameters."""
 
 from __future__ import annotations
 
@@ -9,42 +9,43 @@ from typing import Any
 
 from rich.console import Console
 
-from hookline.cli.page import entry, heading, labelled, open_page
+from hookline.cli.formatting import heading, labelled, open_console, paragraph
+from hookline.config.factory import parameters_of
+from hookline.config.hooks import RESERVED
 from hookline.registry.base import ForwardHook, UpdateHook
-from hookline.registry.loading import RESERVED
 from hookline.registry.names import HOOKS
 
-NOT_FOR_CONFIGS = ("stream", "name")  # an open file cannot be written down; `name:` is the hook's type there
+NOT_FOR_CONFIGS = ("stream", "name")  # a config cannot hold an open file, and `name:` is the hook's type there
 
 
 def run(options: argparse.Namespace) -> int:
     """Print every registered hook."""
-    console = open_page()
+    console = open_console()
     for name in HOOKS.names():
         print_hook(console, name)
         console.print()
     labelled(console, "every entry", f"also takes {', '.join(RESERVED)}", indent=0, width=13)
-    labelled(console, "in a config", "a parameter without = must be given; the others have the values shown", 0, 13)
+    labelled(console, "in a config", "a parameter without = is required; the others have the defaults shown", 0, 13)
     return 0
 
 
 def print_hook(console: Console, name: str) -> None:
-    """A hook's kind, parameters and purpose. One that cannot be imported says why and hides nobody else."""
+    """Print a hook's kind, parameters and purpose, or why it cannot be imported."""
     origin = HOOKS.origin(name)
     try:
         factory = HOOKS.find(name)
-    except Exception as error:
+    except Exception as error:  # of a plugin's own code; the other hooks are still printed
         heading(console, name, origin)
-        entry(console, f"cannot be imported: {type(error).__name__}: {error}")
+        paragraph(console, f"cannot be imported: {type(error).__name__}: {error}")
         return
     heading(console, name, kind_of(factory) + ("" if origin == "built-in" else f", {origin}"))
-    entry(console, first_sentence(factory))
+    paragraph(console, first_sentence(factory))
     if parameters := parameter_list(factory):
         labelled(console, "parameters", ", ".join(parameters), width=12)
 
 
 def kind_of(factory: Any) -> str:
-    """In which list of a config a hook belongs, as far as its class tells."""
+    """Return the list of a config in which a hook belongs, as far as its class shows."""
     if not isinstance(factory, type):
         return "made by a function"
     kinds = [kind for base, kind in ((ForwardHook, "forward"), (UpdateHook, "update")) if issubclass(factory, base)]
@@ -52,11 +53,8 @@ def kind_of(factory: Any) -> str:
 
 
 def parameter_list(factory: Any) -> list[str]:
-    """The constructor's parameters as 'name=default', or the bare name of one that must be given."""
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):
-        return []
+    """Return the constructor's parameters as 'name=default', or the bare name of a required one."""
+    parameters = (parameters_of(factory) or {}).values()
     return [_parameter(parameter) for parameter in parameters if parameter.name not in NOT_FOR_CONFIGS]
 
 
@@ -67,7 +65,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 
 def _in_yaml(value: Any) -> str:
-    """A default as one would write it in a config."""
+    """Write a default as a config has it."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, tuple):
@@ -76,7 +74,7 @@ def _in_yaml(value: Any) -> str:
 
 
 def first_sentence(factory: Any) -> str:
-    """What the docstring begins with."""
+    """Return the first sentence of a docstring."""
     text = " ".join((inspect.getdoc(factory) or "").replace("`", "").split())
     found = re.match(r".*?[.!?](?=\s|$)", text)
     return found[0] if found else text or "(it has no docstring)"

@@ -1,4 +1,4 @@
-"""`hookline replay`: run a crash again, to the same NaN."""
+"""`hookline replay`: run the batch of a crash again, to reproduce its NaN."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from hookline.cli import FAILED
-from hookline.cli.page import heading, labelled, open_page
+from hookline.cli.formatting import heading, labelled, open_console
 from hookline.errors import ConfigError, HooklineError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Rebuild the run that crashed, without its hooks, and run the batch; 0 when it goes wrong in the same way."""
+    """Rebuild the run that crashed, without its hooks, and run the batch; return 0 if it fails in the same way."""
     from hookline.hooks.crash import read_crash, replay_crash
 
     report, _, _ = read_crash(options.crash)
@@ -28,19 +28,19 @@ def run(options: argparse.Namespace) -> int:
 
         load_weights(trainer.model, options.weights)
     replay = replay_crash(options.crash, trainer, weights_loaded=bool(options.weights))
-    print_replay(open_page(), replay)
+    print_replay(open_console(), replay)
     return 0 if replay.same else FAILED
 
 
 def rebuild(report: dict[str, Any], options: argparse.Namespace) -> Trainer:
-    """A trainer like the one that crashed. The folder is a file: it may name what is registered, and no more."""
+    """Make a trainer like the one that crashed. The folder counts as a file: it may name registered components only."""
     from hookline.build import trainer_from_config
-    from hookline.config.schemas import RunConfig
+    from hookline.config.schema import RunConfig
 
     config = dict(report.get("config") or {})
     if not {"model", "data", "optimizer"} <= config.keys() or not config.keys() <= set(RunConfig.model_fields):
         raise HooklineError(
-            f"{options.crash}: that run was put together in code; build the same trainer there and call "
+            f"{options.crash}: that run was made in code; build the same trainer there and call "
             "hookline.replay_crash(folder, trainer)"
         )
     config["trainer"] = {**config.get("trainer", {}), "record": False, "console": False, "init_from": None}
@@ -51,7 +51,7 @@ def rebuild(report: dict[str, Any], options: argparse.Namespace) -> Trainer:
 
 
 def print_replay(console: Console, replay: Replay) -> None:
-    """What happened then, and what happened now."""
+    """Print what happened then and now."""
     then = replay.then
     heading(console, f"step {then['step']}", then["reason"])
     labelled(console, "then", then["autopsy"]["summary"])

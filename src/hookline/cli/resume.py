@@ -1,4 +1,4 @@
-"""`hookline resume`: go on with a run where it stopped, was stopped or was killed."""
+"""`hookline resume`: continue a run that stopped, was stopped or was killed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hookline.cli.train import train_and_tell
-from hookline.config.loading import load_config
-from hookline.config.schemas import RunConfig
+from hookline.cli.train import train_and_report
+from hookline.config.load import load_config
+from hookline.config.schema import RunConfig
 from hookline.errors import ConfigError, HooklineError
 from hookline.record.redaction import REDACTED
 
@@ -17,35 +17,36 @@ CONFIG = "config.yaml"
 
 
 def run(options: argparse.Namespace) -> int:
-    """Build the run again from the config it recorded, and go on from its newest whole checkpoint."""
+    """Rebuild the run from its recorded config, and continue from its newest good checkpoint."""
     path = Path(options.run)
     config = read_recorded_config(path, options.words)
-    from hookline.build import trainer_from_config  # takes seconds, which a wrong path need not wait for
+    from hookline.build import trainer_from_config  # takes seconds: errors of the path come first
 
     trainer = trainer_from_config(config, allow=options.allow, from_file=True)
-    return train_and_tell(trainer, options.debug, resume=path, fork=options.fork)
+    return train_and_report(trainer, options.debug, resume=path, fork=options.fork)
 
 
 def read_recorded_config(path: Path, overrides: list[str]) -> dict[str, Any]:
-    """The config of the run that a path leads to, a run's directory or a checkpoint's, with changes applied."""
+    """Read the config of a run, given its directory or one of its checkpoints, and apply overrides."""
     from hookline.trainer.checkpointing import run_directory
 
     run_dir = run_directory(path)
     if run_dir is None:
-        raise HooklineError(f"{path} is no run: there is no run.json; give a run's directory, runs/<run_id>")
+        raise HooklineError(f"{path} is not a run: it has no run.json; give a run's directory, runs/<run_id>")
     config, _ = load_config(run_dir / CONFIG, overrides)
     if not {"model", "data", "optimizer"} <= config.keys() or not config.keys() <= set(RunConfig.model_fields):
         raise HooklineError(
-            f"{run_dir}: that run was put together in code; build the same trainer there and call "
+            f"{run_dir}: that run was made in code; build the same trainer there and call "
             f"trainer.fit(resume={str(run_dir)!r})"
         )
-    for hidden in _redacted(config, ""):
-        raise ConfigError(hidden, f"was a secret and is not kept; give it again: {hidden}=value, or as ${{env:NAME}}")
+    for secret in _redacted(config, ""):
+        remedy = f"give it again: {secret}=value, or as ${{env:NAME}}"
+        raise ConfigError(secret, f"was a secret and is not recorded; {remedy}")
     return config
 
 
 def _redacted(tree: Any, path: str) -> Iterator[str]:
-    """The dotted paths of values that the record did not keep; in a list of hooks an entry goes by its name."""
+    """Yield the dotted paths of redacted values; an entry in a list of hooks goes by its name."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from _redacted(value, f"{path}.{key}" if path else str(key))

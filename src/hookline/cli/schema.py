@@ -1,7 +1,7 @@
-"""`hookline schema`: the JSON Schema of config files, with which editors complete, explain and check them.
+"""`hookline schema`: print the JSON Schema of config files, with which editors complete, explain and check them.
 
-It is pydantic's schema of `RunConfig`, told what pydantic cannot know: which parts and hooks are registered, and what
-each of them takes and needs. The parameters are those of a hook's constructor, or of a part's factory.
+It is pydantic's schema of `RunConfig`, extended by what pydantic cannot know: which components and hooks are
+registered, and the parameters of each. These are the parameters of a hook's constructor, or of a component's factory.
 """
 
 from __future__ import annotations
@@ -9,44 +9,44 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from hookline.cli.hooks import NOT_FOR_CONFIGS, first_sentence
-from hookline.config.schemas import RunConfig
+from hookline.config.factory import parameters_of, type_hint
+from hookline.config.hooks import FLAGS, KINDS
+from hookline.config.schema import RunConfig
 from hookline.errors import HooklineError
 from hookline.events.policy import POLICIES
-from hookline.registry.loading import FLAGS, KINDS
 from hookline.registry.names import DATA, HOOKS, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS, Names
 from hookline.trainer.options import TrainerOptions
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-NONE = {"type": "null"}
-# How many values each kind of part is given by position, and which by name unless the config gives them: see build.py.
-GIVEN: dict[str, tuple[int, tuple[str, ...]]] = {
+NULL = {"type": "null"}
+# How many values build.py passes to each kind of component by position, and which by name unless the config gives them.
+PROVIDED: dict[str, tuple[int, tuple[str, ...]]] = {
     "model": (0, ("vocab_size",)), "optimizer": (1, ()), "scheduler": (1, ("total_steps", "T_max")),
 }  # fmt: skip
-PARTS = {"model": MODELS, "data": DATA, "optimizer": OPTIMIZERS, "scheduler": SCHEDULERS, "loss": LOSSES}
+COMPONENTS = {"model": MODELS, "data": DATA, "optimizer": OPTIMIZERS, "scheduler": SCHEDULERS, "loss": LOSSES}
 REFERENCE = {"type": "string", "pattern": r"\$\{"}  # ${env:NAME} may stand for any value
 DOTTED = {"type": "string", "pattern": r"\."}  # a class path, where the command line allows it
 
-_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, NONE]}
+_NAMES = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, NULL]}
 _QUANTITY = {"type": ["integer", "string"], "description": "10, '10 batches', '2 epochs', '30 s' or '1M tokens'"}
 OPTIONS_OF_HOOKS: dict[str, Any] = {
-    "enabled": {"type": "boolean", "description": "false lists it switched off"},
+    "enabled": {"type": "boolean", "description": "false registers it disabled"},
     **{key: {**_QUANTITY, "type": [*_QUANTITY["type"], "null"]} for key in ("every", "start", "stop")},
-    "at": {"anyOf": [_QUANTITY, {"type": "array", "items": _QUANTITY}, NONE]},
-    "before": {**_TEXTS, "description": "names of hooks that run after it"},
-    "after": {**_TEXTS, "description": "names of hooks that run before it"},
+    "at": {"anyOf": [_QUANTITY, {"type": "array", "items": _QUANTITY}, NULL]},
+    "before": {**_NAMES, "description": "names of hooks that run after it"},
+    "after": {**_NAMES, "description": "names of hooks that run before it"},
     "on_error": {
-        "anyOf": [{"enum": list(POLICIES)}, REFERENCE, NONE],
+        "anyOf": [{"enum": list(POLICIES)}, REFERENCE, NULL],
         "description": "what a failure of the hook does",
     },
-    "ranks": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}, NONE]},
+    "ranks": {"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}, NULL]},
 }
 
 
@@ -65,136 +65,106 @@ def run(options: argparse.Namespace) -> int:
 
 
 def config_schema() -> dict[str, Any]:
-    """The schema of a config file, for what is registered now."""
+    """Return the schema of a config file, with the components and hooks that are registered now."""
     schema = RunConfig.model_json_schema()
     definitions = schema["$defs"]
     del definitions["Component"]
-    for key, names in PARTS.items():
-        needed = key in schema["required"]
-        schema["properties"][key] = _part(key, names) if needed else {"anyOf": [_part(key, names), NONE]}
+    for key, names in COMPONENTS.items():
+        entries = {name: _component_entry(key, name, names) for name in names.names()}
+        required = key in schema["required"]
+        schema["properties"][key] = _by_name(entries) if required else {"anyOf": [_by_name(entries), NULL]}
     options = definitions["TrainerOptions"]["properties"]
     for option in fields(TrainerOptions):
         options[option.name] = {**_or_reference(options[option.name]), "description": option.metadata["about"]}
-    _describe_hooks(definitions)
-    return {"$schema": DIALECT, **schema, "title": "A run of hookline"}
-
-
-def _part(key: str, names: Names) -> dict[str, Any]:
-    """A part by its name alone, if it needs nothing else, or a mapping with `name` and its parameters."""
-    return _by_name(
-        {name: _part_entry(name, _factory(names, name), *GIVEN.get(key, (0, ()))) for name in names.names()}
-    )
-
-
-def _part_entry(name: str, factory: Any, taken: int, offered: tuple[str, ...]) -> dict[str, Any]:
-    """Types are left open: whatever the factory can be made with is right, and many take more than they say."""
-    own = [one for one in list(_written_down(factory))[taken:] if one.name != "name"]
-    properties = {"name": {"const": name}, **{one.name: _default(one) for one in own}}
-    needed = [one.name for one in own if one.default is one.empty and one.name not in offered]
-    return {**_mapping(factory, properties), "required": ["name", *needed]}
-
-
-def _by_name(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """One of these entries; bare, the name of one that needs no more; or a class of one's own with anything."""
-    own_class = {"type": "object", "properties": {"name": {"anyOf": [DOTTED, REFERENCE]}}, "required": ["name"]}
-    bare = [name for name, entry in entries.items() if entry["required"] == ["name"]]
-    return {"anyOf": [*([{"enum": bare}] if bare else []), DOTTED, REFERENCE, *entries.values(), own_class]}
-
-
-def _describe_hooks(definitions: dict[str, Any]) -> None:
-    """Lists hold known hooks with their parameters; a switch's parameters are those of its hook."""
-    definitions["Hook"] = _by_name({name: _hook_entry(name, _factory(HOOKS, name)) for name in HOOKS.names()})
-    listed = {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/Hook"}}, NONE]}
+    definitions["Hook"] = _by_name({name: _hook_entry(name) for name in HOOKS.names()})
     hooks = definitions["HooksConfig"]
     hooks["description"] = hooks["description"].partition("\n")[0]
+    listed = {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/Hook"}}, NULL]}
     hooks["properties"].update(dict.fromkeys(KINDS, listed))
     for name, key in FLAGS.values():
         if name in HOOKS:
             factory = _factory(HOOKS, name)
             hooks["properties"][key] = _mapping(factory, {**_parameters(factory), **OPTIONS_OF_HOOKS})
+    return {"$schema": DIALECT, **schema, "title": "A run of hookline"}
 
 
-def _hook_entry(name: str, factory: Any) -> dict[str, Any]:
-    """An entry of a list: the hook's type, its parameters, and what the registry takes."""
+def _by_name(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the schema of one of these entries, the bare name of one that requires no more, or any class path."""
+    own_class = {"type": "object", "properties": {"name": {"anyOf": [DOTTED, REFERENCE]}}, "required": ["name"]}
+    bare = [name for name, entry in entries.items() if entry["required"] == ["name"]]
+    return {"anyOf": [*([{"enum": bare}] if bare else []), DOTTED, REFERENCE, *entries.values(), own_class]}
+
+
+def _component_entry(key: str, name: str, names: Names) -> dict[str, Any]:
+    """Return the schema of a component. Types are left open, because many factories take more than they say."""
+    positional, provided = PROVIDED.get(key, (0, ()))
+    factory = _factory(names, name)
+    own = [one for one in _named_parameters(factory)[positional:] if one.name != "name"]
+    properties = {"name": {"const": name}, **{one.name: _default(one) for one in own}}
+    required = [one.name for one in own if one.default is one.empty and one.name not in provided]
+    return {**_mapping(factory, properties), "required": ["name", *required]}
+
+
+def _hook_entry(name: str) -> dict[str, Any]:
+    """Return the schema of an entry in a list of hooks: its name, its parameters, and the registry's options."""
+    factory = _factory(HOOKS, name)
     own = {"name": {"const": name}, "as": {"type": ["string", "null"], "description": "this instance's name"}}
     mapping = _mapping(factory, {**own, **_parameters(factory), **OPTIONS_OF_HOOKS})
-    needed = [one.name for one in _for_configs(factory) if one.default is one.empty]
-    return {**mapping, "required": ["name", *needed]}
+    required = [one.name for one in _config_parameters(factory) if one.default is one.empty]
+    return {**mapping, "required": ["name", *required]}
 
 
 def _mapping(factory: Any, properties: dict[str, Any]) -> dict[str, Any]:
-    closed = {} if _takes_anything(factory) else {"additionalProperties": False}
+    parameters = parameters_of(factory)
+    is_open = parameters is None or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    closed = {} if is_open else {"additionalProperties": False}
     return {"type": "object", "description": first_sentence(factory), "properties": properties, **closed}
 
 
 def _parameters(factory: Any) -> dict[str, Any]:
-    hints = _hints(factory)
-    return {parameter.name: _parameter(parameter, hints) for parameter in _for_configs(factory)}
+    """Return the type and default of each parameter, as far as JSON Schema can express them."""
+    found = {}
+    for parameter in _config_parameters(factory):
+        try:
+            kind = TypeAdapter(type_hint(parameter, factory)).json_schema() if _is_annotated(parameter) else {}
+        except Exception:  # pydantic raises several kinds of errors for types that it does not support
+            kind = {}
+        found[parameter.name] = {**(_or_reference(kind) if kind else kind), **_default(parameter)}
+    return found
 
 
-def _parameter(parameter: inspect.Parameter, hints: dict[str, Any]) -> dict[str, Any]:
-    """Its type and default, as far as JSON can say; one of another type may be anything."""
-    try:
-        kind = TypeAdapter(hints[parameter.name]).json_schema()
-    except Exception:  # pydantic raises several kinds of error for types that are not its own
-        kind = {}
-    return {**(_or_reference(kind) if kind else kind), **_default(parameter)}
+def _is_annotated(parameter: inspect.Parameter) -> bool:
+    return parameter.annotation is not parameter.empty
 
 
 def _default(parameter: inspect.Parameter) -> dict[str, Any]:
-    known = parameter.default is not parameter.empty and _is_plain(parameter.default)
-    return {"default": parameter.default} if known else {}
+    try:
+        json.dumps(parameter.default, allow_nan=False)  # `empty`, the mark of a required one, is not JSON either
+    except (TypeError, ValueError):
+        return {}
+    return {"default": parameter.default}
 
 
 def _or_reference(kind: dict[str, Any]) -> dict[str, Any]:
-    """The same, or a reference that stands for it; what may be any text may be one already."""
+    """Extend a schema by references, unless it takes any text already."""
     about = {key: value for key, value in kind.items() if key in ("default", "title")}
     bare = {key: value for key, value in kind.items() if key not in about}
     kinds = bare.get("anyOf", [bare])
     return kind if {"type": "string"} in kinds else {**about, "anyOf": [*kinds, REFERENCE]}
 
 
-def _for_configs(factory: Any) -> Iterator[inspect.Parameter]:
-    """The parameters that a hook's entry can give."""
-    return (one for one in _written_down(factory) if one.name not in NOT_FOR_CONFIGS)
+def _config_parameters(factory: Any) -> list[inspect.Parameter]:
+    return [one for one in _named_parameters(factory) if one.name not in NOT_FOR_CONFIGS]
 
 
-def _written_down(factory: Any) -> Iterator[inspect.Parameter]:
-    """The parameters that have a name of their own."""
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):
-        return
+def _named_parameters(factory: Any) -> list[inspect.Parameter]:
     spread = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    yield from (one for one in parameters if one.kind not in spread)
-
-
-def _takes_anything(factory: Any) -> bool:
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):
-        return True
-    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+    return [one for one in (parameters_of(factory) or {}).values() if one.kind not in spread]
 
 
 def _factory(names: Names, name: str) -> Any:
-    """What makes the hook or part; nothing for one that cannot be imported: it must not hide the others."""
+    """Return the factory of a name, or None if it cannot be imported: one broken plugin must not hide the others."""
     try:
         return names.find(name)
-    except Exception:  # somebody else's module; `hookline hooks` says what is wrong with it
+    except Exception:  # of a plugin's own code; `hookline hooks` prints the error
         return None
-
-
-def _hints(factory: Any) -> dict[str, Any]:
-    try:
-        return get_type_hints(vars(factory).get("__init__", factory) if inspect.isclass(factory) else factory)
-    except Exception:  # a name that only type checkers see
-        return {}
-
-
-def _is_plain(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""`hookline train`: build a run from a config, run it, and say where its record is."""
+"""`hookline train`: build a run from a config, run it, and print the path of its record."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookline.cli import FAILED, TERMINATED, tell_error, tell_interrupted
-from hookline.cli.settings import read_settings
+from hookline.cli import FAILED, TERMINATED, print_error, print_interrupted
+from hookline.cli.config_args import read_config
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
@@ -17,25 +17,28 @@ if TYPE_CHECKING:
 
 def run(options: argparse.Namespace) -> int:
     """Train; the last line on the console is the path of the run's record."""
-    config, from_file = read_settings(options.words, _overrides(options))
-    from hookline.build import trainer_from_config  # takes seconds, which an unreadable config need not wait for
+    given = {"trainer.fast_dev_run": options.fast_dev_run, "trainer.output_dir": options.output}
+    overrides = [f"{path}={json.dumps(value)}" for path, value in given.items() if value is not None]
+    config, from_file = read_config(options.words, overrides)
+    from hookline.build import trainer_from_config  # takes seconds: errors of the config come first
 
     trainer = trainer_from_config(config, allow=options.allow, from_file=from_file)
-    return train_and_tell(trainer, options.debug)
+    return train_and_report(trainer, options.debug)
 
 
-def train_and_tell(trainer: Trainer, debug: bool, resume: Path | None = None, fork: bool = False) -> int:
-    """Run it, and say where its record is; the exit status."""
+def train_and_report(trainer: Trainer, debug: bool, resume: Path | None = None, fork: bool = False) -> int:
+    """Run a trainer, print the path of its record, and return the exit status.
+
+    Args:
+        trainer: The trainer to run.
+        debug: Whether an error is printed with its traceback.
+        resume: The run's directory or a checkpoint to continue from.
+        fork: Whether a new run begins there.
+    """
     status = _train(trainer, debug, resume, fork)
     sys.stderr.flush()
     print(trainer.run_dir if trainer.run_dir is not None else "no record was written", flush=True)
     return status
-
-
-def _overrides(options: argparse.Namespace) -> list[str]:
-    """The command line's own options, as overrides."""
-    asked = {"trainer.fast_dev_run": options.fast_dev_run, "trainer.output_dir": options.output}
-    return [f"{path}={json.dumps(value)}" for path, value in asked.items() if value is not None]
 
 
 def _train(trainer: Trainer, debug: bool, resume: Path | None, fork: bool) -> int:
@@ -43,15 +46,15 @@ def _train(trainer: Trainer, debug: bool, resume: Path | None, fork: bool) -> in
         trainer.fit(resume=resume, fork=fork)
     except KeyboardInterrupt:
         where = f"the record is in {trainer.run_dir}" if trainer.run_dir is not None else "no record was written"
-        return tell_interrupted(f"; {where}")
-    except SystemExit as left:
-        if left.code != TERMINATED:
+        return print_interrupted(f"; {where}")
+    except SystemExit as stop:
+        if stop.code != TERMINATED:
             raise
         return TERMINATED
     except Exception as error:
-        if not trainer.run_ended:  # it never began: an output that cannot be written to, nothing to train on
+        if not trainer.run_ended:  # the run never began: the output is not writable, or there is nothing to train on
             raise
-        from hookline.record.known_secrets import without_known  # brings torch along, which is here by now
+        from hookline.record.known_secrets import without_known  # imports torch, which is loaded by now
 
-        return tell_error(error, debug, FAILED, hide=without_known)
+        return print_error(error, debug, FAILED, hide=without_known)
     return 0

@@ -1,4 +1,4 @@
-"""`hookline verify`: which hooks of a config change training, at which step, and through what."""
+"""`hookline verify`: which hooks of a config change training, from which step on, and through what."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from hookline.cli import FAILED
-from hookline.cli.page import entry, open_page
-from hookline.cli.settings import read_settings
-from hookline.cli.silence import silence
+from hookline.cli.config_args import read_config
+from hookline.cli.formatting import open_console, paragraph, table
+from hookline.cli.quiet import quiet
 from hookline.config.references import without_values
 
 if TYPE_CHECKING:
@@ -20,25 +20,24 @@ if TYPE_CHECKING:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train a few steps without hooks and with each one alone; 1 if one changes training that does not say so."""
-    overrides = ["trainer.console=false", "trainer.deterministic=true"]
-    config, from_file = read_settings(options.words, overrides)
+    """Train a few steps without hooks and with each one alone; return 1 if one makes undeclared changes."""
+    config, from_file = read_config(options.words, ["trainer.console=false", "trainer.deterministic=true"])
     config.setdefault("trainer", {}).setdefault("seed", 0)
-    config["trainer"]["record"] = True  # in a directory that is soon gone: hooks that write need a place for it
+    config["trainer"]["record"] = True  # hooks that write need a directory; it is temporary
     from hookline.build import trainer_from_config
     from hookline.verification import verify
 
     def make_trainer() -> Trainer:
         return trainer_from_config(config, allow=options.allow, from_file=from_file)
 
-    warned: list[str] = []
-    with silence(warned, tracebacks=options.debug):
-        made = [make_trainer()]  # a config that is wrong says so before anything is printed
-    console = open_page()
-    entry(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
+    warnings: list[str] = []
+    with quiet(warnings, tracebacks=options.debug):
+        made = [make_trainer()]  # errors of the config come before anything is printed
+    console = open_console()
+    paragraph(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
     verdicts: list[Verdict] = []
     try:
-        with silence(warned, tracebacks=options.debug), TemporaryDirectory(prefix="hookline-verify-") as directory:
+        with quiet(warnings, tracebacks=options.debug), TemporaryDirectory(prefix="hookline-verify-") as directory:
 
             def next_trainer() -> Trainer:
                 trainer = made.pop() if made else make_trainer()
@@ -48,34 +47,28 @@ def run(options: argparse.Namespace) -> int:
             verdicts = verify(next_trainer, options.steps)
         print_verdicts(console, verdicts)
     finally:
-        print_warnings(console, warned, verdicts)
+        print_warnings(console, warnings, verdicts)
     return 0 if all(verdict.fine for verdict in verdicts) else FAILED
 
 
 def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
-    """A table, then one line that sums it up."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title in ("hook", "step", "verdict"):
-        table.add_column(title, justify="right" if title == "step" else "left", no_wrap=title == "hook")
+    """Print a table of the verdicts, and a summary in one line."""
+    rows = []
     for verdict in verdicts:
         notes = without_values("".join(f"; {note}" for note in verdict.notes))
         step = "-" if verdict.step is None else str(verdict.step)
-        table.add_row(verdict.hook, step, f"{verdict}{notes}", style="" if verdict.fine else "red")
-    console.print(table)
+        rows.append(((verdict.hook, step, f"{verdict}{notes}"), "" if verdict.fine else "red"))
+    table(console, {"hook": {"no_wrap": True}, "step": {"justify": "right"}, "verdict": {}}, rows)
     harmful = [verdict.hook for verdict in verdicts if not verdict.fine]
-    if harmful:
-        entry(console, f"Undeclared changes by {', '.join(harmful)}.", indent=0)
-    else:
-        entry(console, "No hook changes training that does not say so.", indent=0)
+    undeclared = f"Undeclared changes by {', '.join(harmful)}."
+    paragraph(console, undeclared if harmful else "OK: no hook changed training without declaring it.", indent=0)
 
 
-def print_warnings(console: Console, warned: list[str], verdicts: list[Verdict]) -> None:
-    """What was warned of meanwhile, without what a verdict says already; a traceback keeps its lines."""
+def print_warnings(console: Console, warnings: list[str], verdicts: list[Verdict]) -> None:
+    """Print the collected warnings, without those that a verdict's notes repeat; tracebacks keep their lines."""
     notes = [without_values(note) for verdict in verdicts for note in verdict.notes]
-    for text in map(without_values, warned):
+    for text in map(without_values, warnings):
         if "\n" in text:
             console.print(f"\n{text}", soft_wrap=True)
         elif not any(text.endswith(note) for note in notes):
-            entry(console, f"warning: {text}", indent=0, hanging=4)
+            paragraph(console, f"warning: {text}", indent=0, hanging=4)

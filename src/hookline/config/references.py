@@ -1,24 +1,23 @@
-"""`${env:NAME}` in a configuration: read when the run is built, and written down as the reference, never the value."""
+"""Resolve ``${env:NAME}`` in a config when the run is built; records and messages show the reference, not the value."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from hookline.config.plain_values import plain_copy
-from hookline.config.yaml_text import read_yaml
+from hookline.config.values import plain_copy, read_yaml
 from hookline.errors import SHORTEST_HIDDEN, ConfigError, hidden
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _ENVIRONMENT = "env:"
-_references: dict[str, str] = {}  # of the values that this process has read
+_references: dict[str, str] = {}  # value -> reference, for every value that this process has read
 
 
 class Resolved(str):
-    """A string that came from a reference; the record writes the reference in its place."""
+    """The value of a reference; the record writes the reference in its place."""
 
     __slots__ = ("reference",)
 
@@ -33,9 +32,10 @@ class Resolved(str):
         return str.__str__(self), self.reference
 
     def read(self) -> Any:
-        """What YAML reads in it, if the reference is all that was written: a number, say. Itself, if that is text.
+        """Return the value as YAML reads it (a number, say), or the text itself if it is text.
 
-        An empty text stays one: a variable that was set to nothing is a slip more often than a null.
+        Text around the reference makes it text. An empty value stays text, because a variable that was set to nothing
+        is a mistake more often than a null.
         """
         if not self.strip() or not _REFERENCE.fullmatch(self.reference):
             return self
@@ -46,23 +46,38 @@ class Resolved(str):
         return self if isinstance(plain, str) else plain
 
 
-def resolve_references(tree: Any, environment: Mapping[str, str] | None = None) -> Any:
-    """A copy of a config in which every reference is replaced by what it stands for.
+def resolve_references(tree: Any, environment: Mapping[str, str] | None = None, path: str = "") -> Any:
+    """Copy a config, replacing every reference by its value.
 
     >>> resolve_references({"url": "${env:HOST}/x"}, {"HOST": "example.org"})
     {'url': 'example.org/x'}
+
+    Args:
+        tree: The config, or a part of it.
+        environment: The variables that references may name; the process's environment by default.
+        path: The dotted path of `tree`, for error messages.
+
+    Raises:
+        ConfigError: If a reference is malformed or its variable is not set.
     """
     variables = os.environ if environment is None else environment
-    return _each_string(tree, "", lambda text, path: _resolve(text, path, variables))
+    if isinstance(tree, str):
+        return _resolve(tree, path, variables)
+    above = f"{path}." if path else ""
+    if isinstance(tree, Mapping):
+        return {key: resolve_references(value, variables, f"{above}{key}") for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [resolve_references(value, variables, f"{above}{index}") for index, value in enumerate(tree)]
+    return tree
 
 
 def without_values(text: str) -> str:
-    """A text in which what references stood for is replaced by them, wherever somebody has quoted it."""
+    """Replace the values of references by the references, wherever they are quoted in a text."""
     return hidden(text, _references)
 
 
 def restore_references(resolved: Any, written: Any) -> Any:
-    """A copy of `resolved` whose texts know the references of `written` that they came from."""
+    """Copy `resolved`, marking its texts with the references of `written` that they came from."""
     if isinstance(written, str) and _REFERENCE.search(written):
         return Resolved(resolved, written) if isinstance(resolved, str) else written
     if isinstance(resolved, Mapping) and isinstance(written, Mapping):
@@ -70,16 +85,6 @@ def restore_references(resolved: Any, written: Any) -> Any:
     if isinstance(resolved, list | tuple) and isinstance(written, list | tuple) and len(resolved) == len(written):
         return [restore_references(*pair) for pair in zip(resolved, written, strict=True)]
     return resolved
-
-
-def _each_string(tree: Any, path: str, change: Callable[[str, str], str]) -> Any:
-    if isinstance(tree, str):
-        return change(tree, path)
-    if isinstance(tree, Mapping):
-        return {key: _each_string(value, f"{path}.{key}".lstrip("."), change) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_each_string(value, f"{path}.{index}".lstrip("."), change) for index, value in enumerate(tree)]
-    return tree
 
 
 def _resolve(text: str, path: str, variables: Mapping[str, str]) -> str:
@@ -92,7 +97,7 @@ def _resolve(text: str, path: str, variables: Mapping[str, str]) -> str:
 
 def _value(inner: str, path: str, variables: Mapping[str, str]) -> str:
     if not inner.startswith(_ENVIRONMENT):
-        raise ConfigError(path, f"${{{inner}}} is no reference; write ${{env:NAME}} for an environment variable")
+        raise ConfigError(path, f"${{{inner}}} is not a reference; write ${{env:NAME}} for an environment variable")
     name = inner.removeprefix(_ENVIRONMENT)
     if name not in variables:
         close = get_close_matches(name, variables, n=1, cutoff=0.5)

@@ -1,0 +1,59 @@
+"""Read the config that a command line names: a file or the default job, and overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+from hookline.config.load import FORMATS, load_config
+from hookline.config.schema import RunConfig
+from hookline.errors import ConfigError
+from hookline.trainer.options import TrainerOptions
+
+DEFAULT = files("hookline.demo") / "default.yaml"
+
+
+def read_config(words: list[str], more: Sequence[str] = ()) -> tuple[dict[str, Any], bool]:
+    """Load the config file among the words (or the default job), and apply the overrides among them.
+
+    Args:
+        words: The positional arguments of a command.
+        more: Further overrides, applied last.
+
+    Returns:
+        The config, and whether it was read from a file.
+    """
+    sources = [word for word in words if "=" not in word or _is_file(word)]
+    for word in sources:
+        begins_like_a_path = word.split(".")[0] in RunConfig.model_fields
+        if begins_like_a_path and not word.endswith(FORMATS) and not _is_file(word):
+            raise ConfigError(word, f"an override needs a value: {word}=value (and a config file ends in {FORMATS[0]})")
+    overrides = [*(word for word in words if word not in sources), *more]
+    if len(sources) > 1:
+        raise ConfigError("", f"one config at a time, got {' and '.join(sources)}; overrides look like a.b=value")
+    if sources:
+        return load_config(sources[0], overrides)
+    with as_file(DEFAULT) as default:
+        return load_config(default, overrides)
+
+
+def _is_file(word: str) -> bool:
+    try:
+        return Path(word).is_file()
+    except (OSError, ValueError):  # too long for a file name, as an override may be, or a NUL in it
+        return False
+
+
+def suggest_override(option: str, arguments: Sequence[str]) -> str:
+    """Return what to write in place of an unknown option: `--max-steps 3` → 'trainer.max_steps=3'."""
+    name, equals, value = option.lstrip("-").partition("=")
+    if not equals and option in arguments:
+        value = next(iter(arguments[arguments.index(option) + 1 :]), "")
+    close = get_close_matches(name.replace("-", "_"), [one.name for one in fields(TrainerOptions)], n=1, cutoff=0.7)
+    if not close:
+        return "a.b=value, for instance trainer.max_steps=100 or optimizer.lr=1e-3"
+    return f"trainer.{close[0]}={value if value and not value.startswith('-') else 'value'}"

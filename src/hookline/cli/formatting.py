@@ -1,0 +1,72 @@
+"""The layout of the commands' output: headings, paragraphs whose lines keep their indentation, and tables."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+WIDEST = 100  # longer lines are tiring to read
+
+
+def open_console() -> Console:
+    """Return a console that respects NO_COLOR and the terminal's width, and writes plain text into files and pipes."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def heading(console: Console, title: str, aside: str = "") -> None:
+    """Print a bold word, and something quieter beside it."""
+    console.print(Text.assemble((title, "bold"), (f"  {aside}" if aside else "", "dim")))
+
+
+def paragraph(console: Console, text: str, indent: int = 4, hanging: int = 0) -> None:
+    """Print an indented paragraph; `hanging` indents the lines after the first further."""
+    for line in _wrapped(console, text, " " * indent, " " * (indent + hanging)):
+        console.print(line)
+
+
+def labelled(console: Console, label: str, text: str, indent: int = 4, width: int = 11) -> None:
+    """Print a label, and a paragraph beside it whose lines all begin at the same column.
+
+    Args:
+        console: Where to print.
+        label: The label.
+        text: The paragraph.
+        indent: Spaces before the label.
+        width: Columns that the label takes at least.
+    """
+    begin = indent + max(width, len(label) + 1)
+    first, *others = _wrapped(console, text, " " * begin, " " * begin)
+    console.print(Text.assemble((" " * indent + label.ljust(begin - indent), "dim"), first[begin:]))
+    for line in others:
+        console.print(line)
+
+
+def table(
+    console: Console, columns: Mapping[str, Mapping[str, Any]], rows: Iterable[tuple[Sequence[str], str]]
+) -> None:
+    """Print a table without lines that fits the terminal; long cells wrap.
+
+    Args:
+        console: Where to print.
+        columns: The headers, each with keyword arguments of `rich.table.Table.add_column`.
+        rows: The cells of each row, and the row's style.
+    """
+    made = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for title, options in columns.items():
+        made.add_column(title, **options)
+    for cells, style in rows:
+        made.add_row(*cells, style=style)
+    with console.capture() as captured:
+        console.print(made, width=min(console.width, WIDEST))
+    # rich pads every cell to its column; files and pipes need no trailing spaces.
+    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def _wrapped(console: Console, text: str, first: str, others: str) -> list[str]:
+    width = max(min(console.width, WIDEST), len(others) + 20)
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=others, break_long_words=False) or [""]

@@ -1,0 +1,320 @@
+"""Construct what a config names: import it if that is allowed, check its parameters, and call it.
+
+Parameters are checked against the factory's signature: unknown and missing ones are errors. Of the values, only text
+is checked, against the annotation: text where only numbers are valid would fail much later, in the middle of a run, and
+the value of a reference (``${env:NAME}``) is text that may have to be read as a number. All other values are left to
+the factory, which often takes more than its annotations say.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import json
+import typing
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from hookline.errors import ConfigError, HooklineError, RegistrationError, got, nearest, written
+from hookline.registry.names import Names
+
+OWN_CODE_HINT = "your own must be registered first: import its module (on the command line: --import MODULE)"
+
+
+@dataclass(frozen=True)
+class ImportPolicy:
+    """Which dotted paths may be imported: all that code names, and under allowed prefixes those that a file names."""
+
+    allow: tuple[str, ...] = ()
+    from_file: bool = False
+
+    def check(self, dotted: str, path: str) -> str:
+        """Return a dotted path if it may be imported; `path` is its place in the config."""
+        if not all(part.isidentifier() for part in dotted.split(".")):
+            raise ConfigError(path, f"{dotted!r} is not a dotted path")
+        if self.from_file and not any(dotted == prefix or dotted.startswith(f"{prefix}.") for prefix in self.allow):
+            raise ConfigError(
+                path,
+                f"{dotted!r} is not allowed: a config file names registered hooks; to import from a package of yours, "
+                f"allow it in code (allow=[…]) or on the command line (--allow {dotted.split('.')[0]})",
+            )
+        return dotted
+
+    def check_name(self, name: str, names: Names, path: str) -> str:
+        """Return a name that is registered, or a dotted path that may be imported, without importing anything."""
+        if name in names:
+            return name
+        if "." in name:
+            return self.check(name, path)
+        close = nearest(name, names.names(), 40)
+        raise ConfigError(path, f"there is no {names.noun} named {name!r}; {close}; {OWN_CODE_HINT}")
+
+
+def find_factory(name: str, names: Names) -> Any:
+    """Return the class or function that a registered name or a dotted path stands for."""
+    return names.find(name) if name in names or "." not in name else import_dotted(name)
+
+
+def import_dotted(dotted: str) -> Any:
+    """Import ``package.module.Class``. What it names must be callable and defined under that package."""
+    module_name, _, attribute = dotted.rpartition(".")
+    try:
+        module = import_module(module_name)
+    except ImportError as error:
+        hint = search_path_hint(error, module_name)
+        raise RegistrationError(f"{dotted!r}: cannot import {module_name!r} ({error}){hint}") from error
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise RegistrationError(f"{dotted!r}: {module_name} has no {attribute!r}; {nearest(attribute, vars(module))}")
+    home = getattr(found, "__module__", None) or ""  # None for bound methods of C objects such as random.random
+    if not callable(found) or home.split(".")[0] != dotted.split(".")[0]:
+        kind = type(found).__name__
+        raise RegistrationError(f"{dotted!r} is not a hook class of that package (it is {kind} from {home!r})")
+    return found
+
+
+def search_path_hint(error: Exception, module: str) -> str:
+    """Say where modules are searched, if this module was not found; return "" if it failed while being imported."""
+    if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
+        return ""
+    return f"; a `hookline` command looks in the current directory ({Path.cwd()}), then among installed packages"
+
+
+@dataclass(frozen=True)
+class Factory:
+    """The factory of a component (a model, an optimizer, …), and the parameters that the config gives it."""
+
+    path: str  # the component's place in the config: 'model', 'optimizer', …
+    name: str
+    function: Callable[..., Any]
+    parameters: Mapping[str, Any]
+
+    def make(self, *positional: Any, **defaults: Any) -> Any:
+        """Call the factory with its parameters, and with those defaults that it takes and the config leaves out."""
+        return construct(
+            self.function, self.parameters, self.name, path=self.path, positional=positional, defaults=defaults
+        )
+
+    def read(self, key: str) -> Any:
+        """Return one of the parameters, as a number if it is a reference to one; None if the config leaves it out."""
+        parameter, value = (parameters_of(self.function) or {}).get(key), self.parameters.get(key)
+        return value if parameter is None else read_value(value, parameter, self.function, f"{self.path}.{key}")
+
+
+def construct(
+    function: Callable[..., Any],
+    given: Mapping[str, Any],
+    name: str,
+    *,
+    path: str = "",
+    label: str = "",
+    positional: Sequence[Any] = (),
+    defaults: Mapping[str, Any] | None = None,
+    options: Sequence[str] = (),
+) -> Any:
+    """Check the parameters that a config gives a class or function, and call it.
+
+    Args:
+        function: What to call.
+        given: The parameters of the config.
+        name: The name that the config uses, for messages.
+        path: The place in the config, for messages; "" if the caller adds it.
+        label: What messages about single parameters call the function; `name` by default.
+        positional: Values to pass by position.
+        defaults: Values for parameters that the config leaves out; ignored where the function does not take them.
+        options: Keys that are valid beside the parameters, for the list of choices in messages.
+
+    Raises:
+        ConfigError: If a parameter is unknown, missing or of the wrong type, or the call fails.
+    """
+    signature = parameters_of(function) or {}
+    filled = {key: value for key, value in (defaults or {}).items() if key in signature}
+    skip = [*signature][: len(positional)]
+    checked = check_parameters(function, given, label or name, path=path, skip=skip, filled=filled, options=options)
+    try:
+        return function(*positional, **{**filled, **checked})
+    except (HooklineError, RuntimeError, TypeError, ValueError) as error:  # what torch and Python raise for bad values
+        if path and isinstance(error, HooklineError):  # says what is wrong already
+            raise ConfigError(path, str(error)) from error
+        shown = ", ".join(f"{key}={written(value)}" for key, value in {**filled, **given}.items()) or "its defaults"
+        raise ConfigError(path, f"{name} cannot be made with {shown}: {error}") from error
+
+
+def check_parameters(
+    function: Callable[..., Any],
+    given: Mapping[str, Any],
+    label: str,
+    *,
+    path: str = "",
+    skip: Collection[str] = (),
+    filled: Collection[str] = (),
+    options: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Check parameters by name and type, and return them as the function takes them.
+
+    Args:
+        function: The class or function that will be called.
+        given: The parameters of the config.
+        label: What messages call the function.
+        path: The place in the config, for messages.
+        skip: Parameters of the function that a config cannot give.
+        filled: Parameters that get a value from elsewhere.
+        options: Keys that are valid beside the parameters, for the list of choices in messages.
+
+    Raises:
+        ConfigError: If a parameter is unknown, missing or of the wrong type.
+    """
+    signature = parameters_of(function)
+    if signature is None:
+        return dict(given)
+    known = {key: one for key, one in signature.items() if key not in skip}
+    named = [key for key, one in known.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+    is_open = any(one.kind is one.VAR_KEYWORD for one in known.values())
+    above = f"{path}." if path else ""
+    for key in given:
+        if key not in named and not is_open:
+            problem = f"{label} has no parameter {key!r}; {nearest(key, [*named, *options], 40)}"
+            raise ConfigError(above and above + key, problem)
+    for key in named:
+        if known[key].default is known[key].empty and key not in given and key not in filled:
+            raise ConfigError(above and above + key, f"{label} needs the parameter {key!r}")
+    return {
+        key: read_value(value, known[key], function, f"{path or label}.{key}") if key in named else value
+        for key, value in given.items()
+    }
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
+    """Return the parameters of a class or function by name, or None where Python cannot tell (some C functions)."""
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return None
+
+
+def read_value(value: Any, parameter: inspect.Parameter, function: Callable[..., Any], path: str) -> Any:
+    """Return a value as a parameter takes it: a reference becomes the number it stands for where text is not valid.
+
+    Args:
+        value: The value in the config. Only text, and lists with references in them, are looked at.
+        parameter: The parameter that takes it.
+        function: The function that has the parameter; its module resolves annotations.
+        path: The place in the config, for messages.
+
+    Raises:
+        ConfigError: If the parameter takes numbers only, and the value is something else.
+    """
+    listed = isinstance(value, (list, tuple)) and any(map(_is_reference, value))
+    hint = type_hint(parameter, function) if listed or isinstance(value, str) else Any
+    if (hint is Any and not listed) or str in (hint, *get_args(hint)):
+        return value  # the usual cases, without pydantic
+    accepts = _validator(hint)
+    plain = [_read(one) for one in value] if listed else _read(value)
+    if accepts(value):
+        # Where any list is valid, a reference among numbers stands for a number.
+        others = [one for one in value if not _is_reference(one)] if listed and accepts([{}]) else []
+        return plain if others and _is_numeric(others) and _is_numeric(plain) else value
+    if _is_numeric(plain) and accepts(plain):
+        return plain
+    numbers = [[one] * len(value) if listed else one for one in (1, 0.5, True)]
+    takes_numbers = any(map(accepts, numbers))
+    # A parameter that also takes a list often takes a single text, too; and a default says little about the type.
+    if takes_numbers and (listed or not accepts([])) and parameter.annotation is not parameter.empty:
+        raise ConfigError(path, f"expected {written_annotation(parameter)}, {got(value)}")
+    return value
+
+
+def written_annotation(parameter: inspect.Parameter) -> str:
+    """Return a parameter's annotation as it is written."""
+    annotation = parameter.annotation
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def type_hint(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
+    """Return the type of a parameter: its annotation or, without one, what its default suggests; `Any` if unknown."""
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        numbers = int | float  # a default of 1 does not mean that 0.5 is wrong
+        kinds: dict[type, Any] = {int: numbers, float: numbers, bool: bool, list: list[numbers], tuple: list[numbers]}
+        return kinds.get(type(parameter.default), Any)
+    owner = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]  # of this very class
+    namespace = getattr(inspect.unwrap(owner), "__globals__", {})
+    holder = SimpleNamespace(__annotations__={"type": annotation})
+    try:
+        return get_type_hints(holder, namespace, _Namespace(vars(builtins) | namespace))["type"]
+    except Exception:  # an annotation can be any text
+        return Any
+
+
+class _Namespace(dict[str, Any]):
+    """Resolves names that a module imports for type checkers only: as `typing` has them, or to a placeholder."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(typing, name, _Unresolved)
+
+
+class _UnresolvedMeta(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+    def __getitem__(cls, item: Any) -> Any:
+        return cls
+
+
+class _Unresolved(metaclass=_UnresolvedMeta):
+    """Stands for a type that cannot be resolved, and for its attributes; the rest of the annotation still counts."""
+
+
+def _validator(hint: Any) -> Callable[[Any], bool]:
+    """Return a function that tells whether a type takes a value, as pydantic validates JSON in strict mode.
+
+    In JSON mode, lists are valid where tuples are, and text where paths are, as in a config.
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError  # late: most hooks are made without text to check
+
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(_supported(hint), config=ConfigDict(arbitrary_types_allowed=True))
+    except Exception:  # pydantic raises several kinds of errors for types that it does not support
+        return lambda value: True
+
+    def accepts(value: Any) -> bool:
+        try:
+            found = adapter.validate_json(json.dumps(value), strict=True)
+            if isinstance(found, Iterator):  # an Iterable is validated while it is consumed
+                deque(found, maxlen=0)
+        except ValidationError:
+            return False
+        except TypeError:  # not JSON: an object that was put into a config in code
+            return True
+        return True
+
+    return accepts
+
+
+def _supported(hint: Any) -> Any:
+    """Replace Collection, which pydantic does not know, by Sequence."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Collection:
+        return Sequence[arguments]  # type: ignore[valid-type]
+    return Union[tuple(map(_supported, arguments))] if origin in (Union, UnionType) else hint  # noqa: UP007
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, str) and hasattr(value, "read")
+
+
+def _read(value: Any) -> Any:
+    return value.read() if _is_reference(value) else value
+
+
+def _is_numeric(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_numeric, value))
+    return value is None or isinstance(value, (bool, int, float))

@@ -1,0 +1,290 @@
+"""From the hook lists of a config to registered hooks, in two steps.
+
+`read_hook_specs` checks every name, key and option of the config before anything is imported; `register_specs` makes
+the hooks and registers them. A config may list hooks by kind (``forward:``, ``update:``, ``lifecycle:``, each entry a
+name and its parameters), or use the flat form with ``enable_…`` flags and ``hook_classes``; both lead to the same list.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from hookline.config.factory import ImportPolicy, check_parameters, construct, find_factory, parameters_of
+from hookline.errors import ConfigError, RegistrationError, got, nearest
+from hookline.events.catalog import CATALOG
+from hookline.events.policy import check_policy
+from hookline.events.schedule import Schedule
+from hookline.registry.base import UpdateHook
+from hookline.registry.names import HOOKS
+
+KINDS = ("lifecycle", "forward", "update")
+OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks")
+RESERVED = ("name", "as", *OPTIONS)
+FLAGS = {  # seed 002's switches: flag -> built-in hook and the key of its parameters
+    "enable_logging_hook": ("console_log", "logging_config"),
+    "enable_gradient_monitor": ("gradient_monitor", "gradient_monitor_config"),
+    "enable_model_checkpoint_hook": ("checkpoint", "model_checkpoint_config"),
+    "enable_early_stopping_hook": ("early_stopping", "early_stopping_config"),
+    "enable_lr_monitor": ("lr_monitor", "lr_monitor_config"),
+}
+KEYS = (*KINDS, *FLAGS, *(key for _, key in FLAGS.values()), "hook_classes", "hook_configs")
+
+
+@dataclass
+class HookSpec:
+    """One hook of a config, checked and ready to be made."""
+
+    path: str  # the place in the config
+    target: str  # a registered name, or a dotted path that may be imported
+    name: str | None = None
+    kind: str | None = None
+    origin: str = "config"
+    options: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)
+    unused: bool = False  # a flag is off: the parameters are checked, and no hook is registered
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def read_hook_specs(config: Any, *, allow: Iterable[str] = (), from_file: bool = False) -> list[HookSpec]:
+    """Read every hook that a config lists, in order, without importing or making any.
+
+    Without an `update:` list, the last one is the identity hook, which is registered if no other update hook is.
+
+    Args:
+        config: A mapping, a `HooksConfig`, or a whole config with a section `hooks`.
+        allow: Prefixes under which a config from a file may name dotted paths.
+        from_file: Whether the config comes from a file; what `load_config` has read says so itself.
+
+    Raises:
+        ConfigError: If a key, a name or an option is wrong.
+    """
+    tree = _hooks_section(config)
+    allowed = (allow,) if isinstance(allow, str) else tuple(allow)
+    policy = ImportPolicy(allowed, from_file or is_from_file(config) or is_from_file(tree))
+    specs = [spec for kind in KINDS for spec in _listed(tree.get(kind), kind, policy)]
+    specs += [*_by_class(tree, policy), *_by_flag(tree)]
+    if "update" not in tree:
+        specs.append(HookSpec("hooks.update", "identity", origin="default"))
+    return specs
+
+
+def is_from_file(config: Any) -> bool:
+    """Return True if a config is marked as read from a file."""
+    return getattr(config, "from_file", False) is True
+
+
+def _hooks_section(config: Any) -> Mapping[str, Any]:
+    tree = config.model_dump(exclude_none=True) if hasattr(config, "model_dump") else config
+    if not isinstance(tree, Mapping):
+        raise ConfigError("hooks", f"expected a mapping with {', '.join(KINDS)}, {got(tree)}")
+    if "hooks" in tree:
+        return _hooks_section(tree["hooks"] or {})
+    for key in tree:
+        if key not in KEYS:
+            raise ConfigError(f"hooks.{key}", f"unknown key; {nearest(str(key), KEYS, 40)}")
+    return tree
+
+
+def _listed(entries: Any, kind: str, policy: ImportPolicy) -> Iterator[HookSpec]:
+    if entries is not None and not isinstance(entries, (list, tuple)):
+        raise ConfigError(f"hooks.{kind}", f"expected a list of hooks, {got(entries)}")
+    for index, entry in enumerate(entries or ()):
+        path = f"hooks.{kind}.{index}"
+        given = {"name": entry} if isinstance(entry, str) else entry
+        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+            raise ConfigError(path, f"expected a hook's name or a mapping with `name:`, {got(entry)}")
+        name = given.get("as")  # is printed, recorded and typed again in overrides
+        if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
+            raise ConfigError(f"{path}.as", f"expected a name for this instance, {got(name)}")
+        options, parameters = _split(given, RESERVED, path)
+        target = policy.check_name(given["name"], HOOKS, f"{path}.name")
+        yield HookSpec(path, target, name, kind, options=options, parameters=parameters)
+
+
+def _by_class(tree: Mapping[str, Any], policy: ImportPolicy) -> Iterator[HookSpec]:
+    paths, configs = tree.get("hook_classes") or [], _mapping(tree.get("hook_configs"), "hooks.hook_configs")
+    _check_classes(paths)
+    for key in configs:
+        _check_class_key(str(key), paths, configs)
+    for index, dotted in enumerate(paths):
+        path, key = f"hooks.hook_classes.{index}", dotted if dotted in configs else _class_name(dotted)
+        target = policy.check_name(dotted, HOOKS, path)
+        given = _mapping(configs.get(key), f"hooks.hook_configs.{key}")
+        options, parameters = _split(given, OPTIONS, f"hooks.hook_configs.{key}")
+        where = f"{path} with hook_configs.{key}" if given else path
+        yield HookSpec(where, target, options=options, parameters=parameters)
+
+
+def _check_classes(paths: Any) -> None:
+    """Reject what is not a list of class paths, and a class that is listed twice: here it cannot get another name."""
+    if not isinstance(paths, (list, tuple)):
+        raise ConfigError("hooks.hook_classes", f"expected a list of class paths, {got(paths)}")
+    for index, dotted in enumerate(paths):
+        path = f"hooks.hook_classes.{index}"
+        if not isinstance(dotted, str):
+            raise ConfigError(path, f"expected a class path, {got(dotted)}")
+        if (first := paths.index(dotted)) < index:
+            remedy = f"for two of them, list each by kind with a name: {{name: {dotted}, as: …}}"
+            raise ConfigError(path, f"{dotted!r} is there already, at hooks.hook_classes.{first}; {remedy}")
+
+
+def _check_class_key(key: str, paths: list[str], configs: Mapping[str, Any]) -> None:
+    """Check that a key of `hook_configs` means one class: by its path, or by its bare name if that is unambiguous."""
+    matches = [dotted for dotted in paths if key in (dotted, _class_name(dotted))]
+    path = f"hooks.hook_configs.{key}"
+    if not matches:
+        choices = [*paths, *map(_class_name, paths)] if "." not in key else paths
+        raise ConfigError(path, f"no such class in hook_classes; {nearest(key, choices)}")
+    if len(matches) > 1 and key not in paths:
+        remedy = f"write its path: {' or '.join(matches)}"
+        raise ConfigError(path, f"several classes in hook_classes have that name; {remedy}")
+    if key not in paths and matches[0] in configs:
+        raise ConfigError(path, f"{matches[0]!r} has its parameters there under its path, too; keep one of the two")
+
+
+def _class_name(dotted: str) -> str:
+    return dotted.rpartition(".")[2]
+
+
+def _by_flag(tree: Mapping[str, Any]) -> Iterator[HookSpec]:
+    for flag, (name, key) in FLAGS.items():
+        options, parameters = _split(_mapping(tree.get(key), f"hooks.{key}"), OPTIONS, f"hooks.{key}")
+        is_on = tree.get(flag)
+        if is_on not in (None, True, False):
+            raise ConfigError(f"hooks.{flag}", f"expected true or false, {got(is_on)}")
+        if is_on or parameters:
+            path = f"hooks.{key if parameters else flag}"
+            yield HookSpec(path, name, None, None, "built-in", options, parameters, unused=not is_on)
+
+
+def _mapping(given: Any, path: str) -> Mapping[str, Any]:
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(path, f"expected a mapping, {got(given)}")
+    return given or {}
+
+
+def _split(given: Mapping[str, Any], reserved: tuple[str, ...], path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split an entry into options of the registry, which are checked here, and parameters of the hook's constructor."""
+    options = {key: given[key] for key in OPTIONS if key in given}
+    if not isinstance(options.get("enabled", True), bool):
+        raise ConfigError(f"{path}.enabled", f"expected true or false, {got(options['enabled'])}")
+    Schedule.parse(**{key: options.get(key) for key in ("every", "at", "start", "stop")}, path=path)
+    if options.get("on_error") is not None:
+        check_policy(options["on_error"], f"{path}.on_error")
+    _check_one_or_more(options.get("ranks"), int, "a rank", f"{path}.ranks")
+    for key in ("before", "after"):
+        _check_one_or_more(options.get(key), str, "a hook's name", f"{path}.{key}")
+    options = {key: value for key, value in options.items() if value is not None}
+    return options, {str(key): value for key, value in given.items() if key not in reserved}
+
+
+def _check_one_or_more(given: Any, kind: type, noun: str, path: str) -> None:
+    """Reject what is neither one of a kind nor a list of them: a hook on the rank "0" would run nowhere."""
+    listed = given if isinstance(given, (list, tuple, set, frozenset)) else [given]
+    if given is not None and not all(isinstance(one, kind) and not isinstance(one, bool) for one in listed):
+        raise ConfigError(path, f"expected {noun} or a list of them, {got(given)}")
+
+
+# ---- making and registering ----------------------------------------------------------------------------------------
+
+
+def load_hooks(registry: Any, config: Any, *, allow: Iterable[str] = (), from_file: bool = False) -> list[Any]:
+    """Read a config and register its hooks; return their handles. `HookRegistry.load` calls this."""
+    return register_specs(registry, read_hook_specs(config, allow=allow, from_file=from_file))
+
+
+def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
+    """Make the hooks and register them: all, or none if one of them fails. Return their handles."""
+    handles: list[Any] = []
+    try:
+        for spec in specs:
+            if spec.origin != "default" or not registry.entries("update"):
+                handles += _register(registry, spec)
+    except Exception:
+        for handle in handles:
+            handle.remove()
+        raise
+    return handles
+
+
+def _register(registry: Any, spec: HookSpec) -> list[Any]:
+    try:
+        hook = make_hook(spec.target, spec.parameters)
+        if spec.unused:
+            return []
+        handle = registry.register(hook, spec.name, origin=spec.origin, **spec.options)
+    except RegistrationError as error:
+        raise RegistrationError(f"{spec.path}: {error}") from error
+    entry = registry.entry(handle)
+    entry.parameters.update(spec.parameters)  # as they are written: a reference stays one in the record
+    if spec.kind and spec.kind not in entry.kinds:
+        kinds = " and ".join(entry.kinds)
+        handle.remove()
+        raise RegistrationError(f"{spec.path}: {spec.target!r} is a {kinds} hook; list it under `{entry.kinds[0]}:`")
+    return [handle]
+
+
+def make_hook(given: Any, parameters: Mapping[str, Any]) -> Any:
+    """Return a hook object as it is, or make one from a class, a registered name or a dotted path.
+
+    Raises:
+        RegistrationError: If a parameter is wrong, or the hook of a name cannot be made with them.
+    """
+    try:
+        if isinstance(given, str):
+            return _make_by_name(given, parameters)
+        if isinstance(given, type):
+            parameters = check_parameters(given, parameters, given.__name__, options=OPTIONS)
+    except ConfigError as error:
+        raise RegistrationError(str(error)) from error
+    if isinstance(given, type):
+        return given(**parameters)
+    for key in parameters:
+        raise RegistrationError(f"{key!r} is not an option of a hook; {nearest(key, OPTIONS)}")
+    return given
+
+
+def _make_by_name(name: str, parameters: Mapping[str, Any]) -> Any:
+    factory = find_hook(name)
+    label = getattr(factory, "__name__", "hook")
+    if is_update_function(factory):
+        arguments = CATALOG["on_update"].argument_names
+        return FunctionHook(factory, check_parameters(factory, parameters, label, skip=arguments, options=OPTIONS))
+    return construct(factory, parameters, name, label=label, options=OPTIONS)
+
+
+def find_hook(name: str) -> Any:
+    """Return the class or function that a registered name or a dotted path stands for."""
+    return find_factory(name, HOOKS)
+
+
+class FunctionHook(UpdateHook):
+    """An update hook that calls a function with the arguments of `on_update` that it names.
+
+    The function's other parameters come from the config. Attributes that are set on the function count as those of a
+    class do: `params`, `inplace`, `on_error`.
+    """
+
+    def __init__(self, function: Callable[..., Any], parameters: Mapping[str, Any]) -> None:
+        vars(self).update({"name": function.__name__, **vars(function)})
+        self.on_update = partial(function, **parameters)  # type: ignore[method-assign]
+
+
+def is_update_function(given: Any) -> bool:
+    """Return True for a function that takes gradients itself, rather than one that makes a hook."""
+    return inspect.isfunction(given) and "grads" in inspect.signature(given).parameters
+
+
+def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a hook's parameters for the record: those of its constructor, with the values that the instance has."""
+    names = parameters_of(type(hook))
+    if names is None:
+        return dict(given)
+    values = {name: getattr(hook, name) for name in names if name != "name" and hasattr(hook, name)}
+    return {**values, **given}

@@ -1,0 +1,172 @@
+"""Read values from untrusted configs: plain YAML, bounded in size and depth, every key once, printable text only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from hookline.errors import ConfigError, shown
+
+MAX_DEPTH = 50
+MAX_NODES = 10_000  # YAML takes half a second for this many; the longest real configs have a few hundred
+MAX_KEY = 200  # characters
+MAX_DIGITS = 100  # of a number: `1:1:1:…`, which YAML counts in sixties, takes quadratic time
+LARGEST = 2**63  # integers must fit into 64 bits; torch takes no larger ones either
+
+_NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+# A terminal obeys control characters, a file name cannot hold a NUL, and half a surrogate pair cannot be encoded.
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """The loader of `yaml.safe_load`, with limits, without tags, and with 5e-3 read as a number.
+
+    The limits are checked while the text is parsed, so that a hostile document never gets built in full.
+    """
+
+    def __init__(self, text: str, where: str) -> None:
+        super().__init__(text)
+        self._where, self._depth, self._nodes = where, 0, 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Parse one value and the values inside it."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]  # the stubs leave it untyped
+        self._nodes += 1
+        if self._depth > MAX_DEPTH:
+            raise self._error(event, f"is nested deeper than {MAX_DEPTH} levels")
+        if self._nodes > MAX_NODES:
+            raise self._error(event, f"holds more than {MAX_NODES} values")
+        if (tag := getattr(event, "tag", None)) is not None:
+            short = tag.replace("tag:yaml.org,2002:", "!!")
+            problem = f"the tag {short!r} is refused: a config holds plain values and cannot create objects"
+            raise self._error(event, f"{problem}; drop the tag, and name a registered component instead")
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def _error(self, event: Any, problem: str) -> ConfigError:
+        return ConfigError(self._where, f"line {event.start_mark.line + 1}: {problem}")
+
+
+_PlainLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+
+
+def read_yaml(text: str, where: str) -> Any:
+    """Return the value of a YAML document.
+
+    Duplicate keys, long numbers and the size with all aliases expanded are checked before anything is constructed.
+
+    Args:
+        text: The document.
+        where: The file or path that error messages begin with.
+
+    Raises:
+        ConfigError: If the text is not valid YAML, has tags or duplicate keys, or is too large or too deep.
+    """
+    try:
+        loader = _PlainLoader(text, where)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _expanded_size(node, where, {}, set())
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = " ".join((getattr(error, "problem", None) or str(error)).split())
+        place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise ConfigError(where, f"is not valid YAML: {problem}{place}") from None
+    except (ValueError, OverflowError) as error:  # 2001-13-45, or "\\UFFFFFFFF"
+        raise ConfigError(where, f"holds a date, number or character that does not exist: {error}") from None
+
+
+def _expanded_size(node: yaml.Node, where: str, sizes: dict[int, int], ancestors: set[int]) -> int:
+    """Count the nodes below this one with every alias expanded; each node is visited once."""
+    if id(node) in sizes:
+        return sizes[id(node)]
+    line = node.start_mark.line + 1
+    if id(node) in ancestors:
+        raise ConfigError(where, f"line {line}: a value contains itself")
+    if node.tag in _NUMBER_TAGS and len(node.value) > MAX_DIGITS:
+        raise ConfigError(where, f"line {line}: a number has more than {MAX_DIGITS} digits")
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        _check_unique_keys(node, where)
+        children = [child for pair in node.value for child in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    ancestors.add(id(node))
+    size = 1 + sum(_expanded_size(child, where, sizes, ancestors) for child in children)
+    ancestors.discard(id(node))
+    if size > MAX_NODES:
+        raise ConfigError(where, f"holds more than {MAX_NODES} values once its aliases are expanded")
+    sizes[id(node)] = size
+    return size
+
+
+def _check_unique_keys(node: yaml.MappingNode, where: str) -> None:
+    lines: dict[tuple[str, str], int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        line, name = key.start_mark.line + 1, (key.tag, key.value)
+        if name in lines:
+            raise ConfigError(where, f"line {line}: the key {key.value!r} is there twice (first in line {lines[name]})")
+        lines[name] = line
+
+
+def plain_copy(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Copy a config tree, checking its keys and values.
+
+    Aliases are expanded in the copy, so that an override changes one place only.
+
+    Args:
+        tree: The config.
+        where: The source, named in the error if the tree is too large; other errors name the value's dotted path.
+
+    Raises:
+        ConfigError: If the tree is too large, or a key or value is not printable or out of range.
+    """
+    count = 0
+
+    def copy(value: Any, path: tuple[str, ...]) -> Any:
+        nonlocal count
+        count += 1
+        if len(path) > MAX_DEPTH or count > MAX_NODES:
+            raise ConfigError(where, f"is too large: more than {MAX_DEPTH} levels deep, or than {MAX_NODES} values")
+        if isinstance(value, Mapping):
+            return {_checked_key(key, path): copy(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [copy(item, (*path, str(index))) for index, item in enumerate(value)]
+        return _checked_value(value, path)
+
+    return {_checked_key(key, ()): copy(item, (key,)) for key, item in tree.items()}
+
+
+def _checked_key(key: Any, path: tuple[str, ...]) -> str:
+    if not isinstance(key, str):
+        raise ConfigError(".".join(path), f"expected a key that is a word, got {shown(key)}; put it in quotes")
+    if not key.isprintable() or len(key) > MAX_KEY:
+        limits = f"keys have at most {MAX_KEY} characters, all printable"
+        raise ConfigError(".".join(path), f"invalid key: {shown(key)}; {limits}")
+    return key
+
+
+def _checked_value(value: Any, path: tuple[str, ...]) -> Any:
+    if isinstance(value, str) and (found := _UNPRINTABLE.search(value)):
+        raise ConfigError(".".join(path), f"holds {found[0]!r}; text in a config is printable, newlines and tabs aside")
+    if isinstance(value, int) and not -LARGEST <= value < LARGEST:
+        raise ConfigError(".".join(path), "is an integer of more than 64 bits")
+    return value

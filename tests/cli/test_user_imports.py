@@ -1,0 +1,199 @@
+"""What only the command line can allow: `--import`, `--allow` and `--allow-host`."""
+
+import argparse
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_config import config_with
+
+from hookline.cli import main
+from hookline.cli.user_imports import allowed_hosts, import_user_module, user_imports
+from hookline.errors import HooklineError, RegistrationError
+from hookline.hooks import webhook
+from hookline.hooks.webhook import read_url
+from hookline.registry import names
+
+PARTS = """
+from types import SimpleNamespace
+import torch
+from hookline import TrainingHook, register_data, register_hook, register_model
+
+@register_model("line")
+def line(width=4):
+    return torch.nn.Linear(width, 1)
+
+@register_data("noise")
+def noise(batches=3):
+    return SimpleNamespace(train=[(torch.randn(2, 4), torch.randn(2, 1)) for _ in range(batches)])
+
+@register_hook("shout")
+class Shout(TrainingHook):
+    \"\"\"Shouts.\"\"\"
+    def on_train_end(self, step):
+        print("OVER AFTER", step)
+"""
+CONFIG = """
+model: line
+data: {name: noise, batches: 2}
+loss: mse
+optimizer: {name: sgd, lr: 0.1}
+trainer: {record: false, console: false}
+hooks: {lifecycle: [shout]}
+"""
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module and a config in the current directory; what the module registers is forgotten after the test."""
+    Path("ownparts.py").write_text(PARTS, encoding="utf-8")
+    Path("own.yaml").write_text(CONFIG, encoding="utf-8")
+    for registry in (names.MODELS, names.DATA, names.HOOKS):
+        monkeypatch.setattr(registry, "_added", dict(registry._added))
+    yield
+    for module in ("ownparts", "broken"):
+        sys.modules.pop(module, None)
+
+
+def refusal(capsys: Captured, *words: str) -> str:
+    """The one line on stderr of a command that is refused with status 2."""
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("hookline: error: ") and error.count("\n") == 1
+    return error
+
+
+def test_a_config_names_what_an_imported_module_registers(capsys: Captured) -> None:
+    """With --import, model, data and hook of one's own are as good as built-ins."""
+    assert main(["train", "own.yaml", "--import", "ownparts"]) == 0
+    assert "OVER AFTER 2" in capsys.readouterr().out
+
+
+def test_without_the_import_the_error_says_how(capsys: Captured) -> None:
+    """A name that is not registered leads to --import, for parts and for hooks."""
+    assert "there is no data named 'noise'" in (error := refusal(capsys, "train", "own.yaml", "hooks={}"))
+    assert "--import MODULE" in error
+    words = ["train", "hooks.lifecycle=[shout]"]
+    assert "there is no hook named 'shout'" in (error := refusal(capsys, *words))
+    assert "--import MODULE" in error
+
+
+def test_explain_and_hooks_import_too(capsys: Captured) -> None:
+    """`explain` reads such a config, and `hooks` lists what the module registers."""
+    assert main(["explain", "own.yaml", "--import", "ownparts", "--event", "train_end"]) == 0
+    assert "1. shout" in capsys.readouterr().out
+    assert main(["hooks", "--import", "ownparts"]) == 0
+    assert "shout  lifecycle, registered\n    Shouts." in capsys.readouterr().out
+
+
+def test_a_config_file_cannot_import() -> None:
+    """There is no key for it, and the current directory is not searched unless somebody asked on the command line."""
+    with pytest.raises(HooklineError, match="cannot import 'ownparts'"):
+        import_user_module("ownparts")
+    assert main(["train", "own.yaml", "imports=[ownparts]"]) == 2
+    assert "ownparts" not in sys.modules
+
+
+def test_the_current_directory_is_searched_first_and_only_meanwhile() -> None:
+    """It is first on the path inside the command, and gone afterwards, also after a failure."""
+    before = list(sys.path)
+    for options in (argparse.Namespace(imports=["ownparts"]), argparse.Namespace(imports=[], allow=["ownparts"])):
+        with user_imports(options):
+            assert sys.path == [str(Path.cwd()), *before]
+        assert sys.path == before
+    with user_imports(argparse.Namespace(imports=[], allow=[])):
+        assert sys.path == before
+    with pytest.raises(HooklineError), user_imports(argparse.Namespace(imports=["nothing_there"])):
+        pass
+    assert sys.path == before
+
+
+def test_allow_finds_packages_of_the_current_directory(capsys: Captured) -> None:
+    """A dotted path under an allowed prefix is found beside the config, and a miss says where was looked."""
+    words = ["train", "own.yaml", "data=ownparts.noise", "model.name=ownparts.line", "hooks={}"]
+    assert "not allowed" in refusal(capsys, *words)
+    assert main([*words, "--allow", "ownparts"]) == 0
+    missing = refusal(capsys, *words, "loss=elsewhere.Loss", "--allow", "ownparts", "--allow", "elsewhere")
+    assert "loss.name: 'elsewhere.Loss': cannot import 'elsewhere' (No module named 'elsewhere'); " in missing
+    assert f"looks in the current directory ({Path.cwd()})" in missing
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("not_there", "cannot import 'not_there': ModuleNotFoundError: No module named 'not_there'; a `hookline` "),
+        ("./parts/mine.py", "is not the name of a module; write --import parts.mine"),
+        ("ownparts.py", "is not the name of a module; write --import ownparts"),
+        ("a b", "is not the name of a module; write --import mypackage.mymodule"),
+        ("broken", "cannot import 'broken': NameError: name 'nonsense' is not defined"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line(capsys: Captured, word: str, expected: str) -> None:
+    """What cannot be imported is named with the reason and a remedy."""
+    Path("broken.py").write_text("nonsense\n", encoding="utf-8")
+    assert f"--import {word}: {expected}" in refusal(capsys, "train", "own.yaml", "--import", word)
+
+
+def test_a_module_that_lacks_a_package_is_not_said_to_be_missing(capsys: Captured) -> None:
+    """When the module is there and what it imports is not, nobody is sent to look for the module."""
+    Path("broken.py").write_text("import not_installed_here\n", encoding="utf-8")
+    error = refusal(capsys, "train", "own.yaml", "--import", "broken")
+    assert "No module named 'not_installed_here'" in error
+    assert "looks in" not in error
+
+
+# ---- --allow-host --------------------------------------------------------------------------------------------------
+
+NOTIFYING = config_with('{name: notify, webhook_url: "${env:HOOK_URL}", notify_on: training_end}')
+
+
+@pytest.fixture
+def no_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever was allowed before is not allowed here."""
+    monkeypatch.setattr(webhook, "_allowed", set())
+
+
+def test_hosts_are_allowed_for_one_command(no_hosts: None) -> None:
+    """Inside the block, and no longer; without the option nothing is touched."""
+    with allowed_hosts(argparse.Namespace(allow_hosts=["10.0.0.1"])):
+        assert read_url("http://10.0.0.1/x").named
+    with allowed_hosts(argparse.Namespace()), pytest.raises(RegistrationError, match="unencrypted"):
+        read_url("http://10.0.0.1/x")
+
+
+def test_a_command_reaches_a_local_server_only_if_allowed(
+    no_hosts: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused with the option's name; with it, the message arrives and the secret is not printed."""
+    received: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    monkeypatch.setenv("HOOK_URL", f"http://127.0.0.1:{server.server_port}/SECRETPART")
+    Path("run.yaml").write_text(NOTIFYING, encoding="utf-8")
+    try:
+        assert main(["train", "run.yaml"]) == 2
+        refused = capsys.readouterr()
+        assert "--allow-host 127.0.0.1" in refused.err
+        assert main(["train", "run.yaml", "--allow-host", "127.0.0.1"]) == 0
+        printed = capsys.readouterr()
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert len(received) == 1 and "ended: completed after step 2" in received[0]["text"]
+    assert "SECRETPART" not in refused.err + printed.out + printed.err

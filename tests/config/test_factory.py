@@ -1,0 +1,337 @@
+"""Constructing what a config names: parameters by name, and text and references checked against annotations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional, Union
+
+import pytest
+import torch
+
+from hookline import demo
+from hookline.build import trainer_from_config
+from hookline.cli import main
+from hookline.config.factory import Factory, ImportPolicy, find_factory
+from hookline.config.hooks import make_hook
+from hookline.config.references import Resolved, resolve_references, without_values
+from hookline.errors import ConfigError, HooklineError, RegistrationError
+from hookline.registry.names import MODELS, load_reference
+
+if TYPE_CHECKING:
+    pass
+
+NOTHING: Any = object()
+
+
+def read(value: Any, annotation: Any = NOTHING, default: Any = NOTHING) -> Any:
+    """What a function with one parameter of this kind receives for a value of a config."""
+
+    def function(rate: Any) -> Any:
+        return rate
+
+    if annotation is NOTHING:
+        del function.__annotations__["rate"]
+    else:
+        function.__annotations__["rate"] = annotation
+    function.__defaults__ = None if default is NOTHING else (default,)
+    return Factory("part", "function", function, {"rate": value}).make()
+
+
+@pytest.fixture(autouse=True)
+def forget_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the values of references after each test: later tests may print the same words."""
+    monkeypatch.setattr("hookline.config.references._references", {})
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """A run of one step that is soon over."""
+    return {
+        "model": {"name": "char_gpt", "context": 16, "width": 8, "heads": 2, "layers": 1},
+        "data": {"name": "stdlib_text", "context": 16, "batch_size": 2, "max_bytes": 60_000},
+        "optimizer": {"name": "sgd", "lr": 0.1},
+        "trainer": {"max_steps": 1, "validate_every": None, "sanity_batches": 0, "console": False},
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "text", "value"),
+    [
+        (float, NOTHING, "3e-4", 3e-4),
+        ("float | Tensor", 0.1, "1", 1),
+        (int, NOTHING, "12", 12),
+        ("int | None", None, "null", None),
+        (bool, False, "true", True),
+        ("bool | None", None, "off", False),
+        ("Sequence[float]", (), "[0.5, 0.9]", [0.5, 0.9]),
+        ("Iterable[int]", NOTHING, "[1, 2]", [1, 2]),  # not imported here, as in torch
+        (NOTHING, 4, "0.5", 0.5),
+        (NOTHING, True, "no", False),
+        (str, NOTHING, "123", "123"),
+        ("str | None", None, "null", "null"),
+        ("int | str", 0, "12", "12"),
+        (Path, NOTHING, "12", "12"),
+        ("Any", None, "12", "12"),
+        ("Literal['1', '2']", "1", "1", "1"),
+        (NOTHING, NOTHING, "12", "12"),
+        (NOTHING, None, "12", "12"),
+        (NOTHING, "word", "12", "12"),
+        (NOTHING, 4, "four", "four"),
+        (Sequence[str], (), "[hunter2, hunter3]", "[hunter2, hunter3]"),
+        ("torch.Tensor | None", None, "12", "12"),
+        (Optional[int], None, "12", 12),  # noqa: UP045 - as many people write it
+        ("Union[int, Sequence[float]]", NOTHING, "[1, 2]", [1, 2]),
+        (Union[int, str], NOTHING, "12", "12"),  # noqa: UP007
+        ("Collection[int]", NOTHING, "[1, 2]", [1, 2]),
+        ("float | np.ndarray", NOTHING, "0.5", 0.5),  # np is imported for type checkers only
+        ("Optional[Callable[[float], float]]", None, "12", "12"),
+        ("not even Python", NOTHING, "12", "12"),
+    ],
+)
+def test_a_reference_is_read_as_the_parameter_takes_it(annotation: Any, default: Any, text: str, value: Any) -> None:
+    """Numbers, switches and lists of them are read as YAML reads them; what may be meant as text is left alone."""
+    found = read(Resolved(text, "${env:X}"), annotation, default)
+    assert found == value and type(found) is (Resolved if isinstance(value, str) else type(value))
+
+
+@pytest.mark.parametrize(
+    ("annotation", "text"),
+    [("float", "fast"), (int, "2.5"), (int, ""), (bool, "1"), ("float", "null"), (int, "9" * 40), (int, "[1")],
+)
+def test_a_reference_to_something_else_is_refused(annotation: Any, text: str) -> None:
+    """What was expected is said; what was found is a secret perhaps."""
+    with pytest.raises(ConfigError, match=r"^part\.rate: expected (float|int|bool), which \$\{env:X\} does not hold$"):
+        read(Resolved(text, "${env:X}"), annotation)
+
+
+def test_only_a_reference_without_text_around_it_is_a_number() -> None:
+    """Text around it makes it text."""
+    with pytest.raises(ConfigError, match="expected int"):
+        read(Resolved("12", "1${env:X}"), int)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "valid"),
+    [
+        (int, "12", False),
+        ("float | None", "high", False),
+        (bool, "no", False),
+        (float | torch.Tensor, "high", False),
+        (float, None, True),  # everything but text is left to the function
+        (int, 0.5, True),
+        (str, "word", True),
+        ("Sequence[str] | str", "word", True),
+        ("torch.device | None", "cuda", True),
+        (Path, "there", True),
+        (NOTHING, "word", True),
+        ("list[float] | float", "all", True),
+    ],
+)
+def test_text_is_rejected_where_only_numbers_are_valid(annotation: Any, value: Any, valid: bool) -> None:
+    """It would fail much later, in the middle of a run."""
+    if valid:
+        assert read(value, annotation) is value
+    else:
+        with pytest.raises(ConfigError, match=r"^part\.rate: expected .*, got '.*' \(str\)$"):
+            read(value, annotation)
+
+
+def test_every_part_of_a_run_takes_numbers_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optimizer, scheduler, model, data and hooks; the record has the references, and in no file the numbers."""
+    given = {"LR": "0.0123456789", "BETAS": "[0.5, 0.75]", "WARMUP": "3", "LAYERS": "2", "BATCH": "3", "NORM": "0.625"}
+    for name, text in given.items():
+        monkeypatch.setenv(name, text)
+    parts = config(
+        optimizer={"name": "adam", "lr": "${env:LR}", "betas": "${env:BETAS}"},
+        scheduler={"name": "warmup_cosine", "warmup_steps": "${env:WARMUP}"},
+        hooks={"update": [{"name": "clip_norm", "max_norm": "${env:NORM}"}]},
+    )
+    parts["model"]["layers"], parts["data"]["batch_size"] = "${env:LAYERS}", "${env:BATCH}"
+    trainer = trainer_from_config(parts)
+    group = trainer.optimizers[0].param_groups[0]
+    assert (group["initial_lr"], list(group["betas"])) == (0.0123456789, [0.5, 0.75])
+    assert trainer.hooks.get("clip_norm").max_norm == 0.625
+    trainer.train()
+    assert trainer.run_dir is not None and trainer.step == 1
+    written = {path.name: path.read_text(encoding="utf-8") for path in trainer.run_dir.iterdir() if path.is_file()}
+    assert [name for name in given if f"${{env:{name}}}" not in written["config.yaml"]] == []
+    assert "${env:NORM}" in written["run.json"]
+    assert [name for name, text in written.items() if "0.0123456789" in text or "0.625" in text] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"optimizer": {"name": "sgd", "lr": "${env:X}"}}, r"^optimizer\.lr: expected float \| torch\.Tensor, "),
+        ({"scheduler": {"name": "step", "step_size": "${env:X}"}}, r"^scheduler\.step_size: expected int, "),
+        ({"hooks": {"lifecycle": [{"name": "ema", "warmup": "${env:X}"}]}}, r"EMAHook\.warmup: expected bool, "),
+    ],
+)
+def test_a_wrong_variable_is_named_and_not_shown(
+    change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parameter, what it takes, and the reference."""
+    monkeypatch.setenv("X", "hunter2")
+    with pytest.raises((ConfigError, RegistrationError), match=message + r"which \$\{env:X\} does not hold") as caught:
+        trainer_from_config(config(**change))
+    assert "hunter2" not in str(caught.value)
+
+
+def test_what_a_constructor_refuses_is_told_with_the_reference() -> None:
+    """A number that is none for the hook: its parameters are shown as they were written."""
+    with pytest.raises(RegistrationError, match=r"cannot be made with patience='\$\{env:X\}': patience: expected"):
+        make_hook("early_stopping", {"patience": Resolved("-1", "${env:X}")})
+
+
+ELEMENTS = [
+    ("Iterable[int]", NOTHING, [Resolved("3", "${env:N}"), 5], [3, 5]),
+    (tuple[float | torch.Tensor, float], NOTHING, (0.9, Resolved("1e-2", "${env:B}")), [0.9, 0.01]),
+    ("list[float] | None", None, [Resolved("2", "${env:N}")], [2]),
+    (NOTHING, NOTHING, [0.5, Resolved("7", "${env:N}")], [0.5, 7]),
+    ("Optional[list[int]]", None, [Resolved("3", "${env:N}")], [3]),
+    ("Union[int, Sequence[int]]", NOTHING, [Resolved("3", "${env:N}")], [3]),
+    ("list[str]", NOTHING, [Resolved("3", "${env:N}"), "b"], ["3", "b"]),
+    (NOTHING, NOTHING, [Resolved("3", "${env:N}")], ["3"]),
+]
+
+
+@pytest.mark.parametrize(("annotation", "default", "given", "wanted"), ELEMENTS)
+def test_references_in_lists(annotation: Any, default: Any, given: Any, wanted: list[Any]) -> None:
+    """Each is read where numbers are taken: by the annotation, or as all others in the list are."""
+    assert list(read(given, annotation, default)) == wanted
+
+
+def test_a_word_in_a_list_of_numbers_is_refused_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has the reference, wherever it stands, and not its value."""
+    monkeypatch.setenv("SECRET", "s3cr3tpass")
+    with pytest.raises(ConfigError) as caught:
+        trainer_from_config(config(optimizer={"name": "adamw", "betas": ["${env:SECRET}", 0.9]}))
+    assert "optimizer.betas: expected tuple[float | " in str(caught.value)
+    assert "got ['${env:SECRET}', 0.9]" in str(caught.value) and "s3cr3t" not in str(caught.value)
+
+
+def test_milestones_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that got them as texts would never move the rate."""
+    monkeypatch.setenv("FIRST", "1")
+    trainer = trainer_from_config(
+        config(
+            scheduler={"name": "multistep", "milestones": ["${env:FIRST}", 5]},
+            trainer={"max_steps": 3, "console": False},
+        )
+    )
+    trainer.train()
+    assert trainer.lr == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["hooks.lifecycle=[{name: lr_monitor, every: '${env:SECRET}'}]"],
+        ["optimizer.name=${env:SECRET}"],
+        ["optimizer.lr=${env:RATE}"],
+    ],
+)
+def test_the_command_line_prints_no_values(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever quotes what a reference stood for, the reference is shown."""
+    monkeypatch.setenv("SECRET", "s3cr3tpass")
+    monkeypatch.setenv("RATE", "-98765.4321")
+    assert main(["train", *words]) == 2
+    shown = capsys.readouterr().err
+    assert "${env:" in shown and "s3cr3t" not in shown and "98765" not in shown
+
+
+def test_values_are_hidden_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are and as a repr has them; what was put in their place is left alone."""
+    secrets = {"A": "pass\\word'\"1", "B": "SECRET_TOKEN", "SECRET_TOKEN": "abcdefgh1234"}
+    resolve_references({name: f"${{env:{name}}}" for name in secrets}, secrets)
+    assert without_values(f"{secrets['A']} and {secrets['A']!r}") == "${env:A} and '${env:A}'"
+    assert without_values("SECRET_TOKEN abcdefgh1234") == "${env:B} ${env:SECRET_TOKEN}"
+
+
+def test_the_place_of_a_problem_is_shown_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A variable may hold a word of the config."""
+    monkeypatch.setenv("PLACE", "optimizer")
+    assert main(["train", "trainer.output_dir=${env:PLACE}", "optimizer.lr=-1"]) == 2
+    assert "error: optimizer: adamw cannot be made with" in capsys.readouterr().err
+
+
+# ---- components ----------------------------------------------------------------------------------------------------
+
+
+def thing(first: Any, width: int, depth: int = 1, vocab_size: int = 0) -> tuple[Any, ...]:
+    """A factory with one of everything."""
+    if depth < 0:
+        raise HooklineError("depth is negative")
+    return first, width + 0, depth, vocab_size
+
+
+def make(parameters: dict[str, Any], **offered: Any) -> Any:
+    """What the component makes of these parameters."""
+    return Factory("model", "thing", thing, parameters).make("f", **offered)
+
+
+@pytest.mark.parametrize("table", [demo.MODELS, demo.DATA, demo.OPTIMIZERS, demo.SCHEDULERS, demo.LOSSES])
+def test_every_row_leads_to_a_factory(table: dict[str, str]) -> None:
+    """Each built-in name can be imported and called."""
+    assert table
+    assert all(callable(load_reference(reference)) for reference in table.values())
+
+
+def test_offers_fill_what_is_left_out() -> None:
+    """What the factory has and the config left out is offered; what the config says wins; the rest is dropped."""
+    assert make({"width": 3}, vocab_size=9, unknown=1) == ("f", 3, 1, 9)
+    assert make({"width": 3, "vocab_size": 4}, vocab_size=9) == ("f", 3, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "path", "words"),
+    [
+        ({"width": 1, "dpeth": 2}, "model.dpeth", "did you mean 'depth'"),
+        ({}, "model.width", "thing needs the parameter 'width'"),
+        ({"width": "x"}, "model.width", "expected int, got 'x' (str)"),
+        ({"width": []}, "model", "thing cannot be made with width=[]: "),
+        ({"width": 1, "depth": -1}, "model", "depth is negative"),
+        ({"width": 1, "first": 2}, "model.first", "thing has no parameter 'first'"),
+    ],
+)
+def test_wrong_parameters(parameters: dict[str, Any], path: str, words: str) -> None:
+    """A parameter that is unknown, missing or refused is named with its path."""
+    with pytest.raises(ConfigError) as caught:
+        make(parameters)
+    assert caught.value.path == path
+    assert words in caught.value.problem
+
+
+def test_torch_s_complaint_is_told_without_secrets() -> None:
+    """What torch raises comes with the parameters, of which a resolved reference is shown as the reference."""
+
+    def fail(**given: Any) -> Any:
+        raise RuntimeError("negative dimension")
+
+    with pytest.raises(ConfigError, match=r"model: m cannot be made with a=-1, b='\$\{env:B\}': negative dimension"):
+        Factory("model", "m", fail, {"a": -1, "b": Resolved("hunter2", "${env:B}")}).make()
+    with pytest.raises(ConfigError, match="model: m cannot be made with its defaults: negative"):
+        Factory("model", "m", fail, {}).make()
+
+
+def test_a_factory_that_takes_anything() -> None:
+    """`**kwargs` accepts every parameter."""
+    assert Factory("data", "dict", lambda **given: given, {"a": 1}).make() == {"a": 1}
+
+
+def test_dotted_paths_are_for_code() -> None:
+    """A dotted path is valid in code, and in a file only under an allowed prefix; a miss names the nearest."""
+    ImportPolicy().check_name("torch.nn.Linear", MODELS, "model.name")
+    ImportPolicy(("torch.nn",), True).check_name("torch.nn.Linear", MODELS, "model.name")
+    assert find_factory("torch.nn.Linear", MODELS) is torch.nn.Linear
+    with pytest.raises(ConfigError, match="not allowed"):
+        ImportPolicy(("tor",), True).check_name("torch.nn.Linear", MODELS, "model.name")
+    with pytest.raises(ConfigError, match=r"did you mean 'char_gpt'.*--import MODULE"):
+        ImportPolicy((), True).check_name("chr_gpt", MODELS, "model.name")
+    with pytest.raises(HooklineError, match=r"no 'Linea'"):
+        find_factory("torch.nn.Linea", MODELS)

@@ -1,0 +1,389 @@
+"""From a config to hooks: two forms, checked as a whole before anything is imported or attached."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hookline import ForwardHook, HookRegistry, TrainingHook
+from hookline.config.factory import ImportPolicy, import_dotted
+from hookline.config.hooks import FunctionHook, find_hook, hook_parameters, make_hook, read_hook_specs, register_specs
+from hookline.errors import ConfigError, HooklineError, RegistrationError
+from hookline.gradients.transforms import ClipNorm
+from hookline.registry import names
+
+
+class Watch(ForwardHook):
+    """A hook whose parameters have awkward names."""
+
+    def __init__(
+        self, threshold: float = 0.5, event: str = "", origin: str = "", last: int = 0, hook: str = ""
+    ) -> None:
+        if last is None:
+            raise ValueError("no last")
+        self.threshold, self.event, self.origin, self.last, self.hook = threshold, event, origin, last, hook
+
+    def on_forward(self, name: str) -> None: ...
+
+
+class Report(TrainingHook):
+    """A lifecycle hook."""
+
+    def on_train_end(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two hooks that configs may name, gone after the test."""
+    monkeypatch.setattr(names.HOOKS, "_added", {"watch": Watch, "report": Report})
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An importable package that leaves a mark when it is imported."""
+    (tmp_path / "pretend_pkg").mkdir()
+    (tmp_path / "pretend_pkg" / "__init__.py").write_text("")
+    (tmp_path / "pretend_pkg" / "hooks.py").write_text(
+        "from subprocess import run\n"
+        "NUMBER = 3\n"
+        "class Mine:\n"
+        "    def __init__(self, level=1): self.level = level\n"
+        "    def on_train_end(self): pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for module in [name for name in sys.modules if name.startswith("pretend_pkg")]:
+        monkeypatch.delitem(sys.modules, module)
+    return "pretend_pkg.hooks"
+
+
+@pytest.mark.req("000-01", "000-02", "000-03", "004-27")
+def test_a_registry_made_with_a_config_loads_its_hooks() -> None:
+    """Lists by kind become hooks of that kind, with their parameters, in order."""
+    registry = HookRegistry(
+        {
+            "forward": [{"name": "watch", "threshold": 0.1}, {"name": "watch", "as": "second"}],
+            "update": [{"name": "clip_norm", "max_norm": 1.0}, "identity"],
+            "lifecycle": ["report"],
+        }
+    )
+    assert registry.get("watch").threshold == 0.1
+    assert [entry.name for entry in registry.entries("forward")] == ["watch", "second"]
+    assert [entry.name for entry in registry.entries("update")] == ["clip_norm", "identity"]
+    assert [entry.name for entry in registry.entries("lifecycle")] == ["report"]
+
+
+@pytest.mark.req("000-04")
+def test_enabled_false_in_a_config_is_listed_and_off() -> None:
+    """A hook that a config switches off is there, disabled."""
+    registry = HookRegistry({"lifecycle": [{"name": "report", "enabled": False}]})
+    assert not registry.is_enabled("report") and registry.fire.on_train_end is not None
+    assert "report: disabled" in str(registry.list_hooks())
+    assert registry.entry("report").origin == "config"
+
+
+def test_reserved_keys_are_options_and_all_else_goes_to_the_constructor() -> None:
+    """Even parameters that are called like the registry's own arguments."""
+    entry = {
+        "name": "watch",
+        "every": 10,
+        "on_error": "raise",
+        "ranks": [0],
+        "event": "e",
+        "origin": "o",
+        "last": 3,
+        "hook": "h",
+    }
+    registry = HookRegistry({"forward": [entry]})
+    kept = registry.entry("watch")
+    assert (kept.hook.event, kept.hook.origin, kept.hook.last, kept.hook.hook) == ("e", "o", 3, "h")
+    assert (str(kept.schedule), kept.policy, kept.ranks) == ("every 10 steps", "raise", frozenset({0}))
+    assert kept.parameters["event"] == "e" and kept.parameters["threshold"] == 0.5
+
+
+@pytest.mark.req("000-19")
+@pytest.mark.parametrize(
+    ("config", "there"),
+    [
+        ({}, True),
+        ({"lifecycle": ["report"]}, True),
+        ({"hooks": {}}, True),
+        ({"hooks": None}, True),
+        ({"update": []}, False),
+        ({"hooks": {"update": []}}, False),
+        ({"update": [{"name": "clip_norm", "max_norm": 1.0}]}, False),
+    ],
+)
+def test_identity_is_the_default_update_hook(config: dict[str, Any], there: bool) -> None:
+    """A config without an `update:` list gets the identity hook; one with a list, even an empty one, does not."""
+    registry = HookRegistry(config)
+    assert ("identity" in registry) is there
+    if there:
+        assert registry.entry("identity").origin == "default"
+
+
+def test_registries_without_a_config_start_empty() -> None:
+    """Only loading a config adds the default."""
+    assert len(HookRegistry()) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"forwards": []}, r"hooks\.forwards: unknown key; did you mean 'forward'"),
+        ({"forward": {"name": "watch"}}, r"hooks\.forward: expected a list"),
+        ({"forward": [3]}, r"hooks\.forward\.0: expected a hook's name"),
+        ({"forward": [{"as": "x"}]}, r"hooks\.forward\.0: expected a hook's name"),
+        ({"forward": ["wacth"]}, r"hooks\.forward\.0\.name: there is no hook named 'wacth'; did you mean 'watch'"),
+        ({"forward": [{"name": "watch", "enabled": "no"}]}, r"hooks\.forward\.0\.enabled: expected true or false"),
+        ({"forward": [{"name": "watch", "every": "2 epoks"}]}, r"hooks\.forward\.0\.every: 'epoks' is no unit"),
+        ({"forward": ["watch", {"name": "report", "at": "x"}]}, r"hooks\.forward\.1\.at: 'x' is no schedule"),
+        ({"forward": [{"name": "watch", "on_error": "rise"}]}, r"hooks\.forward\.0\.on_error: 'rise' is no fail"),
+        (
+            {"enable_logging_hook": True, "logging_config": {"every": "x"}},
+            r"hooks\.logging_config\.every: 'x' is no schedule",
+        ),
+        (
+            {"hook_classes": ["pkg.Mine"], "hook_configs": {"Mine": {"on_error": "x"}}},
+            r"hooks\.hook_configs\.Mine\.on_error: 'x' is no failure policy",
+        ),
+        ({"hook_classes": [3]}, r"hooks\.hook_classes\.0: expected a class path"),
+        ({"hook_classes": ["no path.x"]}, "is not a dotted path"),
+        ({"logging_config": {"every": "x"}}, r"hooks\.logging_config\.every: 'x' is no schedule"),
+        ({"hook_configs": {"Missing": {}}}, r"hooks\.hook_configs\.Missing: no such class in hook_classes"),
+        ({"hook_classes": ["pkg.Mine"], "hook_configs": {"Mime": {}}}, r"Mime: no such class .* did you mean 'Mine'"),
+        (
+            {"hook_classes": ["pkg.Mine"], "hook_configs": {"pkg.Mine": {}, "Mine": {}}},
+            r"hooks\.hook_configs\.Mine: 'pkg\.Mine' has its parameters there under its path, too; keep one",
+        ),
+        (
+            {"hook_classes": ["pkg.Mine", "other.Mine"], "hook_configs": {"Mine": {}}},
+            r"hooks\.hook_configs\.Mine: several classes .* write its path: pkg\.Mine or other\.Mine",
+        ),
+        (
+            {"hook_classes": ["pkg.Mine", "pkg.Mine"]},
+            r"hooks\.hook_classes\.1: 'pkg\.Mine' is there already, at hooks\.hook_classes\.0; .*as: …",
+        ),
+        ({"hook_classes": "pkg.Mine"}, r"hooks\.hook_classes: expected a list of class paths, got 'pkg\.Mine'"),
+        ({"hook_classes": ["pkg.Mine"], "hook_configs": {"Mine": 3}}, r"hook_configs\.Mine: expected a mapping, got 3"),
+        ({"hook_configs": ["Mine"]}, r"hooks\.hook_configs: expected a mapping"),
+        ({"enable_logging_hook": "no"}, r"hooks\.enable_logging_hook: expected true or false, got 'no'"),
+        ({"logging_config": 3}, r"hooks\.logging_config: expected a mapping"),
+        (
+            {"enable_logging_hook": True, "logging_config": {"enabled": "no"}},
+            r"hooks\.logging_config\.enabled: expected true or false, got 'no'",
+        ),
+        ([], "expected a mapping"),
+        (3, "expected a mapping"),
+    ],
+)
+def test_wrong_configs_are_one_clear_error(config: Any, message: str) -> None:
+    """Path, bad value and the nearest right one; never a Python error."""
+    with pytest.raises(ConfigError, match=message):
+        HookRegistry(config)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            {"name": "watch", "treshold": 1},
+            r"hooks\.forward\.0: Watch has no parameter 'treshold'; did you mean 'threshold'",
+        ),
+        (
+            {"name": "watch", "threshold": "high"},
+            r"hooks\.forward\.0: Watch\.threshold: expected float, got 'high' \(str\)",
+        ),
+        ({"name": "watch", "last": None}, r"hooks\.forward\.0: watch cannot be made with last=None: no last"),
+        ("nothing_there.Hook", r"hooks\.forward\.0: 'nothing_there\.Hook': cannot import 'nothing_there' \(No module"),
+        ("report", r"hooks\.forward\.0: 'report' is a lifecycle hook; list it under `lifecycle:`"),
+        ("clip_norm", r"hooks\.forward\.0: ClipNorm needs the parameter 'max_norm'"),
+    ],
+)
+def test_wrong_hooks_are_refused_with_their_path(entry: Any, message: str) -> None:
+    """A misspelt parameter, a missing one and a hook under the wrong kind say where they stand."""
+    with pytest.raises(RegistrationError, match=message):
+        HookRegistry({"forward": [entry]})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"patiense": 2}, r"^hooks\.early_stopping_config: .*did you mean 'patience'"),
+        ({"patience": -1}, r"^hooks\.early_stopping_config: .*patience: expected a whole number"),
+    ],
+)
+def test_the_parameters_of_a_hook_that_is_off_are_checked(parameters: dict[str, Any], message: str) -> None:
+    """A slip is told before the day that the hook is switched on; what is right makes no hook."""
+    with pytest.raises(HooklineError, match=message):
+        HookRegistry({"early_stopping_config": parameters})
+    assert list(HookRegistry({"early_stopping_config": {"patience": 2}})) == ["identity"]
+
+
+def test_a_config_is_loaded_as_a_whole_or_not_at_all() -> None:
+    """When the second hook is refused, the first is gone again."""
+    registry = HookRegistry()
+    with pytest.raises(HooklineError):
+        registry.load({"forward": ["watch", {"name": "watch", "as": "b", "treshold": 1}]})
+    assert len(registry) == 0
+
+
+def test_a_second_instance_needs_a_name_of_its_own() -> None:
+    """Two hooks of one type in a config collide unless one says `as`."""
+    with pytest.raises(RegistrationError, match=r"a hook named 'watch' is registered already.*as:"):
+        HookRegistry({"forward": ["watch", "watch"]})
+
+
+def test_dotted_paths_in_code_are_free(package: str) -> None:
+    """A dict written in code counts as code."""
+    registry = HookRegistry({"hook_classes": [f"{package}.Mine"], "hook_configs": {"Mine": {"level": 3, "every": 5}}})
+    assert registry.get("mine").level == 3 and str(registry.entry("mine").schedule) == "every 5 steps"
+
+
+def test_a_wrong_parameter_of_a_class_is_found_where_it_stands(package: str) -> None:
+    """The class is listed in one place, its parameters stand in another: both are named."""
+    with pytest.raises(
+        RegistrationError, match=r"^hooks\.hook_classes\.0 with hook_configs\.Mine: Mine has no parameter"
+    ):
+        HookRegistry({"hook_classes": [f"{package}.Mine"], "hook_configs": {"Mine": {"levle": 3}}})
+
+
+def test_an_option_that_is_null_is_left_out() -> None:
+    """As if it had not been written."""
+    nothing = dict.fromkeys(("every", "at", "start", "stop", "before", "after", "on_error", "ranks"))
+    assert "watch" in HookRegistry({"forward": [{"name": "watch", **nothing}]})
+
+
+def test_dotted_paths_from_a_file_need_an_allowed_prefix(package: str) -> None:
+    """Refused before anything is imported, with the remedy; allowed by its prefix only, as a list or a word."""
+    config = {"lifecycle": [f"{package}.Mine"]}
+    for allow in ((), ("pretend",), ("pretend_pkg.hook",), ("pretend_pkg_evil",)):
+        with pytest.raises(ConfigError, match=r"hooks\.lifecycle\.0\.name: .*not allowed.*--allow pretend_pkg"):
+            HookRegistry(config, allow=allow, from_file=True)
+    assert package not in sys.modules
+    assert "mine" in HookRegistry(config, allow=("pretend_pkg",), from_file=True)
+    assert "mine" in HookRegistry(config, allow="pretend_pkg", from_file=True)
+
+
+def test_nothing_is_imported_when_a_later_entry_is_wrong(package: str) -> None:
+    """Every name and path is checked first."""
+    with pytest.raises(ConfigError, match="wacth"):
+        HookRegistry({"lifecycle": [f"{package}.Mine"], "forward": ["wacth"]})
+    assert package not in sys.modules
+
+
+def test_what_a_module_merely_imported_is_not_its_hook(package: str) -> None:
+    """An allowed package cannot be used as a door to subprocess.run, nor to something that is no callable."""
+    for attribute in ("run", "NUMBER"):
+        with pytest.raises(HooklineError, match="is not a hook class of that package"):
+            import_dotted(f"{package}.{attribute}")
+    with pytest.raises(HooklineError, match="has no 'Mien'; did you mean 'Mine'"):
+        import_dotted(f"{package}.Mien")
+    with pytest.raises(HooklineError, match=r"cannot import 'no_such_package'.*looks in the current directory \("):
+        import_dotted("no_such_package.Hook")
+    Path("pretend_pkg/needy.py").write_text("import no_such_package\n")
+    with pytest.raises(HooklineError, match=r"'pretend_pkg\.needy' \(No module named 'no_such_package'\)$"):
+        import_dotted("pretend_pkg.needy.Hook")
+
+
+@pytest.mark.parametrize("dotted", ["a..b", "a.b()", "a.b; import os", ".a", "a.", "../x.y"])
+def test_what_is_no_dotted_path_is_refused(dotted: str) -> None:
+    """Nothing but identifiers and dots gets as far as an import."""
+    with pytest.raises(ConfigError, match="is not a dotted path"):
+        ImportPolicy().check(dotted, "p")
+
+
+def test_flags_turn_on_built_ins_with_their_parameters() -> None:
+    """The flat form leads to the same list; the parameters of a flag that is off are checked, and make no hook."""
+    specs = read_hook_specs(
+        {"enable_logging_hook": True, "logging_config": {"log_every_n_batches": 5}, "lr_monitor_config": {"x": 1}}
+    )
+    assert [(spec.target, spec.parameters, spec.origin, spec.unused) for spec in specs] == [
+        ("console_log", {"log_every_n_batches": 5}, "built-in", False),
+        ("lr_monitor", {"x": 1}, "built-in", True),
+        ("identity", {}, "default", False),
+    ]
+
+
+def test_reading_imports_and_makes_nothing(package: str) -> None:
+    """Specs are checked values only; the hooks are made when the specs are registered."""
+    specs = read_hook_specs({"lifecycle": [f"{package}.Mine"], "early_stopping_config": {"patience": -1}})
+    assert package not in sys.modules
+    with pytest.raises(RegistrationError, match="patience"):
+        register_specs(HookRegistry(), specs)
+    registry = HookRegistry()
+    assert register_specs(registry, [spec for spec in specs if not spec.unused]) == ["mine", "identity"]
+
+
+def test_objects_stay_and_classes_names_and_paths_are_made() -> None:
+    """make_hook gives back what it got, or an instance."""
+    hook = Report()
+    assert make_hook(hook, {}) is hook
+    assert make_hook(ClipNorm, {"max_norm": 2}).max_norm == 2.0
+    assert make_hook("watch", {"threshold": 1}).threshold == 1
+    assert find_hook("watch") is Watch
+    with pytest.raises(RegistrationError, match="'evry' is not an option of a hook; did you mean 'every'"):
+        make_hook(hook, {"evry": 10})
+
+
+def test_parameters_are_recorded_as_the_instance_holds_them() -> None:
+    """Defaults included, the name not."""
+    assert hook_parameters(Watch(0.25), {}) == {"threshold": 0.25, "event": "", "origin": "", "last": 0, "hook": ""}
+    assert hook_parameters(Report(), {"x": 1}) == {"x": 1}
+
+
+def test_errors_of_a_named_hook_are_told_with_its_parameters() -> None:
+    """A class handed over in code raises what its constructor raises; a name gets the parameters beside it."""
+    with pytest.raises(ValueError, match=r"^no last$"):
+        make_hook(Watch, {"last": None})
+    with pytest.raises(RegistrationError, match="watch cannot be made with event='e', last=None: no last"):
+        make_hook("watch", {"event": "e", "last": None})
+
+
+def test_a_resolved_reference_is_shown_as_written() -> None:
+    """The value of a secret never gets into an error message."""
+
+    class Resolved(str):
+        reference = "${env:LIMIT}"
+
+    with pytest.raises(RegistrationError, match=r"expected float, which \$\{env:LIMIT\} does not hold"):
+        make_hook("watch", {"threshold": Resolved("hunter2")})
+
+
+# ---- functions -----------------------------------------------------------------------------------------------------
+
+
+def double(grads: Any, step: int, factor: float = 2.0) -> Any:
+    """Multiplies."""
+    return {name: grad * factor for name, grad in grads.items()}
+
+
+def test_a_function_hook_has_its_functions_name_and_takes_parameters() -> None:
+    """What the event has comes from the run, the rest from the config."""
+    registry = HookRegistry()
+    registry.register(FunctionHook(double, {"factor": 3.0}))
+    entry = registry.entry("double")
+    assert entry.kinds == ["update"] and entry.listeners["on_update"].wanted == ("grads", "step")
+    assert entry.hook.on_update({"a": 1}, step=1) == {"a": 3.0}
+
+
+def test_attributes_of_a_function_count_as_those_of_a_class() -> None:
+    """So a function can select parameters, too."""
+
+    def picky(grads: Any) -> Any:
+        return grads
+
+    picky.params, picky.on_error = "*.weight", "raise"  # type: ignore[attr-defined]
+    hook = FunctionHook(picky, {})
+    assert hook.params == "*.weight" and hook.on_error == "raise"
+    assert FunctionHook(double, {}).params is None
+
+
+def test_a_function_of_gradients_is_a_hook_and_other_functions_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name may stand for either; only the arguments of the event are not parameters."""
+    factory = lambda scale: ClipNorm(scale)  # noqa: E731
+    monkeypatch.setattr(names.HOOKS, "_added", {"double": double, "made": factory})
+    assert make_hook("double", {"factor": 4.0}).on_update({"a": 1}, step=1) == {"a": 4.0}
+    assert make_hook("made", {"scale": 2}).max_norm == 2.0
+    with pytest.raises(RegistrationError, match="double has no parameter 'step'"):
+        make_hook("double", {"step": 3})

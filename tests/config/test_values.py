@@ -1,0 +1,120 @@
+"""YAML from untrusted files, and the limits on keys and values of a config."""
+
+import time
+from typing import Any
+
+import pytest
+
+from hookline.config.values import LARGEST, MAX_DEPTH, MAX_KEY, MAX_NODES, plain_copy, read_yaml
+from hookline.errors import ConfigError
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
+)
+MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 12)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5e-3", 5e-3),
+        ("-1E6", -1e6),
+        (".5e1", 5.0),
+        ("1.5e+2", 150.0),
+        ("1e", "1e"),
+        ("e5", "e5"),
+        ("12", 12),
+        ("a: [1, true, null, x]", {"a": [1, True, None, "x"]}),
+        ("", None),
+    ],
+)
+def test_values(text: str, value: Any) -> None:
+    """Plain values are read as their authors mean them, numbers like 5e-3 included."""
+    read = read_yaml(text, "x.yaml")
+    assert read == value
+    assert type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: !!python/object/apply:os.system [ls]", "line 1: the tag '!!python/object/apply:os.system' is refused"),
+        ("a: !mine 3", "the tag '!mine' is refused"),
+        ("a: 1\nb: 2\na: 3", "line 3: the key 'a' is there twice (first in line 1)"),
+        ("{a: 1, a: 2}", "twice"),
+        ("&a [*a]", "contains itself"),
+        ("[" * 5000, f"deeper than {MAX_DEPTH}"),
+        (BOMB, "aliases"),
+        (MERGE_BOMB, "aliases"),
+        ("a: [1", "is not valid YAML"),
+        ("a: 1\n---\nb: 2", "is not valid YAML"),
+        ("? [1]\n: 2", "is not valid YAML"),
+    ],
+)
+def test_invalid_documents_are_rejected(text: str, words: str) -> None:
+    """Tags, doubled keys, bombs, cycles and broken text are one clear error each, and quickly."""
+    began = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        read_yaml(text, "x.yaml")
+    assert caught.value.path == "x.yaml"
+    assert words in caught.value.problem
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - began < 2
+
+
+def test_aliases_and_merges_work() -> None:
+    """Anchors are fine within reason; a merge may be overridden without counting as a doubled key."""
+    assert read_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}", "x")["b"] == {"x": 3, "y": 2}
+
+
+def test_what_is_plain_is_copied() -> None:
+    """Values stay as they are, tuples become lists, and nothing is shared with what was given."""
+    text = "line\n\ttab, é, 日本"
+    given: dict[str, Any] = {"a": {"b": (1, 2.5, None, True, text), "c": -LARGEST}, "d": [LARGEST - 1]}
+    copied = plain_copy(given, "x")
+    assert copied == {**given, "a": {**given["a"], "b": list(given["a"]["b"])}}
+    copied["a"]["c"] = 0
+    assert given["a"]["c"] == -LARGEST
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("a\0b", r"holds '\x00'"),
+        ("\x1b[2J", r"holds '\x1b'"),
+        ("\x9b2J", r"holds '\x9b'"),
+        ("over\rwritten", r"holds '\r'"),
+        ("\ud800", r"holds '\ud800'"),
+        (LARGEST, "more than 64 bits"),
+        (-LARGEST - 1, "more than 64 bits"),
+        pytest.param(10**10_000, "more than 64 bits", id="huge"),
+        ({3: 1}, "expected a key that is a word, got 3 (int)"),
+        ({None: 1}, "expected a key that is a word"),
+        ({"a\n": 1}, "invalid key"),
+        ({"k" * (MAX_KEY + 1): 1}, f"at most {MAX_KEY} characters"),
+    ],
+)
+def test_values_out_of_bounds_are_rejected(value: Any, problem: str) -> None:
+    """Each is named by its dotted path, in words that can be printed."""
+    with pytest.raises(ConfigError) as caught:
+        plain_copy({"hooks": {"forward": [1, value]}}, "x")
+    assert caught.value.path == "hooks.forward.1"
+    assert problem in caught.value.problem
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("tree", [{"a": [0] * MAX_NODES}, {"a": {"b": [[0] * 99] * (MAX_NODES // 99)}}])
+def test_too_many_values(tree: Any) -> None:
+    """Shared values count at every place they occur."""
+    with pytest.raises(ConfigError, match="x: is too large"):
+        plain_copy(tree, "x")
+
+
+def test_too_many_levels() -> None:
+    """A value that contains itself ends as one that is too deep."""
+    tree: dict[str, Any] = {}
+    tree["a"] = tree
+    with pytest.raises(ConfigError, match=f"more than {MAX_DEPTH} levels"):
+        plain_copy(tree, "x")
