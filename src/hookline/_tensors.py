@@ -25,11 +25,17 @@ def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def named_tensors(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every tensor in a nested structure with its dotted path, such as ``"input_ids"`` or ``"0.labels"``."""
+    for keys, tensor in tensors_with_keys(value):
+        yield ".".join([prefix] * bool(prefix) + [str(key) for key in keys]), tensor
+
+
+def tensors_with_keys(value: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
+    """Yield every tensor in a nested structure with the keys that lead to it, outermost first."""
     if isinstance(value, torch.Tensor):
-        yield prefix, value
+        yield keys, value
         return
     for key, item in _children(value):
-        yield from named_tensors(item, f"{prefix}.{key}" if prefix else str(key))
+        yield from tensors_with_keys(item, (*keys, key))
 
 
 def count_samples(batch: Any) -> int:

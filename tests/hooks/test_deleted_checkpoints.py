@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hookline import GenericTrainer, Trainer
-from hookline.hooks.checkpointing import _is_gone
+from hookline.hooks.checkpoint import _is_deleted
 
 BATCH = (torch.ones(2, 3), torch.zeros(2, 1))
 
@@ -45,8 +45,8 @@ def test_the_best_that_was_deleted_makes_way(options: dict[str, Any], caplog: py
     assert directory is not None
     assert hook.best_path == (directory / "best").resolve() == directory / "step-00000006"
     assert hook.best_score == 2
-    assert [line for line in caplog.messages if "step-00000002 is gone" in line] == [
-        "hook 'checkpoint': step-00000002 is gone from the disk and no longer ranked"
+    assert [line for line in caplog.messages if "step-00000002 was deleted" in line] == [
+        "hook 'checkpoint': step-00000002 was deleted from disk; no longer ranked"
     ]
 
 
@@ -60,8 +60,8 @@ def test_one_that_was_too_many_anyway_is_not_missed(caplog: pytest.LogCaptureFix
 
 def test_a_disk_that_does_not_answer_takes_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what is surely gone is forgotten: a stale mount must not cost the ranking, nor the run."""
-    monkeypatch.setattr("hookline.hooks.checkpointing.Path.stat", _stale)
-    assert not _is_gone(Path("runs/x/checkpoints/step-00000002"))
+    monkeypatch.setattr("hookline.hooks.checkpoint.Path.stat", _stale)
+    assert not _is_deleted(Path("runs/x/checkpoints/step-00000002"))
 
 
 def _stale(path: Path) -> None:

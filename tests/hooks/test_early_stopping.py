@@ -4,12 +4,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_control import PlainRun
 from torch import nn
 
 from hookline import EarlyStopping, GenericTrainer, HooklineError, HooksConfig, Trainer
@@ -210,10 +210,10 @@ def test_it_equals_an_oracle_over_random_sequences(values: list[float | None], c
     hook = EarlyStopping(strict=False, **{**config, "warmup": config["warmup"]})
     stopped = None
     for index, value in enumerate(values):
-        trainer = Mock()
+        run = PlainRun()
         metrics = {} if value is None else {"val/loss": value}
-        hook.on_validation_end(trainer=trainer, step=index + 1, epoch=index, metrics=metrics)
-        if trainer.request_stop.called:
+        hook.on_validation_end(run, step=index + 1, epoch=index, metrics=metrics)
+        if run.stop_reason is not None:
             stopped = index
             break
     assert stopped == oracle(values, config)
@@ -354,12 +354,12 @@ def test_it_goes_on_waiting_over_a_resume(tmp_path: Path) -> None:
     ("parameters", "words"),
     [
         ({"mode": "mni"}, "did you mean 'min'"),
-        ({"patience": -1}, "patience: expected a whole number, at least 0; got -1"),
+        ({"patience": -1}, "patience: expected an integer of at least 0, got -1"),
         ({"patience": True}, "patience"),
-        ({"monitor": None}, "monitor: expected a text that is not empty; got None"),
-        ({"strict": "no"}, "strict: expected true or false; got 'no'"),
+        ({"monitor": None}, "monitor: expected a non-empty string, got None"),
+        ({"strict": "no"}, "strict: expected true or false, got 'no'"),
         ({"restore_best_weights": 1}, "restore_best_weights: expected true or false"),
-        ({"min_delta": -0.1}, "min_delta: expected a number, at least 0"),
+        ({"min_delta": -0.1}, "min_delta: expected a finite number at least 0"),
         ({"min_delta": NAN}, "min_delta"),
         ({"min_delta_mode": "relative"}, "did you mean 'rel'"),
         ({"on_non_finite": "stopp"}, "did you mean 'stop'"),

@@ -276,7 +276,7 @@ def test_its_failure_ends_the_run() -> None:
 
 def test_wrong_options_are_refused() -> None:
     """A decay that is no share."""
-    with pytest.raises(ConfigError, match=r"decay: expected a number, at least 0, at most 1; got 1\.5"):
+    with pytest.raises(ConfigError, match=r"decay: expected a finite number at least 0 and at most 1, got 1\.5"):
         EMAHook(1.5)
     with pytest.raises(HooklineError, match="has no parameter 'decays'; did you mean 'decay'"):
         make_trainer().add_hook("ema", decays=0.5)

@@ -213,17 +213,17 @@ def test_devices_are_asked_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda, "utilization", utilization)
     for _ in range(2):
-        values = dict(monitor._device(torch.device("cuda")))
+        values = dict(monitor._device_figures(torch.device("cuda")))
     assert values == {"device_memory_mb": 3.0, "device_memory_peak_mb": 5.0} and asked == ["utilisation"]
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 75)
-    assert dict(ThroughputMonitor()._device(torch.device("cuda")))["device_utilisation"] == 0.75
+    assert dict(ThroughputMonitor()._device_figures(torch.device("cuda")))["device_utilisation"] == 0.75
 
 
 def test_wrong_options_are_refused() -> None:
     """With the parameter's name."""
     with pytest.raises(ConfigError, match="log_every_n_steps"):
         ThroughputMonitor(0)
-    with pytest.raises(ConfigError, match="peak_flops: expected a number, at least 1"):
+    with pytest.raises(ConfigError, match="peak_flops: expected a finite number at least 1"):
         ThroughputMonitor(peak_flops=0)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hookline.errors import HooklineError, RegistrationError
-from hookline.hooks.webhook import Undelivered, Webhook, allow_host, hosts_allowed, problem_with, read_url
+from hookline.hooks.webhook import DeliveryError, Webhook, allow_host, hosts_allowed, problem_with, read_url
 
 from .conftest import Server, dripping, garbage, silent, status
 
@@ -38,13 +38,13 @@ def test_it_posts_json_with_the_host_s_name(server: Server) -> None:
         ("https://exa mple.org/x", "expected a URL in plain ASCII"),
         ("https://example.org/x\r\nX-Evil: 1", "expected a URL in plain ASCII"),
         ("https://exämple.org/x", "expected a URL in plain ASCII"),
-        ("https://me:pw@example.org/x", "it holds a user name or password"),
+        ("https://me:pw@example.org/x", "remove the user name or password"),
         ("http://example.org/x", "http would send its secret unencrypted"),
         ("${env:SLACK_URL}", "expected https://host/path"),
         (None, "expected a URL"),
         ("https://127.0.0.1/x", "127.0.0.1 is a loopback or private address"),
         ("https://[::1]:8443/x", "::1 is a loopback or private address"),
-        ("https://169.254.169.254/latest", "always refused"),
+        ("https://169.254.169.254/latest", "always rejected"),
     ],
 )
 def test_a_url_that_will_not_do_is_refused_at_once(url: Any, complaint: str) -> None:
@@ -97,50 +97,39 @@ def test_a_name_that_leads_inside_is_refused_when_it_is_looked_up(monkeypatch: p
     answers = [("93.184.216.34", 443), ("10.0.0.7", 443)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", answer) for answer in answers])
     monkeypatch.setattr(socket, "create_connection", lambda *a, **k: pytest.fail("it connected"))
-    with pytest.raises(Undelivered, match=r"evil\.example\.org: 10\.0\.0\.7 is a loopback or private") as caught:
+    with pytest.raises(DeliveryError, match=r"evil\.example\.org: 10\.0\.0\.7 is a loopback or private") as caught:
         Webhook("https://evil.example.org/x", 1).post(b"{}")
     assert not caught.value.try_again
     assert str(caught.value).endswith("(--allow-host evil.example.org)")  # what was judged is the host that was named
 
 
-def test_the_other_addresses_of_the_look_up_are_tried(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host may have an address that does not answer; the one that does is asked first from then on."""
-    answers = [(2, 1, 6, "", (address, server.server_port)) for address in ("127.0.0.2", "127.0.0.1", "127.0.0.3")]
-    tried: list[str] = []
-    connect = socket.create_connection
-
-    def note(address: Any, *rest: Any) -> Any:
-        tried.append(address[0])
-        return connect(address, *rest)
-
+def test_the_other_addresses_are_tried(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host may have an address that does not answer."""
+    answers = [(2, 1, 6, "", (address, server.server_port)) for address in ("127.0.0.2", "127.0.0.1")]
     allow_host("two.example.org")
-    made = Webhook(f"http://two.example.org:{server.server_port}/x", 5)
-    monkeypatch.setattr("hookline.hooks.webhook.socket.getaddrinfo", _only_for("two.example.org", lambda name: answers))
-    monkeypatch.setattr("hookline.hooks.webhook.socket.create_connection", note)
-    made.post(b"{}")
-    made.post(b"{}")
-    assert tried == ["127.0.0.2", "127.0.0.1", "127.0.0.1"] and len(server.received) == 2
+    monkeypatch.setattr(socket, "getaddrinfo", _only_for("two.example.org", lambda name: answers))
+    Webhook(f"http://two.example.org:{server.server_port}/x", 5).post(b"{}")
+    assert len(server.received) == 1
 
 
-def test_the_deadline_holds_while_the_name_is_looked_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow name server uses up the attempt's time; it does not win the rest of the attempt any."""
-    server.then = dripping
-    answer = [(2, 1, 6, "", ("127.0.0.1", server.server_port))]
+def test_the_timeout_includes_the_look_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow name server uses up the attempt's time, and nothing is sent after it."""
+    answered = threading.Event()
 
     def slow(name: str) -> Any:
-        time.sleep(0.5)
-        return answer
+        answered.wait(30)
+        return [(2, 1, 6, "", ("127.0.0.1", server.server_port))]
 
     allow_host("slow.example.org")
-    made = Webhook(f"http://slow.example.org:{server.server_port}/x", 0.3)
-    monkeypatch.setattr("hookline.hooks.webhook.socket.getaddrinfo", _only_for("slow.example.org", slow))
-    for seconds in (0.0, 0.6):
-        made.timeout = 0.3 + seconds
-        began = time.monotonic()
-        with pytest.raises(Undelivered, match=r"slow\.example\.org: no answer within") as caught:
-            made.post(b"{}")
-        assert time.monotonic() - began < made.timeout + 0.3 and caught.value.try_again
-    assert len(server.received) == 1
+    monkeypatch.setattr(socket, "getaddrinfo", _only_for("slow.example.org", slow))
+    with pytest.raises(DeliveryError, match=r"slow\.example\.org: no answer within 0\.1 s") as caught:
+        Webhook(f"http://slow.example.org:{server.server_port}/x", 0.1).post(b"{}")
+    assert caught.value.try_again
+    answered.set()
+    for thread in threading.enumerate():
+        if thread.name == "hookline-webhook":
+            thread.join()
+    assert server.received == []
 
 
 def test_a_name_that_is_not_found_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,27 +138,25 @@ def test_a_name_that_is_not_found_may_be_tried_again(monkeypatch: pytest.MonkeyP
     def nothing(name: str) -> Any:
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr("hookline.hooks.webhook.socket.getaddrinfo", _only_for("gone.example.org", nothing))
-    with pytest.raises(Undelivered, match=r"gone\.example\.org: gaierror \(Name or service not known\)") as caught:
+    monkeypatch.setattr(socket, "getaddrinfo", _only_for("gone.example.org", nothing))
+    with pytest.raises(DeliveryError, match=r"gone\.example\.org: gaierror \(Name or service not known\)") as caught:
         Webhook("https://gone.example.org/x", 1).post(b"{}")
     assert caught.value.try_again
 
 
-def test_the_name_is_looked_up_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second answer of the name server, which might lead elsewhere, is never asked for."""
-    asked: list[str] = []
-
-    def lookup(host: str, *rest: Any, **more: Any) -> Any:
-        asked.append(host)
-        return [(2, 1, 6, "", ("127.0.0.1" if len(asked) == 1 else "10.0.0.7", server.server_port))]
-
+def test_every_message_checks_the_host_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that has moved to an address that is rejected gets no further messages."""
+    addresses = ["127.0.0.1"]
+    answers = lambda name: [(2, 1, 6, "", (addresses[0], server.server_port))]  # noqa: E731
     allow_host("relay.example.org")
     made = Webhook(f"http://relay.example.org:{server.server_port}/x", 5)
-    monkeypatch.setattr("hookline.hooks.webhook.socket.getaddrinfo", _only_for("relay.example.org", lookup))
+    monkeypatch.setattr(socket, "getaddrinfo", _only_for("relay.example.org", answers))
     made.post(b"{}")
-    made.post(b"{}")
-    assert asked == ["relay.example.org"]
-    assert [request.headers["Host"] for request in server.requests] == [f"relay.example.org:{server.server_port}"] * 2
+    assert [request.headers["Host"] for request in server.requests] == [f"relay.example.org:{server.server_port}"]
+    addresses[0] = "169.254.169.254"
+    with pytest.raises(DeliveryError, match="always rejected"):
+        made.post(b"{}")
+    assert len(server.received) == 1
 
 
 def _only_for(host: str, lookup: Any) -> Any:
@@ -194,7 +181,7 @@ def test_bad_answers_are_told_and_judged(server: Server, answer: Any, why: str, 
     """Each says whether another attempt makes sense; none takes longer than its deadline or shows the secret."""
     server.then = answer
     began = time.monotonic()
-    with pytest.raises(Undelivered, match=f"127.0.0.1: {why}") as caught:
+    with pytest.raises(DeliveryError, match=f"127.0.0.1: {why}") as caught:
         Webhook(server.url, 0.3).post(b"{}")
     assert time.monotonic() - began < 1.2
     assert caught.value.try_again is try_again
@@ -207,7 +194,7 @@ def test_nobody_there(server: Server) -> None:
     """A refused connection may be tried again."""
     server.shutdown()
     server.server_close()
-    with pytest.raises(Undelivered, match="ConnectionRefusedError") as caught:
+    with pytest.raises(DeliveryError, match="ConnectionRefusedError") as caught:
         Webhook(server.url, 1).post(b"{}")
     assert caught.value.try_again
 
@@ -225,7 +212,7 @@ def test_allowing_hosts_for_a_block() -> None:
 @pytest.mark.parametrize("host", ["https://example.org", "example.org:443", "", "a b"])
 def test_what_is_no_host_is_refused(host: str) -> None:
     """A URL or a port in the place of a host is a mistake."""
-    with pytest.raises(HooklineError, match="is no host"):
+    with pytest.raises(HooklineError, match="is not a host"):
         allow_host(host)
 
 
@@ -256,12 +243,11 @@ def encrypted(server: Server, certificate: tuple[Path, Path], names: list[Any]) 
 def test_tls_checks_the_certificate_against_the_name(
     server: Server, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connected to by address, the server still hears the host's name (SNI), and its certificate must be for it."""
+    """The server gets the host's name (SNI), and its certificate must be valid for it."""
     names: list[Any] = []
     url = encrypted(server, certificate, names)
     allow_host("localhost")
-    monkeypatch.setattr(Webhook, "addresses", lambda self, deadline: ["127.0.0.1"])
-    with pytest.raises(Undelivered, match="SSLCertVerificationError") as caught:
+    with pytest.raises(DeliveryError, match="SSLCertVerificationError") as caught:
         Webhook(url, 5).post(b"{}")
     assert not caught.value.try_again
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate[1]))
@@ -269,7 +255,7 @@ def test_tls_checks_the_certificate_against_the_name(
     assert server.received == [{"text": "in private"}]
     assert set(names) == {"localhost"}
     allow_host("127.0.0.1")
-    with pytest.raises(Undelivered, match="SSLCertVerificationError"):
+    with pytest.raises(DeliveryError, match="SSLCertVerificationError"):
         Webhook(url.replace("localhost", "127.0.0.1"), 5).post(b"{}")
 
 

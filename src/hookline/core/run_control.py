@@ -82,6 +82,10 @@ class RunControl(Protocol):
         """Why the run was asked to stop, if it was."""
 
     @property
+    def stopped_by(self) -> str | None:
+        """Which hook asked it to stop, or 'signal'; None if `request_stop` was called outside of a hook."""
+
+    @property
     def is_trial_run(self) -> bool:
         """Whether the run only checks that everything works (`fast_dev_run`)."""
 
@@ -100,6 +104,10 @@ class RunControl(Protocol):
     @property
     def uses_grad_scaler(self) -> bool:
         """Whether a GradScaler decides if the optimizer steps."""
+
+    @property
+    def gradients_overflowed(self) -> bool:
+        """Whether the GradScaler found non-finite gradients in the current step, which is therefore skipped."""
 
     # ---- directories and checkpoints ---------------------------------------------------------------------------------
 

@@ -1,214 +1,228 @@
-"""An average of the weights over the steps, which validates better than the weights themselves."""
+"""`ema`: keep an exponential moving average of the weights, and validate with it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 
+from hookline import _checks
 from hookline.checkpoints import read_checkpoint
+from hookline.core.run_control import RunControl
 from hookline.errors import CheckpointError, nearest
-from hookline.hooks.named_hook import NamedHook, validations_under_way
-from hookline.hooks.parameters import number, switch
+from hookline.hooks.base import NamedHook
 
-HALF = (torch.float16, torch.bfloat16)
+if TYPE_CHECKING:
+    from hookline.registry.registry import HookRegistry
+
+HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 
 class EMAHook(NamedHook):
-    """Keeps an exponential moving average of the weights; validation measures the average.
+    """Keeps an exponential moving average of the weights; validations measure the average.
 
-    After every optimizer step ``average = decay * average + (1 - decay) * weights``. With `warmup` the decay begins
-    lower, at ``(1 + n) / (10 + n)`` after n updates, so that the first weights are soon forgotten. Half-precision
-    weights are averaged in float32. `buffers` averages floating-point buffers too; else validation uses the model's.
+    After every optimizer step ``average = decay * average + (1 - decay) * weights``. Half-precision weights are
+    averaged in float32. During a validation the model has the averaged weights; afterwards its own are restored bit for
+    bit, also if the hook is disabled or removed in between, so training is the same as without the hook.
 
-    During a validation the model has the averaged weights; afterwards it has its own again, bit for bit, so that
-    training is what it would be without, also when the hook is switched off or removed meanwhile. The average is saved
-    with checkpoints: `EMAHook.weights_in(path)` reads it. Of several the first is validated, the others only average.
-    Another model begins another average.
+    The average is saved with checkpoints: `EMAHook.weights_in(path)` reads it. If several are registered, the first one
+    is validated and the others only average. Another model starts another average.
+
+    Args:
+        decay: The share of the old average, 0 to 1.
+        warmup: Start with the lower decay ``(1 + n) / (10 + n)`` after n updates, so that the first weights fade soon.
+        buffers: Average floating-point buffers too; otherwise validation uses the model's.
     """
 
     built_in = True
     name = "ema"
     on_error = "raise"  # a failure half-way would leave a mixture of weights in the model
-    runs_last = True  # whoever looks at the model when a validation ends shall see what was validated
+    runs_last = True  # hooks that read the model at the end of a validation must see the weights that were validated
 
     def __init__(self, decay: float = 0.999, warmup: bool = True, buffers: bool = False) -> None:
-        self.decay = number(decay, "decay", 0, 1)
-        self.warmup, self.buffers = switch(warmup, "warmup"), switch(buffers, "buffers")
+        self.decay = float(_checks.number(decay, "decay", at_least=0, at_most=1))
+        self.warmup, self.buffers = _checks.boolean(warmup, "warmup"), _checks.boolean(buffers, "buffers")
         self.updates = 0
         self.average: dict[str, torch.Tensor] = {}
-        self._live: dict[str, torch.Tensor] | None = None  # the model's own, while it has the average
-        self._holder: torch.nn.Module | None = None  # the model that has it
-        self._registry: Any = None
-        self._unwatch: Callable[[], None] | None = None
-        self._nested = 0  # validations inside the one that took the average in
-        self._validated_in: list[int] = []  # how deep those are whose start was heard, and whose end was not
-        self._moved = False  # whether an optimizer of this step has stepped
-        self._known: tuple[torch.nn.Module, dict[str, torch.Tensor]] | None = None  # walking over a model is slow
-        self._averaged: Callable[[], torch.nn.Module | None] | None = None  # whose weights they are, while it lives
+        self._own_weights: dict[str, torch.Tensor] | None = None  # the model's, while it has the averaged ones
+        self._applied_to: torch.nn.Module | None = None
+        self._nested = 0  # how often the average was applied while it was applied already
+        self._validations: list[int] = []  # depths of the validations that have started and not ended
+        self._stepped = False  # whether an optimizer has stepped in this step
+        self._tensors: tuple[torch.nn.Module, dict[str, torch.Tensor]] | None = None  # walking over a model is slow
+        self._averaged_model: Callable[[], torch.nn.Module | None] | None = None  # a weak reference
+        self._registry: HookRegistry | None = None
+        self._unsubscribe: Callable[[], None] = lambda: None
 
-    # ---- averaging -------------------------------------------------------------------------------------------------
+    # ---- averaging ---------------------------------------------------------------------------------------------------
 
-    def on_train_start(self, model: torch.nn.Module | None = None, resumed: bool = False) -> None:
-        """The average of another model says nothing of this one."""
-        if not resumed and model is not None and self._averaged is not None and self._averaged() is not model:
+    def on_train_start(self, model: torch.nn.Module, resumed: bool = False) -> None:
+        """Drop the average of another model."""
+        if not resumed and self._averaged_model is not None and self._averaged_model() is not model:
             self.updates, self.average = 0, {}
 
-    def on_after_optimizer_step(self, trainer: Any, optimizer_idx: int) -> None:
-        self._moved = True
-        self._update_after_the_last(trainer, optimizer_idx)
+    def on_after_optimizer_step(self, trainer: RunControl, optimizer_idx: int) -> None:
+        """Update the average after the step's last optimizer."""
+        self._stepped = True
+        self._update_after_last(trainer, optimizer_idx)
 
-    def on_step_skipped(self, trainer: Any, optimizer_idx: int) -> None:
-        """A step that no optimizer made is none; of several optimizers, one may have."""
-        self._update_after_the_last(trainer, optimizer_idx)
+    def on_step_skipped(self, trainer: RunControl, optimizer_idx: int) -> None:
+        """Update the average only if another optimizer has stepped."""
+        self._update_after_last(trainer, optimizer_idx)
 
-    def _update_after_the_last(self, trainer: Any, optimizer_idx: int) -> None:
-        if self._moved and optimizer_idx == len(trainer.optimizers) - 1:
-            self._moved = False
+    def _update_after_last(self, trainer: RunControl, optimizer_idx: int) -> None:
+        if self._stepped and optimizer_idx == len(trainer.optimizers) - 1:
+            self._stepped = False
             self.update(trainer.model)
 
     def update(self, model: torch.nn.Module) -> None:
-        """Take the model's weights into the average."""
+        """Add the model's weights to the average."""
         weights = self._weights(model)
-        self._make_room(weights)
-        averages = [self.average[name] for name in weights]
-        news = [weight.to(average.dtype) for weight, average in zip(weights.values(), averages, strict=True)]
-        torch._foreach_lerp_(averages, news, 1.0 - self._decay_now())
-        self.updates += 1
-        if self._averaged is None or self._averaged() is not model:
-            self._averaged = ref(model)
-
-    def _decay_now(self) -> float:
-        return min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warmup else self.decay
-
-    def _make_room(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Begin with the weights themselves; restored averages move to where the weights are."""
         for name, weight in weights.items():
             average = self.average.get(name)
-            if average is None:
-                self.average[name] = weight.to(torch.float32, copy=True) if weight.dtype in HALF else weight.clone()
-            elif average.device != weight.device:
+            if average is None:  # the average starts as the weights themselves
+                dtype = torch.float32 if weight.dtype in HALF_PRECISION else weight.dtype
+                self.average[name] = weight.to(dtype, copy=True)
+            elif average.device != weight.device:  # restored from a checkpoint
                 self.average[name] = average.to(weight.device)
+        averages = [self.average[name] for name in weights]
+        new = [weight.to(average.dtype) for weight, average in zip(weights.values(), averages, strict=True)]
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warmup else self.decay
+        torch._foreach_lerp_(averages, new, 1.0 - decay)
+        self.updates += 1
+        if self._averaged_model is None or self._averaged_model() is not model:
+            self._averaged_model = ref(model)
 
     def _weights(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
-        """What is averaged, as tensors that autograd does not watch: writing to them is no operation of the graph."""
-        if self._known is None or self._known[0] is not model:
+        """Return what is averaged, without autograd's tracking, so that writing to it is not part of a graph."""
+        if self._tensors is None or self._tensors[0] is not model:
             named = dict([*model.named_parameters(), *(model.named_buffers() if self.buffers else ())])
-            self._known = model, {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
-        return {name: tensor.data for name, tensor in self._known[1].items()}
+            self._tensors = model, {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
+        return {name: tensor.data for name, tensor in self._tensors[1].items()}
 
     def on_epoch_start(self) -> None:
-        """Look again: somebody may have replaced a parameter."""
-        self._known = None
+        """List the model's tensors again: a parameter may have been replaced."""
+        self._tensors = None
 
-    # ---- in a registry ---------------------------------------------------------------------------------------------
+    # ---- registration ------------------------------------------------------------------------------------------------
 
-    def setup(self, name: str, registry: Any = None) -> None:
-        """Hear of being switched off, which is no event, and may happen in the middle of a validation."""
+    def setup(self, name: str, registry: HookRegistry | None = None) -> None:
+        """Subscribe to changes of the registry: being disabled is not an event, and may happen during a validation."""
         super().setup(name)
         self._registry = registry
-        self._unwatch = None if registry is None else registry.watch_changes(self._look_whether_it_is_on)
+        if registry is not None:
+            self._unsubscribe = registry.watch_changes(self._restore_if_disabled)
 
-    def _look_whether_it_is_on(self) -> None:
-        if self._live is not None and not self._is_on:
-            self._put_right()
+    def _restore_if_disabled(self) -> None:
+        if self._own_weights is not None and not self._is_enabled:
+            self._restore_all()
 
     @property
-    def _is_on(self) -> bool:
-        registry = self._registry
-        return registry is None or (self.called in registry and registry.is_enabled(self.called))
+    def _is_enabled(self) -> bool:
+        registry, name = self._registry, self.registered_name
+        return registry is None or (name in registry and registry.is_enabled(name))
 
     def close(self) -> None:
-        """Leave the model with its own weights, and hold on to nothing of it."""
-        if self._unwatch is not None:
-            self._unwatch()
-        self._put_right()
-        self._known = self._unwatch = None
+        """Restore the model's weights and release the model."""
+        self._unsubscribe()
+        self._restore_all()
+        self._tensors, self._unsubscribe = None, lambda: None
 
-    # ---- validating ------------------------------------------------------------------------------------------------
+    # ---- validating --------------------------------------------------------------------------------------------------
 
     @contextmanager
     def applied(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """The model with the averaged weights inside the block, and with its own again after it, bit for bit."""
-        self._take_in(model)
+        """Give a model the averaged weights inside the block; its own are restored bit for bit."""
+        self._apply(model)
         try:
             yield model
         finally:
-            self._put_back()
+            self._restore()
 
     def copy_to(self, model: torch.nn.Module) -> None:
-        """Give a model the averaged weights for good."""
+        """Overwrite a model's weights with the averaged ones."""
         for name, weight in self._weights(model).items():
             if name in self.average:
                 weight.copy_(self.average[name])
 
-    def on_validation_start(self, model: torch.nn.Module, trainer: Any = None) -> None:
-        """Unless an earlier hook of this very event has switched it off: nobody would put the weights back."""
-        if self._is_on and not self._is_taken(model):
-            self._take_in(model)
-            self._validated_in.append(validations_under_way(trainer) or len(self._validated_in) + 1)
+    def on_validation_start(self, trainer: RunControl, model: torch.nn.Module) -> None:
+        """Apply the average, unless an earlier hook of this event disabled this one: nothing would restore it."""
+        if self._is_enabled and not self._has_other_average(model):
+            self._apply(model)
+            self._validations.append(trainer.validations_in_progress)
 
-    def _is_taken(self, model: torch.nn.Module) -> bool:
-        """Whether the model has another one's average: to put that back later would mix it into training."""
-        entries = [] if self._registry is None else self._registry.entries()
-        others = [entry.hook for entry in entries if isinstance(entry.hook, EMAHook) and entry.hook is not self]
-        return any(other._holder is model for other in others)
+    def _has_other_average(self, model: torch.nn.Module) -> bool:
+        """Return whether another hook's average is in the model: restoring that one later would corrupt training."""
+        hooks = [] if self._registry is None else [entry.hook for entry in self._registry.entries()]
+        return any(isinstance(one, EMAHook) and one is not self and one._applied_to is model for one in hooks)
 
-    def on_validation_end(self, trainer: Any = None) -> None:
-        """Of those inside it, one may have failed, and its end was not heard."""
-        depth = validations_under_way(trainer) or len(self._validated_in)
-        while self._validated_in and self._validated_in[-1] >= depth:
-            self._validated_in.pop()
-            self._put_back()
+    def on_validation_end(self, trainer: RunControl) -> None:
+        """Restore the weights, also for nested validations that failed and so did not end."""
+        while self._validations and self._validations[-1] >= trainer.validations_in_progress:
+            self._validations.pop()
+            self._restore()
 
     def on_train_batch_start(self) -> None:
-        """A validation that failed, and whose failure a hook forgave, has not put the weights back."""
-        if self._live is not None:
-            self._put_right()
+        """Restore the weights after a validation that failed inside a hook whose failure was only reported."""
+        if self._own_weights is not None:
+            self._restore_all()
 
     def on_exception(self) -> None:
-        self._put_right()
+        """Restore the weights."""
+        self._restore_all()
 
-    def _take_in(self, model: torch.nn.Module) -> None:
-        if self._live is not None:
+    def _apply(self, model: torch.nn.Module) -> None:
+        if self._own_weights is not None:
             self._nested += 1
-        elif self.average:  # there is none before the first step
-            self._live = {name: weight.clone() for name, weight in self._weights(model).items() if name in self.average}
-            self._holder = model
+        elif self.average:  # empty before the first step
+            weights = self._weights(model)
+            self._own_weights = {name: weight.clone() for name, weight in weights.items() if name in self.average}
+            self._applied_to = model
             self.copy_to(model)
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         if self._nested:
             self._nested -= 1
-        elif self._live is not None and self._holder is not None:
-            weights = self._weights(self._holder)
-            for name, own in self._live.items():
+        elif self._own_weights is not None and self._applied_to is not None:
+            weights = self._weights(self._applied_to)
+            for name, own in self._own_weights.items():
                 weights[name].copy_(own)
-            self._live = self._holder = None
+            self._own_weights = self._applied_to = None
 
-    def _put_right(self) -> None:
-        """No validation is under way, whatever became of the last one."""
+    def _restore_all(self) -> None:
+        """Restore the weights, whatever validations are unfinished."""
         self._nested = 0
-        self._validated_in.clear()
-        self._put_back()
+        self._validations.clear()
+        self._restore()
 
-    # ---- saving ----------------------------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The average and how often it was updated."""
+        """Return the average and the number of its updates."""
         return {"updates": self.updates, "average": self.average}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on averaging."""
+        """Restore what `state_dict` returned."""
         self.updates, self.average = state["updates"], dict(state["average"])
 
     @staticmethod
     def weights_in(checkpoint: str | Path, name: str = "ema") -> dict[str, torch.Tensor]:
-        """The averaged weights in a checkpoint: ``model.load_state_dict(EMAHook.weights_in(path), strict=False)``."""
+        """Read the averaged weights of a checkpoint: ``model.load_state_dict(EMAHook.weights_in(path), strict=False)``.
+
+        Args:
+            checkpoint: The checkpoint's directory.
+            name: The name the hook was registered under.
+
+        Returns:
+            The weights by parameter name.
+
+        Raises:
+            CheckpointError: If the checkpoint has no such hook.
+        """
         states = read_checkpoint(Path(checkpoint))[0]["hooks"]
         if name not in states or "average" not in states[name]:
             raise CheckpointError(f"{checkpoint} has no averaged weights of a hook {name!r}; {nearest(name, states)}")

@@ -1,4 +1,4 @@
-"""How fast a run is, and what it waits for."""
+"""`throughput`: record how fast a run is, how long it waits for data, and what the device is doing."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from typing import Any
 
 import torch
 
+from hookline import _checks, _device
+from hookline.core.run_control import RunControl
 from hookline.events.batches import count_samples
-from hookline.hooks.parameters import number_or_none, whole_number
 from hookline.registry.base import TrainingHook
 
 MEGABYTE = 2**20
 
 
 @dataclass(slots=True)
-class Window:
+class Interval:
     """What happened since the last report."""
 
-    began: float
-    step: int  # the last one before it
-    tokens: int  # seen before its first batch
-    left_out: float = 0.0  # seconds of validations, checkpoints and the turn of an epoch
+    started: float
+    step: int  # the last step before it
+    tokens: int  # the tokens before its first batch
+    excluded: float = 0.0  # seconds of validations, checkpoints and the time between epochs
     samples: int = 0
-    begun: int = 0  # batches looked at, whose samples these are; on a schedule not all
+    batches_started: int = 0  # those that `samples` counts; on a schedule not all
     steps: int = 0  # ended
     batches: int = 0  # ended
-    first_wait: float = 0.0  # for its first batch, which came before it
+    first_wait: float = 0.0  # for its first batch, which came before the interval
     waited: float = 0.0
     waits: int = 0
 
@@ -38,22 +39,26 @@ class Window:
 
 
 class ThroughputMonitor(TrainingHook):
-    """Records samples and tokens a second, seconds a step, the wait for data, and the device's memory and utilisation.
+    """Records samples and tokens per second, seconds per step, the wait for data, and device memory and utilisation.
 
-    Every `log_every_n_steps`, and at the end for the steps that are left, it reports the mean since the last report, as
-    ``throughput/…``; validations, checkpoints and the turns of epochs are left out. The wait for data is what passes
-    between the end of a step, its hooks included, and the start of the next batch. Nothing waits for the device: a full
-    queue makes the host wait as well, so the figures of a window are right, not those of one step.
+    Each report is the mean since the last one, as ``throughput/…``, without validations, checkpoints and the time
+    between epochs. The wait for data is the time from the end of a step, including its hooks, to the start of the next
+    batch. Nothing waits for the device: a full queue makes the host wait as well, so the figures of a report are right,
+    while those of a single step would not be. Utilisation needs the package pynvml.
 
-    With `flops_per_token` or `flops_per_sample` (forward and backward) it adds ``tflops``, and with the device's
-    `peak_flops` the share of it that is used, ``mfu``. Utilisation needs the package pynvml. On a schedule of its own
-    (``every: 10``) it looks at the batches that are due and takes the others to be like them: samples and the wait for
-    data are estimates, and so is all that is counted by step where a batch that is due stands in the midst of one. It
-    still hears where every batch and step ends, from where the wait for the next one counts.
+    On a schedule (``every: 10``) only batches that are due are counted and the others are assumed to be like them:
+    samples and the wait for data are estimates, and so are figures per step if a due batch is in the middle of one.
+
+    Args:
+        log_every_n_steps: How often to report; the remaining steps are reported at the end.
+        flops_per_token: Floating-point operations of forward and backward, for ``throughput/tflops``.
+        flops_per_sample: The same per sample.
+        peak_flops: What the device can do per second, for the share that is used, ``throughput/mfu``.
     """
 
     built_in = True
     name = "throughput"
+    # The wait for the next batch starts where these end, whether the hook is due or not.
     always_hears = ("on_train_batch_end", "on_step_end")
 
     def __init__(
@@ -63,108 +68,112 @@ class ThroughputMonitor(TrainingHook):
         flops_per_sample: float | None = None,
         peak_flops: float | None = None,
     ) -> None:
-        self.log_every_n_steps = whole_number(log_every_n_steps, "log_every_n_steps")
-        self.flops_per_token = number_or_none(flops_per_token, "flops_per_token", 0)
-        self.flops_per_sample = number_or_none(flops_per_sample, "flops_per_sample", 0)
-        self.peak_flops = number_or_none(peak_flops, "peak_flops", 1)
-        self._window: Window | None = None
-        self._ended = 0.0  # when the last micro-batch, or what is left out after it, did
+        self.log_every_n_steps = _checks.integer(log_every_n_steps, "log_every_n_steps", at_least=1)
+        self.flops_per_token = _checks.optional(_number, flops_per_token, "flops_per_token", at_least=0)
+        self.flops_per_sample = _checks.optional(_number, flops_per_sample, "flops_per_sample", at_least=0)
+        self.peak_flops = _checks.optional(_number, peak_flops, "peak_flops", at_least=1)
+        self._interval: Interval | None = None
+        self._ended = 0.0  # when the last micro-batch ended, or what is excluded after it
         self._ended_in = -1  # the step of that micro-batch
-        self._done = self._tokens = -1  # the last step whose end was heard, and the tokens seen by then
-        self._on_cuda: bool | None = None  # a device takes 15 µs to tell its type, in the midst of other work
-        self._knows_utilisation = True
+        self._last_step = self._tokens = -1  # the last step that ended, and the tokens by then
+        self._on_accelerator: bool | None = None  # asking a device for its type takes 15 µs in a busy process
+        self._has_utilization = True
 
-    # ---- counting --------------------------------------------------------------------------------------------------
+    # ---- counting ----------------------------------------------------------------------------------------------------
 
-    def on_train_batch_start(self, trainer: Any, batch: Any, step: int, tokens_seen: int) -> None:
-        """The batch is there: the wait for it is over, and the steps before it can be reported."""
-        now, window = perf_counter(), self._window
-        # Where it was switched off, it did not hear the micro-batch before.
+    def on_train_batch_start(self, trainer: RunControl, batch: Any, step: int, tokens_seen: int) -> None:
+        """End the wait for the batch, and report the steps before it if a report is due."""
+        now, interval = perf_counter(), self._interval
+        # If the hook was disabled, it did not see the end of the micro-batch before.
         wait = now - self._ended if self._ended and step - self._ended_in <= 1 else None
-        if window is None or step - 1 - window.step >= self.log_every_n_steps:
-            tokens = tokens_seen - _tokens_in(batch, trainer)
-            if window is not None:
-                self._report(trainer, window, step - 1, tokens, now)
-            window = self._window = Window(now, step - 1, tokens, first_wait=wait or 0.0)
+        if interval is None or step - 1 - interval.step >= self.log_every_n_steps:
+            tokens = tokens_seen - trainer.count_tokens(batch)  # `tokens_seen` includes this batch
+            if interval is not None:
+                self._report(trainer, interval, step - 1, tokens, now)
+            interval = self._interval = Interval(now, step - 1, tokens, first_wait=wait or 0.0)
         if wait is not None:
-            window.waited += wait
-            window.waits += 1
-        window.begun += 1
-        window.samples += count_samples(batch)
+            interval.waited += wait
+            interval.waits += 1
+        interval.batches_started += 1
+        interval.samples += count_samples(batch)
 
     def on_train_batch_end(self, step: int) -> None:
+        """Start the wait for the next batch."""
         self._ended, self._ended_in = perf_counter(), step
-        if self._window is not None:
-            self._window.batches += 1
+        if self._interval is not None:
+            self._interval.batches += 1
 
     def on_step_end(self, step: int, tokens_seen: int) -> None:
-        """Users' hooks have been called by now: what they took is no wait for data."""
-        self._ended, self._done, self._tokens = perf_counter(), step, tokens_seen
-        if self._window is not None:
-            self._window.steps += 1
+        """Start the wait again: the time of users' hooks, which have run by now, is not a wait for data."""
+        self._ended, self._last_step, self._tokens = perf_counter(), step, tokens_seen
+        if self._interval is not None:
+            self._interval.steps += 1
 
     def on_validation_start(self, step: int, tokens_seen: int) -> None:
+        """Count steps that were made while the hook was disabled as training."""
         self._catch_up(step, tokens_seen)
 
     def on_validation_end(self) -> None:
-        self._leave_out()
+        """Exclude the validation."""
+        self._exclude()
 
     def on_checkpoint_save(self, step: int, tokens_seen: int) -> None:
+        """Exclude the checkpoint."""
         self._catch_up(step, tokens_seen)
-        self._leave_out()
+        self._exclude()
 
     def on_epoch_end(self, step: int, tokens_seen: int) -> None:
+        """Count steps that were made while the hook was disabled as training."""
         self._catch_up(step, tokens_seen)
 
     def on_epoch_start(self) -> None:
-        self._leave_out()
+        """Exclude the time since the last epoch."""
+        self._exclude()
 
     def _catch_up(self, step: int, tokens_seen: int) -> None:
-        """Steps that passed while it was switched off were training."""
-        if self._ended and step > self._done:
+        if self._ended and step > self._last_step:
             self._ended, self._ended_in = perf_counter(), step
-            self._done, self._tokens = step, tokens_seen
+            self._last_step, self._tokens = step, tokens_seen
 
-    def _leave_out(self) -> None:
-        """What came since the last micro-batch was neither training nor waiting for data."""
+    def _exclude(self) -> None:
+        """Exclude the time since the last micro-batch, which was neither training nor waiting for data."""
         now = perf_counter()
-        if self._window is not None and self._ended:
-            self._window.left_out += now - self._ended
+        if self._interval is not None and self._ended:
+            self._interval.excluded += now - self._ended
             self._ended = now
 
-    def on_train_end(self, trainer: Any = None) -> None:
+    def on_train_end(self, trainer: RunControl) -> None:
         """Report the steps since the last report."""
-        if trainer is not None and self._window is not None and self._done > self._window.step:
-            # The other windows end with the wait for a batch; this one has none behind it, but one before it.
-            self._report(trainer, self._window, self._done, self._tokens, self._ended + self._window.first_wait)
+        interval = self._interval
+        if interval is not None and self._last_step > interval.step:
+            # The other intervals end with the wait for a batch; this one has none after it, but one before it.
+            self._report(trainer, interval, self._last_step, self._tokens, self._ended + interval.first_wait)
 
     def close(self) -> None:
-        self._window, self._ended, self._ended_in, self._done, self._on_cuda = None, 0.0, -1, -1, None
+        """Start over with the next run."""
+        self._interval, self._ended, self._ended_in, self._last_step = None, 0.0, -1, -1
+        self._on_accelerator = None
 
-    # ---- reporting -------------------------------------------------------------------------------------------------
+    # ---- reporting ---------------------------------------------------------------------------------------------------
 
-    def _report(self, trainer: Any, window: Window, step: int, tokens: int, now: float) -> None:
-        seconds = max(now - window.began - window.left_out, 1e-9)
-        steps = step - window.step
-        samples = window.samples / window.begun * window.batches_per_step * steps
+    def _report(self, trainer: RunControl, interval: Interval, step: int, tokens: int, now: float) -> None:
+        seconds = max(now - interval.started - interval.excluded, 1e-9)
+        steps = step - interval.step
+        samples = interval.samples / interval.batches_started * interval.batches_per_step * steps
         rates = {
             "steps_per_s": steps / seconds,
             "samples_per_s": samples / seconds,
-            "tokens_per_s": (tokens - window.tokens) / seconds,
+            "tokens_per_s": (tokens - interval.tokens) / seconds,
         }
-        step_seconds = seconds / steps
-        values = {"step_seconds": step_seconds, **rates, **self._waits(window, step_seconds), **self._flops(rates)}
-        if self._on_cuda is None:
-            self._on_cuda = trainer.device.type == "cuda"
-        for name, value in (*values.items(), *(self._device(trainer.device) if self._on_cuda else ())):
+        values = {"step_seconds": seconds / steps, **rates}
+        if interval.waits:  # the wait for the run's first batch is not known
+            wait = interval.waited / interval.waits * interval.batches_per_step
+            values |= {"data_wait_seconds": wait, "data_wait_share": min(wait / values["step_seconds"], 1.0)}
+        values |= self._flops(rates)
+        if self._on_accelerator is None:
+            self._on_accelerator = _device.is_accelerator(trainer.device)
+        for name, value in (*values.items(), *(self._device_figures(trainer.device) if self._on_accelerator else ())):
             trainer.log(f"throughput/{name}", value, step)
-
-    def _waits(self, window: Window, step_seconds: float) -> dict[str, float]:
-        if not window.waits:
-            return {}
-        # Per step, which may have several micro-batches; nobody knows how long the run's first was waited for.
-        wait = window.waited / window.waits * window.batches_per_step
-        return {"data_wait_seconds": wait, "data_wait_share": min(wait / step_seconds, 1.0)}
 
     def _flops(self, rates: Mapping[str, float]) -> dict[str, float]:
         given = (self.flops_per_token, "tokens_per_s"), (self.flops_per_sample, "samples_per_s")
@@ -174,17 +183,15 @@ class ThroughputMonitor(TrainingHook):
         mfu = {} if self.peak_flops is None else {"mfu": flops / self.peak_flops}
         return {"tflops": flops / 1e12, **mfu}
 
-    def _device(self, device: torch.device) -> Iterator[tuple[str, float]]:
-        yield "device_memory_mb", torch.cuda.memory_allocated(device) / MEGABYTE
-        yield "device_memory_peak_mb", torch.cuda.max_memory_allocated(device) / MEGABYTE
-        if self._knows_utilisation:
+    def _device_figures(self, device: torch.device) -> Iterator[tuple[str, float]]:
+        yield "device_memory_mb", (_device.memory_allocated(device) or 0) / MEGABYTE
+        yield "device_memory_peak_mb", (_device.max_memory_allocated(device) or 0) / MEGABYTE
+        if self._has_utilization:
             try:
-                yield "device_utilisation", torch.cuda.utilization(device) / 100
-            except Exception:  # no pynvml, or a driver that does not tell: not asked again
-                self._knows_utilisation = False
+                yield "device_utilisation", _device.utilization(device)
+            except Exception:  # no pynvml, or a driver that cannot tell: do not ask again
+                self._has_utilization = False
 
 
-def _tokens_in(batch: Any, trainer: Any) -> int:
-    """The tokens of a batch, as the run counts them; they are among those seen when the batch begins."""
-    count = getattr(trainer, "count_tokens", None)
-    return int(count(batch)) if callable(count) else 0
+def _number(value: Any, name: str, at_least: float) -> float:
+    return float(_checks.number(value, name, at_least=at_least))

@@ -13,7 +13,7 @@ import torch
 from hookline.core.run_control import MicroBatch
 from hookline.errors import HooklineError, TrainingError
 from hookline.events.policy import logger
-from hookline.gradients.chain import UpdateChain
+from hookline.gradients.chain import OVERFLOWED, UpdateChain
 from hookline.gradients.view import Gradients
 from hookline.record.memory_record import MemoryRecord
 from hookline.record.run_record import Record
@@ -296,6 +296,11 @@ class Trainer:
     def uses_grad_scaler(self) -> bool:
         """Whether a GradScaler decides if the optimizer steps."""
         return self.engine.scaler is not None
+
+    @property
+    def gradients_overflowed(self) -> bool:
+        """Whether the GradScaler found non-finite gradients in the current step, which is therefore skipped."""
+        return self.moment.skip_asked_at == self.moment.step and self.moment.skip_reason == OVERFLOWED
 
     @property
     def loader_names(self) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline.hooks.gradient_look import Look, StepSize, Wanted, percentile_name
+from hookline.hooks.gradient_snapshot import GradientSnapshot, SnapshotSpec, UpdateSize, percentile_name
 from hookline.stats.columns import STATISTICS
 
 
@@ -27,17 +27,17 @@ def test_the_table_has_the_columns_that_were_wanted(
 ) -> None:
     """Whatever is asked for, each named column holds what its name says, and bins come last."""
     layer = layer_with_gradients()
-    wanted = Wanted(moments, per_octave, points, update_ratio)
-    look = Look(7, dict(layer.named_parameters()), wanted)
+    wanted = SnapshotSpec(moments, per_octave, points, update_ratio)
+    look = GradientSnapshot(7, dict(layer.named_parameters()), wanted)
     assert layer.weight.grad is not None
     layer.weight.grad.mul_(2)
-    look.see_final()
+    look.measure_final()
     (_, _, named), table = look.table()
     layer.weight.grad.div_(2)
     columns = dict(zip(named, table[0].tolist(), strict=False))
     assert columns["l2"] == pytest.approx(layer.weight.grad.norm().item())
     assert columns["final_l2"] == pytest.approx(2 * columns["l2"])
-    if wanted.reads_all:
+    if wanted.needs_statistics:
         assert columns["absmax"] == layer.weight.grad.abs().max().item()
     if points:
         assert columns["p10"] < columns["p50"]
@@ -49,17 +49,17 @@ def test_the_table_has_the_columns_that_were_wanted(
 
 def test_norms_alone_need_no_statistics() -> None:
     """Without moments, percentiles and histograms there is one column."""
-    assert Wanted(moments=False).columns == ("l2",)
-    assert Wanted(moments=False, points=(5,)).columns == (*STATISTICS, "p5")
+    assert SnapshotSpec(moments=False).columns == ("l2",)
+    assert SnapshotSpec(moments=False, points=(5,)).columns == (*STATISTICS, "p5")
 
 
 def test_gradients_that_nobody_changed_are_not_measured_again() -> None:
     """Then the table has no column for their final norms; where no optimizer came to step, it is there, and NaN."""
-    look = Look(1, dict(layer_with_gradients().named_parameters()), Wanted(moments=False))
+    look = GradientSnapshot(1, dict(layer_with_gradients().named_parameters()), SnapshotSpec(moments=False))
     (_, _, before), table = look.table()
     assert before == ("final_l2", "l2")
     assert table[:, 0].isnan().all()
-    look.see_final()
+    look.measure_final()
     assert look.table()[0].columns == ("l2",)
 
 
@@ -67,7 +67,7 @@ def test_it_says_which_gradients_are_there() -> None:
     """A parameter without a gradient keeps its row, which is NaN."""
     layer = layer_with_gradients()
     layer.bias.grad = None
-    look = Look(1, dict(layer.named_parameters()), Wanted())
+    look = GradientSnapshot(1, dict(layer.named_parameters()), SnapshotSpec())
     (names, there, _), table = look.table()
     assert (names, there) == (("weight", "bias"), (0,))
     assert table[1].isnan().all()
@@ -77,9 +77,9 @@ def test_a_write_between_the_two_looks_is_seen() -> None:
     """The final norm is measured anew when a gradient was written to or replaced."""
     for change in (lambda layer: layer.weight.grad.mul_(2), lambda layer: setattr(layer.bias, "grad", torch.ones(2))):
         layer = layer_with_gradients()
-        look = Look(1, dict(layer.named_parameters()), Wanted(moments=False))
+        look = GradientSnapshot(1, dict(layer.named_parameters()), SnapshotSpec(moments=False))
         change(layer)
-        look.see_final()
+        look.measure_final()
         found = look.table()[1][:, 0].tolist()
         assert found == pytest.approx([param.grad.norm().item() for param in layer.parameters()])
 
@@ -87,7 +87,7 @@ def test_a_write_between_the_two_looks_is_seen() -> None:
 def test_a_step_is_measured_by_the_difference() -> None:
     """The copies are let go of, and the parameters are not touched."""
     params = [torch.full((4,), 3.0), torch.zeros(9)]
-    size = StepSize(params, [0, 1])
+    size = UpdateSize(params, [0, 1])
     params[0] += 0.5
     assert size.measure().tolist() == [[1.0, 6.0], [0.0, 0.0]]
     assert params[0].tolist() == [3.5] * 4
@@ -104,8 +104,8 @@ def test_gradients_made_in_inference_mode_are_measured_again(moments: bool) -> N
     param = nn.Parameter(torch.ones(3))
     with torch.inference_mode():
         param.grad = torch.full((3,), 2.0)
-    look = Look(1, {"p": param}, Wanted(moments, 0, (), False))
+    look = GradientSnapshot(1, {"p": param}, SnapshotSpec(moments, 0, (), False))
     with torch.inference_mode():
         param.grad.mul_(3)
-    look.see_final()
+    look.measure_final()
     assert look.table()[1][0, 0].item() == pytest.approx(6 * math.sqrt(3))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hookline import Trainer, get_trainer
-from hookline.hooks.autopsy import Autopsy, bad_tensors, examine, named_tensors
+from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose, name_batch_tensors, nonfinite_names
 
 
 class Log(nn.Module):
@@ -44,15 +44,15 @@ def make_trainer(middle: nn.Module, loss_fn: Any = nn.functional.mse_loss) -> Tr
     return get_trainer("simple", model, batches, optimizer, "cpu", loss_fn=loss_fn, record=False, console=False)
 
 
-def autopsy_of(trainer: Trainer, batch: Any = None) -> Autopsy:
+def diagnosis_of(trainer: Trainer, batch: Any = None) -> Diagnosis:
     """Run the trainer's batch again, from the random streams as they are."""
-    return examine(trainer, trainer.train_loaders["train"][0] if batch is None else batch, trainer.random_state())  # type: ignore[index]
+    return diagnose(trainer, trainer.train_loaders["train"][0] if batch is None else batch, trainer.random_state())  # type: ignore[index]
 
 
 def test_the_first_bad_output_is_named() -> None:
     """Of all modules that gave NaN, the one where it began; the Inf that it came from is named beside it."""
     trainer = make_trainer(nn.Sequential(Nested(Log()), nn.Softmax(-1)))
-    found = autopsy_of(trainer)
+    found = diagnosis_of(trainer)
     assert found.module == "1.1"
     assert found.first_inf == "1.0.inner"
     assert found.outputs == ("float32 (2, 3) on cpu",)
@@ -65,7 +65,7 @@ def test_the_first_bad_output_is_named() -> None:
 
 def test_a_bad_batch_is_named() -> None:
     """The tensor of the batch that was bad already."""
-    found = autopsy_of(make_trainer(nn.ReLU()), (torch.tensor([[1.0, float("nan"), 1.0]]), torch.ones(1, 1)))
+    found = diagnosis_of(make_trainer(nn.ReLU()), (torch.tensor([[1.0, float("nan"), 1.0]]), torch.ones(1, 1)))
     assert found.batch == ("batch[0]",)
     assert found.module == "0"
     assert str(found).startswith("the batch itself is not finite in batch[0]; ")
@@ -98,7 +98,7 @@ class Spoils(nn.Module):
 
 def test_a_module_that_spoils_only_its_own_parameter_is_named() -> None:
     """The gradients that it hands on are finite; those of its weight are not."""
-    found = autopsy_of(make_trainer(Nested(Spoils())))
+    found = diagnosis_of(make_trainer(Nested(Spoils())))
     assert (found.gradients, found.backward_module) == (("1.inner.weight",), "1.inner")
 
 
@@ -107,21 +107,21 @@ def test_bad_parameters_are_named() -> None:
     trainer = make_trainer(nn.ReLU())
     with torch.no_grad():
         trainer.model[2].bias.fill_(float("inf"))  # type: ignore[index, union-attr, operator]
-    found = autopsy_of(trainer)
+    found = diagnosis_of(trainer)
     assert (found.parameters, found.module, found.first_inf) == (("2.bias",), "2", "2")
     assert "parameters were not finite already: 2.bias" in str(found)
 
 
 def test_a_loss_that_goes_bad_by_itself() -> None:
     """When every output is finite, the loss function is to blame."""
-    found = autopsy_of(make_trainer(nn.ReLU(), lambda out, target: (out - target).sum() / 0 * 0))
+    found = diagnosis_of(make_trainer(nn.ReLU(), lambda out, target: (out - target).sum() / 0 * 0))
     assert found.module is None
     assert str(found) == "every module's output is finite, the loss made of them is nan"
 
 
 def test_a_backward_that_goes_bad_is_named() -> None:
     """With a finite loss: the module whose backward made NaN, innermost first, and torch's name for the operation."""
-    found = autopsy_of(make_trainer(Nested(Root())))
+    found = diagnosis_of(make_trainer(Nested(Root())))
     assert found.backward_module == "1.inner"
     assert found.gradients == ("0.weight", "0.bias")
     assert found.operation == "MulBackward0"
@@ -130,7 +130,7 @@ def test_a_backward_that_goes_bad_is_named() -> None:
 
 def test_a_healthy_batch_is_said_to_be_so() -> None:
     """What cannot be reproduced is not blamed on anybody."""
-    found = autopsy_of(make_trainer(nn.ReLU()))
+    found = diagnosis_of(make_trainer(nn.ReLU()))
     assert found.finite
     assert "it cannot be reproduced" in str(found)
 
@@ -143,7 +143,7 @@ def test_the_autopsy_leaves_no_trace(middle: nn.Module) -> None:
     trainer.model[1][0].train()  # type: ignore[index]
     before = [value.clone() for value in trainer.model.state_dict().values()], torch.get_rng_state()
     modes = [module.training for module in trainer.model.modules()]
-    autopsy_of(trainer)
+    diagnosis_of(trainer)
     after = list(trainer.model.state_dict().values()), torch.get_rng_state()
     assert all(map(torch.equal, before[0], after[0])) and torch.equal(before[1], after[1])
     assert modes == [module.training for module in trainer.model.modules()]
@@ -157,15 +157,15 @@ def test_the_random_streams_decide_what_dropout_does() -> None:
     batch = trainer.train_loaders["train"][0]  # type: ignore[index]
     first = trainer.random_state()
     torch.rand(1)
-    losses = [examine(trainer, batch, state).loss for state in (first, trainer.random_state(), first)]
+    losses = [diagnose(trainer, batch, state).loss for state in (first, trainer.random_state(), first)]
     assert losses[0] == losses[2] != losses[1]
 
 
 def test_tensors_by_their_place_in_a_batch() -> None:
     """Nested batches of every kind; what is no tensor is passed over."""
     one, two = torch.ones(1), torch.ones(2)
-    assert named_tensors(one) == {"batch": one}
-    nested = named_tensors({"a": (one, [two]), "b": "text", "c": 3})
+    assert name_batch_tensors(one) == {"batch": one}
+    nested = name_batch_tensors({"a": (one, [two]), "b": "text", "c": 3})
     assert list(nested) == ["batch['a'][0]", "batch['a'][1][0]"]
     bad = {"int": torch.ones(1, dtype=torch.int64), "inf": torch.tensor([1.0, float("inf")]), "fine": one}
-    assert bad_tensors(bad) == ("inf",)
+    assert nonfinite_names(bad) == ("inf",)

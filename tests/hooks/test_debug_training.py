@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-import hookline.hooks.debugging as debugging
 from hookline import DebugHook, Trainer, get_trainer
+from hookline.hooks import debug_training
 
 
 def make_trainer(hook: DebugHook, bad: int | None = 1, sizes: tuple[int, ...] = (4, 4, 4)) -> Trainer:
@@ -29,8 +29,8 @@ def make_trainer(hook: DebugHook, bad: int | None = 1, sizes: tuple[int, ...] = 
 def terminal(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Somebody sits there; what the debugger would show is noted."""
     shown: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(debugging, "at_terminal", lambda: True)
-    monkeypatch.setattr(debugging, "_pause", lambda *frame: shown.append(frame))
+    monkeypatch.setattr(debug_training, "at_terminal", lambda: True)
+    monkeypatch.setattr(debug_training, "_open_debugger", lambda *frame: shown.append(frame))
     return shown
 
 
@@ -63,7 +63,7 @@ def test_quitting_the_debugger_ends_the_run(terminal: Any, monkeypatch: pytest.M
     def quit_it(*frame: Any) -> None:
         raise bdb.BdbQuit
 
-    monkeypatch.setattr(debugging, "_pause", quit_it)
+    monkeypatch.setattr(debug_training, "_open_debugger", quit_it)
     trainer = make_trainer(DebugHook())
     with pytest.raises(KeyboardInterrupt, match="quit in the debugger at loss nan, step 2"):
         trainer.train()

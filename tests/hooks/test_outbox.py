@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hookline.hooks.notifications import Outbox
-from hookline.hooks.webhook import Undelivered
+from hookline.hooks.notify import Outbox
+from hookline.hooks.webhook import DeliveryError
 
 
 class Line:
@@ -22,7 +22,7 @@ class Line:
         self.attempts.append(message)
         self.times.append(time.monotonic())
         if len(self.attempts) <= self.refusals:
-            raise Undelivered("busy", self.try_again, self.wait)
+            raise DeliveryError("busy", self.try_again, self.wait)
 
 
 def wait_for(condition: Any) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from hookline.hooks.shared_terminal import MakesWay, SharedTerminal
+from hookline.hooks.terminal import StreamProxy, TerminalWatcher
 
 
 class Terminal(io.StringIO):
@@ -28,26 +28,26 @@ def test_it_is_told_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) 
     """Of lines in one go, too; what is no terminal is left alone."""
     terminal = at_terminal(monkeypatch)
     told: list[str] = []
-    shared = SharedTerminal(lambda: told.append(terminal.getvalue()))
-    shared.share()
+    shared = TerminalWatcher(lambda: told.append(terminal.getvalue()))
+    shared.start()
     sys.stdout.write("one")
     sys.stdout.writelines(["two", "three"])
     print("elsewhere", file=sys.stderr)
     assert told == ["", "one"]
     assert sys.stdout.isatty() and terminal.getvalue() == "onetwothree"
-    shared.leave()
+    shared.stop()
     assert sys.stdout is terminal
 
 
 def test_a_stream_that_somebody_else_replaced_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sharing twice wraps once; leaving touches only what is ours."""
     terminal = at_terminal(monkeypatch)
-    shared = SharedTerminal(lambda: None)
-    shared.share()
-    shared.share()
-    assert isinstance(sys.stdout, MakesWay) and sys.stdout.stream is terminal
+    shared = TerminalWatcher(lambda: None)
+    shared.start()
+    shared.start()
+    assert isinstance(sys.stdout, StreamProxy) and sys.stdout.stream is terminal
     theirs = sys.stdout = io.StringIO()
-    shared.leave()
+    shared.stop()
     assert sys.stdout is theirs
 
 
@@ -55,7 +55,7 @@ def test_a_process_without_standard_streams(monkeypatch: pytest.MonkeyPatch) -> 
     """As under pythonw: there is nothing to share."""
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
-    SharedTerminal(lambda: None).share()
+    TerminalWatcher(lambda: None).start()
     assert sys.stdout is None
 
 
@@ -70,10 +70,10 @@ def test_a_stream_of_somebody_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
     closed.close()
     monkeypatch.setattr(sys, "stdout", tee)
     monkeypatch.setattr(sys, "stderr", closed)
-    shared = SharedTerminal(lambda: None)
-    shared.share()
+    shared = TerminalWatcher(lambda: None)
+    shared.start()
     print("heard")
-    shared.leave()
+    shared.stop()
     assert tee.getvalue() == "heard\n" and sys.stdout is tee and sys.stderr is closed
 
 
@@ -82,12 +82,12 @@ def test_runs_that_overlap_may_end_in_any_order(order: tuple[int, ...], monkeypa
     """When the last is over, the stream is the process's own again."""
     terminal = at_terminal(monkeypatch)
     told: list[int] = []
-    runs = [SharedTerminal(partial(told.append, number)) for number in range(3)]
+    runs = [TerminalWatcher(partial(told.append, number)) for number in range(3)]
     for run in runs:
-        run.share()
-    runs[order[0]].leave()
+        run.start()
+    runs[order[0]].stop()
     print("two are told")
     assert set(told) == set(order[1:])
     for number in order[1:]:
-        runs[number].leave()
+        runs[number].stop()
     assert sys.stdout is terminal

@@ -11,8 +11,8 @@ from torch import nn
 
 from hookline import Trainer, get_trainer, replay_crash
 from hookline.errors import CheckpointError, HooklineError
-from hookline.hooks.autopsy import examine
-from hookline.hooks.crash import Scene, plain, read_crash, write_crash
+from hookline.hooks.nan_forensics.diagnosis import diagnose
+from hookline.hooks.nan_forensics.dump import RecordedBatch, read_crash, write_crash
 
 
 class Fine(nn.Module):
@@ -39,8 +39,9 @@ def crash(batch: Any, with_state: bool = True) -> tuple[Trainer, Path]:
     trainer.model.layer.eval()  # type: ignore[union-attr, operator]
     state = trainer.random_state()
     given = batch if isinstance(batch, torch.Tensor) else torch.ones(4, 3)
-    autopsy = examine(trainer, given, state)
-    folder = write_crash(Path("crashes"), trainer, Scene(batch, 7, "train", state), "loss nan", autopsy, with_state)
+    autopsy = diagnose(trainer, given, state)
+    recorded = RecordedBatch(batch, 7, "train", state)
+    folder = write_crash(Path("crashes"), trainer, recorded, "loss nan", autopsy, with_state)
     return trainer, folder
 
 
@@ -92,7 +93,7 @@ def test_without_weights_somebody_must_bring_them() -> None:
     """A small crash can be replayed once the right weights are loaded, and says so before."""
     trainer, folder = crash(torch.ones(4, 3), with_state=False)
     assert not (folder / "state" / "model.safetensors").exists()
-    with pytest.raises(HooklineError, match="holds no weights: load those of step 0"):
+    with pytest.raises(HooklineError, match="has no weights: load those of step 0"):
         replay_crash(folder, trainer)
     assert replay_crash(folder, trainer, weights_loaded=True).same
 
@@ -116,9 +117,9 @@ def test_crashes_of_one_step_do_not_overwrite_each_other() -> None:
     assert [crash(torch.ones(4, 3))[1].name for _ in range(2)] == ["step-00000000", "step-00000000-1"]
 
 
-def test_mappings_of_any_kind_become_dicts() -> None:
-    """Also inside lists and tuples; everything else stays what it is."""
-    tensor = torch.ones(1)
-    made = plain(({"a": UserDict(b=[UserDict(c=tensor)])}, "x"))
-    assert made == ({"a": {"b": [{"c": tensor}]}}, "x")
-    assert type(made[0]["a"]) is dict
+def test_mappings_of_any_class_are_written_as_dicts() -> None:
+    """Also inside lists and tuples; everything else is unchanged."""
+    _, folder = crash(({"a": UserDict(b=[UserDict(c=torch.ones(1))])}, "x"))
+    batch = read_crash(folder)[1]["batch"]
+    assert batch == ({"a": {"b": [{"c": torch.ones(1)}]}}, "x")
+    assert type(batch[0]["a"]) is dict

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from run_control import PlainRun
 from torch import nn
 
 from hookline import GenericTrainer, HooksConfig, LearningRateMonitor
 from hookline.errors import ConfigError
-from hookline.hooks.learning_rate import _told_apart
 from hookline.record.memory_record import MemoryRecord
 
 
@@ -91,10 +91,15 @@ def test_a_schedule_thins_it_out() -> None:
 
 def test_a_wrong_frequency_is_refused() -> None:
     """With the nearest right word."""
-    with pytest.raises(ConfigError, match="frequency: 'epochs' is no choice; did you mean 'epoch'"):
+    with pytest.raises(ConfigError, match="frequency: invalid value 'epochs'; did you mean 'epoch'"):
         LearningRateMonitor(frequency="epochs")
 
 
-def test_a_number_that_makes_another_group_s_name_is_passed_over() -> None:
-    """Else one of the two would be lost."""
-    assert _told_apart(["a", "a", "a-1", "a"]) == ["a", "a-2", "a-1", "a-3"]
+def test_a_number_never_makes_the_name_of_another_group() -> None:
+    """One of the two would overwrite the other."""
+    params = [nn.Parameter(torch.ones(1)) for _ in range(4)]
+    groups = [{"params": [one], "name": name} for one, name in zip(params, ("a", "a", "a-1", "a"), strict=True)]
+    run = PlainRun()
+    run.optimizers = [torch.optim.SGD(groups, lr=0.5)]
+    LearningRateMonitor().on_before_optimizer_step(run, 0)
+    assert [name for name, _ in run.logged] == ["lr/a", "lr/a-2", "lr/a-1", "lr/a-3"]

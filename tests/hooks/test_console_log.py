@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hookline import ConsoleLogHook, Trainer, get_trainer
-from hookline.hooks.console import _duration, _speed, print_costs
+from hookline.hooks.console_log import _duration, _speed, print_costs
 
 logger = logging.getLogger("hookline")
 

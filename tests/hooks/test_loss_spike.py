@@ -2,22 +2,22 @@
 
 import random
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
+from run_control import PlainRun
 from torch import nn
 
 from hookline import GenericTrainer, LossSpike, get_trainer
 from hookline.errors import ConfigError
 
 
-def feed(hook: LossSpike, losses: list[float]) -> Mock:
-    """Give a hook one loss a step."""
-    trainer = Mock()
+def feed(hook: LossSpike, losses: list[float]) -> PlainRun:
+    """Give a hook one loss per step."""
+    run = PlainRun()
     for step, loss in enumerate(losses, 1):
-        hook.on_step_end(trainer, step, loss, step - 1, "train")
-    return trainer
+        hook.on_step_end(run, step, loss, step - 1, "train")
+    return run
 
 
 def noise(count: int, level: float = 2.0) -> list[float]:
@@ -31,11 +31,11 @@ def test_a_spike_is_found_with_its_batch() -> None:
     losses = noise(60)
     losses[45] = 9.0
     hook = LossSpike()
-    trainer = feed(hook, losses)
+    run = feed(hook, losses)
     assert [(spike.step, spike.loss, spike.batch_idx) for spike in hook.spikes] == [(46, 9.0, 45)]
     assert hook.spikes[0].spreads > 50
-    assert trainer.note.call_args.args == ("loss_spike",) and trainer.note.call_args.kwargs["loss"] == 9.0
-    trainer.request_stop.assert_not_called()
+    assert [(note["kind"], note["loss"]) for note in run.notes] == [("loss_spike", 9.0)]
+    assert run.stop_reason is None
 
 
 def test_noise_is_no_spike() -> None:

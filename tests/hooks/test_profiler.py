@@ -122,7 +122,7 @@ def test_windows_side_by_side_are_two_traces() -> None:
     train(profiler := Profiler(first_step=[5, 2], steps=3), steps=10)
     assert [path.name for path in profiler.traces] == ["step-00000002.json.gz", "step-00000005.json.gz"]
     assert [names_in(path).count("aten::linear") for path in profiler.traces] == [6, 6]
-    with pytest.raises(ConfigError, match="the trace from step 2 on lasts until step 4, so none can begin at 4"):
+    with pytest.raises(ConfigError, match="the trace of step 2 lasts until step 4, so none can start at 4"):
         Profiler(first_step=[2, 4], steps=3)
 
 
@@ -136,9 +136,9 @@ def test_without_a_record_it_needs_a_directory(tmp_path: Path, caplog: pytest.Lo
 
 def test_wrong_options_are_refused() -> None:
     """Steps count from 1."""
-    with pytest.raises(ConfigError, match="first_step: expected a whole number, at least 1; got 0"):
+    with pytest.raises(ConfigError, match="first_step: expected an integer of at least 1, got 0"):
         Profiler(first_step=0)
-    with pytest.raises(ConfigError, match=r"first_step: expected a whole number, at least 1; got 10\.0"):
+    with pytest.raises(ConfigError, match=r"first_step: expected an integer of at least 1, got 10\.0"):
         Profiler(first_step=10.0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="with_stack: expected true or false"):
         Profiler(with_stack="no")  # type: ignore[arg-type]
@@ -155,19 +155,19 @@ def test_one_profiler_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
     trainer.add_hook(second, "second")
     trainer.train()
     assert [len(one.traces) for one in (first, second)] == [1, 0]
-    assert "hook 'second': step 4 is not traced, because another profiler is at work" in caplog.text
+    assert "hook 'second': step 4 is not traced, because another profiler is active" in caplog.text
 
 
 def test_a_profile_of_the_users_own_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     """It would come back empty."""
     with torch.profiler.profile() as own:
         train(hook := Profiler(first_step=2, steps=2))
-    assert own.key_averages() and not hook.traces and "another profiler is at work" in caplog.text
+    assert own.key_averages() and not hook.traces and "another profiler is active" in caplog.text
 
 
 def test_no_step_at_all_is_refused() -> None:
     """A list of none."""
-    with pytest.raises(ConfigError, match="first_step: expected a step, or a list of steps; got none"):
+    with pytest.raises(ConfigError, match="first_step: expected a step or a list of steps, got an empty list"):
         Profiler(first_step=[])
 
 

@@ -153,7 +153,7 @@ def test_steps_by_hand_are_watched_and_the_time_between_them_is_not() -> None:
 def test_it_warns_before_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk that the record is on may be what hangs."""
     order: list[str] = []
-    monkeypatch.setattr("hookline.hooks.watchdog.logger.warning", lambda *message: order.append("warned"))
+    monkeypatch.setattr("hookline.hooks.stall_watchdog.logger.warning", lambda *message: order.append("warned"))
     trainer = make_trainer(record=False)
     trainer.add_hook(StallWatchdog(seconds=0.05))
     note = trainer.note
@@ -197,7 +197,7 @@ def test_a_copy_watches_nothing_yet() -> None:
     trainer.train()
     twin = twins[0]
     assert type(twin) is Mine and (twin.seconds, twin.stalls, twin._thread) == (7, 0, None)
-    assert twin.words == ["a"] and twin.words is not hook.words and twin.called == "stall_watchdog"
+    assert twin.words == ["a"] and twin.words is not hook.words and twin.registered_name == "stall_watchdog"
     other = make_trainer()
     other.add_hook(twin)
     other.train()

@@ -9,7 +9,7 @@ from torch import nn
 
 from hookline import EarlyStopping, GenericTrainer, ModelCheckpoint, Trainer, read_metrics
 from hookline.errors import ConfigError, MetricMissing, TrainingError
-from hookline.hooks.metric_hook import MetricHook, Occasion
+from hookline.hooks.monitored import Measurement
 from hookline.registry.base import TrainingHook
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -34,10 +34,10 @@ class Looks(EarlyStopping):
         super().__init__(monitor=monitor, patience=99, **options)
         self.shown: list[tuple[int, float]] = []
 
-    def look(self, trainer: Any, occasion: Occasion) -> None:
-        """What a check would see."""
-        if (value := self.value(occasion)) is not None:
-            self.shown.append((occasion.step, value))
+    def evaluate(self, trainer: Any, measurement: Measurement) -> None:
+        """Store what a check would see."""
+        if (value := self.monitored_value(measurement)) is not None:
+            self.shown.append((measurement.step, value))
 
 
 def fit(*hooks: TrainingHook, resume: Path | None = None, **options: Any) -> Trainer:
@@ -142,19 +142,6 @@ def test_a_slip_in_a_loaders_name_is_told_with_those_there_are(options: dict[str
     """Also those that had no part in the step."""
     with pytest.raises(MetricMissing, match=r"'train/boks/loss'.*did you mean 'train/books/loss'.*train/web/"):
         fit(EarlyStopping(monitor="train/boks/loss", **options))
-
-
-def test_other_peoples_loops_need_not_know_of_it() -> None:
-    """A trainer without our loop has its losses, and no others."""
-
-    class Kept(MetricHook):
-        def look(self, trainer: Any, occasion: Occasion) -> None:
-            self.last = occasion
-
-    hook = Kept()
-    hook.look_at(steps=None, validation=False, epochs=True)
-    hook.on_epoch_end(object(), 3, 0, {"latest_loss": 1.0, "avg_loss": 2.0})
-    assert hook.last.metrics == {"loss": 1.0, "train/loss": 1.0, "train/epoch_loss": 2.0}
 
 
 def test_at_steps_a_loaders_newest_loss_may_be_of_the_epoch_before() -> None:

@@ -1,0 +1,57 @@
+"""Base class and helpers that the built-in lifecycle hooks share."""
+
+from __future__ import annotations
+
+import inspect
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hookline.core.run_control import RunControl
+from hookline.registry.base import TrainingHook
+
+if TYPE_CHECKING:
+    from hookline.registry.registry import HookRegistry
+
+HookType = TypeVar("HookType", bound=TrainingHook)
+
+
+class NamedHook(TrainingHook):
+    """A lifecycle hook that signs its notes and messages with the name it was registered under."""
+
+    _registered_name: str | None = None
+
+    def setup(self, name: str, registry: HookRegistry | None = None) -> None:
+        """Store the name the hook was registered under."""
+        self._registered_name = name
+
+    @property
+    def registered_name(self) -> str:
+        """The name the hook was registered under; before that, the name of its class."""
+        return self._registered_name or self.name or type(self).__name__
+
+    def note(self, trainer: RunControl, kind: str, **fields: Any) -> None:
+        """Write a decision into the run's record, signed with the hook's name."""
+        trainer.note(kind, by=self.registered_name, **fields)
+
+
+def counts_for_run(trainer: RunControl) -> bool:
+    """Return whether the current validation belongs to the run: not one outside of it or nested in another one."""
+    return trainer.running and trainer.validations_in_progress <= 1
+
+
+def copy_by_constructor(hook: HookType, made_by: type[Any], memo: dict[int, Any]) -> HookType:
+    """Implement `__deepcopy__` for a hook with threads or queues: construct another one with the same parameters.
+
+    Args:
+        hook: The hook to copy.
+        made_by: The built-in class whose constructor makes the copy. Attributes that a subclass added are copied.
+        memo: The memo of `copy.deepcopy`.
+
+    Returns:
+        A hook of the same class that is not registered anywhere.
+    """
+    memo[id(hook)] = copied = type(hook).__new__(type(hook))
+    made_by.__init__(copied, **{name: getattr(hook, name) for name in inspect.signature(made_by).parameters})
+    own = {*vars(copied), "_registered_name"}
+    vars(copied).update(deepcopy({key: value for key, value in vars(hook).items() if key not in own}, memo))
+    return copied

@@ -1,0 +1,347 @@
+"""`checkpoint`: save checkpoints by epochs, steps, time or a metric, and decide which of them stay on disk."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hookline import _checks
+from hookline.checkpoints.file_names import FileName
+from hookline.checkpoints.retention import ALL, Kept, best_first, delete_checkpoints, point_to, surplus, would_be_kept
+from hookline.core.run_control import RunControl
+from hookline.errors import ConfigError, nearest
+from hookline.events.policy import logger
+from hookline.events.schedule import Quantity, Reading, Schedule
+from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_epoch_mean, is_training_metric, metric_key
+
+DEFAULT_NAME = "step-{step:08d}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A checkpoint that was requested and is not on disk yet; it gets its name when it is written.
+
+    The hook's state holds these fields under these names.
+    """
+
+    step: int
+    epoch: int
+    score: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    name: str = ""
+    validated: bool = False
+    other: Sequence[str] = ()
+    """Metrics that may be missing."""
+
+
+class CheckpointHook(MetricHook):
+    """Saves checkpoints and keeps the newest or the best of them; also known as `ModelCheckpoint`.
+
+    With `monitor`, a checkpoint is saved only if it is among the best `save_top_k`; `best_path` and the link ``best``
+    lead to the best one. Values that are not finite are never among the best. A training metric (``train/…``) is
+    evaluated at the steps that are saved, or else at the end of epochs. For any other metric, checkpoints by steps or
+    time have no score and stay while they are among the newest two, which are never deleted.
+
+    A failure to save ends the run, unless the trainer's `on_save_error` says otherwise.
+
+    Args:
+        save_every_n_epochs: Save after every n-th epoch; with `monitor`, evaluate only validations of those epochs.
+        save_every_n_steps: Save every n steps.
+        save_every: Save by another unit: "30 min", "1M tokens".
+        monitor: The metric to rank checkpoints by.
+        mode: Whether lower or higher values are better.
+        save_top_k: How many to keep; -1 for all, the default without `monitor`; 1 is the default with it.
+        save_last: Save at every evaluation and always keep the last one, under the link ``last``.
+        save_on_train_epoch_end: Evaluate at the end of epochs instead of after validations.
+        filename: A template, which may name metrics: ``epoch_{epoch}_loss_{val/loss:.2f}``.
+        auto_insert_metric_name: Write ``name=`` before each value of `filename`.
+        save_on_exception: Save when the run fails: between two steps as always; in the middle of a step into
+            ``exception/``, to resume after the batch that failed.
+
+    Raises:
+        ConfigError: If a parameter has an invalid value.
+    """
+
+    built_in = True
+    name = "checkpoint"
+    on_error = "raise"
+
+    def __init__(
+        self,
+        save_every_n_epochs: int | None = 1,
+        save_every_n_steps: int | None = None,
+        save_every: str | None = None,
+        monitor: str | None = None,
+        mode: Literal["min", "max"] = "min",
+        save_top_k: int | None = None,
+        save_last: bool = False,
+        save_on_train_epoch_end: bool | None = None,
+        filename: str | None = None,
+        auto_insert_metric_name: bool = True,
+        save_on_exception: bool = False,
+    ) -> None:
+        optional, integer, string = _checks.optional, _checks.integer, _checks.string
+        self.save_every_n_epochs = optional(integer, save_every_n_epochs, "save_every_n_epochs", at_least=1)
+        self.save_every_n_steps = optional(integer, save_every_n_steps, "save_every_n_steps", at_least=1)
+        self.save_every = optional(string, save_every, "save_every")
+        self.monitor, self.mode = optional(string, monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
+        default = ALL if monitor is None else 1
+        self.save_top_k = default if save_top_k is None else integer(save_top_k, "save_top_k", at_least=ALL)
+        self.save_last = _checks.boolean(save_last, "save_last")
+        self.save_on_exception = _checks.boolean(save_on_exception, "save_on_exception")
+        self.filename = optional(string, filename, "filename")
+        self.auto_insert_metric_name = _checks.boolean(auto_insert_metric_name, "auto_insert_metric_name")
+        self._file_name = FileName(filename or DEFAULT_NAME, with_names=auto_insert_metric_name and bool(filename))
+        self._epochs = Schedule.parse(every=f"{save_every_n_epochs or 1} epochs")
+        self._choose_sources(save_on_train_epoch_end)
+        self.kept: list[Kept] = []
+        self._warned_fields: set[str] = set()  # metrics of the file name that were missing where they were expected
+        self._requested: Request | None = None
+        self._writing: Request | None = None  # the one that got its name last, until it is durable
+        self._written: set[str] = set()  # by this process: retention need not read their bytes to verify them
+        self._directory: Path | None = None
+        self._failed, self._saved_at = False, -1
+
+    def _choose_sources(self, at_epochs: bool | None) -> None:
+        steps, of_training = self._step_schedule(), is_training_metric(self.key)
+        only_steps = of_training and steps is not None and not is_epoch_mean(self.key)
+        if at_epochs is None:
+            at_epochs = self.monitor is None or (of_training and not only_steps)
+        self.save_on_train_epoch_end = _checks.boolean(at_epochs, "save_on_train_epoch_end")
+        self.evaluate_at(steps=steps, validations=not at_epochs and not only_steps, epochs=at_epochs)
+
+    def _step_schedule(self) -> Schedule | None:
+        if self.save_every is None:
+            return None if self.save_every_n_steps is None else Schedule.parse(every=self.save_every_n_steps)
+        if self.save_every_n_steps is not None:
+            raise ConfigError("save_every", "give save_every or save_every_n_steps, not both")
+        if Quantity.parse(self.save_every, "save_every").unit == "epochs":
+            raise ConfigError("save_every", f"{self.save_every!r}: for epochs use save_every_n_epochs")
+        return Schedule.parse(every=self.save_every)
+
+    # ---- requesting a checkpoint -------------------------------------------------------------------------------------
+
+    def evaluate(self, trainer: RunControl, measurement: Measurement) -> None:
+        """Request a checkpoint, if one is due here and its score is good enough."""
+        if not self._is_due(measurement):
+            return
+        self._forget_deleted()
+        score, kept = self._score(measurement), list(self.kept)
+        # The one that is being written in the background counts, or a worse one would be saved after it.
+        if self._writing is not None and self._writing.name == trainer.saving:
+            kept.append(Kept(self._writing.name, self._writing.step, self._writing.score))
+        is_good = score is not None and would_be_kept(score, kept, self.save_top_k, self.mode)
+        if not (is_good or self.save_last or measurement.source == "step"):
+            return
+        # Of two requests for one step, the one with a score is the more specific.
+        if self._requested is None or self._requested.step != measurement.step or score is not None:
+            self._requested = Request(
+                measurement.step, measurement.epoch, score, measurement.metrics,
+                validated=measurement.validated, other=list(measurement.optional),
+            )  # fmt: skip
+        trainer.save(self._make_name)
+
+    def _is_due(self, measurement: Measurement) -> bool:
+        """Return whether to act: steps come on the hook's schedule, epochs and validations count every n-th epoch."""
+        if measurement.source == "step":
+            return True
+        if self.save_every_n_epochs is None and self.monitor is None:
+            return False
+        return self._epochs.due(Reading(epochs=measurement.epoch + 1), Reading())
+
+    def _forget_deleted(self) -> None:
+        """Drop checkpoints that were deleted from the disk by a person or another hook from the ranking."""
+        directory, wanted = self._directory, self.wanted
+        deleted = [one for one in self.kept if directory is not None and _is_deleted(directory / one.name)]
+        self.kept = [one for one in self.kept if one not in deleted]
+        for one in deleted:
+            if one.name in wanted:  # a surplus one may have been deleted by another checkpoint hook
+                logger.warning("hook %r: %s was deleted from disk; no longer ranked", self.registered_name, one.name)
+
+    def _score(self, measurement: Measurement) -> float | None:
+        """Return what the checkpoint is ranked by; without a metric the newest is the best."""
+        if self.monitor is None:
+            return float(measurement.step if self.mode == "max" else -measurement.step)
+        if measurement.source == "step" and not self._is_measured_by_steps and self.key not in measurement.metrics:
+            return None  # validations or epochs measure the metric; steps are saved without a score
+        value = self.monitored_value(measurement)
+        return value if value is not None and math.isfinite(value) else None
+
+    @property
+    def tolerates_missing(self) -> bool:
+        """Whether the metric was measured before: one that never was is probably misspelt."""
+        return self._was_found
+
+    def _make_name(self) -> str:
+        """Name the requested checkpoint when it is written; a validation of its step may have been made by then.
+
+        The trainer calls this once per request. The name is empty if a failed run took the request back.
+        """
+        request, self._requested = self._requested, None
+        if request is not None:
+            validation = self._validation.metrics if self._validation.step == request.step else {}
+            metrics = {**validation, **request.metrics}
+            aliases = {f"eval/{key[4:]}": value for key, value in metrics.items() if key.startswith("val/")}
+            self._warn_missing_fields(request, {**aliases, **metrics})
+            name = self._file_name.fill(request.epoch, request.step, {**aliases, **metrics})
+            self._writing = replace(request, name=name)
+        return "" if self._writing is None else self._writing.name
+
+    def _warn_missing_fields(self, request: Request, metrics: Mapping[str, float]) -> None:
+        """Warn once of each metric of the file name that should be there; it is probably misspelt."""
+        for name in self._file_name.fields:
+            key = metric_key(name)
+            # A save by steps need not have the metrics of validations.
+            expected = (request.validated or is_training_metric(key)) and key not in request.other
+            if expected and name not in metrics and name not in self._warned_fields:
+                self._warned_fields.add(name)
+                problem = f"{name!r} in filename is written as 'none' at step {request.step}"
+                logger.warning("hook %r: %s; %s", self.registered_name, problem, nearest(key, request.metrics))
+
+    # ---- the run -----------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: RunControl, resumed: bool = False) -> None:
+        """Start with an empty ranking, unless the run is resumed in the same directory."""
+        super().on_train_start(trainer)
+        self._failed, self._saved_at = False, -1
+        self._written.clear()
+        if not resumed or self._directory != trainer.checkpoint_dir:
+            self.reset()
+        elif self._directory is not None:  # later checkpoints were set aside, and a link may have pointed to one
+            self._forget_deleted()
+            self._update_links(self._directory)
+
+    def reset(self) -> None:
+        """Forget all checkpoints; they stay on disk."""
+        super().reset()
+        self.kept, self._requested, self._writing, self._directory = [], None, None, None
+        self._warned_fields.clear()
+
+    def on_exception(self) -> None:
+        """Save later, in `on_train_end`: other hooks may have to restore the weights first."""
+        self._failed = True
+
+    def on_train_end(self, trainer: RunControl) -> None:
+        """Save a failed run, outside of the ranking, unless this step is saved already."""
+        if not self._failed:
+            self.warn_if_never_evaluated(trainer)
+        elif self.save_on_exception and self._saved_at != trainer.step:
+            self._requested = self._writing = None
+            trainer.save()
+
+    # ---- retention ---------------------------------------------------------------------------------------------------
+
+    def on_checkpoint_save(self, trainer: RunControl, checkpoint_path: str, step: int) -> None:
+        """Rank a checkpoint of this hook once it is durable, then delete what is surplus."""
+        path, request = Path(checkpoint_path), self._writing
+        self._written.add(path.name)
+        self._saved_at = step
+        if request is None or request.step != step or not _has_name(path.name, request.name):
+            return
+        self._writing, self._directory = None, path.parent
+        self.kept.append(Kept(path.name, step, request.score))
+        self._update_links(path.parent)  # before anything is deleted, so that they never dangle
+        new, best = self.kept[-1], self._best
+        if self.monitor is not None and best == new:
+            self.note(trainer, "best_checkpoint", path=new.name, monitor=self.monitor, value=new.score)
+        self._delete_surplus(trainer, path.parent)
+
+    def _update_links(self, directory: Path) -> None:
+        """Point ``best`` and ``last`` to their checkpoints; a second hook's links end with its name."""
+        own = self.registered_name
+        suffix = "" if own == self.name else "-" + re.sub("[^A-Za-z0-9_=-]", "_", own)
+        best = self._best if self.monitor is not None else None
+        last = self.kept[-1] if self.save_last and self.kept else None
+        for link, target in (("best", best), ("last", last)):
+            try:
+                if target is not None:
+                    point_to(directory / f"{link}{suffix}", target.name)
+            except OSError as error:  # a file system without links; the checkpoint itself is safe
+                logger.warning("hook %r: cannot make the link %r: %s", own, link, error)
+
+    def _delete_surplus(self, trainer: RunControl, directory: Path) -> None:
+        hooks = [entry.hook for entry in trainer.hooks.entries()]
+        others = [hook for hook in hooks if isinstance(hook, CheckpointHook) and hook is not self]
+        needed = trainer.requested_checkpoints | {name for other in others for name in other.wanted}
+        try:
+            names = [one.name for one in self._surplus if one.name not in needed]
+            deleted = delete_checkpoints(directory, names, self._written)
+        except OSError as error:  # the next save tries again
+            logger.warning("hook %r: a checkpoint cannot be deleted: %s", self.registered_name, error)
+            return
+        self.kept = [one for one in self.kept if one.name not in deleted]
+
+    @property
+    def _surplus(self) -> list[Kept]:
+        return surplus(self.kept, self.save_top_k, self.mode, self.save_last)
+
+    @property
+    def wanted(self) -> set[str]:
+        """The names of the checkpoints that this hook wants to keep."""
+        return {one.name for one in self.kept} - {one.name for one in self._surplus}
+
+    @property
+    def _best(self) -> Kept | None:
+        return next(iter(best_first(self.kept, self.mode)), None) if self.save_top_k else None
+
+    @property
+    def best_path(self) -> Path | None:
+        """The best checkpoint so far: by the metric, or the newest if none is monitored."""
+        best, directory = self._best, self._directory
+        return None if best is None or directory is None else directory / best.name
+
+    @property
+    def best_score(self) -> float | None:
+        """The monitored metric's value of the best checkpoint."""
+        best = self._best
+        return None if best is None or self.monitor is None else best.score
+
+    # ---- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is on disk and the checkpoint that is being written now, which contains this state."""
+        writing = None if self._writing is None else asdict(self._writing)
+        kept = [asdict(one) for one in self.kept]
+        known = {"kept": kept, "asked": writing, "seen": self._was_found, "about": self.monitored}
+        return {**known, **self.measurement_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; `on_checkpoint_load` checks what is still on disk."""
+        if self.is_of_other_metric(state):  # that metric's checkpoints stay on disk
+            self.reset()
+            return
+        self.kept, self._was_found = [Kept(**one) for one in state["kept"]], state["seen"]
+        self._writing = None if state["asked"] is None else Request(**state["asked"])
+        self.load_measurement_state(state)
+
+    def on_checkpoint_load(self, checkpoint_path: str, path: str) -> None:
+        """Add the loaded checkpoint to the ranking, and forget those that are not in this run's directory."""
+        directory, loaded, request = Path(path), Path(checkpoint_path).resolve().name, self._writing
+        if request is not None:
+            name = loaded if _has_name(loaded, request.name) else request.name
+            self.kept.append(Kept(name, request.step, request.score))
+        self.kept = [one for one in self.kept if one.name and (directory / one.name).is_dir()]
+        self._requested, self._writing, self._directory = None, None, directory
+
+
+ModelCheckpoint = CheckpointHook
+
+
+def _has_name(name: str, requested: str) -> bool:
+    """Return whether a checkpoint has the requested name; if it was taken, a number was appended."""
+    return bool(requested) and re.fullmatch(f"{re.escape(requested)}(-[0-9]+)?", name) is not None
+
+
+def _is_deleted(path: Path) -> bool:
+    """Return whether a path certainly does not exist; a disk that does not answer is not certain."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        pass
+    return False

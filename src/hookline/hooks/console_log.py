@@ -1,0 +1,143 @@
+"""`console_log`: print progress, validation results, checkpoints and the cost of each hook."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from logging import LogRecord
+from pathlib import Path
+from shutil import get_terminal_size
+from time import monotonic
+from typing import Any, TextIO
+
+from hookline import _checks
+from hookline.core.run_control import RunControl
+from hookline.events.policy import logger
+from hookline.events.schedule import Schedule
+from hookline.hooks.terminal import TerminalWatcher
+from hookline.registry.base import TrainingHook
+
+
+class ConsoleLogHook(TrainingHook):
+    """Prints a progress line with the loss, its mean, speed and time left; validation results; at the end, the costs.
+
+    At a terminal the progress line is rewritten in place, and other output starts on a new line. Elsewhere each
+    progress line is printed separately.
+
+    Args:
+        log_every_n_batches: How often to print the progress line.
+        costs: Whether to print a table of what each hook cost when the run ends.
+        stream: Where to print, instead of standard output.
+    """
+
+    built_in = True
+    name = "console_log"
+    runs_last = True  # its table at the end includes what the other hooks cost at the end
+
+    def __init__(self, log_every_n_batches: int = 10, costs: bool = True, stream: TextIO | None = None) -> None:
+        self.log_every_n_batches = _checks.integer(log_every_n_batches, "log_every_n_batches", at_least=1)
+        self.costs = _checks.boolean(costs, "costs")
+        self.schedule = Schedule.parse(every=f"{log_every_n_batches} batches")
+        self._stream = stream
+        self._is_line_open = False
+        self._terminal = TerminalWatcher(self._end_line)
+        self._started, self._first_step = monotonic(), 0
+
+    def on_train_start(self, step: int) -> None:
+        """Start the clock, and watch the terminal and the log for other output."""
+        self._started, self._first_step = monotonic(), step
+        self._terminal.start()
+        logger.addFilter(self._end_line_before_log)
+
+    def on_train_batch_end(self, trainer: RunControl, epoch: int, step: int, state: Mapping[str, Any]) -> None:
+        """Print the progress line."""
+        done, total = step - self._first_step, trainer.total_steps
+        rate = done / max(monotonic() - self._started, 1e-9)
+        line = f"epoch {epoch}  step {step}{f'/{total}' if total else ''}"
+        line += f"  loss {state['latest_loss']:.4f} (so far {state['avg_loss']:.4f})  {_speed(rate)}"
+        if total and rate:
+            line += f"  {_duration((total - step) / rate)} left"
+        self._print(line, rewrite=True)
+
+    def on_validation_end(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Print the metrics that are numbers."""
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if isinstance(value, (int, float)))
+        self._print(f"step {step}  validation  {shown}")
+
+    def on_checkpoint_save(self, checkpoint_path: str) -> None:
+        """Print the checkpoint's path, relative to the working directory if it is inside."""
+        path, here = Path(checkpoint_path), Path.cwd()
+        self._print(f"saved {path.relative_to(here) if path.is_relative_to(here) else checkpoint_path}")
+
+    def on_train_end(self, trainer: RunControl) -> None:
+        """Print the table of costs."""
+        self._end_line()
+        if self.costs and (rows := trainer.hooks.costs()):
+            print_costs(rows, monotonic() - self._started, self._out)
+
+    def close(self) -> None:
+        """Stop watching the terminal and the log."""
+        self._end_line()
+        self._terminal.stop()
+        logger.removeFilter(self._end_line_before_log)
+
+    @property
+    def _out(self) -> TextIO:
+        return self._stream or self._terminal.stdout
+
+    def _print(self, line: str, rewrite: bool = False) -> None:
+        if rewrite and self._out.isatty():
+            line = line[: get_terminal_size().columns - 1]  # a line that wraps could not be rewritten
+            print(f"\r\x1b[K{line}", end="", file=self._out, flush=True)
+            self._is_line_open = True
+        else:
+            self._end_line()
+            print(line, file=self._out, flush=True)
+
+    def _end_line_before_log(self, record: LogRecord) -> bool:
+        """Filter nothing: filters of a logger are called before anything is written."""
+        self._end_line()
+        return True
+
+    def _end_line(self) -> None:
+        if self._is_line_open:
+            self._is_line_open = False  # first, because the print below may call this again
+            print(file=self._out, flush=True)
+
+
+def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> None:
+    """Print what each hook cost as a table.
+
+    Args:
+        rows: What `HookRegistry.costs` returns.
+        seconds: How long the run took.
+        out: Where to print.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    random_state = random.getstate()  # rich draws random numbers, from the generator that training may use
+    try:
+        table = Table(title="What each hook cost (host time; inner events sampled)", title_justify="left")
+        table.add_column("hook")
+        table.add_column("kind")
+        has_device_time = any("device_seconds" in row for row in rows)
+        for heading in ("calls", "seconds", "of the run", *(["on the device"] if has_device_time else [])):
+            table.add_column(heading, justify="right")
+        for row in rows:
+            share = row["seconds"] / seconds if seconds > 0 else 0.0
+            device = [f"{row.get('device_seconds', 0.0):.3f}"] if has_device_time else []
+            table.add_row(row["hook"], row["kind"], str(row["calls"]), f"{row['seconds']:.3f}", f"{share:.1%}", *device)
+        Console(file=out, highlight=False, markup=False).print(table)
+    finally:
+        random.setstate(random_state)
+
+
+def _speed(rate: float) -> str:
+    return f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step" if rate else "? steps/s"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

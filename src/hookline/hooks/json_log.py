@@ -1,0 +1,84 @@
+"""`json_log`: write the run's progress as JSON lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from time import time
+from typing import Any
+
+from hookline import _checks
+from hookline.core.run_control import RunControl
+from hookline.events.policy import logger
+from hookline.events.schedule import Schedule
+from hookline.record.redaction import redact
+from hookline.record.writers import JsonLines
+from hookline.registry.base import TrainingHook
+
+
+class JSONLogHook(TrainingHook):
+    """Writes the run's progress as strict JSON, one object per line.
+
+    A `fast_dev_run` writes nothing.
+
+    Args:
+        log_every_n_batches: How often to write a line for a batch.
+        path: The file to write to; log.jsonl in the run's directory if not given.
+    """
+
+    built_in = True
+    name = "json_log"
+
+    def __init__(self, log_every_n_batches: int = 100, path: str | None = None) -> None:
+        self.log_every_n_batches = _checks.integer(log_every_n_batches, "log_every_n_batches", at_least=1)
+        self.path = path
+        self.schedule = Schedule.parse(every=f"{log_every_n_batches} batches")
+        self._lines: JsonLines | None = None
+        self._warned = False
+
+    def on_train_start(self, trainer: RunControl, state: Mapping[str, Any]) -> None:
+        """Write the run's id."""
+        self._write(trainer, "train_start", state, run_id=trainer.run_id)
+
+    def on_train_batch_end(self, trainer: RunControl, state: Mapping[str, Any], step: int, tokens_seen: int) -> None:
+        """Write the progress."""
+        self._write(trainer, "batch_end", state, step=step, tokens_seen=tokens_seen, lr=trainer.lr)
+
+    def on_epoch_end(self, trainer: RunControl, state: Mapping[str, Any], step: int) -> None:
+        """Write the end of an epoch."""
+        self._write(trainer, "epoch_end", state, step=step)
+
+    def on_validation_end(
+        self, trainer: RunControl, state: Mapping[str, Any], step: int, metrics: Mapping[str, Any]
+    ) -> None:
+        """Write the metrics of a validation."""
+        self._write(trainer, "validation_end", state, step=step, metrics=dict(metrics))
+
+    def on_train_end(self, trainer: RunControl, state: Mapping[str, Any], step: int) -> None:
+        """Write the end of the run."""
+        self._write(trainer, "train_end", state, step=step)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._lines is not None:
+            self._lines.close()
+            self._lines = None
+
+    def _write(self, trainer: RunControl, event: str, state: Mapping[str, Any], **more: Any) -> None:
+        if self._lines is None and (path := self._find_path(trainer)) is not None:
+            self._lines = JsonLines(path)
+        if self._lines is not None:
+            plain = {key: value for key, value in state.items() if key not in ("model", "optimizer")}
+            self._lines.write(redact({"event": event, "time": time(), **plain, **more}))  # hooks may add any key
+
+    def _find_path(self, trainer: RunControl) -> Path | None:
+        if trainer.is_trial_run:
+            return None
+        if self.path is not None:
+            return Path(self.path)
+        if trainer.run_dir is not None:
+            return trainer.run_dir / "log.jsonl"
+        if not self._warned:
+            self._warned = True
+            logger.warning("json_log writes nothing, because this run has no record on disk; give json_log a path")
+        return None

@@ -1,0 +1,109 @@
+"""`loss_spike`: report steps whose loss is far above those before."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from hookline import _checks
+from hookline.core.run_control import RunControl
+from hookline.errors import ConfigError
+from hookline.events.policy import logger
+from hookline.hooks.base import NamedHook
+
+# Scales the median distance from the median to the standard deviation of a normal distribution.
+MAD_TO_STD = 1.4826
+# The smallest spread, as a share of the median: a loss that hardly moves has nearly none, and all would be spikes.
+SMALLEST_SPREAD = 1e-3
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A loss far above those before."""
+
+    step: int
+    loss: float
+    median: float
+    """The median of the losses before it."""
+    spreads: float
+    """How far above the median it is, in spreads."""
+    batch_idx: int
+    dataloader_name: str
+
+    def __str__(self) -> str:
+        above = f"{self.spreads:.1f} spreads above the median {self.median:.4g}"
+        return f"step {self.step}: loss {self.loss:.4g} is {above} (batch {self.batch_idx} of {self.dataloader_name!r})"
+
+
+class LossSpike(NamedHook):
+    """Reports a step whose loss is more than `factor` spreads above the median of the last losses, with its batch.
+
+    The spread is the median distance from the median, scaled to equal the standard deviation of normally distributed
+    losses; earlier spikes affect neither. Losses that are not finite are left to `nan_forensics`. Spikes are in
+    `spikes`, in the record and in a warning. Each step waits for the device to read the loss.
+
+    Args:
+        factor: How many spreads make a spike.
+        window: How many losses to compare with.
+        warmup: How many losses there must be before any is judged.
+        stop_run: Whether a spike ends the run.
+
+    Raises:
+        ConfigError: If a parameter has an invalid value.
+    """
+
+    built_in = True
+    name = "loss_spike"
+
+    def __init__(self, factor: float = 8.0, window: int = 100, warmup: int = 20, stop_run: bool = False) -> None:
+        self.factor = float(_checks.number(factor, "factor", at_least=0.1))
+        self.window = _checks.integer(window, "window", at_least=2)
+        self.warmup = _checks.integer(warmup, "warmup", at_least=2)
+        if warmup > window:
+            raise ConfigError("warmup", f"expected at most the window, {window}; got {warmup}")
+        self.stop_run = _checks.boolean(stop_run, "stop_run")
+        self.spikes: list[Spike] = []
+        self._recent: deque[float] = deque(maxlen=window)
+
+    def on_train_start(self, resumed: bool = False) -> None:
+        """Start over, unless the run is resumed."""
+        if not resumed:
+            self.spikes = []
+            self._recent.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the losses to compare with and the spikes so far."""
+        return {"recent": list(self._recent), "spikes": [asdict(spike) for spike in self.spikes]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._recent = deque(state["recent"], maxlen=self.window)
+        self.spikes = [Spike(**spike) for spike in state["spikes"]]
+
+    def on_step_end(self, trainer: RunControl, step: int, loss: float, batch_idx: int, dataloader_name: str) -> None:
+        """Compare the step's loss with those before."""
+        if not math.isfinite(loss):
+            return
+        if len(self._recent) >= self.warmup:
+            middle = median(self._recent)
+            spread = MAD_TO_STD * median(abs(one - middle) for one in self._recent)
+            spreads = (loss - middle) / max(spread, SMALLEST_SPREAD * abs(middle), 1e-12)
+            if spreads > self.factor:
+                # Of the micro-batches that made the step, the one with the highest loss is named.
+                if window := trainer.window():
+                    worst = max(window, key=lambda part: float(part.loss))
+                    batch_idx, dataloader_name = worst.batch_idx, worst.loader
+                self._report(trainer, Spike(step, loss, middle, spreads, batch_idx, dataloader_name))
+        self._recent.append(loss)
+
+    def _report(self, trainer: RunControl, spike: Spike) -> None:
+        self.spikes.append(spike)
+        logger.warning("hook %r: %s", self.registered_name, spike)
+        fields = asdict(spike)
+        del fields["step"]  # every note has the current step
+        self.note(trainer, "loss_spike", **fields)
+        if self.stop_run:
+            trainer.request_stop(str(spike), by=self.registered_name)

@@ -1,0 +1,89 @@
+"""`lr_monitor`: record the learning rates that the optimizers use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from hookline import _checks
+from hookline.core.run_control import RunControl
+from hookline.registry.base import TrainingHook
+
+
+class LearningRateMonitor(TrainingHook):
+    """Records the learning rate of every parameter group: ``lr``, or ``lr/<optimizer>/<group>`` if there are several.
+
+    A group is called by its key "name", or else by its number. Of several groups with one name, and of several
+    optimizers of one class, the later ones get a number appended.
+
+    Args:
+        log_momentum: Record ``momentum`` (SGD's, or Adam's first beta) and ``beta2`` of groups that have them.
+        log_weight_decay: Record ``weight_decay`` of groups that have it.
+        frequency: "step" records the rate that each step uses, "epoch" the one at the start of each epoch.
+    """
+
+    built_in = True
+    name = "lr_monitor"
+
+    def __init__(
+        self,
+        log_momentum: bool = False,
+        log_weight_decay: bool = False,
+        frequency: Literal["step", "epoch"] = "step",
+    ) -> None:
+        self.log_momentum = _checks.boolean(log_momentum, "log_momentum")
+        self.log_weight_decay = _checks.boolean(log_weight_decay, "log_weight_decay")
+        self.frequency = _checks.one_of(frequency, ("step", "epoch"), "frequency")
+        if frequency == "epoch":
+            self.on_before_optimizer_step = None  # type: ignore[assignment]  # so that steps cost nothing
+        else:
+            self.on_epoch_start = None  # type: ignore[assignment]
+
+    def on_before_optimizer_step(self, trainer: RunControl, optimizer_idx: int) -> None:
+        """Record the rates that the optimizer is about to use, whatever schedulers and hooks did to them."""
+        self._log(trainer, optimizer_idx)
+
+    def on_epoch_start(self, trainer: RunControl) -> None:
+        """Record the rates that the epoch starts with."""
+        for index in range(len(trainer.optimizers)):
+            self._log(trainer, index)
+
+    def _log(self, trainer: RunControl, index: int) -> None:
+        for label, group in _labelled_groups(trainer.optimizers, index):
+            for quantity, value in self._values(group):
+                trainer.log(f"{quantity}{label}", value)
+
+    def _values(self, group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        yield "lr", group["lr"]
+        if self.log_momentum:
+            for quantity, value in zip(
+                ("momentum", "beta2"), group.get("betas") or [group.get("momentum")], strict=False
+            ):
+                if value is not None:
+                    yield quantity, value
+        if self.log_weight_decay and "weight_decay" in group:
+            yield "weight_decay", group["weight_decay"]
+
+
+def _labelled_groups(optimizers: Sequence[Any], index: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield one optimizer's groups, each with what is appended to the names of its metrics."""
+    groups = optimizers[index].param_groups
+    is_single = len(groups) == 1 and "name" not in groups[0]
+    if is_single and len(optimizers) == 1:  # by far the most common case
+        yield "", groups[0]
+        return
+    classes = _unique_names([type(one).__name__ for one in optimizers])
+    optimizer = f"/{classes[index]}" if len(optimizers) > 1 else ""
+    names = _unique_names([str(group.get("name", f"group_{number}")) for number, group in enumerate(groups)])
+    for name, group in zip(names, groups, strict=True):
+        yield optimizer + ("" if is_single else f"/{name}"), group
+
+
+def _unique_names(names: Sequence[str]) -> list[str]:
+    """Append numbers to repeated names ('AdamW', 'SGD', 'AdamW-1'), none of which gives an existing name."""
+    taken, unique = set(names), []
+    for index, name in enumerate(names):
+        free = (f"{name}-{count}" for count in range(1, len(names) + 1))
+        unique.append(name if name not in names[:index] else next(one for one in free if one not in taken))
+        taken.add(unique[-1])
+    return unique

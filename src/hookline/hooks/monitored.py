@@ -1,0 +1,254 @@
+"""`MetricHook`: the base of hooks that follow a metric, such as early stopping and checkpoints by score.
+
+A metric is measured by a source (a step, a validation or an epoch) at a step. Each such `Measurement` reaches the hook
+once, so an old value is never taken for a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hookline.core.run_control import RunControl
+from hookline.errors import MetricMissing, nearest
+from hookline.events.policy import logger
+from hookline.events.schedule import Schedule
+from hookline.hooks.base import NamedHook, counts_for_run
+
+MODES = ("min", "max")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The metrics that one source measured at one step.
+
+    At the end of an epoch these are the epoch's means, the newest value of each training metric, and the metrics of a
+    validation made at the same step.
+    """
+
+    source: Literal["step", "validation", "epoch"]
+    step: int
+    epoch: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    validated: bool = False
+    """Whether the metrics of a validation are among them."""
+    awaits_validation: bool = False
+    """Whether a later validation can still measure a metric that is missing here."""
+    optional: Collection[str] = ()
+    """Names that may be missing: only some steps and epochs have the loss of each loader."""
+
+    def __str__(self) -> str:
+        at = {"step": "at", "validation": "after the validation at", "epoch": "at the end of the epoch,"}[self.source]
+        return f"{at} step {self.step}"
+
+
+class MetricHook(NamedHook):
+    """Calls `evaluate` with every measurement of the sources that the constructor chose by `evaluate_at`."""
+
+    monitor: str | None = None
+    mode: str = "min"
+
+    _validation = Measurement("validation", -1, -1)  # the last one; -1 before the first
+    _batch_metrics: tuple[int, Mapping[str, float]] = (-1, {})  # those of a step's last micro-batch, with the step
+    _last_step = -1  # the last step that was evaluated
+    _at_steps = _at_validations = _at_epochs = False
+    _was_found = False  # whether a measurement has had the metric
+    _warned_missing = False
+    _started_at: int | None = None  # the step at which the run began, until the first evaluation
+
+    def evaluate_at(self, *, steps: Schedule | None, validations: bool, epochs: bool) -> None:
+        """Choose the sources; call it in the constructor, so that a hook without steps does not listen to them."""
+        self._at_steps, self._at_validations, self._at_epochs = steps is not None, validations, epochs
+        if steps is None:
+            self.on_step_end = self.on_train_batch_end = None  # type: ignore[assignment]
+        else:
+            self.schedule = steps
+
+    def evaluate(self, trainer: RunControl, measurement: Measurement) -> None:
+        """Act on a measurement."""
+        raise NotImplementedError
+
+    # ---- events ------------------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: RunControl, resumed: bool = False) -> None:
+        """Warn if only a hook's own call of `validate` can measure the metric; the run would look healthy."""
+        self._started_at = trainer.step
+        if self._needs_validation and trainer.has_validation and not trainer.validates_on_schedule:
+            logger.warning(
+                "hook %r: %r is measured by validations, and none are scheduled (validate_every is null); "
+                "set validate_every, or call trainer.validate() from a hook",
+                self.registered_name,
+                self.monitor,
+            )
+
+    def on_train_batch_end(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Store what `step_fn` and other hooks measured until the end of the step."""
+        found = floats(metrics)
+        self._batch_metrics = step, {**{f"train/{key}": value for key, value in found.items()}, **found}
+
+    def on_step_end(self, trainer: RunControl, step: int, epoch: int, loss: float) -> None:
+        """Evaluate a step: its loss, its means, and the losses of loaders measured since the last evaluation."""
+        batch_step, batch = self._batch_metrics
+        metrics = dict(batch) if batch_step == step else {}
+        metrics |= {f"train/{key}": value for key, value in floats(trainer.step_metrics()).items()}
+        by_loader = [f"train/{name}/loss" for name in trainer.loader_names]
+        latest = trainer.latest_metrics(self._last_step) if by_loader else {}
+        metrics |= {key: latest[key] for key in by_loader if key in latest}
+        metrics |= {"loss": loss, "train/loss": loss}
+        self._last_step = step
+        self.evaluate(trainer, Measurement("step", step, epoch, metrics, optional=by_loader))
+
+    def on_validation_end(self, trainer: RunControl, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
+        """Evaluate a validation, or keep its metrics for the end of the epoch."""
+        if not counts_for_run(trainer):
+            return
+        self._validation = Measurement("validation", step, epoch, floats(metrics), validated=True)
+        self._was_found = self._was_found or self.key in self._validation.metrics
+        if self._at_validations:
+            self.evaluate(trainer, self._validation)
+
+    def on_epoch_end(self, trainer: RunControl, step: int, epoch: int) -> None:
+        """Evaluate an epoch, or fail if the hook waits for validations and there can be none."""
+        if self._at_epochs:
+            loss = trainer.step_loss()
+            metrics = {**trainer.latest_metrics(), **trainer.epoch_metrics(), "loss": loss, "train/loss": loss}
+            validated = self._validation.step == step
+            awaits_validation = trainer.has_validation and not validated
+            optional = [f"train/{name}/{kind}" for name in trainer.loader_names for kind in ("loss", "epoch_loss")]
+            metrics |= self._validation.metrics if validated else {}
+            self.evaluate(trainer, Measurement("epoch", step, epoch, metrics, validated, awaits_validation, optional))
+        elif self._at_validations and self._validation.step < 0 and not trainer.has_validation:
+            self._handle_missing(f"{self.registered_name} waits for a validation, and there are no val_loaders")
+
+    def warn_if_never_evaluated(self, trainer: RunControl) -> None:
+        """Warn at the end of a run, unless it was stopped, if nothing measured the metric."""
+        steps = 0 if self._started_at is None else trainer.step - self._started_at
+        if self.monitor is not None and steps > 0 and trainer.stop_reason is None:
+            what = "validation" if self._needs_validation else "evaluation"
+            words = "hook %r: %r was never evaluated: no %s happened in %d steps"
+            logger.warning(words, self.registered_name, self.monitor, what, steps)
+
+    @property
+    def _needs_validation(self) -> bool:
+        at_ends = self._at_validations or self._at_epochs
+        return at_ends and self.monitor is not None and not is_training_metric(self.key)
+
+    # ---- the metric --------------------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> str:
+        """The monitored metric under the name that `metrics` has for it."""
+        return metric_key(self.monitor or "")
+
+    @property
+    def tolerates_missing(self) -> bool:
+        """Whether a missing metric is warned of once; otherwise it ends the run, whatever the failure policy says."""
+        return False
+
+    @property
+    def _is_measured_by_steps(self) -> bool:
+        return is_training_metric(self.key) and not is_epoch_mean(self.key)
+
+    def monitored_value(self, measurement: Measurement) -> float | None:
+        """Return the monitored metric's value, or None if it is missing and that is allowed.
+
+        Raises:
+            MetricMissing: If the metric should have been measured and the hook does not tolerate that.
+        """
+        self._started_at = None
+        if self.key in measurement.metrics:
+            self._was_found = True
+            return measurement.metrics[self.key]
+        if self._is_expected(measurement):
+            from_hooks = measurement.source == "epoch" and self._is_measured_by_steps
+            hint = "; metrics that hooks add to a batch are evaluated at steps only" if from_hooks else ""
+            nearby = nearest(self.key, [*measurement.metrics, *measurement.optional])
+            self._handle_missing(f"there is no metric {self.monitor!r} {measurement}{hint}; {nearby}")
+        return None
+
+    def _is_expected(self, measurement: Measurement) -> bool:
+        if self.key in measurement.optional:
+            return False
+        if measurement.source != "step" and is_training_metric(self.key):
+            return not self._at_steps
+        return not measurement.awaits_validation
+
+    def _handle_missing(self, problem: str) -> None:
+        if not self.tolerates_missing:
+            raise MetricMissing(problem)
+        if not self._warned_missing:
+            self._warned_missing = True
+            logger.warning("hook %r: %s", self.registered_name, problem)
+
+    # ---- state -------------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget what was measured, because another run begins."""
+        self._validation, self._batch_metrics = MetricHook._validation, MetricHook._batch_metrics
+        self._was_found = self._warned_missing = False
+        self._last_step = -1
+
+    @property
+    def monitored(self) -> list[str | None]:
+        """The metric and mode that the state is about; saved with it."""
+        return [self.monitor, self.mode]
+
+    def measurement_state(self) -> dict[str, Any]:
+        """Return the last evaluated step and the last validation, which the end of its epoch may have to evaluate."""
+        last = self._validation
+        validation = {
+            "what": "validation", "step": last.step, "epoch": last.epoch, "metrics": dict(last.metrics),
+            "validated": last.validated, "awaited": True, "other": (),
+        }  # fmt: skip
+        return {"validation": validation, "looked": self._last_step}
+
+    def load_measurement_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `measurement_state` returned; checkpoints of earlier versions have neither value."""
+        self._last_step = state.get("looked", -1)
+        saved = state.get("validation")
+        names = ("step", "epoch", "metrics", "validated")
+        self._validation = (
+            Measurement("validation", *(saved[name] for name in names)) if saved else MetricHook._validation
+        )
+
+    def is_of_other_metric(self, state: Mapping[str, Any]) -> bool:
+        """Return whether a saved state is about another metric or mode, with a warning if it is."""
+        saved = list(state.get("about", self.monitored))  # checkpoints of earlier versions do not say
+        if saved == self.monitored:
+            return False
+        words = "hook %r: the checkpoint's state is about %s (%s); starting over with %s (%s)"
+        logger.warning(words, self.registered_name, *saved, *self.monitored)
+        return True
+
+
+def metric_key(monitor: str) -> str:
+    """Return a metric's name as `metrics` has it at `on_validation_end`: ``eval/…`` is ``val/…``."""
+    return f"val/{monitor.removeprefix('eval/')}" if monitor.startswith("eval/") else monitor
+
+
+def is_training_metric(key: str) -> bool:
+    """Return whether training steps measure a metric."""
+    return key == "loss" or key.startswith("train/")
+
+
+def is_epoch_mean(key: str) -> bool:
+    """Return whether a metric is the mean over an epoch: `train/epoch_loss`, `train/books/epoch_loss`."""
+    return key.startswith("train/") and key.rpartition("/")[2].startswith("epoch_")
+
+
+def floats(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that are one number each, as floats; hooks may put anything among them."""
+    found = {}
+    for key, value in metrics.items():
+        if not isinstance(value, str):
+            try:
+                found[key] = float(value)
+            except (TypeError, ValueError, RuntimeError):
+                continue
+    return found
+
+
+def is_better(mode: str, value: float, other: float) -> bool:
+    """Return whether a value is strictly better than another one; NaN never is."""
+    return value < other if mode == "min" else value > other

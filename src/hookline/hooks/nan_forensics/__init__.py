@@ -1,0 +1,1 @@
+"""Find where a NaN comes from, and write what is needed to reproduce it."""

@@ -1,0 +1,221 @@
+"""Run a batch again with hooks on every module, and name the first module, tensor or operation that went wrong."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from hookline._tensors import iter_tensors, map_tensors, tensors_with_keys
+from hookline.activations.debug import Debug, statistics_of
+from hookline.activations.manager import HookManager
+from hookline.core.run_control import RunControl
+from hookline.registry.base import ForwardHook
+
+_OPERATION = re.compile(r"Function '(\w+)'")
+NAMES_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What happened when a batch was run again. Names are in the order of the model or the batch.
+
+    The report of a crash holds these fields under these names.
+    """
+
+    loss: float
+    module: str | None = None
+    """The first module whose output contained a NaN, or else the first whose output contained an Inf."""
+    statistics: dict[str, float] = field(default_factory=dict)
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    first_inf: str | None = None
+    """The first module whose output contained an Inf: an overflow there may have become NaN later."""
+    batch: tuple[str, ...] = ()
+    """The tensors of the batch that are not finite."""
+    parameters: tuple[str, ...] = ()
+    """The parameters that are not finite."""
+    gradients: tuple[str, ...] = ()
+    """The parameters whose gradients are not finite although the loss is."""
+    backward_module: str | None = None
+    """The module whose backward turned finite gradients into non-finite ones, for its inputs or its parameters."""
+    operation: str | None = None
+    """The operation whose backward returned NaN, as torch's anomaly detection calls it."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether nothing went wrong this time."""
+        return math.isfinite(self.loss) and not self.gradients
+
+    def __str__(self) -> str:
+        if self.finite:
+            return f"run again, the batch gave the loss {self.loss:.6g} and finite gradients: it cannot be reproduced"
+        return "; ".join(self._clauses())
+
+    def _clauses(self) -> Iterator[str]:
+        if self.batch:
+            yield f"the batch itself is not finite in {_shortened(self.batch)}"
+        if self.parameters:
+            yield f"parameters were not finite already: {_shortened(self.parameters)}"
+        if math.isfinite(self.loss):
+            yield f"the loss is finite ({self.loss:.6g}), gradients are not in {_shortened(self.gradients)}"
+            if self.backward_module is not None:
+                yield f"the first bad one was given by the backward of {_module(self.backward_module)}"
+            if self.operation is not None:
+                yield f"the first NaN by {self.operation}"
+        elif self.module is None:
+            yield f"every module's output is finite, the loss made of them is {self.loss}"
+        else:
+            yield f"the first bad output is that of {_module(self.module)} ({', '.join(self.outputs)})"
+        if self.first_inf is not None and self.first_inf != self.module:
+            yield f"the first Inf came out of {_module(self.first_inf)}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields and a summary, for the report of a crash."""
+        return {"summary": str(self), **asdict(self)}
+
+
+def diagnose(trainer: RunControl, batch: Any, random_state: dict[str, Any], by: str = "autopsy") -> Diagnosis:
+    """Run a batch again on the current weights; the run continues as if nothing had happened.
+
+    Args:
+        trainer: The run.
+        batch: The micro-batch.
+        random_state: What `trainer.random_state()` returned before its forward pass.
+        by: The name that errors of the temporary hooks mention.
+
+    Returns:
+        What went wrong, if anything did.
+    """
+    model, trace = trainer.model, BackwardTrace()
+    # A model that writes into its input must not change the run's batch.
+    copied = map_tensors(torch.Tensor.clone, batch)
+    nan, inf = (Debug(torch.nn.Module, {kind: True}, break_at_terminal=False, keep=1) for kind in ("nan", "inf"))
+    with trainer.rerunning(random_state) as forward:
+        with temporary_hooks(model, {by: nan, f"{by} (inf)": inf, f"{by} (backward)": trace}, trainer.step):
+            loss = forward(copied)
+            bad = nonfinite_gradients(model, loss) if math.isfinite(loss.item()) else ()
+        operation = _find_operation(model, forward, map_tensors(torch.Tensor.clone, batch)) if bad else None
+    first = next(iter([*nan.findings, *inf.findings]), None)
+    names = ("module", "statistics", "inputs", "outputs")
+    return Diagnosis(
+        loss=loss.item(),
+        **({} if first is None else {name: getattr(first, name) for name in names}),
+        first_inf=inf.findings[0].module if inf.findings else None,
+        batch=nonfinite_names(name_batch_tensors(batch)),
+        parameters=nonfinite_names(dict(model.named_parameters())),
+        gradients=bad,
+        backward_module=trace.find_source(bad) if bad else None,
+        operation=operation,
+    )
+
+
+@contextmanager
+def temporary_hooks(model: torch.nn.Module, hooks: Mapping[str, Any], step: int) -> Iterator[None]:
+    """Attach hooks to a model inside a block, through a separate registry."""
+    manager = HookManager(enable_intervention=True)
+    manager.watch(model, SimpleNamespace(step=step, epoch=0, phase="train", trainer=None, model=model))
+    try:
+        for name, hook in hooks.items():
+            manager.register(hook, name, on_error="raise")
+        yield
+    finally:
+        manager.tap.detach()
+
+
+@dataclass
+class _Call:
+    """One call of a module, with the gradients of its outputs and of its inputs."""
+
+    name: str
+    of_outputs: list[torch.Tensor] = field(default_factory=list)
+    of_inputs: list[torch.Tensor] = field(default_factory=list)
+
+
+class BackwardTrace(ForwardHook):
+    """Collects the gradients of the outputs and inputs of every call of a module.
+
+    It intervenes only to get the live tensors, which are part of the graph; it changes nothing.
+    """
+
+    modules = torch.nn.Module  # every module; a name pattern would not select the model itself
+    intervene = True
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []  # in the order of the forward pass
+
+    def on_forward(self, name: str, inputs: Any, kwargs: Any, output: Any) -> None:
+        """Register a hook on every tensor of the call that collects its gradient."""
+        call = _Call(name)
+        self._calls.append(call)
+        for gradients, value in ((call.of_outputs, output), (call.of_inputs, (inputs, kwargs))):
+            for tensor in iter_tensors(value):
+                if tensor.requires_grad:
+                    tensor.register_hook(gradients.append)  # type: ignore[no-untyped-call]
+
+    def find_source(self, parameters: Sequence[str]) -> str | None:
+        """Return the last module of the forward pass, innermost first, that turned finite gradients into others.
+
+        Args:
+            parameters: The parameters whose gradients are not finite; their modules count too, if they got finite
+                gradients.
+        """
+        owners = {name.rpartition(".")[0] for name in parameters}
+        finite = [call for call in self._calls if _are_finite(call.of_outputs)]
+        sources = [call.name for call in finite if call.name in owners or not _are_finite(call.of_inputs)]
+        return next((one for one in reversed(sources) if not any(_is_inside(other, one) for other in sources)), None)
+
+
+def _are_finite(gradients: Sequence[torch.Tensor]) -> bool:
+    return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+
+def _is_inside(inner: str, outer: str) -> bool:
+    return inner != outer and inner.startswith(f"{outer}." if outer else "")
+
+
+def nonfinite_gradients(model: torch.nn.Module, loss: torch.Tensor) -> tuple[str, ...]:
+    """Return the parameters whose gradients are not finite; their `.grad` is left alone."""
+    params = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True, retain_graph=True)
+    return nonfinite_names({name: grad for name, grad in zip(params, grads, strict=True) if grad is not None})
+
+
+def _find_operation(model: torch.nn.Module, forward: Callable[[Any], torch.Tensor], batch: Any) -> str | None:
+    """Return the operation whose backward gives NaN, by torch's anomaly detection; None if it finds only an Inf."""
+    with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):
+        warnings.simplefilter("ignore")  # it warns that it is slow, and prints the forward's traceback
+        try:
+            nonfinite_gradients(model, forward(batch))
+        except RuntimeError as error:
+            found = _OPERATION.search(str(error))
+            return found[1] if found else None
+    return None
+
+
+def nonfinite_names(tensors: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
+    """Return the names of the tensors that contain a NaN or an Inf."""
+    rows = zip(tensors, statistics_of([tensor.detach() for tensor in tensors.values()]), strict=True)
+    return tuple(name for name, row in rows if row and row["nan"] + row["inf"] > 0)
+
+
+def name_batch_tensors(batch: Any) -> dict[str, torch.Tensor]:
+    """Return a nested batch's tensors by the expressions that lead to them: ``batch[0]``, ``batch['input_ids']``."""
+    found = tensors_with_keys(batch)
+    return {"batch" + "".join(f"[{key!r}]" for key in keys): tensor for keys, tensor in found}
+
+
+def _module(name: str) -> str:
+    return name or "the model itself"
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,174 @@
+"""Write and read crash folders: what is needed to run one batch again, and what was found when it happened.
+
+crashes/step-00000042/
+  crash.json   for people: what, where, the diagnosis, every parameter's statistics, the run's configuration
+  state/       for `hookline replay`: the batch, the random states and the weights; safetensors, JSON, a manifest
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hookline.activations.debug import statistics_of
+from hookline.checkpoints import encode, read_checkpoint, write_checkpoint
+from hookline.core.run_control import RunControl
+from hookline.errors import CheckpointError, HooklineError
+from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose
+from hookline.record import jsonsafe, read_json, redact
+from hookline.record.provenance import utc_now
+from hookline.record.writers import write_json_atomic
+
+REPORT, STATE = "crash.json", "state"
+
+
+@dataclass
+class RecordedBatch:
+    """One micro-batch and the random states before its forward pass: enough to run it again on the same weights."""
+
+    batch: Any
+    batch_idx: int
+    dataloader_name: str
+    random_state: dict[str, Any]
+    step: int = 0
+    loss: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A crash that was run again."""
+
+    crash: Path
+    then: dict[str, Any]
+    """The report of the crash."""
+    now: Diagnosis
+    same: bool
+    """Whether the loss and the modules and parameters in trouble are those of the crash."""
+
+
+def write_crash(
+    root: Path, trainer: RunControl, recorded: RecordedBatch, reason: str, diagnosis: Diagnosis, with_state: bool
+) -> Path:
+    """Write a crash folder. What cannot be written exactly is left out, and crash.json says why.
+
+    Args:
+        root: The directory that holds the run's crashes.
+        trainer: The run.
+        recorded: The micro-batch that went wrong.
+        reason: What went wrong.
+        diagnosis: Where it came from.
+        with_state: Whether to write the weights, without which the folder is small.
+
+    Returns:
+        The folder.
+    """
+    folder = _make_folder(root, f"step-{trainer.step:08d}")
+    model = trainer.model
+    wanted = {"batch": _with_plain_dicts(recorded.batch), "random_state": recorded.random_state}
+    if with_state:
+        wanted["model"] = model.state_dict()
+    sections, left_out = _storable(wanted)
+    in_eval_mode = [name for name, module in model.named_modules() if not module.training]
+    write_checkpoint(folder, STATE, sections, {"step": trainer.step, "modules_in_eval_mode": in_eval_mode})
+    write_json_atomic(folder / REPORT, {
+        "reason": reason, "time": utc_now(), "run_id": trainer.run_id, "step": trainer.step, "epoch": trainer.epoch,
+        "batch_idx": recorded.batch_idx, "dataloader_name": recorded.dataloader_name,
+        "autopsy": diagnosis.as_dict(), "left_out": left_out, "parameters": _parameter_statistics(model),
+        "torch": torch.__version__, "python": platform.python_version(), "device": str(trainer.device),
+        "config": redact(trainer.describe()),
+    })  # fmt: skip
+    return folder
+
+
+def _make_folder(root: Path, name: str) -> Path:
+    """Create a folder, with -1, -2 … appended if the name is taken."""
+    count = 0
+    while True:
+        folder = root / (f"{name}-{count}" if count else name)
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            count += 1
+
+
+def _storable(sections: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the sections that can be written exactly, and why the others cannot."""
+    storable, left_out = {}, {}
+    for name, tree in sections.items():
+        try:
+            encode(tree)
+        except CheckpointError as error:
+            left_out[name] = str(error)
+        else:
+            storable[name] = tree
+    return storable, left_out
+
+
+def _with_plain_dicts(batch: Any) -> Any:
+    """Return a batch with mappings of any class as dicts, which a forward pass can read as well."""
+    if isinstance(batch, Mapping):
+        return {key: _with_plain_dicts(value) for key, value in batch.items()}
+    return type(batch)(map(_with_plain_dicts, batch)) if type(batch) in (list, tuple) else batch
+
+
+def _parameter_statistics(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
+    named = dict(model.named_parameters())
+    rows = zip(named.items(), statistics_of([param.detach() for param in named.values()]), strict=True)
+    return {name: {"shape": list(param.shape), "dtype": param.dtype, **row} for (name, param), row in rows}
+
+
+def read_crash(path: str | Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Read a crash folder: its report, its verified state and the state's metadata.
+
+    Raises:
+        HooklineError: If it is not a crash folder, or lacks what a replay needs.
+        CheckpointError: If the state is damaged.
+    """
+    folder = Path(path)
+    if not (folder / REPORT).is_file():
+        raise HooklineError(f"{folder} has no {REPORT}; expected a crash folder, runs/…/crashes/step-00000042")
+    report = read_json(folder / REPORT)
+    sections, meta = read_checkpoint(folder / STATE)
+    for name in ("batch", "random_state"):
+        if name not in sections:
+            why = report.get("left_out", {}).get(name, "it is not there")
+            raise HooklineError(f"{folder} cannot be replayed without its {name}: {why}")
+    return report, sections, meta
+
+
+def replay_crash(path: str | Path, trainer: RunControl, weights_loaded: bool = False) -> Replay:
+    """Run a crash's batch again in a trainer built like the one that crashed.
+
+    >>> replay = replay_crash("runs/…/crashes/step-00000042", trainer)
+    >>> print(replay.now)
+
+    Args:
+        path: The crash folder.
+        trainer: The trainer, whose weights are overwritten by those of the crash.
+        weights_loaded: Whether the trainer has the right weights already, for a crash that was written without them.
+
+    Returns:
+        What happened then and now.
+
+    Raises:
+        HooklineError: If the crash cannot be replayed.
+    """
+    report, sections, meta = read_crash(path)
+    if "model" in sections:
+        trainer.model.load_state_dict(sections["model"])
+    elif not weights_loaded:
+        raise HooklineError(f"{path} has no weights: load those of step {meta['step']} (hookline replay --weights)")
+    for name, module in trainer.model.named_modules():
+        module.training = name not in meta["modules_in_eval_mode"]
+    now = diagnose(trainer, sections["batch"], sections["random_state"], by="replay")
+    # Shapes and statistics may differ in detail, and anomaly detection may name another operation.
+    compared = {one.name for one in fields(Diagnosis)} - {"inputs", "outputs", "statistics", "operation"}
+    found = jsonsafe.simplify(now.as_dict())
+    same = all(report["autopsy"].get(name) == found.get(name) for name in compared)
+    return Replay(Path(path), report, now, same)

@@ -1,0 +1,299 @@
+"""`notify`: post messages about the run to a webhook, from a thread that training does not wait for."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from hookline import _checks
+from hookline.core.run_control import RunControl
+from hookline.errors import ConfigError, RegistrationError, got, nearest
+from hookline.events.policy import Incident, logger
+from hookline.events.schedule import Quantity, Schedule
+from hookline.hooks.base import NamedHook, copy_by_constructor, counts_for_run
+from hookline.hooks.monitored import MODES, floats, is_better, metric_key
+from hookline.hooks.webhook import DeliveryError, Webhook
+from hookline.record.redaction import keep_secret, redact_text
+
+if TYPE_CHECKING:
+    from hookline.registry.registry import HookRegistry
+
+TOPICS = ("training_end", "best_model", "exception", "early_stop", "hook_failure", "heartbeat")
+LONGEST_TIME = 3600.0  # seconds, of each parameter that is a time
+LONGEST_TEXT = 3000  # characters; Slack cuts at about 4000
+LONGEST_PAUSE = 60.0  # seconds between two attempts
+
+
+class NotifyHook(NamedHook):
+    """Posts to a webhook, in the JSON that Slack accepts, when something in `notify_on` happens.
+
+    The end of a run is one message: the exception, or else the early stop, or else the end. A thread sends the
+    messages; training neither waits for them nor fails with them. A `fast_dev_run` sends nothing. The URL is a secret:
+    write ``${env:NAME}`` in a config. No record, message or error shows more of it than its host.
+
+    Args:
+        webhook_url: Where to post.
+        notify_on: Any of training_end, best_model, exception, early_stop, hook_failure and heartbeat.
+        monitor: The metric of `best_model`, compared after every validation.
+        mode: Whether lower or higher values are better.
+        heartbeat: How often to report that the run is alive, such as "1 h" or a number of steps.
+        timeout: Seconds for each attempt to send.
+        retries: How many further attempts are made.
+        backoff: Seconds before the second attempt; each further pause is twice as long.
+        queue: How many messages may wait; when it is full, the oldest is dropped.
+        wait_at_end: Seconds that the end of the run waits for messages that are still queued.
+
+    Raises:
+        RegistrationError: If a parameter has an invalid value.
+    """
+
+    built_in = True
+    name = "notify"
+    saves = ("best",)
+
+    def __init__(
+        self,
+        webhook_url: str,
+        notify_on: str | Sequence[str] = ("training_end", "best_model"),
+        monitor: str = "val/loss",
+        mode: str = "min",
+        heartbeat: int | str = "1 h",
+        timeout: float = 10.0,
+        retries: int = 3,
+        backoff: float = 1.0,
+        queue: int = 100,
+        wait_at_end: float = 10.0,
+    ) -> None:
+        self.webhook_url, self.heartbeat = webhook_url, heartbeat
+        self._reported: set[Any] = set()  # incidents, missing metrics and delivery failures, each reported once
+        self._trainer: RunControl | None = None
+        self._unsubscribe: Callable[[], None] | None = None
+        self._reported_exception = False
+        with _errors_without_url():
+            self.notify_on = _check_topics(notify_on)
+            self.monitor, self.mode = _checks.string(monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
+            self.timeout = float(_checks.number(timeout, "timeout", at_least=0.01, at_most=LONGEST_TIME))
+            self.backoff = float(_checks.number(backoff, "backoff", at_least=0, at_most=LONGEST_TIME))
+            self.retries = _checks.integer(retries, "retries", at_least=0)
+            self.queue = _checks.integer(queue, "queue", at_least=1)
+            self.wait_at_end = float(_checks.number(wait_at_end, "wait_at_end", at_least=0, at_most=LONGEST_TIME))
+            period = Quantity.parse(heartbeat, "heartbeat")
+            if period.amount <= 0:
+                raise ConfigError("heartbeat", f"{heartbeat!r} is never due; to have none, omit it from notify_on")
+            webhook = Webhook(webhook_url, timeout)
+        keep_secret(webhook_url)
+        self.best = self._worst = math.inf if mode == "min" else -math.inf
+        self._outbox = Outbox(webhook.post, limit=queue, retries=retries, backoff=backoff, on_failure=self._on_failure)
+        self.schedule = Schedule(every=period) if "heartbeat" in self.notify_on else None
+        if "heartbeat" not in self.notify_on:  # events without a listener cost nothing
+            self.on_step_end = None  # type: ignore[assignment]
+        if "best_model" not in self.notify_on:
+            self.on_validation_end = None  # type: ignore[assignment]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NotifyHook:
+        """Copy the parameters; the queue and the run stay with this hook."""
+        return copy_by_constructor(self, NotifyHook, memo)
+
+    def setup(self, name: str, registry: HookRegistry | None = None) -> None:
+        """Subscribe to failures of other hooks."""
+        super().setup(name)
+        if "hook_failure" in self.notify_on and registry is not None:
+            self._unsubscribe = registry.desk.watch(self._on_incident)
+
+    def close(self) -> None:
+        """Unsubscribe, and wait for the last messages to be sent."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        outbox = self._outbox
+        unsent = outbox.close(self.wait_at_end)
+        if unsent:
+            name = self.registered_name
+            logger.warning("hook %r: %d messages were not sent within %g s", name, unsent, self.wait_at_end)
+        if self._trainer is not None:
+            counts = {"sent": outbox.sent, "failed": outbox.failed, "dropped": outbox.dropped, "unsent": unsent}
+            self.note(self._trainer, "notified", **counts)
+        self._unsubscribe = self._trainer = None
+
+    # ---- what is reported --------------------------------------------------------------------------------------------
+
+    def on_train_start(self, trainer: RunControl, resumed: bool = False) -> None:
+        """Start over, unless the run is resumed."""
+        self._trainer, self._reported_exception = trainer, False
+        self._reported.clear()
+        if not resumed:
+            self.best = self._worst
+
+    def on_step_end(self, trainer: RunControl, step: int, epoch: int, loss: float) -> None:
+        """Report that the run is alive; the loss is read only when that is due."""
+        of = f" of {trainer.total_steps}" if trainer.total_steps else ""
+        self.tell(f"alive at step {step}{of}, epoch {epoch}, loss {loss:.4g}")
+
+    def on_validation_end(self, trainer: RunControl, metrics: Mapping[str, Any], step: int, epoch: int) -> None:
+        """Report a new best value of the metric."""
+        if not counts_for_run(trainer):
+            return
+        key = metric_key(self.monitor)
+        value = floats(metrics).get(key)
+        if value is None:
+            self._warn_once(self.monitor, f"no metric {self.monitor!r}; {nearest(key, metrics)}")
+        elif is_better(self.mode, value, self.best):
+            before = f" (before: {self.best:.4g})" if math.isfinite(self.best) else ""
+            self.best = value
+            self.tell(f"new best model: {self.monitor} {value:.4g}{before} at step {step}, epoch {epoch}")
+
+    def on_exception(self, exception: BaseException, step: int) -> None:
+        """Report the exception."""
+        if "exception" in self.notify_on:
+            self._reported_exception = True
+            self.tell(f"failed at step {step}: {type(exception).__name__}: {exception}")
+
+    def on_train_end(self, trainer: RunControl, step: int, reason: str) -> None:
+        """Report the end, as an early stop if a hook or the user's code requested one."""
+        if self._reported_exception:
+            return
+        is_stop = trainer.status == "completed" and trainer.stop_reason is not None and trainer.stopped_by != "signal"
+        best = f"; best {self.monitor} {self.best:.4g}" if math.isfinite(self.best) else ""
+        if is_stop and "early_stop" in self.notify_on:
+            self.tell(f"{reason} after step {step}{best}")
+        elif "training_end" in self.notify_on:
+            self.tell(f"ended: {reason} after step {step}{best}")
+
+    def _on_incident(self, incident: Incident) -> None:
+        """Report another hook's failure, once for each hook, event and kind."""
+        what = (incident.hook, incident.event, incident.kind)
+        is_failure = incident.kind in ("failed", "disabled") and incident.hook != self.registered_name
+        if is_failure and what not in self._reported:
+            self._reported.add(what)
+            self.tell(f"hook {incident.hook!r} in {incident.event}, step {incident.step}: {incident.message}")
+
+    def tell(self, text: str) -> None:
+        """Queue a message; the run's name is put before it and secrets are removed."""
+        if self._trainer is not None and self._trainer.is_trial_run:
+            return
+        run = self._trainer.run_id if self._trainer is not None else None
+        whole = redact_text(f"[{run or 'hookline'} on {platform.node()}] {text}")[:LONGEST_TEXT]
+        escaped = whole.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # Slack's markup
+        self._outbox.put(json.dumps({"text": escaped}).encode("ascii"))
+
+    def _on_failure(self, why: str) -> None:
+        """Warn of a message that was not delivered and note it; called in the outbox's thread."""
+        self._warn_once(why, f"a message was not delivered: {why}")
+        if self._trainer is not None:
+            self.note(self._trainer, "notification_failed", why=why)
+
+    def _warn_once(self, key: str, problem: str) -> None:
+        if key not in self._reported:
+            self._reported.add(key)
+            logger.warning("hook %r: %s", self.registered_name, problem)
+
+
+@contextmanager
+def _errors_without_url() -> Iterator[None]:
+    """Raise `RegistrationError`: to errors of other types the registry adds the arguments, which include the URL."""
+    try:
+        yield
+    except (ConfigError, TypeError, ValueError) as error:
+        raise RegistrationError(f"notify: {error}") from None
+
+
+def _check_topics(given: Any) -> list[str]:
+    if not isinstance(given, (str, list, tuple, set, frozenset)):
+        raise ConfigError("notify_on", f"expected a list of {', '.join(TOPICS)}, or [] for none, {got(given)}")
+    return [_checks.one_of(one, TOPICS, "notify_on") for one in ([given] if isinstance(given, str) else given)]
+
+
+class Outbox:
+    """A bounded queue of messages and the thread that sends them.
+
+    Args:
+        send: Sends one message, or raises `DeliveryError`.
+        limit: How many may wait; when it is full, the oldest is dropped, because the newest matter most.
+        retries: How many further attempts are made for each message.
+        backoff: Seconds before the second attempt; each further pause is twice as long.
+        on_failure: Called in the thread with the reason when a message is given up.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[bytes], None],
+        *,
+        limit: int = 100,
+        retries: int = 3,
+        backoff: float = 1.0,
+        on_failure: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        self.sent = self.failed = self.dropped = 0
+        self._send, self._on_failure = send, on_failure
+        self._limit, self._retries, self._backoff = limit, retries, backoff
+        self._waiting: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closing = False
+
+    def put(self, message: bytes) -> None:
+        """Queue a message; returns at once."""
+        with self._changed:
+            if len(self._waiting) >= self._limit:
+                self._waiting.popleft()
+                self.dropped += 1
+            self._waiting.append(message)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="hookline-outbox", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def close(self, seconds: float) -> int:
+        """Wait for the queued messages, without pauses between attempts, and return how many were not sent in time."""
+        with self._changed:
+            thread, self._is_closing = self._thread, True
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(seconds)
+        with self._changed:
+            unsent = len(self._waiting) + (thread is not None and thread.is_alive())
+            self._waiting.clear()
+            self._thread, self._is_closing = None, False
+        return unsent
+
+    def _run(self) -> None:
+        while (message := self._next()) is not None:
+            try:
+                self._send_with_retries(message)
+                self.sent += 1
+            except Exception as error:  # the thread must survive for the next message
+                self.failed += 1
+                why = str(error) if isinstance(error, DeliveryError) else f"{type(error).__name__} while sending"
+                with suppress(Exception):
+                    self._on_failure(why)
+
+    def _next(self) -> bytes | None:
+        """Wait for the next message; None if there will be none, or if `close` gave this thread up."""
+        own = threading.current_thread()
+        with self._changed:
+            while self._thread is own and not self._waiting and not self._is_closing:
+                self._changed.wait()
+            return self._waiting.popleft() if self._thread is own and self._waiting else None
+
+    def _send_with_retries(self, message: bytes) -> None:
+        for attempt in range(self._retries):
+            try:
+                return self._send(message)
+            except DeliveryError as error:
+                if not error.try_again or self._thread is not threading.current_thread():
+                    raise
+                self._pause(max(error.wait, min(self._backoff * 2**attempt, LONGEST_PAUSE)))
+        return self._send(message)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, unless `close` waits for the last messages."""
+        until = monotonic() + seconds
+        with self._changed:
+            while not self._is_closing and (left := until - monotonic()) > 0:
+                self._changed.wait(left)

@@ -1,0 +1,193 @@
+"""`profiler`: trace a few steps with torch.profiler."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+import torch
+from torch import profiler
+
+from hookline import _checks
+from hookline.core.run_control import RunControl
+from hookline.errors import ConfigError
+from hookline.events.policy import logger
+from hookline.events.schedule import Quantity, Schedule
+from hookline.hooks.base import NamedHook
+
+
+class Profiler(NamedHook):
+    """Writes torch.profiler traces of some steps into ``traces/`` in the run's directory.
+
+    A trace opens in Perfetto or in chrome://tracing. Outside of the traced steps and their warm-up the hook is not
+    called at all. Traced steps are slower, more so with `with_stack`. On another schedule (``every: 1000``) each due
+    step becomes a trace, or each due micro-batch if the schedule counts batches, tokens or seconds.
+
+    Args:
+        first_step: The step at which a trace starts, or a list of these.
+        steps: How many steps a trace covers.
+        warmup: How many steps before each trace the profiler is warmed up on.
+        record_shapes: Record the shapes of operators' inputs.
+        profile_memory: Record allocations.
+        with_stack: Record Python stacks.
+        directory: Where to write, instead of the run's directory.
+
+    Raises:
+        ConfigError: If a parameter has an invalid value or traces overlap.
+    """
+
+    built_in = True
+    name = "profiler"
+    _active: ClassVar[WeakSet[Profiler]] = WeakSet()  # those that are tracing now
+
+    def __init__(
+        self,
+        first_step: int | Sequence[int] = 10,
+        steps: int = 3,
+        warmup: int = 1,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        directory: str | None = None,
+    ) -> None:
+        is_list = isinstance(first_step, Sequence) and not isinstance(first_step, str)
+        firsts: list[Any] = list(first_step) if is_list else [first_step]  # type: ignore[arg-type]
+        if not firsts:
+            raise ConfigError("first_step", "expected a step or a list of steps, got an empty list")
+        self.first_step = sorted(_checks.integer(first, "first_step", at_least=1) for first in firsts)
+        self.steps = _checks.integer(steps, "steps", at_least=1)
+        self.warmup = _checks.integer(warmup, "warmup", at_least=0)
+        self.record_shapes = _checks.boolean(record_shapes, "record_shapes")
+        self.profile_memory = _checks.boolean(profile_memory, "profile_memory")
+        self.with_stack, self.directory = _checks.boolean(with_stack, "with_stack"), directory
+        self._ranges = [(first, first + steps - 1) for first in self.first_step]
+        for (first, last), (following, _) in pairwise(self._ranges):
+            if following <= last:
+                why = f"the trace of step {first} lasts until step {last}, so none can start at {following}"
+                raise ConfigError("first_step", f"{why}; leave at least steps={steps} between them")
+        traced = {step for first, last in self._ranges for step in range(first, last + 1)}
+        due = {step for first, last in self._ranges for step in range(max(first - warmup, 1), last + 1)}
+        self.schedule = Schedule(at=tuple(Quantity(step, "steps") for step in sorted(due)))
+        self._warmup_steps = due - traced
+        self.traces: list[Path] = []
+        self._profile: profiler.profile | None = None
+        self._trainer: RunControl | None = None
+        self._range = (0, 0)  # the first and last step of the current trace
+        self._newest_step = 0
+        self._ends_with_batch = self._warned_directory = self._warned_skipped = False
+
+    def on_train_batch_start(self, trainer: RunControl, step: int) -> None:
+        """Start a trace at its first micro-batch; end one whose last step was not reported."""
+        if step > self._range[1]:
+            self._finish()
+        self._newest_step = step
+        if self._profile is None and not self._must_skip(trainer, step):
+            self._trainer, self._range = trainer, self._range_at(trainer, step)
+            self._profile = self._make_profile(self._range[0] - step)
+            Profiler._active.add(self)
+            self._advance(self._profile.start)
+
+    def _must_skip(self, trainer: RunControl, step: int) -> bool:
+        """Return whether another profiler is active: two at once would end the process."""
+        if not Profiler._active and not torch._C._autograd._profiler_enabled():
+            return False
+        # A trace without its warm-up is still a trace, so only traced steps are warned of.
+        is_warmup = step in self._warmup_steps and self._has_own_schedule(trainer)
+        if not is_warmup and not self._warned_skipped:
+            self._warned_skipped = True
+            name = self.registered_name
+            logger.warning("hook %r: step %d is not traced, because another profiler is active", name, step)
+        return True
+
+    def _range_at(self, trainer: RunControl, step: int) -> tuple[int, int]:
+        """Return the steps of the trace that starts here or is warmed up for; on another schedule, this step."""
+        if self._has_own_schedule(trainer):
+            first, last = next(steps for steps in self._ranges if step <= steps[1])
+            return max(first, step), last
+        schedule = trainer.hooks.entry(self.registered_name).schedule
+        marks = [mark for mark in (schedule.every, *schedule.at) if mark is not None]
+        self._ends_with_batch = any(mark.unit not in ("steps", "epochs") for mark in marks)
+        return step, step
+
+    def _has_own_schedule(self, trainer: RunControl) -> bool:
+        return bool(trainer.hooks.entry(self.registered_name).schedule == self.schedule)
+
+    def _make_profile(self, warmup: int) -> profiler.profile:
+        return profiler.profile(
+            schedule=lambda index: profiler.ProfilerAction.WARMUP if index < warmup else profiler.ProfilerAction.RECORD,
+            on_trace_ready=self._write,
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=self.with_stack,
+        )
+
+    def on_train_batch_end(self) -> None:
+        """End a trace by micro-batches: the end of the step may not be due."""
+        if self._ends_with_batch:
+            self._finish()
+
+    def on_step_end(self, step: int) -> None:
+        """Advance to the next step of the trace, or end it."""
+        if step >= self._range[1]:
+            self._finish()
+        elif self._profile is not None:
+            self._advance(self._profile.step)
+
+    def _advance(self, call: Callable[[], None]) -> None:
+        """Start or step the profile; drop it if that fails, because using one that is half started ends the process."""
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # there is one cycle
+                call()
+        except BaseException:
+            self._profile = None
+            Profiler._active.discard(self)
+            raise
+
+    def on_train_end(self, trainer: RunControl, step: int) -> None:
+        """End the current trace; warn if the run ended before the first one."""
+        if step < self.first_step[0] and not trainer.is_trial_run and self._has_own_schedule(trainer):
+            why = f"the run ended at step {step}, before first_step={self.first_step[0]}"
+            logger.warning("hook %r: nothing was traced: %s", self.registered_name, why)
+        self._finish()
+
+    def close(self) -> None:
+        """End the current trace and release the run."""
+        self._finish()
+        self._trainer = None
+
+    def _finish(self) -> None:
+        """Stop the profile, which writes the trace."""
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            try:
+                profile.stop()
+            finally:
+                Profiler._active.discard(self)
+
+    def _write(self, profile: profiler.profile) -> None:
+        assert self._trainer is not None
+        directory = self._find_directory(self._trainer)
+        if directory is not None and self._newest_step >= self._range[0]:  # a run may end in the warm-up
+            directory.mkdir(parents=True, exist_ok=True)
+            path = directory / f"step-{self._range[0]:08d}.json.gz"
+            profile.export_chrome_trace(str(path))
+            self.traces.append(path)
+            self.note(self._trainer, "trace_written", path=str(path))
+
+    def _find_directory(self, trainer: RunControl) -> Path | None:
+        if trainer.is_trial_run:
+            return None
+        if self.directory is not None:
+            return Path(self.directory)
+        if trainer.run_dir is not None:
+            return trainer.run_dir / "traces"
+        if not self._warned_directory:
+            self._warned_directory = True
+            why = "this run has no record on disk; give it a directory"
+            logger.warning("%s writes nothing, because %s", self.registered_name, why)
+        return None

@@ -1,0 +1,139 @@
+"""`stall_watchdog`: write every thread's stack into the record when a step hangs."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from time import monotonic
+from typing import Any
+
+from hookline import _checks
+from hookline.core.run_control import RunControl
+from hookline.events.policy import logger
+from hookline.hooks.base import NamedHook, copy_by_constructor
+
+CHECKS = 20  # how often the thread checks within the time after which a step counts as stalled
+LONGEST = 30 * 24 * 3600.0  # seconds; a lock cannot wait much longer
+FRAMES_SHOWN = 12  # in the warning; the record has all
+
+
+class StallWatchdog(NamedHook):
+    """Writes all threads' stacks into the record when no batch, step or validation batch came for `seconds`.
+
+    A thread checks a timestamp that events set, which costs a step well under a microsecond. Each stall is reported
+    once, by a warning with the stack of the training thread and by the event ``stall``, and its end by ``stall_over``.
+    The sanity check before the first step is watched too; what hooks do after the run has ended is not. The stacks of a
+    DataLoader's processes are not recorded: that the run waits for one shows in its own stack. A step that hangs in
+    code that never releases the GIL cannot be detected.
+
+    Args:
+        seconds: After how long a step counts as stalled.
+    """
+
+    built_in = True
+    name = "stall_watchdog"
+    hears_sanity_check = True
+
+    def __init__(self, seconds: float = 300.0) -> None:
+        self.seconds = float(_checks.number(seconds, "seconds", at_least=0.01, at_most=LONGEST))
+        self.stalls = 0
+        self._last_beat = 0.0
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StallWatchdog:
+        """Copy the parameters; the thread watches one run and stays with this hook."""
+        return copy_by_constructor(self, StallWatchdog, memo)
+
+    def close(self) -> None:
+        """Stop the thread."""
+        thread, self._thread = self._thread, None
+        self._stopped.set()
+        if thread is not None:
+            thread.join()
+
+    def on_train_end(self) -> None:
+        """Stop the thread."""
+        self.close()
+
+    def on_train_start(self, trainer: RunControl) -> None:
+        """Start the thread, unless the sanity check did."""
+        self._start(trainer)
+
+    def on_validation_start(self, trainer: RunControl) -> None:
+        """Start the thread for the sanity check, which comes before on_train_start."""
+        if trainer.running:
+            self._start(trainer)
+
+    def on_train_batch_start(self, trainer: RunControl) -> None:
+        """Note that the run is alive; a hook that was added during the run starts its thread here."""
+        self._last_beat = monotonic()
+        if self._thread is None:
+            self._start(trainer)
+
+    def on_step_end(self) -> None:
+        """Note that the run is alive."""
+        self._last_beat = monotonic()
+
+    on_validation_batch_start = on_validation_end = on_checkpoint_save = on_step_end
+
+    def beat(self) -> None:
+        """Note that the run is alive; call it from long-running hooks."""
+        self._last_beat = monotonic()
+
+    def _start(self, trainer: RunControl) -> None:
+        """Start the thread, which takes the calling thread for the one that trains."""
+        self._last_beat = monotonic()
+        if self._thread is None:
+            self._stopped = threading.Event()
+            arguments = (trainer, threading.get_ident(), self._stopped)
+            self._thread = threading.Thread(target=self._watch, args=arguments, name="hookline-watchdog", daemon=True)
+            self._thread.start()
+
+    # ---- in the watchdog's thread ------------------------------------------------------------------------------------
+
+    def _watch(self, trainer: RunControl, training_thread: int, stopped: threading.Event) -> None:
+        """Check until the run has ended; after a step made by `training_step`, until that is over."""
+        while self._wait_one_check(trainer, stopped):
+            beat = self._last_beat
+            if monotonic() - beat <= self.seconds:
+                continue
+            self._report(trainer, training_thread, monotonic() - beat)
+            while self._last_beat == beat and self._wait_one_check(trainer, stopped):
+                pass
+            ended = monotonic() if self._last_beat == beat else self._last_beat
+            self.note(trainer, "stall_over", seconds=round(ended - beat, 3))
+        if self._thread is threading.current_thread():
+            self._thread = None
+
+    def _wait_one_check(self, trainer: RunControl, stopped: threading.Event) -> bool:
+        """Wait until the next check, and return whether the run is still training."""
+        if stopped.wait(self.seconds / CHECKS):
+            return False
+        return trainer.running and trainer.status == "training"
+
+    def _report(self, trainer: RunControl, training_thread: int, seconds: float) -> None:
+        """Warn first and record then: the step may hang because of the disk that the record is on."""
+        self.stalls += 1
+        stacks = stacks_of_all_threads()
+        known = stacks.get(training_thread)
+        where = "\n".join(known["stack"][-FRAMES_SHOWN:]) if known else "the training thread has ended"
+        message = "hook %r: no progress for %.1f s at step %d; the training thread is here:\n%s"
+        logger.warning(message, self.registered_name, seconds, trainer.step, where)
+        self.note(trainer, "stall", seconds=round(seconds, 3), stacks=list(stacks.values()))
+
+
+def stacks_of_all_threads() -> dict[int, dict[str, Any]]:
+    """Return the stack of every other thread of this process by its id, outermost frame first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {
+        ident: {
+            "thread": names.get(ident, "not Python's"),
+            "stack": [
+                f"{one.filename}:{one.lineno} in {one.name}: {one.line}" for one in traceback.extract_stack(frame)
+            ],
+        }
+        for ident, frame in sys._current_frames().items()
+        if ident != threading.get_ident()
+    }
