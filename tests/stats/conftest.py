@@ -1,7 +1,13 @@
-"""What the statistics must be, computed in float64 the slow way, and how near they must come."""
+"""Reference statistics in float64, tensors with pitfalls, and a runner for Triton's interpreter."""
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +17,7 @@ from hookline.stats.columns import COUNT, STATISTICS, ZEROS
 
 
 def _reference(tensor: Tensor) -> list[float]:
-    """The row of one tensor, by torch's own functions on float64."""
+    """Compute the row of one tensor with torch's own functions on float64."""
     wide = tensor.detach().cpu().double().reshape(-1)
     count = wide.numel()
     if not count:
@@ -23,14 +29,14 @@ def _reference(tensor: Tensor) -> list[float]:
 
 
 def _assert_rows(rows: Tensor, tensors: list[Tensor], std_error: float = 1e-5) -> None:
-    """Every row is its tensor's: counts and extremes exactly, mean, std and norm up to rounding in float32."""
+    """Check every row: counts and extremes exactly, mean, std and norm up to rounding in float32."""
     assert rows.shape == (len(tensors), len(STATISTICS))
     for row, tensor in zip(rows.cpu().tolist(), tensors, strict=True):
         _assert_row(row, _reference(tensor), std_error)
 
 
 def _assert_row(row: list[float], wanted: list[float], std_error: float) -> None:
-    """One row against its reference; the scale of a tensor is its largest value."""
+    """Check one row against its reference; the scale of a tensor is its largest value."""
     scale = wanted[5] if math.isfinite(wanted[5]) else 0.0
     tolerance = {"mean": (1e-6, 1e-6 * scale), "std": (std_error, 2e-7 * scale), "l2": (1e-5, 0.0)}
     for name, value, right in zip(STATISTICS, row, wanted, strict=True):
@@ -41,7 +47,7 @@ def _assert_row(row: list[float], wanted: list[float], std_error: float) -> None
 
 
 def _awkward_tensors() -> list[Tensor]:
-    """Tensors of every kind that has a trap in it."""
+    """Make tensors of every kind that has a pitfall."""
     generator = torch.Generator().manual_seed(0)
     randn = torch.randn(300_007, generator=generator)
     return [
@@ -76,19 +82,19 @@ def _awkward_tensors() -> list[Tensor]:
 
 @pytest.fixture(scope="session")
 def assert_rows() -> Callable[..., None]:
-    """The function that compares rows with the reference's: `assert_rows(rows, tensors, std_error=1e-5)`."""
+    """Return the function that compares rows with the reference: `assert_rows(rows, tensors, std_error=1e-5)`."""
     return _assert_rows
 
 
 @pytest.fixture(scope="session")
 def awkward_tensors() -> Callable[[], list[Tensor]]:
-    """The function that makes the awkward tensors."""
+    """Return the function that makes the awkward tensors."""
     return _awkward_tensors
 
 
 @pytest.fixture
 def large_tensors() -> Callable[[torch.dtype], list[Tensor]]:
-    """Makes tensors of many chunks on the GPU: a far mean, a NaN somewhere, views that start at any element."""
+    """Return a function that makes tensors of many chunks on the GPU: a far mean, a NaN, views from any element."""
 
     def make(dtype: torch.dtype) -> list[Tensor]:
         base = torch.randn(5_000_000, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
@@ -98,3 +104,19 @@ def large_tensors() -> Callable[[torch.dtype], list[Tensor]]:
         return [far.to(dtype), broken.to(dtype), *(base.to(dtype)[start:] for start in range(1, 9))]
 
     return make
+
+
+@pytest.fixture
+def interpret(tmp_path: Path) -> Callable[[str, object], Any]:
+    """Return a function that runs code in Triton's interpreter: it gets `given` and must set `result`."""
+    if find_spec("triton") is None or torch.cuda.is_available():
+        pytest.skip("needs Triton, and is for machines without a device")
+
+    def run(code: str, given: object) -> Any:
+        torch.save(given, tmp_path / "given")
+        script = f"import torch\ngiven = torch.load('given')\n{code}\ntorch.save(result, 'result')\n"
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path)}
+        subprocess.run([sys.executable, "-c", script], env=environment, cwd=tmp_path, check=True)
+        return torch.load(tmp_path / "result")
+
+    return run

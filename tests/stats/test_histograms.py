@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hookline.stats import STATISTICS, summarize
 from hookline.stats.histograms import (
     BINS,
     INFINITE,
@@ -18,9 +19,13 @@ from hookline.stats.histograms import (
     Histograms,
     fold,
     histograms,
+    histograms_in,
+    merge_histograms,
     percentiles,
+    summarize_with_histograms,
     values_of_bins,
 )
+from hookline.stats.merge import merge, merge_rows
 
 POINTS = [0, 10, 25, 50, 90, 99.5, 100]
 
@@ -40,7 +45,7 @@ def test_every_value_is_counted_once(awkward_tensors: Callable[[], list[Tensor]]
 
 
 def test_special_values_have_bins_of_their_own() -> None:
-    """Zero, the two infinities and NaN are told apart."""
+    """Zero, the two infinities and NaN have different bins."""
     counts = histograms([torch.tensor([0.0, -0.0, math.inf, -math.inf, -math.inf, math.nan, 1.0])]).counts[0]
     assert [int(counts[place]) for place in (0, ZERO, INFINITE, NOT_A_NUMBER)] == [2, 2, 1, 1]
 
@@ -71,7 +76,7 @@ def test_percentiles_of_any_values(values: list[float], negative: bool) -> None:
     torch.testing.assert_close(percentiles(histograms([tensor]), POINTS)[0], quantiles(tensor), rtol=0.05, atol=0)
 
 
-def test_percentiles_of_what_has_none() -> None:
+def test_percentiles_that_do_not_exist() -> None:
     """NaN inside, or nothing at all, makes them NaN; zeros are zero; infinities stand at the ends."""
     tensors = [torch.tensor([1.0, math.nan]), torch.empty(0), torch.zeros(5), torch.tensor([-math.inf, 1.0, math.inf])]
     found = percentiles(histograms(tensors), [0, 50, 100])
@@ -86,7 +91,7 @@ def test_float64_keeps_its_range() -> None:
 
 
 def test_no_tensors_give_no_histograms() -> None:
-    """An empty list is no error."""
+    """An empty list is valid."""
     assert histograms([]).counts.shape == (0, BINS)
     assert percentiles(Histograms(*histograms([])), [50]).shape == (0, 1)
 
@@ -104,3 +109,77 @@ def test_fewer_bins_hold_the_same_counts(per_octave: int) -> None:
     mean = (folded[0, 1:-2] * middles[1:-1].abs()).sum() / 5003
     assert mean.item() == pytest.approx(values[:5003].abs().mean().item(), rel=0.2 / per_octave)
     assert folded[1, [0, -2, -1]].tolist() == [1, 1, 1]
+
+
+# ---- merging ---------------------------------------------------------------------------------------------------------
+
+
+def merged(parts: list[torch.Tensor]) -> Histograms:
+    """Merge the histograms of parts, as those of one tensor."""
+    counted = histograms(parts)
+    counts, tops = merge_histograms(counted.counts.double().unsqueeze(1), counted.tops.double().unsqueeze(1))
+    return Histograms(counts.long(), tops.float())
+
+
+def test_windows_of_different_height() -> None:
+    """Parts whose largest values lie octaves apart give exactly what the whole gives."""
+    parts = [torch.randn(1000) * scale for scale in (1e-3, 1.0, 300.0)]
+    whole = histograms([torch.cat(parts)])
+    assert torch.equal(merged(parts).counts, whole.counts)
+    assert torch.equal(merged(parts).tops, whole.tops)
+
+
+def test_values_below_the_window_count_in_the_smallest_bins() -> None:
+    """Values 60 octaves below the highest end where the whole would have put them."""
+    parts = [torch.tensor([1e-15, -2e-15, 3e-15]), torch.tensor([1000.0, -1000.0])]
+    found = merged(parts).counts[0]
+    assert torch.equal(found, histograms([torch.cat(parts)]).counts[0])
+    assert (found[ZERO + 1], found[ZERO - 1], found.sum()) == (2, 1, 5)
+
+
+def test_zeros_infinities_and_nans_stay_where_they_are() -> None:
+    """Only magnitudes move; a part that is not finite keeps its own top."""
+    parts = [torch.tensor([0.0, 1.0, float("inf")]), torch.tensor([0.0, float("nan"), float("-inf"), 2.0])]
+    found = merged(parts).counts[0]
+    assert (found[ZERO], found[INFINITE], found[0], found[NOT_A_NUMBER]) == (2, 1, 1, 1)
+    assert found.sum() == 7
+
+
+def test_empty_parts_count_for_nothing() -> None:
+    """An empty part neither counts nor raises the window; all of them empty is an empty whole."""
+    full = torch.randn(100) * 1e-6
+    assert torch.equal(merged([torch.empty(0), full]).counts, histograms([full]).counts)
+    assert merged([torch.empty(0), torch.empty(0)]).counts.tolist() == [[0] * BINS]
+
+
+def test_percentiles_of_the_whole() -> None:
+    """What is read from the merged counts is within 5 % of torch's for all values together."""
+    parts = [torch.randn(5000) + 3, torch.randn(5000) * 10]
+    points = [1, 10, 50, 90, 99]
+    found = percentiles(merged(parts), points)[0]
+    true = torch.quantile(torch.cat(parts).double(), torch.tensor(points, dtype=torch.float64) / 100)
+    torch.testing.assert_close(found, true, rtol=0.05, atol=0.02)
+
+
+# ---- rows with histograms --------------------------------------------------------------------------------------------
+
+
+def test_a_row_with_a_histogram_has_both() -> None:
+    """The statistics come first, then the histogram, the same as each computed alone."""
+    tensors = [torch.randn(50), torch.randn(3, 4).bfloat16()]
+    rows = summarize_with_histograms(tensors)
+    counted = histograms(tensors)
+    assert rows.shape == (2, len(STATISTICS) + BINS + 1)
+    assert torch.equal(rows[:, : len(STATISTICS)], summarize(tensors))
+    assert torch.equal(histograms_in(rows).counts, counted.counts)
+    assert torch.equal(histograms_in(rows).tops, counted.tops)
+
+
+def test_merging_rows_with_and_without_histograms() -> None:
+    """The rows of parts give the row of the whole; one without a histogram stays without."""
+    parts = [torch.randn(40) * 5, torch.randn(60) - 1]
+    wide = torch.stack([summarize_with_histograms([part]) for part in parts])
+    whole = summarize_with_histograms([torch.cat(parts)])
+    torch.testing.assert_close(merge_rows(wide), whole, rtol=1e-5, atol=1e-6)
+    narrow = torch.stack([summarize([part]) for part in parts])
+    assert torch.equal(merge_rows(narrow), merge(narrow))

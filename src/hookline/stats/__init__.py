@@ -1,7 +1,11 @@
-"""Statistics of many tensors at once, on their device: the one path for activations and gradients.
+"""Statistics of many tensors at once, computed on their device.
 
-`statistics.summarize` gives one row per tensor; `collector` gathers tensors while a model runs, to read them together;
-`flush` brings rows to the host without waiting; `histograms` counts values and reads percentiles from the counts;
-`merging` makes the row of a whole from those of its parts; `pieces` measures tensors of every kind as whole ones, with
-`shards` for those that are cut over ranks; `norms` gives norms and nothing else.
+`summarize` returns one statistics row per tensor. `hookline.stats.collector` collects tensors while a model runs and
+brings their rows to the host without waiting, `hookline.stats.histograms` counts values and reads percentiles from the
+counts, `hookline.stats.merge` merges the rows of parts, and `hookline.stats.distributed` measures tensors of any kind.
 """
+
+from hookline.stats.columns import STATISTICS
+from hookline.stats.rows import summarize
+
+__all__ = ["STATISTICS", "summarize"]

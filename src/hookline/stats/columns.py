@@ -1,24 +1,35 @@
-"""What a row of statistics holds, and in which precision."""
+"""The columns of a statistics row, the bins of a histogram behind them, and the precision they are computed in.
+
+To add a statistic, name it in `STATISTICS`, compute it in `torch_ops`, `cpu` and `kernels`, and merge it in `merge`.
+"""
 
 from __future__ import annotations
 
 import torch
 
 STATISTICS = ("count", "mean", "std", "min", "max", "absmax", "l2", "zeros", "nans", "infs")
-"""The columns of every row, in this order."""
+"""The columns of every statistics row, in this order."""
 
 COUNT, MEAN, STD, MIN, MAX, ABSMAX, L2, ZEROS, NANS, INFS = range(len(STATISTICS))
 
-FAINT = 1e-24  # a sum of squares below has lost digits to float32's smallest numbers
-FAR = 50.0  # (mean / std)²; beyond it the squares are taken around the mean, at the price of more passes
+FAINT = 1e-24  # A smaller sum of squares has lost digits to the smallest numbers of float32.
+FAR = 50.0  # Above this (mean / std)², squares are taken around the mean, which costs more passes over the data.
+
+# The bins of a histogram; the order is described in `hookline.stats.histograms`.
+BINS = 512
+PER_OCTAVE = 8
+PER_SIGN = (BINS - 4) // 2
+ZERO, INFINITE, NOT_A_NUMBER = PER_SIGN + 1, BINS - 2, BINS - 1
+USUAL_TOP, HIGHEST_TOP = 15.0, 127.0  # octaves
+LOWEST_TOP = -90.0  # octave; the window stays clear of float32's subnormal numbers
 
 
 def row_dtype(device: torch.device) -> torch.dtype:
-    """Rows are float64, which counts exactly to 2^53 where float32 stops at 2^24; MPS has no float64."""
+    """Return the dtype of rows: float64 counts exactly to 2^53, float32 only to 2^24, but MPS has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision to compute in: float32 for what fits into it exactly, else float64."""
+    """Return the dtype to compute in: float32 if it holds every value of `dtype` exactly, else float64."""
     exact_in_float32 = dtype.itemsize < 4 or dtype is torch.float32
     return torch.float32 if exact_in_float32 else torch.float64

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped"
-"""The Triton kernels for histograms: every chunk of every tensor is counted once; percentiles are looked up."""
+"""Triton kernels for histograms: count every chunk of every tensor once, and look up percentiles in the counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hookline.stats.kernels import inside_of, place_of_chunk
 
 @triton.jit
 def _bin_of(value, highest, PER_OCTAVE: tl.constexpr, PER_SIGN: tl.constexpr):
-    """The bin of each value, in the order that `hookline.stats.histograms` describes.
+    """Return the bin of each value, in the order that `hookline.stats.histograms` describes.
 
     The bits of a positive float32, read as a number, are its logarithm but for what bends between two powers of two. A
     cubic for that is right to 0.0009, a hundredth of a bin, for a quarter of the instructions of `tl.log2`.
@@ -40,7 +40,7 @@ def find_tops(
     USUAL: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The octave of each row's largest absolute value: the exponent of a float64, read from its bits."""
+    """Write the octave of each row's largest absolute value: the exponent of a float64, read from its bits."""
     places = tl.program_id(0) * TILE + tl.arange(0, TILE)
     absmax = tl.load(rows + places * COLUMNS + ABSMAX, mask=places < many, other=0)
     exponent = (absmax.to(tl.int64, bitcast=True) >> 52) & 0x7FF
@@ -49,12 +49,12 @@ def find_tops(
     tl.store(tops + places, tl.where(exponent == 0x7FF, USUAL, top), mask=places < many)
 
 
-# Triton has no counters in shared memory, so PTX makes them. The declaration may stand in a kernel only once.
+# Triton has no counters in shared memory, so PTX makes them. A kernel may contain the declaration only once.
 
 
 @triton.jit
 def _counters(DECLARATION: tl.constexpr):
-    """The address of the program's counters."""
+    """Return the address of the program's counters."""
     return tl.inline_asm_elementwise(DECLARATION, "=r,r", [0], dtype=tl.int32, is_pure=False, pack=1)
 
 
@@ -91,7 +91,7 @@ def _count_in_shared_memory(
     DECLARATION: tl.constexpr,
     COPIES: tl.constexpr,
 ):
-    """Each value adds one to a counter; threads side by side have copies of the counters, so that they seldom meet."""
+    """Count in shared memory; adjacent threads have different copies of the counters, so that they rarely collide."""
     lanes, bins, stride = tl.arange(0, TILE), tl.arange(0, BINS) * 4, (BINS + 1) * 4
     counters = _counters(DECLARATION)
     for copy in tl.static_range(COPIES):
@@ -125,7 +125,7 @@ def _count_in_registers(
     PER_OCTAVE: tl.constexpr,
     PER_SIGN: tl.constexpr,
 ):
-    """Triton's own histogram: a population count for every 16 bins and element, which sets the pace."""
+    """Count with Triton's own histogram, which is bound by a population count for every 16 bins and element."""
     lanes = tl.arange(0, TILE)
     found = tl.zeros([BINS], tl.int32)
     for start in range(0, end, TILE):
@@ -171,7 +171,7 @@ def count_chunks(
 
 @triton.jit
 def _value_of(index, top, PER_OCTAVE: tl.constexpr, PER_SIGN: tl.constexpr):
-    """What stands for a bin: the middle of it on the logarithmic scale."""
+    """Return the value that represents a bin: its middle on the logarithmic scale."""
     place = tl.where(index > PER_SIGN, 2 * PER_SIGN + 1 - index, index - 1)
     size = tl.exp2((top + 1 - (place + 0.5) / PER_OCTAVE).to(tl.float32)).to(tl.float64)
     size = tl.where((index == 0) | (index == 2 * PER_SIGN + 2), float("inf"), size)

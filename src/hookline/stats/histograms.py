@@ -1,7 +1,7 @@
-"""Histograms of many tensors at once, log-spaced and signed, on their device, and percentiles from them.
+"""Count the values of many tensors in signed, logarithmic bins, on their device, and read percentiles from the counts.
 
-Each tensor has its own window: it ends above its largest absolute value and reaches 31 octaves down, eight bins to the
-octave and sign. The bins stand in the order of the values:
+Each tensor has its own window: it ends above the largest absolute value and reaches 31 octaves down, with eight bins to
+the octave and sign. The bins are in the order of the values:
 
     0        -inf
     1…254    negative, from the largest magnitude to the smallest
@@ -10,8 +10,8 @@ octave and sign. The bins stand in the order of the values:
     510      +inf
     511      NaN
 
-What is smaller than the window counts in the smallest bin of its sign. A tensor with NaN or infinities in it has no
-largest value to go by; its window ends at 2^16.
+Values below the window count in the smallest bin of their sign. A tensor with NaN or infinities has no largest value to
+start from; its window ends at 2^16.
 """
 
 from __future__ import annotations
@@ -23,30 +23,58 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hookline.stats.columns import ABSMAX, row_dtype, wide_dtype
-from hookline.stats.layout import current_stream, on_device
-from hookline.stats.statistics import has_kernels, summarize
+from hookline import _device
+from hookline.stats.columns import (
+    ABSMAX,
+    BINS,
+    HIGHEST_TOP,
+    INFINITE,
+    LOWEST_TOP,
+    NOT_A_NUMBER,
+    PER_OCTAVE,
+    PER_SIGN,
+    STATISTICS,
+    USUAL_TOP,
+    ZERO,
+    row_dtype,
+    wide_dtype,
+)
+from hookline.stats.rows import has_kernels, summarize
 
-BINS = 512
-PER_OCTAVE = 8
-PER_SIGN = (BINS - 4) // 2
-ZERO, INFINITE, NOT_A_NUMBER = PER_SIGN + 1, BINS - 2, BINS - 1
-USUAL_TOP, HIGHEST_TOP = 15.0, 127.0  # octaves
-LOWEST_TOP = -90.0  # keeps the window clear of float32's subnormal numbers
-_PIECE = 1 << 20  # elements
+__all__ = [
+    "BINS",
+    "INFINITE",
+    "NOT_A_NUMBER",
+    "PER_OCTAVE",
+    "ZERO",
+    "Histograms",
+    "count",
+    "fold",
+    "histograms",
+    "histograms_in",
+    "merge_histograms",
+    "percentiles",
+    "summarize_with_histograms",
+    "tops_of",
+    "values_of_bins",
+]
+
+_PIECE = 1 << 20  # elements that are counted at once, to keep the memory for indices small
 
 
 class Histograms(NamedTuple):
-    """What was counted: [tensors, bins] as int64, and per tensor the octave of its largest value."""
+    """The counts, [tensors, bins] as int64, and for each tensor the octave in which its window ends."""
 
     counts: Tensor
     tops: Tensor
 
 
 def histograms(tensors: Sequence[Tensor], rows: Tensor | None = None) -> Histograms:
-    """Count every tensor's values; `rows` are what `summarize` gave for the same tensors, to save one read.
+    """Count the values of each tensor, exactly and without waiting for the device.
 
-    Nothing waits for the device. The counts are exact and the same at every call.
+    Args:
+        tensors: Tensors as `summarize` takes them.
+        rows: What `summarize` returned for them, which saves one read.
     """
     if not tensors:
         return Histograms(torch.zeros((0, BINS), dtype=torch.int64), torch.zeros(0))
@@ -55,39 +83,66 @@ def histograms(tensors: Sequence[Tensor], rows: Tensor | None = None) -> Histogr
 
 
 def count(tensors: Sequence[Tensor], tops: Tensor) -> Tensor:
-    """The counts of each tensor, [tensors, bins], in windows that end with the octaves `tops`."""
+    """Return the counts of each tensor, [tensors, bins], in windows that end with the octaves `tops`."""
     with torch.no_grad():
         if not has_kernels(tops.device):
-            return count_in_torch(tensors, tops)
-        from hookline.stats import cuda_histograms
+            return _count(tensors, tops)
+        from hookline.stats import cuda
 
-        return cuda_histograms.count(tensors, tops)
+        return cuda.count(tensors, tops)
+
+
+def _count(tensors: Sequence[Tensor], tops: Tensor) -> Tensor:
+    counts = torch.zeros((len(tensors), BINS), dtype=torch.int64, device=tops.device)
+    for tensor, top, row in zip(tensors, tops, counts, strict=True):
+        for piece in torch.split(tensor.reshape(-1), _PIECE):
+            bins = _bins_of(piece.to(wide_dtype(piece.dtype)), top)
+            row.index_add_(0, bins, torch.ones_like(bins))
+    return counts
+
+
+def _bins_of(values: Tensor, top: Tensor) -> Tensor:
+    below_top = (top + 1 - values.abs().log2()) * PER_OCTAVE
+    places = below_top.clamp(0, PER_SIGN - 1).nan_to_num().long()
+    bins = torch.where(values < 0, 1 + places, 2 * PER_SIGN + 1 - places)
+    bins = bins.masked_fill(values == 0, ZERO).masked_fill(values.isnan(), NOT_A_NUMBER)
+    return bins.masked_fill(values == float("inf"), INFINITE).masked_fill(values == float("-inf"), 0)
+
+
+def tops_of(rows: Tensor) -> Tensor:
+    """Return the octave in which each tensor's window ends, from its statistics row."""
+    if has_kernels(rows.device) and len(rows):
+        from hookline.stats import cuda
+
+        return cuda.histogram_tops(rows)
+    absmax = rows[:, ABSMAX]
+    octaves = torch.frexp(absmax).exponent - 1  # exact; a logarithm may end up just below a power of two
+    return torch.where(absmax.isfinite(), octaves.float().clamp(LOWEST_TOP, HIGHEST_TOP), USUAL_TOP)
 
 
 def percentiles(counted: Histograms, points: Sequence[float]) -> Tensor:
-    """The percentiles of each tensor's signed values, [tensors, points], within 5 % of `torch.quantile`'s.
+    """Return percentiles of each tensor's values, [tensors, points], within 5 % of `torch.quantile`.
 
-    Like there, a place between two values is interpolated, and a NaN in the tensor makes all of them NaN. The promise
-    is for values inside the window; smaller ones come out as its lower end. Nothing waits for the device.
+    As there, a position between two values is interpolated, and a NaN in the tensor makes all of them NaN. The bound
+    holds for values in the window; smaller ones come out as its lower end. Nothing waits for the device.
     """
     counts, device = counted.counts, counted.counts.device
-    fractions = _fractions(device, current_stream(device), tuple(points))
+    fractions = _fractions(device, _device.stream_handle(device), tuple(points))
     if has_kernels(device) and len(counts):
-        from hookline.stats import cuda_histograms
+        from hookline.stats import cuda
 
-        with torch.cuda.device(device):
-            return cuda_histograms.percentiles(counts, counted.tops, fractions)
-    return look_up(counts, counted.tops, fractions)
+        return cuda.percentiles(counts, counted.tops, fractions)
+    return _percentiles(counts, counted.tops, fractions)
 
 
 @lru_cache(maxsize=16)
 def _fractions(device: torch.device, stream: int, points: tuple[float, ...]) -> Tensor:
-    """The points as parts of one, on the device; only to be read. The stream is in the key as in `layout_of`'s."""
-    return on_device(torch.tensor([point / 100 for point in points], dtype=row_dtype(device)), device)
+    # The stream is part of the key because the tensor is filled in its order: another stream might read it too early.
+    return _device.to_device(torch.tensor([point / 100 for point in points], dtype=row_dtype(device)), device)
 
 
-def look_up(counts: Tensor, tops: Tensor, fractions: Tensor) -> Tensor:
-    """The percentiles in torch operations: the bins of the values around each place, and what lies between them."""
+def _percentiles(counts: Tensor, tops: Tensor, fractions: Tensor) -> Tensor:
+    """Interpolate between the bins of the two values around each position."""
     numbers = counts[:, :NOT_A_NUMBER].cumsum(dim=1)
     total = numbers[:, -1:]
     places = fractions * (total - 1).clamp(min=0)
@@ -99,22 +154,10 @@ def look_up(counts: Tensor, tops: Tensor, fractions: Tensor) -> Tensor:
     return between.masked_fill((counts[:, NOT_A_NUMBER:] > 0) | (total == 0), float("nan"))
 
 
-def tops_of(rows: Tensor) -> Tensor:
-    """The octave in which each tensor's window ends; zeros and what is not finite have none of their own."""
-    if has_kernels(rows.device) and len(rows):
-        from hookline.stats import cuda_histograms
-
-        with torch.cuda.device(rows.device):
-            return cuda_histograms.tops_of(rows)
-    absmax = rows[:, ABSMAX]
-    octaves = torch.frexp(absmax).exponent - 1  # exact, where a logarithm may land just below a power of two
-    return torch.where(absmax.isfinite(), octaves.float().clamp(LOWEST_TOP, HIGHEST_TOP), USUAL_TOP)
-
-
 def values_of_bins(tops: Tensor, per_octave: int = PER_OCTAVE) -> Tensor:
-    """The value that stands for each bin but the last, NaN's: in the middle of it on the logarithmic scale.
+    """Return the value that represents each bin except that of NaN: its middle on the logarithmic scale.
 
-    [tensors, bins - 1], rising along each row; `per_octave` is what the counts were folded to, if they were.
+    The result is [tensors, bins - 1], rising along each row; `per_octave` is what the counts were folded to.
     """
     places = torch.arange(_per_sign(per_octave), device=tops.device, dtype=row_dtype(tops.device))
     sizes = torch.exp2(tops.to(places.dtype).unsqueeze(1) + 1 - (places + 0.5) / per_octave)
@@ -123,12 +166,12 @@ def values_of_bins(tops: Tensor, per_octave: int = PER_OCTAVE) -> Tensor:
 
 
 def fold(counts: Tensor, per_octave: int) -> Tensor:
-    """The same counts in fewer bins: 1, 2 or 4 to the octave and sign instead of 8, in the same order."""
+    """Return the same counts in fewer bins: 1, 2 or 4 to the octave and sign instead of 8, in the same order."""
     together, many = PER_OCTAVE // per_octave, _per_sign(per_octave)
     if together == 1:
         return counts
     negative, positive = counts[:, 1:ZERO], counts[:, ZERO + 1 : INFINITE]
-    short = many * together - PER_SIGN  # the last group, of the smallest magnitudes, is not full
+    short = many * together - PER_SIGN  # The last group, of the smallest magnitudes, is not full.
     negative = torch.nn.functional.pad(negative, (0, short)).view(-1, many, together).sum(dim=2)
     positive = torch.nn.functional.pad(positive, (short, 0)).view(-1, many, together).sum(dim=2)
     return torch.cat([counts[:, :1], negative, counts[:, ZERO : ZERO + 1], positive, counts[:, INFINITE:]], dim=1)
@@ -138,20 +181,37 @@ def _per_sign(per_octave: int) -> int:
     return -(-PER_SIGN * per_octave // PER_OCTAVE)
 
 
-def count_in_torch(tensors: Sequence[Tensor], tops: Tensor) -> Tensor:
-    """The counts in torch operations, tensor by tensor, in pieces that keep the memory for indices small."""
-    counts = torch.zeros((len(tensors), BINS), dtype=torch.int64, device=tops.device)
-    for tensor, top, row in zip(tensors, tops, counts, strict=True):
-        for piece in torch.split(tensor.reshape(-1), _PIECE):
-            bins = bins_of(piece.to(wide_dtype(piece.dtype)), top)
-            row.index_add_(0, bins, torch.ones_like(bins))
-    return counts
+def merge_histograms(counts: Tensor, tops: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge the histograms of parts, [parts, wholes, bins] and [parts, wholes], into those of the wholes.
+
+    Windows end at whole octaves, so the bins of a lower window coincide with those of the highest and move without
+    loss; values that fall out at the small end count in the smallest bin, as they would have from the start.
+    """
+    filled = counts.sum(-1) > 0
+    top = torch.where(filled, tops, float("-inf")).amax(0)
+    top = torch.where(filled.any(0), top, tops[0])
+    shift = torch.where(filled, (top - tops) * PER_OCTAVE, 0.0).long().clamp(max=PER_SIGN).unsqueeze(-1)
+    bins = torch.arange(BINS, device=counts.device)
+    negative, positive = (bins > 0) & (bins < ZERO), (bins > ZERO) & (bins < INFINITE)
+    target = torch.where(negative, (bins + shift).clamp(max=PER_SIGN), bins)
+    target = torch.where(positive, (bins - shift).clamp(min=ZERO + 1), target)
+    merged = torch.zeros_like(counts[0])
+    for part, moved in zip(counts, target, strict=True):
+        merged.scatter_add_(-1, moved, part)
+    return merged, top
 
 
-def bins_of(values: Tensor, top: Tensor) -> Tensor:
-    """The bin of each value, for a tensor whose largest value lies in the octave `top`."""
-    below_top = (top + 1 - values.abs().log2()) * PER_OCTAVE
-    places = below_top.clamp(0, PER_SIGN - 1).nan_to_num().long()
-    bins = torch.where(values < 0, 1 + places, 2 * PER_SIGN + 1 - places)
-    bins = bins.masked_fill(values == 0, ZERO).masked_fill(values.isnan(), NOT_A_NUMBER)
-    return bins.masked_fill(values == float("inf"), INFINITE).masked_fill(values == float("-inf"), 0)
+# ---- rows that carry a histogram behind their statistics, so that both are copied and merged together ----------------
+# The columns are those of `STATISTICS`, then one for each bin, then the octave in which the window ends.
+
+
+def summarize_with_histograms(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> Tensor:
+    """Return one row per tensor with its statistics and its histogram, on the tensors' device; nothing waits for it."""
+    rows = summarize(tensors, names)
+    counts, tops = histograms(tensors, rows)
+    return torch.cat([rows, counts.to(rows.dtype), tops.to(rows.dtype).unsqueeze(1)], dim=1)
+
+
+def histograms_in(rows: Tensor) -> Histograms:
+    """Return the histograms in rows of `summarize_with_histograms`."""
+    return Histograms(rows[:, len(STATISTICS) : -1].long(), rows[:, -1].float())

@@ -1,12 +1,16 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, import-not-found, import-untyped"
-"""The Triton kernels of the CUDA path: read every chunk once, then merge the chunks of each tensor.
+"""Triton kernels for statistics: read every chunk of every tensor once, then merge the chunks of each tensor.
 
 A chunk is a run of elements that one program reads. Its sums are taken around pivots, values from its beginning, so
 that a mean far from zero costs no digits: where a pivot is off, the spread that makes it so is in the chunk itself.
 
-Per element the loop does what it cannot avoid: convert, subtract, two sums, minimum, maximum and a test for zero. At
-two bytes an element, counting NaNs and infinities there too would make the arithmetic, not the memory, set the pace.
+Per element the loop does only what it must: convert, subtract, two sums, minimum, maximum and a test for zero. At two
+bytes an element, counting NaNs and infinities there too would make the kernel bound by arithmetic instead of memory.
 They show in the sum of squares, so only a chunk whose sum is not finite, or vanishes, is read again in float64.
+
+An accumulator is float64 memory that outlives a launch: how often it was called and how often it added something, then
+the partial results of a fixed number of shares, column by column. Each program of a launch has its own share, so that
+no two of them write to one place and the sums have the same bits every time.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-FAINT: tl.constexpr = tl.constexpr(1e-24)  # a sum of squares below has lost digits to float32's smallest numbers
+FAINT: tl.constexpr = tl.constexpr(1e-24)  # a smaller sum of squares has lost digits to float32's smallest numbers
+HEAD: tl.constexpr = tl.constexpr(2)  # the two counts at the start of an accumulator, before its shares
 PARTIAL_COLUMNS = 8  # count, mean, sum of squared deviations, min, max, zeros, nans, infs of one chunk
 
 
@@ -25,13 +30,13 @@ def finite_or_zero(value):
 
 @triton.jit
 def inside_of(lanes, begin, end):
-    """Which elements of a chunk belong to its tensor."""
+    """Return which elements of a chunk belong to its tensor."""
     return (lanes >= begin) & (lanes < end)
 
 
 @triton.jit
 def place_of_chunk(address, size, number, ELEMENT: tl.constexpr, ITEM_BYTES: tl.constexpr, ELEMENTS: tl.constexpr):
-    """Where a tensor's chunk of this number begins, and from where to where its elements belong to the tensor.
+    """Return where a tensor's chunk begins, and the range of its elements that belong to the tensor.
 
     Chunks are counted from the 16-byte boundary at or before the tensor, so that a whole one can be read in vectors.
     """
@@ -40,7 +45,7 @@ def place_of_chunk(address, size, number, ELEMENT: tl.constexpr, ITEM_BYTES: tl.
 
 @triton.jit
 def chunk_at(address, size, number, ELEMENT: tl.constexpr, ITEM_BYTES: tl.constexpr, elements):
-    """The same for a tensor whose address and size are known, in chunks of so many elements."""
+    """Return the same for a tensor whose address and size are known, in chunks of `elements` elements."""
     start = number.to(tl.int64) * elements
     lead = (address % 16) // ITEM_BYTES
     aligned = tl.multiple_of((address - address % 16).to(tl.pointer_type(ELEMENT), bitcast=True), 16)
@@ -51,15 +56,15 @@ def chunk_at(address, size, number, ELEMENT: tl.constexpr, ITEM_BYTES: tl.conste
 
 @triton.jit
 def _vectors(base, lanes):
-    """The addresses of one tile; without the hint every element would be loaded on its own."""
+    """Return the addresses of one tile; without the hint every element would be loaded separately."""
     return tl.multiple_of(base + lanes, 16)
 
 
 @triton.jit
 def _read_inner_chunk(base, tiles, WIDE: tl.constexpr, TILE: tl.constexpr, UNROLL: tl.constexpr):
-    """What each lane sees of a chunk that lies wholly inside its tensor: no masks, several loads on their way at once.
+    """Return the sums of each lane for a chunk that lies inside its tensor: no masks, several loads in flight at once.
 
-    Each lane has a pivot of its own, its first element: to agree on one, all would have to wait for each other.
+    Each lane uses its first element as its pivot: to agree on one pivot, all lanes would have to wait for each other.
     """
     lanes = tl.arange(0, TILE)
     pivot = finite_or_zero(tl.load(_vectors(base, lanes)).to(WIDE))
@@ -79,7 +84,7 @@ def _read_inner_chunk(base, tiles, WIDE: tl.constexpr, TILE: tl.constexpr, UNROL
 
 @triton.jit
 def _read_edge_chunk(base, begin, end, WIDE: tl.constexpr, TILE: tl.constexpr):
-    """The same for a chunk of which only the elements from begin to end belong to the tensor."""
+    """Return the same for a chunk of which only the elements from begin to end belong to the tensor."""
     lanes = tl.arange(0, TILE)
     first = tl.load(base + begin, mask=begin < end, other=0).to(WIDE)  # for lanes that begin with a later element
     inside = inside_of(lanes, begin, end)
@@ -101,7 +106,7 @@ def _read_edge_chunk(base, begin, end, WIDE: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def _over_lanes(begin, end, pivot, total, squares, TILE: tl.constexpr):
-    """The mean of the elements from begin to end, and the sum of squared deviations from it, from what lanes saw."""
+    """Return the mean of the elements from begin to end and the sum of squared deviations, from the sums of lanes."""
     lanes, count = tl.arange(0, TILE), tl.maximum(end - begin, 0)
     many = tl.cdiv(tl.maximum(end - lanes, 0), TILE) - tl.cdiv(tl.maximum(begin - lanes, 0), TILE)  # of each lane
     shift = total / tl.maximum(many, 1)
@@ -114,7 +119,7 @@ def _over_lanes(begin, end, pivot, total, squares, TILE: tl.constexpr):
 
 @triton.jit
 def _read_again(base, begin, end, TILE: tl.constexpr):
-    """The moments in float64, and how many values are not finite: for a chunk where float32 was not enough."""
+    """Return the moments in float64 and the counts of NaNs and infinities, for a chunk where float32 was not enough."""
     lanes = tl.arange(0, TILE)
     total, squares = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
     nans, infs = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
@@ -132,7 +137,7 @@ def _read_again(base, begin, end, TILE: tl.constexpr):
 
 @triton.jit
 def partials_of(base, begin, end, tiles, WIDE: tl.constexpr, TILE: tl.constexpr, UNROLL: tl.constexpr):
-    """The partial results of a chunk of so many tiles, of which the elements from begin to end are the tensor's."""
+    """Return the partial results of a chunk of `tiles` tiles, whose elements from begin to end are the tensor's."""
     if (begin == 0) & (end == TILE * tiles):
         pivot, total, squares, low, high, zeros = _read_inner_chunk(base, tiles, WIDE, TILE, UNROLL)
     else:
@@ -194,7 +199,7 @@ def merge_chunks(first_chunks, chunk_counts, partials, rows, chunks, COLUMNS: tl
 
 @triton.jit
 def merge_partials(mine, stride, many, row, TILE: tl.constexpr):
-    """Write a row from so many partial results; those of nothing, whose count is zero, may hold anything else."""
+    """Write a row from `many` partial results; where the count is zero, the other columns may hold anything."""
     pivot = finite_or_zero(tl.load(mine + stride, mask=many > 0, other=0.0))
     lanes = tl.arange(0, TILE)
     count, shift, squares = tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64), tl.zeros([TILE], tl.float64)
@@ -223,7 +228,7 @@ def merge_partials(mine, stride, many, row, TILE: tl.constexpr):
 
 @triton.jit
 def _write_moments(row, count, pivot, shift, squares, nans, infs):
-    """Count, mean, std and L2 norm; 0 / 0 gives an empty tensor the NaN it should have."""
+    """Write count, mean, std and L2 norm; 0 / 0 gives an empty tensor the NaN it should have."""
     mean = pivot + shift / count
     deviations = squares - shift * shift / count
     deviations = tl.where(deviations < 0, 0.0, deviations)
@@ -236,8 +241,92 @@ def _write_moments(row, count, pivot, shift, squares, nans, infs):
 
 @triton.jit
 def _write_extremes(row, count, low, high, nans):
-    """Minimum, maximum and the larger of their magnitudes; NaN if there is a NaN, or nothing at all."""
+    """Write minimum, maximum and the larger of their magnitudes; NaN if there is a NaN, or no element."""
     none = (nans > 0) | (count == 0)
     tl.store(row + 3, tl.where(none, float("nan"), low))
     tl.store(row + 4, tl.where(none, float("nan"), high))
     tl.store(row + 5, tl.where(none, float("nan"), tl.maximum(-low, high)))
+
+
+# ---- accumulators ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["sizes", "tiles", "firsts", "addresses", "accumulators"])
+def add_to_accumulators(
+    sizes,
+    tiles,
+    firsts,
+    due,
+    addresses,
+    accumulators,
+    ELEMENT: tl.constexpr,
+    ITEM_BYTES: tl.constexpr,
+    SLOTS: tl.constexpr,
+    SHARES: tl.constexpr,
+    TILE: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Add what this program reads of its tensor to its share; if the statistics are not due, only count the call.
+
+    Each tensor has a slot in five tuples: its number of elements, the tiles of a share, the first of its programs, its
+    address and that of its accumulator. They are passed by value: a replayed graph would not find a table again.
+    """
+    program, heard = tl.program_id(0), tl.load(due)
+    size, length, first, address, place = sizes[0], tiles[0], firsts[0], addresses[0], accumulators[0]
+    for slot in tl.static_range(1, SLOTS):
+        at_or_behind = program >= firsts[slot]
+        size, length = tl.where(at_or_behind, sizes[slot], size), tl.where(at_or_behind, tiles[slot], length)
+        first, address = tl.where(at_or_behind, firsts[slot], first), tl.where(at_or_behind, addresses[slot], address)
+        place = tl.where(at_or_behind, accumulators[slot], place)
+    share = program - first
+    accumulator = place.to(tl.pointer_type(tl.float64), bitcast=True)
+    if share == 0:
+        tl.store(accumulator, tl.load(accumulator) + 1)
+        tl.store(accumulator + 1, tl.load(accumulator + 1) + heard)
+    if heard != 0:
+        WIDE: tl.constexpr = tl.float64 if ITEM_BYTES == 8 else tl.float32
+        base, begin, end = chunk_at(address, size, share, ELEMENT, ITEM_BYTES, TILE * length)
+        if begin < end:
+            count, mean, squares, low, high, zeros, nans, infs = partials_of(
+                base, begin, end, length, WIDE, TILE, UNROLL
+            )
+            _add_partials(accumulator + HEAD + share, SHARES, count, mean, squares, low, high, zeros, nans, infs)
+
+
+@triton.jit
+def _add_partials(place, stride, count, mean, squares, low, high, zeros, nans, infs):
+    """Merge partial results with those of earlier calls, around one of the means, and store them."""
+    known = tl.load(place)
+    some = known > 0
+    known_mean = tl.load(place + stride, mask=some, other=0.0)
+    pivot = finite_or_zero(tl.where(some, known_mean, mean))
+    here, there = tl.where(some, known_mean - pivot, 0.0), mean - pivot
+    total = known + count
+    shift = known * here + count * there
+    squares += tl.load(place + 2 * stride, mask=some, other=0.0)
+    squares += known * here * here + count * there * there - shift * (shift / total)
+    low = tl.minimum(low, tl.load(place + 3 * stride, mask=some, other=float("inf")))
+    high = tl.maximum(high, tl.load(place + 4 * stride, mask=some, other=float("-inf")))
+    zeros += tl.load(place + 5 * stride, mask=some, other=0.0)
+    nans += tl.load(place + 6 * stride, mask=some, other=0.0)
+    infs += tl.load(place + 7 * stride, mask=some, other=0.0)
+    store_partials(place, stride, total, pivot + shift / total, squares, low, high, zeros, nans, infs)
+
+
+@triton.jit
+def read_accumulators(accumulators, rows, counts, COLUMNS: tl.constexpr, SHARES: tl.constexpr, TILE: tl.constexpr):
+    """Write an accumulator's row, add to its two counts and reset it; one that added nothing gets NaN as its count."""
+    number = tl.program_id(0)
+    accumulator = tl.load(accumulators + number).to(tl.pointer_type(tl.float64), bitcast=True)
+    row, count, shares = rows + number * COLUMNS, counts + number * HEAD, accumulator + HEAD
+    called, heard = tl.load(accumulator), tl.load(accumulator + 1)
+    merge_partials(shares, SHARES, SHARES, row, TILE)
+    if heard == 0:
+        tl.store(row, float("nan"))
+    tl.store(count, tl.load(count) + called)
+    tl.store(count + 1, tl.load(count + 1) + heard)
+    lanes = tl.arange(0, TILE)
+    tl.debug_barrier()  # all threads have read
+    tl.store(accumulator + lanes, 0.0, mask=lanes < HEAD)
+    for start in range(0, SHARES, TILE):
+        tl.store(shares + start + lanes, 0.0, mask=start + lanes < SHARES)

@@ -1,22 +1,25 @@
-"""How a set of tensors is cut into chunks for one launch: tables on the device, made once for shapes that repeat."""
+# mypy: implicit-reexport
+"""Plan kernel launches: cut tensors into chunks for one launch, and repeat launches without Triton's checks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
-VECTOR_BYTES = 16  # what one thread loads at once; chunks start at such boundaries
+from hookline import _device
+
+VECTOR_BYTES = 16  # what one thread loads at once; chunks start at multiples of it
 CHUNK_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True)
 class Group:
-    """The chunks of one dtype: they stand together, because a kernel is compiled for one dtype."""
+    """The chunks of one dtype. They are adjacent, because a kernel is compiled for one dtype."""
 
     dtype: torch.dtype
     skipped: int
@@ -25,7 +28,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which program reads what; everything about a launch except where the tensors are."""
+    """Which program of a launch reads what: everything about a launch except where the tensors are."""
 
     groups: tuple[Group, ...]
     chunks: int
@@ -43,73 +46,74 @@ def layout_of(
     dtypes: tuple[torch.dtype, ...],
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Layout:
-    """The layout for tensors of these sizes and dtypes.
+    """Return the layout for tensors of some sizes and dtypes.
 
-    The stream is in the key because the tables are filled in its order: another stream might read them too early.
+    Args:
+        device: Where the tables are needed.
+        stream: The current stream. It is part of the cache's key because the tables are filled in its order: another
+            stream might read them too early.
+        sizes: The number of elements of each tensor.
+        dtypes: The dtype of each tensor.
+        chunk_bytes: How much one program reads.
+
+    Returns:
+        A layout that repeated calls share.
     """
-    counts = [_chunks_needed(size, dtype, chunk_bytes) for size, dtype in zip(sizes, dtypes, strict=True)]
+    # Enough chunks for any alignment: the first one may begin up to one vector before the tensor.
+    nbytes = [size * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=True)]
+    counts = [-(-(many + VECTOR_BYTES - 1) // chunk_bytes) if many else 0 for many in nbytes]
     order = sorted(range(len(sizes)), key=lambda index: str(dtypes[index]))
     starts = [0, *accumulate(counts[index] for index in order)]
-    first_chunks = [0] * len(sizes)
-    for position, index in enumerate(order):
-        first_chunks[index] = starts[position]
+    first_chunks, totals = [0] * len(sizes), dict[torch.dtype, int]()
+    for start, index in zip(starts, order, strict=False):
+        first_chunks[index] = start
+        totals[dtypes[index]] = totals.get(dtypes[index], 0) + counts[index]
+    skipped = accumulate(totals.values(), initial=0)
+    groups = [Group(dtype, before, many) for (dtype, many), before in zip(totals.items(), skipped, strict=False)]
     owners = torch.repeat_interleave(
         torch.tensor(order, dtype=torch.int32), torch.tensor([counts[index] for index in order])
     )
     return Layout(
-        groups=_groups(order, counts, dtypes),
+        groups=tuple(group for group in groups if group.chunks),
         chunks=starts[-1],
-        sizes=upload(sizes, torch.int64, device),
-        first_chunks=upload(first_chunks, torch.int32, device),
-        chunk_counts=upload(counts, torch.int32, device),
-        owners=on_device(owners, device),
+        sizes=_device.upload(sizes, torch.int64, device),
+        first_chunks=_device.upload(first_chunks, torch.int32, device),
+        chunk_counts=_device.upload(counts, torch.int32, device),
+        owners=_device.to_device(owners, device),
     )
 
 
-def _chunks_needed(size: int, dtype: torch.dtype, chunk_bytes: int) -> int:
-    """Enough chunks for any alignment: the first may begin up to one vector before the tensor does."""
-    return -(-(size * dtype.itemsize + VECTOR_BYTES - 1) // chunk_bytes) if size else 0
+class Launch:
+    """A Triton kernel that is launched repeatedly with the same number of programs.
 
+    The first call goes through Triton, which compiles the kernel for the arguments it gets. Later calls go to the
+    compiled kernel directly, because finding out again what kinds of arguments these are takes as long as the launch.
+    So at each call integers must be the same, and tensors must have the same dtype and begin at a multiple of 16 bytes,
+    as every allocation of torch does.
 
-def _groups(order: Sequence[int], counts: Sequence[int], dtypes: Sequence[torch.dtype]) -> tuple[Group, ...]:
-    totals: dict[torch.dtype, int] = {}
-    for index in order:
-        totals[dtypes[index]] = totals.get(dtypes[index], 0) + counts[index]
-    starts = accumulate(totals.values(), initial=0)
-    return tuple(
-        Group(dtype, start, total) for (dtype, total), start in zip(totals.items(), starts, strict=False) if total
-    )
-
-
-def kept_table(device: torch.device, numbers: tuple[int, ...]) -> Tensor:
-    """Numbers on the device as int64, kept for the next time that the same ones are wanted. Only to be read.
-
-    So are the addresses of tensors: those that a step frees, the next one gets again, mostly for the same tensors.
+    Args:
+        kernel: The function under `triton.jit`.
+        programs: The number of programs.
+        fixed: The first arguments of every call.
+        num_warps: As Triton has it.
+        constants: The kernel's constexpr arguments, in its order.
     """
-    return _kept_table(device, current_stream(device), numbers)
+
+    def __init__(self, kernel: Any, programs: int, *fixed: Any, num_warps: int = 4, **constants: Any) -> None:
+        self._first = partial(kernel[(programs,)], *fixed, **constants, num_warps=num_warps)
+        self._fixed, self._constants, self._grid = fixed, tuple(constants.values()), (programs, 1, 1)
+        self._compiled: Any = None
+
+    def __call__(self, stream: int, *arguments: Any) -> None:
+        """Launch the kernel on `stream`, which must be the current stream of the current device."""
+        if self._compiled is not None:
+            self._compiled(*self._fixed, *arguments, *self._constants, stream=stream)
+        elif (compiled := self._first(*arguments)) is not None:  # Triton's interpreter returns nothing.
+            self._compiled = compiled[self._grid]
 
 
-@lru_cache(maxsize=64)
-def _kept_table(device: torch.device, stream: int, numbers: tuple[int, ...]) -> Tensor:
-    """The stream is in the key for the same reason as in that of `layout_of`."""
-    return upload(numbers, torch.int64, device)
-
-
-def current_stream(device: torch.device) -> int:
-    """The stream that is now in use on the device, as a key; 0 where there are none."""
-    if device.type != "cuda":
-        return 0
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch._C._cuda_getCurrentRawStream(index)  # what Triton asks, too; ten times as quick as a Stream object
-
-
-def upload(numbers: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers on the device, copied in the stream's order without waiting for it."""
-    return on_device(torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda"), device)
-
-
-def on_device(table: Tensor, device: torch.device) -> Tensor:
-    """A table on the device, copied from pinned memory, so that the host does not wait."""
-    if device.type == "cuda" and not table.is_pinned():
-        table = table.pin_memory()
-    return table.to(device, non_blocking=True)
+# Moved to hookline._device.
+from hookline._device import cached_table as kept_table  # noqa: E402, F401
+from hookline._device import stream_handle as current_stream  # noqa: E402, F401
+from hookline._device import to_device as on_device  # noqa: E402, F401
+from hookline._device import upload as upload  # noqa: E402

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookline.stats.merging import merge
-from hookline.stats.statistics import summarize
+from hookline.stats import summarize
+from hookline.stats.merge import merge
 
 
 @settings(max_examples=40, deadline=None)
@@ -35,6 +35,6 @@ def test_a_nan_in_one_part_shows_in_the_whole(assert_rows: Callable[..., None]) 
     assert_rows(merge(summarize(parts[::2])).unsqueeze(0), [torch.cat(parts[::2])])
 
 
-def test_nothing_and_nothing_is_nothing(assert_rows: Callable[..., None]) -> None:
-    """Empty parts alone make an empty whole."""
+def test_empty_parts_make_an_empty_whole(assert_rows: Callable[..., None]) -> None:
+    """The row of nothing is that of an empty tensor."""
     assert_rows(merge(summarize([torch.empty(0), torch.empty(0)])).unsqueeze(0), [torch.empty(0)])

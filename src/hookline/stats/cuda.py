@@ -1,0 +1,228 @@
+# mypy: disable-error-code="import-not-found, import-untyped"
+"""Launch the Triton kernels for statistics and histograms: all tensors of a dtype in one launch, without any wait."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from hookline import _device
+from hookline.stats import histogram_kernels, kernels
+from hookline.stats.columns import (
+    ABSMAX,
+    BINS,
+    HIGHEST_TOP,
+    LOWEST_TOP,
+    PER_OCTAVE,
+    PER_SIGN,
+    STATISTICS,
+    USUAL_TOP,
+    wide_dtype,
+)
+from hookline.stats.layout import CHUNK_BYTES, VECTOR_BYTES, Launch, layout_of
+
+ELEMENTS: dict[torch.dtype, Any] = {
+    torch.bool: tl.int8,
+    torch.uint8: tl.uint8,
+    torch.int8: tl.int8,
+    torch.int16: tl.int16,
+    torch.int32: tl.int32,
+    torch.int64: tl.int64,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+}
+WIDE: dict[torch.dtype, Any] = {torch.float32: tl.float32, torch.float64: tl.float64}
+WARPS = 4
+UNROLL = 4  # loads in flight at once, per thread
+MERGE_TILE = 256
+_DTYPE = attrgetter("dtype")
+
+
+def summarize(tensors: Sequence[Tensor]) -> Tensor:
+    """Return one statistics row per tensor, for tensors on one CUDA device."""
+    device = tensors[0].device
+    with _device.use(device):
+        return launch_summarize(all_readable(tensors), device, _device.stream_handle(device))
+
+
+def launch_summarize(tensors: Sequence[Tensor], device: torch.device, stream: int) -> Tensor:
+    """Launch the kernels for tensors that can be read as flat memory."""
+    layout = layout_of(device, stream, tuple(map(Tensor.numel, tensors)), tuple(map(_DTYPE, tensors)))
+    pointers = _device.cached_table(device, tuple(map(Tensor.data_ptr, tensors)))
+    partials = torch.empty((kernels.PARTIAL_COLUMNS, layout.chunks), dtype=torch.float64, device=device)
+    rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64, device=device)
+    for group in layout.groups:
+        tile = WARPS * 32 * VECTOR_BYTES // group.dtype.itemsize
+        kernels.read_chunks[(group.chunks,)](
+            pointers,
+            layout.sizes,
+            layout.first_chunks,
+            layout.owners,
+            partials,
+            group.skipped,
+            layout.chunks,
+            ELEMENT=ELEMENTS[group.dtype],
+            ITEM_BYTES=group.dtype.itemsize,
+            WIDE=WIDE[wide_dtype(group.dtype)],
+            TILE=tile,
+            TILES=CHUNK_BYTES // group.dtype.itemsize // tile,
+            UNROLL=UNROLL,
+            num_warps=WARPS,
+        )
+    kernels.merge_chunks[(len(tensors),)](
+        layout.first_chunks,
+        layout.chunk_counts,
+        partials,
+        rows,
+        layout.chunks,
+        COLUMNS=len(STATISTICS),
+        TILE=MERGE_TILE,
+    )
+    return rows
+
+
+def all_readable(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return each tensor as `readable` does; nearly always all are readable already, which is a quick check."""
+    if all(map(Tensor.is_contiguous, tensors)) and ELEMENTS.keys() >= set(map(_DTYPE, tensors)):
+        return tensors
+    return [readable(tensor) for tensor in tensors]
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """Return a tensor as memory that kernels can read from end to end; order does not matter, gaps and repeats do."""
+    if tensor.dtype not in ELEMENTS:
+        tensor = tensor.detach().to(wide_dtype(tensor.dtype))
+    return tensor if tensor.is_contiguous() or is_dense(tensor) else tensor.detach().contiguous()
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether the elements, in some order, fill one range of memory, as those of a transposed tensor do."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+# ---- histograms ------------------------------------------------------------------------------------------------------
+
+HISTOGRAM_TILE = 2048  # More would cost registers, and with them programs that run at the same time.
+TOPS_TILE = 256  # tensors whose windows one program finds
+COPIES = 2  # of the counters, each with one more for lanes outside of the tensor
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_DECLARATION = (  # PTX; on other devices, and in the interpreter, Triton's own histogram counts.
+    f".shared .align 16 .b32 hookline_counters[{COPIES * (BINS + 1)}]; mov.u32 $0, hookline_counters;"
+    if torch.version.hip is None and not _INTERPRETED
+    else None
+)
+_COUNTED = {torch.float16, torch.bfloat16, torch.float32}
+_SCALE = {"BINS": BINS, "PER_OCTAVE": PER_OCTAVE, "PER_SIGN": PER_SIGN}
+
+
+def count(tensors: Sequence[Tensor], tops: Tensor) -> Tensor:
+    """Return the histogram of each tensor, [tensors, bins], for tensors on one CUDA device."""
+    if set(map(_DTYPE, tensors)) <= _COUNTED:
+        counted = all_readable(tensors)
+    else:
+        counted = [in_float32(tensor) for tensor in tensors]
+    with _device.use(tops.device):
+        return launch_count(counted, tops, _device.stream_handle(tops.device))
+
+
+def in_float32(tensor: Tensor) -> Tensor:
+    """Return a tensor with a dtype that float32 holds.
+
+    Other values are brought into its range; zeros stay zeros and infinities infinities.
+    """
+    if tensor.dtype in _COUNTED:
+        return readable(tensor)
+    wide, limits = tensor.double(), torch.finfo(torch.float32)
+    in_range = wide.sign() * wide.abs().clamp(limits.tiny, limits.max)
+    return torch.where(wide.isinf(), wide, in_range).float().contiguous()
+
+
+def launch_count(tensors: Sequence[Tensor], tops: Tensor, stream: int) -> Tensor:
+    """Launch the kernels for tensors that can be read as flat memory."""
+    pointers = _device.cached_table(tops.device, tuple(map(Tensor.data_ptr, tensors)))
+    counts = torch.zeros((len(tensors), BINS), dtype=torch.int64, device=tops.device)
+    sizes, dtypes = tuple(map(Tensor.numel, tensors)), tuple(map(_DTYPE, tensors))
+    for launch in _count_launches(tops.device, stream, sizes, dtypes):
+        launch(stream, pointers, tops, counts)
+    return counts
+
+
+# Launches are cached for each device, because a compiled kernel belongs to one.
+
+
+@lru_cache(maxsize=64)
+def _count_launches(
+    device: torch.device, stream: int, sizes: tuple[int, ...], dtypes: tuple[torch.dtype, ...]
+) -> list[Launch]:
+    """Return one launch for each dtype."""
+    layout = layout_of(device, stream, sizes, dtypes)
+    return [
+        Launch(
+            histogram_kernels.count_chunks,
+            group.chunks,
+            layout.sizes,
+            layout.first_chunks,
+            layout.owners,
+            group.skipped,
+            num_warps=WARPS,
+            ELEMENT=ELEMENTS[group.dtype],
+            ITEM_BYTES=group.dtype.itemsize,
+            TILE=HISTOGRAM_TILE,
+            TILES=CHUNK_BYTES // group.dtype.itemsize // HISTOGRAM_TILE,
+            **_SCALE,
+            DECLARATION=_DECLARATION,
+            COPIES=COPIES,
+        )
+        for group in layout.groups
+    ]
+
+
+def histogram_tops(rows: Tensor) -> Tensor:
+    """Return the octave in which each tensor's window ends, in one launch; torch would need seven operations."""
+    tops = torch.empty(len(rows), dtype=torch.float32, device=rows.device)
+    with _device.use(rows.device):
+        _tops_launch(rows.device, *rows.shape)(_device.stream_handle(rows.device), rows.contiguous(), tops)
+    return tops
+
+
+@lru_cache(maxsize=64)
+def _tops_launch(device: torch.device, tensors: int, columns: int) -> Launch:
+    return Launch(
+        histogram_kernels.find_tops,
+        -(-tensors // TOPS_TILE),
+        tensors,
+        COLUMNS=columns,
+        ABSMAX=ABSMAX,
+        LOWEST=LOWEST_TOP,
+        HIGHEST=HIGHEST_TOP,
+        USUAL=USUAL_TOP,
+        TILE=TOPS_TILE,
+    )
+
+
+def percentiles(counts: Tensor, tops: Tensor, fractions: Tensor) -> Tensor:
+    """Return the percentiles of each tensor in one launch; torch would need thirty operations."""
+    found = torch.empty((len(counts), len(fractions)), dtype=torch.float64, device=counts.device)
+    with _device.use(counts.device):
+        launch = _percentiles_launch(counts.device, *found.shape)
+        launch(_device.stream_handle(counts.device), counts, tops, fractions, found)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _percentiles_launch(device: torch.device, tensors: int, points: int) -> Launch:
+    return Launch(histogram_kernels.look_up, tensors, points, **_SCALE)

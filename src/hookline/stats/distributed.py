@@ -1,0 +1,187 @@
+"""Measure tensors of every kind a model can have: on several devices, sparse, complex, or sharded over ranks (DTensor).
+
+The DTensors of a mesh are reduced together: one sum and one maximum over the ranks for their rows, one sum for their
+histograms. So every rank must ask for the same tensors at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from hookline import _device
+from hookline.errors import HooklineError
+from hookline.stats import histograms, rows
+from hookline.stats.columns import COUNT, ZEROS
+from hookline.stats.merge import join_rows, merge, split_rows
+from hookline.stats.tensor_meta import TensorMeta, tensor_meta
+
+
+class LocalTensors:
+    """The dense part of each tensor that this process holds; the methods return what is true of the whole tensors.
+
+    The zeros that a sparse tensor leaves out are counted, and so are the shards of a DTensor on other ranks. Results
+    are on the device of the first tensor.
+
+    Args:
+        tensors: Any tensors.
+        names: What an error calls each tensor.
+
+    Raises:
+        HooklineError: If a DTensor is a partial sum.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> None:
+        self.names = names or [f"tensor {index}" for index in range(len(tensors))]
+        self.dense = list(tensors)
+        self._left_out: list[int] = []  # zeros that sparse tensors do not store
+        self._meshes: list[MeshTensors] = []
+        self._meta = tensor_meta(self.dense)
+        self.plain = self._meta.plain
+        """Whether each tensor is its own dense part."""
+        if not self.plain:
+            local = [_local(tensor) for tensor in tensors]
+            self.dense = [_dense(tensor) for tensor in local]
+            self._left_out = [one.numel() - one.values().numel() if one.is_sparse else 0 for one in local]
+            self._meshes = group_by_mesh(tensors, self.names)
+            self._meta = tensor_meta(self.dense)
+        by_device: dict[torch.device, list[int]] = {}
+        for index, tensor in enumerate([] if self._meta.alike else self.dense):
+            by_device.setdefault(tensor.device, []).append(index)
+        self._groups = list(by_device.values()) or [list(range(len(tensors)))]
+
+    def with_dense(self, dense: Sequence[Tensor]) -> LocalTensors:
+        """Return the same tensors with other values in their dense parts, such as differences."""
+        other = copy(self)
+        other.dense = list(dense)
+        other._meta = tensor_meta(other.dense)
+        return other
+
+    def summarize(self) -> Tensor:
+        """Return one statistics row per tensor, as `hookline.stats.summarize` does."""
+        found = self._measure(rows.summarize)
+        if any(self._left_out):
+            zeros = torch.zeros_like(found)
+            zeros[:, COUNT] = zeros[:, ZEROS] = _device.upload(self._left_out, found.dtype, found.device)
+            found = merge(torch.stack([found, zeros]))
+        for mesh in self._meshes:
+            found = mesh.rows(found)
+        return found
+
+    def norms(self) -> Tensor:
+        """Return the L2 norm of each tensor."""
+        found = self._measure(rows.norms)
+        for mesh in self._meshes:
+            found = mesh.sums(found.square()).sqrt()
+        return found
+
+    def histograms(self, rows: Tensor) -> histograms.Histograms:
+        """Count the values of each tensor; `rows` are what `summarize` returned."""
+        tops = histograms.tops_of(rows)
+
+        def count(dense: list[Tensor], indices: list[int]) -> Tensor:
+            if len(indices) == len(tops):
+                return histograms.count(dense, tops)
+            own = tops[_device.upload(indices, torch.int64, tops.device)]
+            return histograms.count(dense, own.to(dense[0].device))
+
+        counts = self._each_device(count)
+        if any(self._left_out):
+            counts[:, histograms.ZERO] += _device.upload(self._left_out, counts.dtype, counts.device)
+        for mesh in self._meshes:
+            counts = mesh.sums(counts)
+        return histograms.Histograms(counts, tops)
+
+    def _measure(self, measure: Callable[[list[Tensor], Sequence[object], TensorMeta | None], Tensor]) -> Tensor:
+        meta = self._meta if len(self._groups) == 1 else None
+        return self._each_device(lambda dense, group: measure(dense, [self.names[index] for index in group], meta))
+
+    def _each_device(self, measure: Callable[[list[Tensor], list[int]], Tensor]) -> Tensor:
+        """Measure the tensors of each device together; return the results on the first one's, in their order."""
+        if len(self._groups) == 1:
+            return measure(self.dense, self._groups[0])
+        home = self.dense[0].device
+        parts = [measure([self.dense[index] for index in group], group).to(home) for group in self._groups]
+        order = _device.upload([index for group in self._groups for index in group], torch.int64, home)
+        found = torch.cat(parts)
+        return torch.empty_like(found).index_copy_(0, order, found)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    held: Any = tensor.detach()
+    local: Tensor = held.to_local() if hasattr(held, "to_local") else held
+    return local.coalesce() if local.is_sparse else local
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    dense = tensor.values() if tensor.is_sparse else tensor
+    return torch.view_as_real(dense) if dense.is_complex() else dense
+
+
+class MeshTensors:
+    """The DTensors of one device mesh: their indices among all tensors, and which of them count on this rank.
+
+    Of the copies that several ranks hold of one shard, the first one counts.
+    """
+
+    def __init__(self, mesh: Any) -> None:
+        self._mesh = mesh
+        self._indices: list[int] = []
+        self._counts: list[bool] = []
+
+    def add(self, index: int, tensor: Any, name: object) -> None:
+        """Add one more tensor.
+
+        Args:
+            index: Its index among all tensors.
+            tensor: The DTensor.
+            name: What an error calls it.
+
+        Raises:
+            HooklineError: If it is a partial sum.
+        """
+        here = zip(tensor.placements, self._mesh.get_coordinate(), strict=True)
+        if any(placement.is_partial() for placement in tensor.placements):
+            raise HooklineError(f"no statistics of {name}: it is a partial sum over ranks; redistribute() it first")
+        self._indices.append(index)
+        self._counts.append(all(rank == 0 for placement, rank in here if placement.is_replicate()))
+
+    def rows(self, rows: Tensor) -> Tensor:
+        """Return all rows, with those of these tensors merged over the ranks."""
+        sums, peaks = split_rows(self._select(rows))
+        sums, peaks = self._reduce(sums, dist.ReduceOp.SUM, 0.0), self._reduce(peaks, dist.ReduceOp.MAX, float("-inf"))
+        return self._replace(rows, join_rows(sums, peaks))
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Return all values, such as counts and squares, with those of these tensors added up over the ranks."""
+        return self._replace(values, self._reduce(self._select(values), dist.ReduceOp.SUM, 0))
+
+    def _select(self, values: Tensor) -> Tensor:
+        return values[_device.upload(self._indices, torch.int64, values.device)]
+
+    def _replace(self, values: Tensor, merged: Tensor) -> Tensor:
+        return values.index_copy(0, _device.upload(self._indices, torch.int64, values.device), merged)
+
+    def _reduce(self, values: Tensor, operation: Any, neutral: float) -> Tensor:
+        if not all(self._counts):
+            counts = _device.upload(self._counts, torch.bool, values.device)
+            values = torch.where(counts.view(-1, *[1] * (values.dim() - 1)), values, neutral)
+        values = values.contiguous()
+        for dimension in range(self._mesh.ndim):
+            dist.all_reduce(values, operation, group=self._mesh.get_group(dimension))
+        return values
+
+
+def group_by_mesh(tensors: Sequence[Any], names: Sequence[object]) -> list[MeshTensors]:
+    """Return the DTensors among some tensors by mesh, without meshes that this rank is not part of."""
+    found: dict[Any, MeshTensors] = {}
+    for index, tensor in enumerate(tensors):
+        mesh = tensor.device_mesh if hasattr(type(tensor), "to_local") else None
+        if mesh is not None and mesh.get_coordinate() is not None:
+            found.setdefault(mesh, MeshTensors(mesh)).add(index, tensor, names[index])
+    return list(found.values())

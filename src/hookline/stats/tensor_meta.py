@@ -1,0 +1,63 @@
+"""Read what a list of tensors is like apart from its values: types, dtypes, shapes, devices and memory layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
+
+import torch
+from torch import Tensor
+
+PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
+"""The types whose memory holds their values, unless a tensor is sparse or complex."""
+
+_DTYPE, _SHAPE, _DEVICE, _LAYOUT = map(attrgetter, ("dtype", "shape", "device", "layout"))
+_IS_CPU, _REQUIRES_GRAD = map(attrgetter, ("is_cpu", "requires_grad"))
+
+
+@dataclass(frozen=True, eq=False)
+class TensorMeta:
+    """Facts about a list of tensors. Equal facts are one object, so that it can be the key of a cache."""
+
+    plain: bool
+    """Whether none of them is sharded, sparse, complex or of another subclass."""
+    alike: bool
+    """Whether all have one dtype and are on one device."""
+    contiguous: bool
+    """Whether all are contiguous."""
+    requires_grad: bool
+    """Whether autograd would record what is computed from them."""
+    on_cpu: bool
+    """Whether all are on the CPU."""
+    dtypes: tuple[torch.dtype, ...]
+    shapes: tuple[torch.Size, ...]
+
+
+_unique = lru_cache(maxsize=64)(TensorMeta)
+
+
+def tensor_meta(tensors: Sequence[Tensor]) -> TensorMeta:
+    """Return the facts about some tensors."""
+    # Few different dtypes, types and devices occur in hundreds of tensors, so sets of them are examined.
+    dtypes, strided = tuple(map(_DTYPE, tensors)), set(map(_LAYOUT, tensors)) <= {torch.strided}
+    different, on_cpu = set(dtypes), all(map(_IS_CPU, tensors))
+    real = not any(dtype.is_complex for dtype in different)
+    return _unique(
+        strided and real and PLAIN_TYPES.issuperset(map(type, tensors)),
+        len(different) <= 1 and (on_cpu or len(set(map(_DEVICE, tensors))) == 1),
+        strided and all(map(Tensor.is_contiguous, tensors)),
+        any(map(_REQUIRES_GRAD, tensors)),
+        on_cpu,
+        dtypes,
+        tuple(map(_SHAPE, tensors)),
+    )
+
+
+def group_alike(shapes: Iterable[torch.Size], dtypes: Iterable[torch.dtype]) -> list[list[int]]:
+    """Return the indices of the tensors of each shape and dtype, in the order in which these first appear."""
+    groups: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
+    for index, key in enumerate(zip(shapes, dtypes, strict=True)):
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
