@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from hookline.activations.accounting import FireReport, fire_report
 from hookline.activations.attention import AttentionMaps, attention_seen
 from hookline.activations.block import Block, beside_others, keep, kind_of_block, take_kept
 from hookline.activations.cache import Cache, StoppingCapture
 from hookline.activations.capture import Capture
 from hookline.activations.captured import CapturedState, CaptureStore, check_limit
-from hookline.activations.compiled import as_plain_python
 from hookline.activations.debug import Debug
+from hookline.activations.fire_report import FireReport, fire_report
+from hookline.activations.forward_hooks import ForwardDispatcher
 from hookline.activations.monitor import Monitor
-from hookline.activations.tap import Tap
+from hookline.activations.torch_compile import run_uncompiled
 from hookline.errors import ConfigError, HooklineError
 from hookline.registry.handle import Handle
 from hookline.registry.loading import OPTIONS, make_hook
@@ -58,21 +58,26 @@ class HookManager(HookRegistry):
         self.cleanup_interval = cleanup_interval
         limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
         self.captures = CaptureStore(max_captured_states, limit, max_age_seconds)
-        self.tap = Tap(self, enable_intervention, self.captures.sweep, cleanup_interval)
+        self.dispatcher = ForwardDispatcher(self, enable_intervention, self.captures.sweep, cleanup_interval)
         if config is not None:
             self.load(config, **loading)
 
     # ---- watching --------------------------------------------------------------------------------------------------
 
-    def watch(self, model: torch.nn.Module, run: Any = None) -> Tap:
+    @property
+    def tap(self) -> ForwardDispatcher:
+        return self.dispatcher
+
+    def watch(self, model: torch.nn.Module, run: Any = None) -> ForwardDispatcher:
         """Resolve module patterns against this model from now on; `run` is what hooks read step and phase from."""
-        self.tap.watch(model)
+        self.dispatcher.watch(model)
         if run is not None:
-            self.tap.run = run
-        return self.tap
+            self.dispatcher.run = run
+        return self.dispatcher
 
     def silenced(self) -> AbstractContextManager[None]:
-        return self.tap.silenced()
+        """Call no forward hook for what this thread runs inside the block."""
+        return self.dispatcher.silenced()
 
     # ---- capture ---------------------------------------------------------------------------------------------------
 
@@ -156,7 +161,7 @@ class HookManager(HookRegistry):
 def one_off(model: torch.nn.Module, modules: Any, early_stop: bool, options: Mapping[str, Any]) -> Iterator[Cache]:
     """Capture from a model for one block, which `cache.run` leaves early if asked."""
     kind = kind_of_block(modules, early_stop, options)
-    with as_plain_python(), beside_others(model) as other_threads:
+    with run_uncompiled(), beside_others(model) as other_threads:
         block = take_kept(model, kind, lambda: _new_block(model, modules, early_stop, options))
         cache = Cache(block.hook, model, other_threads)
         try:
@@ -172,17 +177,23 @@ def one_off(model: torch.nn.Module, modules: Any, early_stop: bool, options: Map
 
 def _new_block(model: torch.nn.Module, modules: Any, early_stop: bool, options: Mapping[str, Any]) -> Block:
     hook = StoppingCapture(modules, **options) if early_stop else Capture(modules, **options)
-    block = Block(HookManager(max_captured_states=None), model, hook)
+    block = Block(_uncompiled_manager(), model, hook)
     if isinstance(hook, StoppingCapture):
         hook.wanted = block.sites
     return block
 
 
+def _uncompiled_manager() -> HookManager:
+    manager = HookManager(max_captured_states=None)
+    manager.dispatcher.compilable = False
+    return manager
+
+
 @contextmanager
 def for_one_block(watched: torch.nn.Module, hook: Capture, cache: SomeCache) -> Iterator[SomeCache]:
     """Have a hook on some modules for one block; nothing outlives it but the cache."""
-    with as_plain_python():
-        block = Block(HookManager(max_captured_states=None), watched, hook)
+    with run_uncompiled():
+        block = Block(_uncompiled_manager(), watched, hook)
         try:
             yield cache
         finally:

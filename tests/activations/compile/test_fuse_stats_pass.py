@@ -8,7 +8,7 @@ import torch
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 from torch.fx import Graph, Node
 
-from hookline.activations.adding_up import adds
+from hookline.activations.compile.stats_ops import add_to_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # importing inductor
 
@@ -16,9 +16,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarni
 @pytest.fixture
 def together() -> Any:
     """The module; importing it imports inductor."""
-    from hookline.activations import together
+    from hookline.activations.compile import fuse_stats_pass
 
-    return together
+    return fuse_stats_pass
 
 
 class Traced:
@@ -48,10 +48,10 @@ class Traced:
             "tensors": [tensor],
             "tables": [self.tallies[tally]],
             "rows": [0],
-            "_due_base_index": 0,
+            "_due_flag_base_index": 0,
             "_all_bases": [self.flag],
         }
-        call = self.graph.call_function(auto_functionalized_v2, (adds,), kwargs)
+        call = self.graph.call_function(auto_functionalized_v2, (add_to_rows,), kwargs)
         call.meta["val"] = (None, "the flag")
         self.flag = self.graph.call_function(operator.getitem, (call, 1))
         self.flag.meta["val"] = "the flag"
@@ -59,7 +59,7 @@ class Traced:
     def after(self, together: Any) -> list[str]:
         """What the pass leaves: operations by their names, calls as what they add to which tallies."""
         end = self.graph.output(self.flag)
-        together.TalliesTogether()(self.graph)
+        together.FuseStatsPass()(self.graph)
         self.graph.lint()
         assert all("val" in node.meta for node in self.graph.nodes if node.op == "call_function")
         last = end.args[0]
@@ -92,13 +92,13 @@ def test_neighbours_are_one_call_behind_the_last_of_them(together: Any) -> None:
         "output_0", "output_1", "output_2", "output_0->tally_0 output_1->tally_1 output_2->tally_2"
     ]  # fmt: skip
     (call,) = traced.calls()
-    assert call.kwargs["_all_bases"] == [start] and call.kwargs["_due_base_index"] == 0
+    assert call.kwargs["_all_bases"] == [start] and call.kwargs["_due_flag_base_index"] == 0
 
 
 def test_not_too_many_and_not_too_much_wait(together: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits is kept alive; a tensor that is too large for any company is read alone."""
-    monkeypatch.setattr(together, "MOST_TENSORS", 2)
-    monkeypatch.setattr(together, "MOST_BYTES", 1000)
+    monkeypatch.setattr(together, "MAX_TENSORS", 2)
+    monkeypatch.setattr(together, "MAX_BYTES", 1000)
     traced = Traced()
     for number, size in enumerate([10, 10, 10, 200, 100, 9999]):
         traced.add(traced.output(f"o{number}", size=size), number)
@@ -110,8 +110,8 @@ def test_not_too_many_and_not_too_much_wait(together: Any, monkeypatch: pytest.M
 
 def test_what_the_backward_pass_needs_may_wait_longer(together: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is kept anyway, perhaps as a view, or else computed again; so there is a limit for that, too."""
-    monkeypatch.setattr(together, "MOST_BYTES", 1000)
-    monkeypatch.setattr(together, "MOST_KEPT_BYTES", 3000)
+    monkeypatch.setattr(together, "MAX_BYTES", 1000)
+    monkeypatch.setattr(together, "MAX_KEPT_BYTES", 3000)
     traced = Traced()
     outputs = [traced.output(f"o{number}", size=200) for number in range(5)]
     views = [traced.view(f"view_of_{output}", output) for output in outputs[:-1]]
@@ -139,7 +139,7 @@ def test_behind_the_last_use_in_the_forward_pass(together: Any) -> None:
 
 def test_what_is_used_late_keeps_nobody_waiting(together: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls are made in the order in which others are done with their tensors."""
-    monkeypatch.setattr(together, "MOST_TENSORS", 2)
+    monkeypatch.setattr(together, "MAX_TENSORS", 2)
     traced = Traced()
     early = traced.output("early")
     traced.add(early, 0)
@@ -191,7 +191,7 @@ def test_sizes_that_vary_count_as_when_they_were_traced(together: Any) -> None:
     node.meta["val"] = mode.from_tensor(torch.empty(6, 4))
     assert isinstance(node.meta["val"].shape[0], torch.SymInt) and together._bytes(node) == 96
     node.meta["val"] = mode.from_tensor(torch.empty(6, 4)).new_empty(mode.shape_env.create_unbacked_symint())
-    assert together._bytes(node) > together.MOST_BYTES
+    assert together._bytes(node) > together.MAX_BYTES
 
 
 def test_a_place_that_is_taken_stays_so(together: Any) -> None:
@@ -201,11 +201,11 @@ def test_a_place_that_is_taken_stays_so(together: Any) -> None:
     def theirs(graph: Graph) -> None: ...
 
     with config.patch(joint_custom_pre_pass=theirs):
-        together.add_together()
+        together.install()
         assert config.joint_custom_pre_pass is theirs
     with config.patch(joint_custom_pre_pass=None):
-        together.add_together()
-        assert isinstance(config.joint_custom_pre_pass, together.TalliesTogether)
+        together.install()
+        assert isinstance(config.joint_custom_pre_pass, together.FuseStatsPass)
 
 
 def test_a_table_that_all_are_in_stands_there_once(together: Any) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tallies_on_cpu import COMPILING, CPU, INPUT, WIDTH, Model, kernels_on_the_cpu, watching, whole
+from stats_rows_on_cpu import COMPILING, CPU, INPUT, WIDTH, Model, kernels_on_the_cpu, watching, whole
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from hookline import ForwardHook, HookManager, get_trainer
+from hookline.activations.compile.compiled_stats import CompiledStats
 from hookline.activations.monitor import Monitor
-from hookline.activations.site import NO_TOKEN
 from hookline.events.schedule import Reading
 from hookline.stats.columns import STATISTICS
 
@@ -137,8 +137,8 @@ def test_inductor_makes_one_call_for_all() -> None:
         values = monitor.latest()
         manager.tap.run.step = 2
         _, (code,) = run_and_get_code(torch.compile(model), INPUT)
-    calls = [line for line in code.splitlines() if "hookline.add_to_tallies.default(" in line]
-    assert len(calls) == 1 and "hookline.begins.default(" in code
+    calls = [line for line in code.splitlines() if "hookline.add_to_rows.default(" in line]
+    assert len(calls) == 1 and "hookline.begin_run.default(" in code
     assert ".clone(" not in code and monitor.latest().keys() == values.keys()
     for name, row in monitor.latest().items():
         assert row == pytest.approx(values[name], rel=1e-5, abs=1e-6), name
@@ -287,25 +287,27 @@ def test_a_checkpoint_leaves_no_step_behind() -> None:
     assert trainer.steps == [1, 2, 3]
 
 
-def test_the_last_hook_takes_the_tallies_along() -> None:
-    """And a hook that comes back gets new ones."""
+def test_the_last_hook_frees_the_rows() -> None:
+    """A hook that is registered again gets new ones."""
     model, monitor = Model().eval(), Monitor("head", metrics=["count"])
     manager = watching(model, monitor)
     run = whole(model)
     run(INPUT)
-    (site,) = manager.tap.sites
-    assert site.tally.numel() == 2 + WIDTH
+    (hooked,) = manager.dispatcher.modules
+    stats = manager.dispatcher.compiled_stats
+    assert stats is not None and hooked.torch_hook.stats_row is not None
+    assert hooked.torch_hook.stats_row.numel() == 2 + WIDTH
     manager.remove("hook0")
-    assert site.tally.numel() == 0 and manager.tap.ledger.due is NO_TOKEN
+    assert hooked.torch_hook.stats_row is None and stats.due_flag is None
     manager.register(monitor, "again")
-    manager.tap.run.step = 1
+    manager.dispatcher.run.step = 1
     run(INPUT)
     assert monitor.latest()["head"]["count"] == 48 and fired(manager)["again", "head"][1] == 2
 
 
 def test_another_device_is_refused() -> None:
-    """All tallies are where the first output was; elsewhere the operator calls the hooks."""
-    book = HookManager().tap.ledger
-    assert book.admit(torch.device("meta")) == "refused"
-    assert book.admit(CPU) == "later"  # there is no graph here
-    assert book.admit(torch.device("meta")) == "refused"
+    """All rows are where the first output was; elsewhere the operator calls the hooks."""
+    stats = CompiledStats(HookManager().dispatcher)
+    assert stats.admit(torch.device("meta")) == "refused"
+    assert stats.admit(CPU) == "later"  # No graph is being traced.
+    assert stats.admit(torch.device("meta")) == "refused"

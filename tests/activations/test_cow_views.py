@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from hookline.activations.copies import Copies, copy_on_write, shares_memory
+from hookline.activations.cow_views import ViewTracker, copy_on_write, shares_memory
 
 
 class Pair(NamedTuple):
@@ -49,9 +49,9 @@ def test_no_write_reaches_the_original(write: Callable[[torch.Tensor], Any]) -> 
     """Ten ways to write in place change the copy and leave the activation as it was."""
     original = torch.arange(6.0).reshape(2, 3)
     before = original.clone()
-    copies = Copies()
-    made = copies.of(original)
-    assert torch.equal(made, original) and not copies.written()
+    tracker = ViewTracker()
+    made = tracker.view(original)
+    assert torch.equal(made, original) and not tracker.written()
     write(made)
     assert torch.equal(original, before)
     assert not torch.equal(made, before)
@@ -60,9 +60,9 @@ def test_no_write_reaches_the_original(write: Callable[[torch.Tensor], Any]) -> 
 @pytest.mark.parametrize("write", [w for i, w in enumerate(WRITES) if i != 6])  # .data has a version of its own
 def test_writes_are_noticed(write: Callable[[torch.Tensor], Any]) -> None:
     """The hook that wrote can be named afterwards."""
-    copies = Copies()
-    write(copies.of(torch.arange(6.0).reshape(2, 3)))
-    assert copies.written()
+    tracker = ViewTracker()
+    write(tracker.view(torch.arange(6.0).reshape(2, 3)))
+    assert tracker.written()
 
 
 def test_a_later_write_by_the_model_does_not_corrupt_a_copy() -> None:
@@ -100,7 +100,7 @@ def test_structures_keep_their_types() -> None:
     """Tuples, named tuples, lists, dicts, dataclasses and what is nested in them arrive as what they are."""
     tensor = torch.ones(2)
     value = {"pair": Pair(tensor, tensor), "list": [tensor, None, "text"], "out": Output(tensor), "shape": tensor.shape}
-    made = Copies().of(value)
+    made = ViewTracker().view(value)
     assert type(made) is dict and type(made["pair"]) is Pair and type(made["out"]) is Output
     assert made["list"][1:] == [None, "text"] and made["out"].size == 2 and made["shape"] == (2,)
     for copied in (made["pair"].left, made["list"][0], made["out"].hidden):
@@ -121,7 +121,7 @@ def test_structures_keep_their_types() -> None:
 )
 def test_containers_that_resist_are_still_copied(value: Any) -> None:
     """However a container is built, its items are readable, and the originals out of reach."""
-    made = Copies().of(value)
+    made = ViewTracker().view(value)
     key = "a" if hasattr(value, "keys") else 0
     made[key].add_(5)
     assert value[key].max() == 1

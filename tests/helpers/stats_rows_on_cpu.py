@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from hookline import ForwardHook, HookManager
-from hookline.activations import ledger
+from hookline.activations.compile import compiled_stats as ledger
 from hookline.stats.columns import STATISTICS
 from hookline.stats.merging import merge
 from hookline.stats.statistics import summarize

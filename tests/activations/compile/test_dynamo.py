@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from hookline import ForwardHook, HookManager, get_trainer
-from hookline.activations import compiled
+from hookline.activations.compile import dynamo
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it
@@ -588,12 +588,13 @@ def test_a_token_without_a_place_reaches_nobody() -> None:
     hook = Watch("0")
     model = nn.Sequential(nn.Linear(8, 2))
     manager = watching(model, hook)
-    (site,) = [site for site in manager.tap.sites if site.name == "0"]
-    token = site.token
-    compiled.heard([INPUT], "(None, None, 0)", token)
+    manager.dispatcher.prepare_compile()
+    (hooked,) = [hooked for hooked in manager.dispatcher.modules if hooked.name == "0"]
+    token = hooked.torch_hook.graph_id
+    dynamo.call_hooks([INPUT], "(None, None, 0)", token)
     assert hook.names == ["0"]
     manager.remove("hook0")
-    compiled.heard([INPUT], "(None, None, 0)", token)
+    dynamo.call_hooks([INPUT], "(None, None, 0)", token)
     assert hook.names == ["0"]
 
 
@@ -609,7 +610,7 @@ def test_a_token_without_a_place_reaches_nobody() -> None:
 )
 def test_what_hooks_want_together(shown: Any, wish: str) -> None:
     """Nothing, parts in one order, statistics if that is all, or a graph break when any of them needs it."""
-    assert compiled.wish(shown) == wish
+    assert dynamo.combine(shown) == wish
 
 
 def test_a_hook_registered_while_models_run_uncompiled_fires_in_compiled_code_afterwards() -> None:

@@ -1,11 +1,18 @@
 """The tap: forward hooks see activations while the model runs, and change nothing unless they are allowed to."""
 
 import logging
+import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
+from hookline import get_trainer
+from hookline.activations.capture import Capture
 from hookline.activations.manager import HookManager
 from hookline.errors import HooklineError
 from hookline.events.policy import Incident
@@ -302,3 +309,245 @@ def test_a_forward_pass_repeated_for_checkpointing_is_heard_once() -> None:
     _, model = watched(hook)
     checkpoint(model, INPUT, use_reentrant=False).sum().backward()
     assert [name for name, _ in hook.seen] == ["0"]
+
+
+class Short(ForwardHook):
+    """Hears modules on a shorter way, and may fail there."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.heard: list[str] = []
+
+    def on_forward(self, name: str) -> None:
+        self.heard.append(f"{name}, on the long way")
+
+    def bind_module(self, hooked: Any, dispatcher: Any) -> Callable[[Any, Any, Any], None]:
+        """What is called instead of `on_forward`."""
+
+        def keep(inputs: Any, kwargs: Any, output: Any) -> None:
+            self.heard.append(hooked.name)
+            if self.error is not None:
+                raise self.error
+
+        return keep
+
+
+def bound(**hooks: tuple[Short, str]) -> tuple[HookManager, nn.Module]:
+    """A model of two modules, and these hooks with their policies."""
+    model, manager = nn.Sequential(nn.Linear(2, 2)), HookManager()
+    manager.watch(model)
+    for name, (hook, policy) in hooks.items():
+        manager.register(hook, name, on_error=policy)
+    return manager, model
+
+
+def test_all_shorter_ways_are_taken_whoever_fails() -> None:
+    """One that fails quietly is counted; of those that insist, the first is raised when all have heard."""
+    quietly, first, second, last = Short(KeyError()), Short(ValueError("first")), Short(OSError("second")), Short()
+    hooks = {"q": (quietly, "warn"), "a": (first, "raise"), "b": (second, "raise"), "z": (last, "warn")}
+    manager, model = bound(**hooks)
+    with pytest.raises(ValueError, match="first"):
+        model(torch.ones(1, 2))
+    assert all(hook.heard == ["0"] for hook, _ in hooks.values())
+    assert [manager.entry(name).failures.total for name in hooks] == [1, 1, 1, 0]
+
+
+def test_beside_a_hook_without_one_they_are_called_in_order() -> None:
+    """A hook that changes the output stands between them: the later one gets what it made of it."""
+    seen: list[float] = []
+
+    class Sees(Short):
+        def bind_module(self, hooked: Any, dispatcher: Any) -> Callable[[Any, Any, Any], None]:
+            return lambda inputs, kwargs, output: seen.append(output.sum().item())
+
+    class Doubles(ForwardHook):
+        intervene = True
+
+        def on_forward(self, output: torch.Tensor) -> torch.Tensor:
+            return output * 2
+
+    model, manager = nn.Sequential(nn.Identity()), HookManager(enable_intervention=True)
+    manager.watch(model)
+    for name, hook in {"a": Sees(), "b": Doubles(), "c": Sees()}.items():
+        manager.register(hook, name)
+    assert model(torch.ones(1, 2)).sum().item() == 4
+    assert seen == [2, 4]
+
+
+def test_the_shorter_way_is_timed_when_its_hook_becomes_due() -> None:
+    """One hook or several at a module: each timed call is in the account of the hook it belongs to."""
+    model = nn.Linear(2, 1)
+    trainer = get_trainer(
+        "simple", model, [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(8)],
+        torch.optim.SGD(model.parameters(), 1e-3), "cpu", console=False, record=False, loss_fn=nn.functional.mse_loss,
+    )  # fmt: skip
+    trainer.add_hook(Short(), "often", every=2)
+    trainer.add_hook(Short(), "rarely", every=4)
+    trainer.train()
+    costs = {name: trainer.hooks.entry(name).inner_cost for name in ("often", "rarely")}
+    assert [cost.calls for cost in costs.values()] == [3, 2]  # at steps 2, 4 and 8; step 6 is not timed
+    assert all(cost.ns > 0 for cost in costs.values())
+
+
+# ---- beside torch hooks of others and threads ------------------------------------------------------------------------
+
+
+def captured(model: nn.Module, modules: Any = "?") -> HookManager:
+    """A manager that captures inputs and outputs."""
+    manager = HookManager()
+    manager.watch(model)
+    manager.register(Capture(modules, what="both"), "it")
+    return manager
+
+
+def names(manager: HookManager) -> list[str]:
+    """The modules of the captured states."""
+    return [state.name for state in manager.get_captured_states("it")]
+
+
+def test_torch_hooks_that_others_clear_are_gone() -> None:
+    """Ours is an ordinary torch hook on the module."""
+    model = make_model()
+    manager = captured(model)
+    model[0]._forward_hooks.clear()
+    model[1]._forward_hooks = type(model[1]._forward_hooks)()
+    model(INPUT)
+    assert len(model[2]._forward_hooks) == 1 and names(manager) == ["2"]
+
+
+TORCH_HOOKS: list[Callable[[nn.Module, Callable[..., None]], Any]] = [
+    lambda module, call: module.register_forward_hook(lambda *_: call()),
+    lambda module, call: module.register_forward_pre_hook(lambda *_: call()),
+    lambda module, call: module.register_full_backward_hook(lambda *_: call()),
+    lambda module, call: module.register_full_backward_pre_hook(lambda *_: call()),
+    lambda module, call: register_module_forward_hook(lambda ran, *_: call() if ran is module else None),
+]
+
+
+@pytest.mark.parametrize("register", TORCH_HOOKS)
+def test_torch_hooks_of_others_are_called(register: Callable[..., Any]) -> None:
+    """Every kind, beside ours."""
+    model, calls = make_model(), []
+    manager = captured(model)
+    handle = register(model[0], lambda: calls.append(1))
+    model(INPUT.clone().requires_grad_()).sum().backward()
+    handle.remove()
+    assert calls == [1] and names(manager) == ["0", "1", "2"]
+
+
+def test_the_output_of_an_earlier_torch_hook_is_captured() -> None:
+    """Ours comes after it."""
+    model = make_model()
+    model[0].register_forward_hook(lambda module, inputs, output: output * 0 + 7)
+    manager = captured(model)
+    model(INPUT)
+    assert torch.equal(manager.get_captured_states("it")[0].outputs, torch.full((2, 4), 7.0))
+
+
+def test_a_forward_that_is_replaced_later_is_called() -> None:
+    """Some libraries replace it on the instance."""
+    model = nn.Sequential(nn.Linear(3, 3))
+    manager = captured(model)
+    model[0].forward = lambda x: x + 1  # type: ignore[method-assign]
+    model(INPUT)
+    assert torch.equal(manager.get_captured_states("it")[0].outputs, INPUT + 1)
+
+
+def test_a_model_that_bypasses_modules_without_torch_hooks() -> None:
+    """In evaluation an encoder layer uses a fused kernel unless it sees torch hooks."""
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    with torch.no_grad(), HookManager().capturing(layer, "linear?") as cache:
+        layer(torch.ones(1, 3, 4))
+    assert sorted(cache["*"]) == ["linear1", "linear2"]
+
+
+def test_a_watched_model_can_be_traced_by_jit() -> None:
+    """With the same outputs."""
+    model = make_model()
+    captured(model)
+    with pytest.warns(DeprecationWarning):
+        traced = torch.jit.trace(model, INPUT)
+    assert torch.equal(traced(INPUT), model(INPUT))
+
+
+@pytest.mark.parametrize("take_away", ["remove", "disable"])
+def test_nothing_is_left_on_the_modules(take_away: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removed hook takes its torch hooks along, and so does a disabled one unless something was compiled."""
+    monkeypatch.setattr("hookline.activations.torch_compile.has_compiled", lambda: False)
+    model = make_model()
+    before = [dict(vars(module)) for module in model]
+    manager = captured(model)
+    model(INPUT)
+    getattr(manager, take_away)("it")
+    assert torch_hooks(model) == 0 and [vars(module).keys() for module in model] == [one.keys() for one in before]
+
+
+def test_hooks_that_come_and_go_while_threads_run_the_model() -> None:
+    """Every thread gets its outputs, and afterwards no torch hook is left."""
+    model, over, failures = make_model(), threading.Event(), []
+
+    def run() -> None:
+        try:
+            while not over.is_set():
+                model(INPUT)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(60):
+            manager = captured(model)
+            manager.register_monitoring_hook(model[0], "beside", metrics=["mean"])
+            manager.remove("beside")
+            manager.remove("it")
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
+    assert failures == [] and torch_hooks(model) == 0
+
+
+@pytest.mark.req("003-05")
+def test_each_state_has_the_name_of_its_thread() -> None:
+    """In the first call of a thread as in others."""
+    model = make_model()
+    manager = captured(model, "0")
+    for name in ("one", "two"):
+        thread = threading.Thread(target=lambda: [model(INPUT) for _ in range(2)], name=name)
+        thread.start()
+        thread.join()
+    assert [state.thread for state in manager.get_captured_states("it")] == ["one", "one", "two", "two"]
+
+
+@pytest.mark.req("003-06")
+@pytest.mark.parametrize(("interval", "passes", "sweeps"), [(1, 4, 4), (3, 9, 3), (100, 99, 0), (100, 112, 1)])
+def test_clean_up_after_a_number_of_module_calls(interval: int, passes: int, sweeps: int) -> None:
+    """Counted over the calls that hooks listen to."""
+    module, swept = nn.Linear(3, 3), []
+    manager = HookManager(cleanup_interval=interval)
+    manager.dispatcher._clean_up = lambda: swept.append(1)
+    manager.register_capture_hook(module, "it", capture_input=False)
+    for _ in range(passes):
+        module(INPUT)
+    assert len(swept) == sweeps
+
+
+def test_hooks_listen_until_the_next_set_of_hooks_is_due() -> None:
+    """Call numbers and fire counts continue when hooks are registered and removed."""
+    model, manager = make_model(), HookManager()
+    manager.watch(model)
+    manager.register(Capture("0"), "first")
+    model(INPUT)
+    model(INPUT)
+    assert [state.call for state in manager.get_captured_states("first")] == [1, 2]
+    manager.register(Capture("0", what="both"), "second")
+    model(INPUT)
+    manager.remove("first")
+    model(INPUT)
+    (row,) = manager.fire_report().rows
+    assert (row.hook, row.calls, row.fired) == ("second", 4, 2)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookline.activations.site import Site
-from hookline.events.dispatch import Fire
+from hookline.activations.hooked_modules import HookedModule
+from hookline.core.dispatch import EventSlots
 
 INPUT = torch.ones(1, 2)
 
@@ -22,7 +22,7 @@ def hooks_on(module: nn.Module) -> tuple[int, int, int]:
 def test_attached_measuring_and_detached() -> None:
     """Each change leaves what is wanted; asking twice is asking once."""
     module = nn.Linear(2, 2)
-    site = Site("it", module, Fire())
+    site = HookedModule("it", module, EventSlots())
     for measures, expected in ((False, (0, 1, 1)), (True, (1, 1, 1)), (True, (1, 1, 1)), (False, (0, 1, 1))):
         site.attach(measures)
         assert hooks_on(module) == expected and site.attached
@@ -34,9 +34,9 @@ def test_attached_measuring_and_detached() -> None:
 def test_torch_hooks_of_others_keep_their_places() -> None:
     """Ours has a key of its own among them."""
     module, order = nn.Linear(2, 2), []
-    fire = Fire()
+    fire = EventSlots()
     fire.on_forward = lambda *_: order.append("ours")  # type: ignore[method-assign]
-    site = Site("it", module, fire)
+    site = HookedModule("it", module, fire)
     module.register_forward_hook(lambda *_: order.append("first"))
     site.attach(False)
     last = module.register_forward_hook(lambda *_: order.append("last"))
@@ -50,8 +50,8 @@ def test_torch_hooks_of_others_keep_their_places() -> None:
 def test_calls_are_counted_and_told() -> None:
     """With the module that ran; a copy of it is nobody's concern."""
     module, heard = nn.Linear(2, 2), []
-    fire = Fire()
-    site = Site("it", module, fire)
+    fire = EventSlots()
+    site = HookedModule("it", module, fire)
     site.attach(True)
     module(INPUT)
 
@@ -69,7 +69,7 @@ def test_calls_are_counted_and_told() -> None:
 def test_a_module_is_not_kept_alive() -> None:
     """And a site without one can still be asked to attach and detach."""
     module = nn.Linear(2, 2)
-    site, gone = Site("it", module, Fire()), weakref.ref(module)
+    site, gone = HookedModule("it", module, EventSlots()), weakref.ref(module)
     site.attach(False)
     del module
     gc.collect()
@@ -81,9 +81,9 @@ def test_a_module_is_not_kept_alive() -> None:
 def test_a_torch_hook_that_is_taken_off_while_the_module_runs_is_silent() -> None:
     """Torch has its hooks at hand already, and asks only then whether they take keyword inputs."""
     module, heard = nn.Linear(2, 2), []
-    fire = Fire()
+    fire = EventSlots()
     fire.on_forward = lambda *told: heard.append(told)  # type: ignore[method-assign]
-    site = Site("it", module, fire)
+    site = HookedModule("it", module, fire)
     module.register_forward_hook(lambda *_: site.detach())
     site.attach(False)
     module(INPUT)
