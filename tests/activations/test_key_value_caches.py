@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hookline import ForwardHook, HookManager
 from hookline._tensors import map_tensors
-from hookline.activations.intervene import Scale
+from hookline.activations.interventions import Scale
 
 transformers = pytest.importorskip("transformers")
 IDS = torch.arange(2, 10).reshape(1, 8)
