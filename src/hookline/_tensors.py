@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,7 +52,8 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
         items = {key: map_tensors(function, item) for key, item in value.items()}
         if type(value) is dict:
             return items
-        return _rebuild(lambda items: _updated(value, items) if isinstance(value, dict) else type(value)(items), items)
+        make: Any = partial(_updated, value) if isinstance(value, dict) else type(value)
+        return _rebuild(make, items)
     if not _has_tensor_attributes(value):
         return value
     # Copied without its constructor, which may require other arguments or do more than store them.
