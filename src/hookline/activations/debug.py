@@ -323,9 +323,14 @@ def _dtype_name(tensor: torch.Tensor) -> str:
 
 
 def _inspection(where: Mapping[str, Any], tensor: torch.Tensor, statistics: Mapping[str, float]) -> Inspection:
-    numbers = {name: statistics.get(name, math.nan) for name in ("mean", "std", "absmax")}
     return Inspection(
-        **where, shape=tuple(tensor.shape), dtype=_dtype_name(tensor), device=str(tensor.device), **numbers
+        **where,
+        shape=tuple(tensor.shape),
+        dtype=_dtype_name(tensor),
+        device=str(tensor.device),
+        mean=statistics.get("mean", math.nan),
+        std=statistics.get("std", math.nan),
+        absmax=statistics.get("absmax", math.nan),
     )
 
 
