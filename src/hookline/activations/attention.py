@@ -7,10 +7,10 @@ call of torch with a separate computation of its weights; the model's own comput
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -18,12 +18,15 @@ from torch.overrides import TorchFunctionMode
 from hookline import _device
 from hookline._tensors import iter_tensors
 from hookline.activations.attention_weights import ATTENTION_FUNCTIONS
-from hookline.activations.cache import Cache
 from hookline.activations.capture import Capture
+from hookline.activations.capture_session import Cache, CaptureSession
 from hookline.activations.compiled import as_plain_python
 from hookline.activations.running import Running
 from hookline.errors import HooklineError, nearest
 from hookline.registry.select import select
+
+if TYPE_CHECKING:  # the manager makes sessions
+    from hookline.activations.manager import HookManager
 
 SUPPORTED = "scaled_dot_product_attention, nn.MultiheadAttention and a softmax over [batch, heads, queries, keys]"
 # Names under which Hugging Face models call attention that is made of torch's own functions.
@@ -163,6 +166,32 @@ def record_attention(model: torch.nn.Module, modules: Any) -> Iterator[tuple[Att
         logger.warning("%s ran without attention in the selected modules; supported are %s", kind, SUPPORTED)
 
 
+@contextmanager
+def attention_session(
+    make_manager: Callable[..., HookManager], model: torch.nn.Module, modules: Any, options: Mapping[str, Any]
+) -> Iterator[AttentionMaps]:
+    """Record and capture the attention of a model until the block ends.
+
+    Args:
+        make_manager: The class `HookManager`, which imports this module.
+        model: The model.
+        modules: The modules whose attention to record; None for all.
+        options: The options of `Capture`.
+
+    Yields:
+        The maps.
+    """
+    with record_attention(model, modules) as (mode, switched):
+        hook = Capture("*", **options)
+        maps = AttentionMaps(hook, model, mode, switched)
+        session = CaptureSession(make_manager(max_captured_states=None), mode.points, hook)
+        try:
+            yield maps
+        finally:
+            maps.close()
+            session.close()
+
+
 # ---- switching to an attention whose weights can be computed ---------------------------------------------------------
 
 
@@ -204,6 +233,3 @@ def _configs(config: Any) -> Iterator[Any]:
     for name in getattr(config, "sub_configs", ()):
         if (inner := getattr(config, name, None)) is not None:
             yield from _configs(inner)
-
-
-attention_seen = record_attention  # the old name, until `manager` uses `record_attention`

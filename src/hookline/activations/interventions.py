@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from hookline._tensors import map_tensors
-from hookline.activations.cache import Cache
-from hookline.activations.captured import CapturedState
+from hookline.activations.capture_session import Cache
+from hookline.activations.capture_store import CapturedState
 from hookline.activations.moment import first_floating
 from hookline.activations.sites import weakly
 from hookline.errors import HooklineError, nearest
