@@ -20,8 +20,8 @@ from hookline._tensors import iter_tensors
 from hookline.activations.attention_weights import ATTENTION_FUNCTIONS
 from hookline.activations.capture import Capture
 from hookline.activations.capture_session import Cache, CaptureSession
-from hookline.activations.compiled import as_plain_python
-from hookline.activations.running import Running
+from hookline.activations.hooked_modules import RunningModules
+from hookline.activations.torch_compile import run_uncompiled
 from hookline.errors import HooklineError, nearest
 from hookline.registry.select import select
 
@@ -112,7 +112,7 @@ class AttentionMaps(Cache):
 class AttentionMode(TorchFunctionMode):
     """Computes the weights of each attention call of this thread and passes them through the module's point."""
 
-    def __init__(self, names: dict[torch.nn.Module, str], running: Running) -> None:
+    def __init__(self, names: dict[torch.nn.Module, str], running: RunningModules) -> None:
         super().__init__()
         self.points, self.cost = AttentionPoints(names.values()), AttentionCost()
         self._names, self._running = names, running
@@ -155,7 +155,7 @@ def record_attention(model: torch.nn.Module, modules: Any) -> Iterator[tuple[Att
     selected = named if modules is None else select(modules, named, "module")
     # The root module has no name; a model that attends in its own forward goes by its class name.
     names = {module: name or type(model).__name__ for name, module in selected.items()}
-    running = Running()
+    running = RunningModules()
     mode = AttentionMode(names, running)
     with attention_with_weights(model) as switched, running.following(model), mode:
         yield mode, switched
@@ -212,7 +212,7 @@ def attention_with_weights(model: torch.nn.Module) -> Iterator[list[str]]:
             if hasattr(module, "set_attn_implementation") and implementation not in _VISIBLE_IMPLEMENTATIONS:
                 switched.append(f"{type(module).__name__}: {implementation} → eager")
                 stack.enter_context(_eager(module))
-        stack.enter_context(as_plain_python())
+        stack.enter_context(run_uncompiled())
         yield switched
 
 

@@ -15,8 +15,8 @@ from hookline import _checks
 from hookline._host_copy import HostCopy
 from hookline._tensors import map_tensors
 from hookline.activations.capture_store import CapturedState, CaptureSource, CaptureStore, capture_file, save_states
-from hookline.activations.copies import copy_on_write
-from hookline.activations.sites import weakly
+from hookline.activations.cow_views import copy_on_write
+from hookline.activations.hooked_modules import weak_selection
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, nearest
 from hookline.registry.base import ForwardHook
@@ -69,7 +69,7 @@ class Capture(ForwardHook):
         reduce: str | Callable[[Tensor], Tensor] | None = None,
         save: bool = False,
     ) -> None:
-        self.modules = weakly(modules)
+        self.modules = weak_selection(modules)
         self.what, self.layer_idx = what, layer_idx
         self.max_captured_states = _checks.optional(
             _checks.integer, max_captured_states, "max_captured_states", at_least=0
@@ -127,8 +127,8 @@ class Capture(ForwardHook):
         """
         if self._converts:
             return None
-        name, fired, own_name = hooked.name_for(self._registered_name), hooked.fired, self._registered_name
-        source = CaptureSource(own_name, name, self.layer_idx, hooked.module_ref)
+        name = hooked.name_for(self._registered_name)
+        source = CaptureSource(self._registered_name, name, self.layer_idx, hooked.module_ref)
         with_inputs, with_output = "input" in self._parts, "output" in self._parts
 
         def capture(inputs: Any, kwargs: Any, output: Any) -> None:
@@ -139,11 +139,8 @@ class Capture(ForwardHook):
             output = map_tensors(copy_on_write, output) if with_output else None
             run = dispatcher.run
             self._add(source, run.step, run.phase, (inputs, kwargs, output))
-            fired.add(own_name)
 
         return capture
-
-    shortcut = bind_module
 
     def _convert_and_add(
         self, name: str, module: torch.nn.Module, step: int, phase: str, values: tuple[Any, Any, Any]

@@ -19,7 +19,7 @@ import torch
 
 from hookline.activations.capture import Capture
 from hookline.activations.capture_store import CapturedState, save_states
-from hookline.activations.compiled import as_plain_python, is_loaded
+from hookline.activations.torch_compile import run_uncompiled
 from hookline.errors import HooklineError, nearest
 
 if TYPE_CHECKING:  # the manager makes sessions
@@ -125,17 +125,18 @@ class CaptureSession:
 
     def __init__(self, manager: HookManager, model: torch.nn.Module, hook: Capture) -> None:
         self.hook = hook
-        self._manager, self._compiler_loaded = manager, is_loaded()
+        self._manager = manager
         # The weak references keep nothing alive; while all are alive, no other module can have one of the ids.
         # `keys()`, because the modules of a traced model are not in a dict that can be iterated.
         self._structure = [
             (weakref.ref(module), type(module), tuple(module._modules.keys()), tuple(map(id, module._modules.values())))
             for module in model.modules()
         ]
+        manager.dispatcher.compilable = False  # sessions run uncompiled, so nothing is prepared for graphs
         manager.watch(model)
         manager.register(hook, "cache")
         if isinstance(hook, EarlyStopCapture):
-            hook.num_modules = len(manager.tap.sites.of(manager.entry("cache")))
+            hook.num_modules = len(manager.dispatcher.modules.selected_by(manager.entry("cache")))
 
     def fits(self, model: torch.nn.Module) -> bool:
         """Return whether the model still consists of the same modules under the same names."""
@@ -148,18 +149,18 @@ class CaptureSession:
             current = module._modules
             if (names or current) and (tuple(current.keys()) != names or tuple(map(id, current.values())) != children):
                 return False
-        return self._compiler_loaded == is_loaded()
+        return True
 
     def resume(self) -> None:
         """Put the torch hooks back."""
         self.hook.take_states()  # what another thread added after the last block
-        self._manager.tap.put_back()
+        self._manager.dispatcher.put_back()
 
     def pause(self) -> bool:
         """Take the torch hooks off; return whether they may be put back, which a failed hook's may not."""
-        self._manager.tap.lift()
+        self._manager.dispatcher.take_off()
         entry = self._manager.entry("cache")
-        return is_loaded() == self._compiler_loaded and entry.enabled and not entry.failures.total
+        return entry.enabled and not entry.failures.total
 
     def close(self) -> None:
         """Remove everything from the model."""
@@ -190,7 +191,7 @@ def capture_session(
         The cache.
     """
     key = _session_key(modules, early_stop, options)
-    with as_plain_python(), _concurrent_threads(model) as other_threads:
+    with run_uncompiled(), _concurrent_threads(model) as other_threads:
         session = _sessions.get(model, {}).pop(key, None) if key is not None else None
         if session is not None and session.fits(model):
             session.resume()

@@ -17,7 +17,7 @@ import torch
 from hookline import _checks, _fs
 from hookline._host_copy import HostCopy
 from hookline._tensors import iter_tensors, map_tensors
-from hookline.activations.copies import copy_on_write, unwrapped
+from hookline.activations.cow_views import copy_on_write, unwrap
 from hookline.errors import HooklineError
 
 logger = logging.getLogger("hookline")
@@ -100,12 +100,12 @@ class CapturedState:
         for copy in self._copies:
             copy.wait()
         if index not in self._views:
-            self._views[index] = map_tensors(lambda tensor: copy_on_write(unwrapped(tensor)), self._values[index])
+            self._views[index] = map_tensors(lambda tensor: copy_on_write(unwrap(tensor)), self._values[index])
         return self._views[index]
 
     def tensors(self) -> list[torch.Tensor]:
         """Return every tensor of the state."""
-        return [unwrapped(tensor) for tensor in iter_tensors(self._values)]
+        return [unwrap(tensor) for tensor in iter_tensors(self._values)]
 
     def __repr__(self) -> str:
         return f"<CapturedState of {self.name!r} by {self.hook!r}: call {self.call}, step {self.step}, {self.phase}>"

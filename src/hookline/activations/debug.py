@@ -21,9 +21,9 @@ import torch
 
 from hookline import _checks
 from hookline._tensors import iter_tensors
-from hookline.activations.accounting import aligned
-from hookline.activations.copies import unwrapped
-from hookline.activations.sites import weakly
+from hookline.activations.cow_views import unwrap
+from hookline.activations.fire_report import format_table
+from hookline.activations.hooked_modules import weak_selection
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, nearest
 from hookline.registry.base import ForwardHook
@@ -141,7 +141,7 @@ class Debug(ForwardHook):
         break_at_terminal: bool = True,
         keep: int = 100,
     ) -> None:
-        self.modules = weakly(modules)
+        self.modules = weak_selection(modules)
         self.conditions, self.inspect, self.break_at_terminal = conditions, inspect, break_at_terminal
         self.keep = _checks.integer(keep, "keep", at_least=1)
         self.findings: list[Finding] = []
@@ -198,7 +198,7 @@ class Debug(ForwardHook):
             when = (str(one.step), one.phase, str(one.call))
             rows.append((one.module, one.condition, value, *when, *shown, ", ".join(one.outputs)))
         more = self.found - len(self.findings)
-        return aligned(header, rows) + (f"\nand {more} more, not kept" if more > 0 else "")
+        return format_table(header, rows) + (f"\nand {more} more, not kept" if more > 0 else "")
 
     def _report(self, finding: Finding, trainer: RunControl | None) -> None:
         with self._lock:
@@ -309,7 +309,7 @@ def statistics_of(tensors: Sequence[torch.Tensor]) -> list[dict[str, float]]:
 
 def _local_real(tensor: Any) -> torch.Tensor:
     """Return this rank's part of a sharded tensor, the whole batch under `vmap`, and complex numbers as pairs."""
-    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else unwrapped(tensor)
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else unwrap(tensor)
     return torch.view_as_real(local.resolve_conj()) if local.is_complex() else local
 
 

@@ -11,10 +11,10 @@ from typing import Literal
 
 import torch
 
-from hookline.activations.accounting import aligned
+from hookline.activations.fire_report import format_table
 from hookline.core.run_control import RunControl
+from hookline.core.schedule import Schedule
 from hookline.errors import HooklineError
-from hookline.events.schedule import Schedule
 from hookline.registry.base import TrainingHook
 from hookline.stats.newest import recall_norms
 from hookline.stats.pieces import Pieces
@@ -98,7 +98,7 @@ class GradientFlow:
         cells = [
             (row.name, str(row.numel), "-" if row.norm is None else f"{row.norm:.3g}", row.verdict) for row in self.rows
         ]
-        return f"{aligned(('parameter', 'numel', 'norm', 'verdict'), cells)}\n{self.verdict}"
+        return f"{format_table(('parameter', 'numel', 'norm', 'verdict'), cells)}\n{self.verdict}"
 
 
 @dataclass(frozen=True)

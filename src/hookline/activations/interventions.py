@@ -17,8 +17,8 @@ from torch import Tensor
 from hookline._tensors import map_tensors
 from hookline.activations.capture_session import Cache
 from hookline.activations.capture_store import CapturedState
-from hookline.activations.moment import first_floating
-from hookline.activations.sites import weakly
+from hookline.activations.forward_hooks import first_floating
+from hookline.activations.hooked_modules import weak_selection
 from hookline.errors import HooklineError, nearest
 from hookline.registry.base import ForwardHook
 
@@ -37,7 +37,7 @@ class Intervention(ForwardHook):
     on_error = "raise"
 
     def __init__(self, modules: Any) -> None:
-        self.modules = weakly(modules)
+        self.modules = weak_selection(modules)
         self._warned: set[str | None] = set()  # module names; None stands for all
 
     def change(self, name: str, tensor: Tensor) -> Tensor:

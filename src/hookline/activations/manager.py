@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 
-from hookline.activations.accounting import FireReport, fire_report
+from hookline import _checks
 from hookline.activations.attention import AttentionMaps, attention_session
 from hookline.activations.capture import Capture
 from hookline.activations.capture_session import Cache, capture_session
 from hookline.activations.capture_store import CapturedState, CaptureStore
-from hookline.activations.captured import check_limit
 from hookline.activations.debug import Debug
+from hookline.activations.fire_report import FireReport, fire_report
+from hookline.activations.forward_hooks import ForwardDispatcher
 from hookline.activations.monitor import Monitor
-from hookline.activations.tap import Tap
-from hookline.errors import ConfigError, HooklineError
+from hookline.errors import HooklineError
 from hookline.registry.handle import Handle
 from hookline.registry.loading import OPTIONS, make_hook
 from hookline.registry.registry import HookRegistry
-
-
-def _check_interval(calls: Any) -> None:
-    """Something is swept at some time: there is no interval that means never."""
-    if not isinstance(calls, Integral) or isinstance(calls, bool) or calls < 1:
-        raise ConfigError("cleanup_interval", f"expected a whole number of module calls, from 1 up; got {calls!r}")
 
 
 class HookManager(HookRegistry):
@@ -49,27 +42,31 @@ class HookManager(HookRegistry):
         **loading: Any,
     ) -> None:
         super().__init__()
-        check_limit("memory_limit_mb", memory_limit_mb, Real)
-        _check_interval(cleanup_interval)
+        _checks.optional(_checks.number, memory_limit_mb, "memory_limit_mb", at_least=0)
         self.enable_intervention = enable_intervention
-        self.cleanup_interval = cleanup_interval
+        self.cleanup_interval = _checks.integer(cleanup_interval, "cleanup_interval", at_least=1)
         limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
         self.captures = CaptureStore(max_captured_states, limit, max_age_seconds)
-        self.tap = Tap(self, enable_intervention, self.captures.sweep, cleanup_interval)
+        self.dispatcher = ForwardDispatcher(self, enable_intervention, self.captures.sweep, cleanup_interval)
         if config is not None:
             self.load(config, **loading)
 
     # ---- watching --------------------------------------------------------------------------------------------------
 
-    def watch(self, model: torch.nn.Module, run: Any = None) -> Tap:
+    @property
+    def tap(self) -> ForwardDispatcher:
+        return self.dispatcher
+
+    def watch(self, model: torch.nn.Module, run: Any = None) -> ForwardDispatcher:
         """Resolve module patterns against this model from now on; `run` is what hooks read step and phase from."""
-        self.tap.watch(model)
+        self.dispatcher.watch(model)
         if run is not None:
-            self.tap.run = run
-        return self.tap
+            self.dispatcher.run = run
+        return self.dispatcher
 
     def silenced(self) -> AbstractContextManager[None]:
-        return self.tap.silenced()
+        """Call no forward hook for what this thread runs inside the block."""
+        return self.dispatcher.silenced()
 
     # ---- capture ---------------------------------------------------------------------------------------------------
 

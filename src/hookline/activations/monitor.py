@@ -10,10 +10,10 @@ from torch import Tensor
 
 from hookline import _checks
 from hookline.activations.dead_units import DeadUnits
+from hookline.activations.forward_hooks import first_floating
+from hookline.activations.hooked_modules import weak_selection
 from hookline.activations.metric_spec import DEFAULT_METRICS, MetricSpec
-from hookline.activations.moment import first_floating
 from hookline.activations.series import CallCosts, History, Source, StepTable, TensorStatistics, column_means
-from hookline.activations.sites import weakly
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, HooklineError, nearest
 from hookline.registry.base import ForwardHook
@@ -58,7 +58,7 @@ class Monitor(ForwardHook):
         dead_window: int = 100,
         unit_dim: int | None = None,
     ) -> None:
-        self.modules = weakly(modules)
+        self.modules = weak_selection(modules)
         self.metrics = DEFAULT_METRICS if metrics is None else metrics if isinstance(metrics, str) else tuple(metrics)
         self._spec = spec = MetricSpec.parse(self.metrics, percentiles)
         if _checks.boolean(gradients, "gradients") and not spec.reads_tensors:
@@ -139,15 +139,8 @@ class Monitor(ForwardHook):
         """Return `on_forward` for one module with everything looked up; None if time or memory is measured."""
         if self._costs is not None:
             return None
-        name, fired, own_name = hooked.name_for(self._registered_name), hooked.fired, self._registered_name
-
-        def observe(inputs: Any, kwargs: Any, output: Any) -> None:
-            self._observe(name, output, dispatcher.run.step)
-            fired.add(own_name)
-
-        return observe
-
-    shortcut = bind_module
+        name = hooked.name_for(self._registered_name)
+        return lambda inputs, kwargs, output: self._observe(name, output, dispatcher.run.step)
 
     # ---- statistics from compiled code -------------------------------------------------------------------------------
 
