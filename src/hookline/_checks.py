@@ -6,11 +6,13 @@ Each function returns the checked value, so that a constructor can check and ass
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 from hookline.errors import ConfigError, got, nearest
+
+Checked = TypeVar("Checked")
 
 
 def one_of(value: Any, choices: Sequence[str], name: str) -> str:
@@ -90,3 +92,8 @@ def number(
 def percentage(value: Any, name: str) -> float:
     """Check a number between 0 and 100."""
     return number(value, name, at_least=0, at_most=100)
+
+
+def optional(check: Callable[..., Checked], value: Any, name: str, **bounds: Any) -> Checked | None:
+    """Apply another check unless the value is None."""
+    return None if value is None else check(value, name, **bounds)

@@ -34,7 +34,7 @@ def no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     def called(self: Monitor, name: str, live_output: Any, step: int) -> None:
         raise AssertionError(f"called at {name}")
 
-    monkeypatch.setattr(Monitor, "_look", called)
+    monkeypatch.setattr(Monitor, "_observe", called)
 
 
 def fired(manager: HookManager) -> dict[tuple[str, str], tuple[int, int]]:

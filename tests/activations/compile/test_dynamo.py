@@ -542,7 +542,7 @@ def test_on_a_gpu_statistics_are_added_up_in_the_graph(mode: str, monkeypatch: p
 
     steps(1, 4, model)
     expected = {name: dict(monitor.history(name)) for name in ("blocks.0.up", "blocks.1.act", "head", "blocks.1")}
-    monkeypatch.setattr(Monitor, "_look", lambda self, name, live_output, step: pytest.fail(f"called at {name}"))
+    monkeypatch.setattr(Monitor, "_observe", lambda self, name, live_output, step: pytest.fail(f"called at {name}"))
     steps(5, 7, run)
     torch.cuda.set_sync_debug_mode("error")
     try:

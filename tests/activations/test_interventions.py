@@ -1,4 +1,4 @@
-"""Ready interventions: what they change, what they leave alone, and that gradients flow through."""
+"""Interventions: what they change, what they leave alone, and that gradients flow through."""
 
 import collections
 import contextlib
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hookline import HooklineError, HookManager
-from hookline.activations.intervene import Ablate, Add, Intervention, Patch, Replace, Scale, Steer, with_replaced
+from hookline.activations.interventions import Ablate, Add, Intervention, Patch, Replace, Scale, Steer
 from hookline.errors import RegistrationError
 
 INPUT = torch.arange(12.0).reshape(2, 2, 3) / 10
@@ -27,14 +27,14 @@ def make_model() -> nn.Sequential:
 
 
 def hidden() -> torch.Tensor:
-    """What the first layer gives when nobody intervenes."""
+    """The first layer's output without an intervention."""
     first = make_model()[0](INPUT)
     assert isinstance(first, torch.Tensor)
     return first
 
 
 def rest(changed: torch.Tensor) -> torch.Tensor:
-    """What the model makes of a first layer's output."""
+    """Run the other layers on a first layer's output."""
     output = make_model()[1:](changed.clone())
     assert isinstance(output, torch.Tensor)
     return output
@@ -73,10 +73,10 @@ CASES: list[tuple[Intervention, Callable[[torch.Tensor], torch.Tensor]]] = [
 
 @pytest.mark.req("003-33")
 @pytest.mark.parametrize(("hook", "expected"), CASES, ids=lambda one: getattr(one, "name", ""))
-def test_what_goes_on_is_what_the_intervention_says(
+def test_the_rest_of_the_model_uses_the_changed_output(
     hook: Intervention, expected: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """The rest of the model computes with the changed output, also where it writes in place."""
+    """Also where the next module writes in place."""
     model = make_model()
     changing(model, hook)
     torch.testing.assert_close(model(INPUT), rest(expected(hidden())))
@@ -85,17 +85,17 @@ def test_what_goes_on_is_what_the_intervention_says(
 @pytest.mark.req("003-33")
 @pytest.mark.parametrize("hook", [hook for hook, _ in CASES], ids=lambda hook: hook.name)
 def test_without_enable_intervention_nothing_changes(hook: Intervention) -> None:
-    """By default modification is not allowed: the output is bit for bit that of a model without hooks."""
+    """Interventions are off by default: the output is bit for bit that of a model without hooks."""
     manager, model = HookManager(), make_model()
     manager.watch(model)
-    with contextlib.suppress(RegistrationError):  # what would have no effect may be refused outright
+    with contextlib.suppress(RegistrationError):  # it may be rejected
         manager.register(hook)
     assert torch.equal(model(INPUT), make_model()(INPUT))
 
 
 @pytest.mark.req("003-33")
-def test_switched_off_it_changes_nothing_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Not even its shapes are checked then: the warning names the hook and the remedy."""
+def test_switched_off_later_it_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Its shapes are not checked; the warning names the hook and the remedy."""
     caplog.set_level(logging.WARNING, "hookline")
     model = make_model()
     manager = changing(model, Replace("0", torch.ones(99)))
@@ -103,21 +103,28 @@ def test_switched_off_it_changes_nothing_and_says_so_once(caplog: pytest.LogCapt
     for _ in range(2):
         assert torch.equal(model(INPUT), make_model()(INPUT))
     assert [record.getMessage() for record in caplog.records] == [
-        "hook 'replace' changes nothing, because interventions are off; "
+        "hook 'replace_activation' changes nothing, because interventions are off; "
         "make the manager with HookManager(enable_intervention=True)"
     ]
-    assert not manager.entry("replace").overruled
+    assert not manager.entry("replace_activation").overruled
 
 
-def test_interventions_are_listed_as_such() -> None:
-    """The list of hooks marks every one of them."""
+def test_interventions_are_listed_as_interventions() -> None:
+    """The list of hooks marks each of them; default names differ from those of gradient transforms."""
     manager = HookManager(enable_intervention=True)
     for kind in (Replace, Scale, Add, Steer):
         manager.register(kind("0", [1.0]))
     manager.register(Ablate("0"))
     manager.register(Patch("0", {}))
     listed = manager.list_hooks()
-    assert [record.name for record in listed] == ["replace", "scale", "add", "steer", "ablate", "patch"]
+    assert [record.name for record in listed] == [
+        "replace_activation",
+        "scale_activation",
+        "add_activation",
+        "steer",
+        "ablate",
+        "patch",
+    ]
     assert all(record.intervenes and "intervenes" in str(record) for record in listed)
 
 
@@ -125,7 +132,7 @@ def test_interventions_are_listed_as_such() -> None:
 def test_gradients_are_those_of_the_changed_computation(
     hook: Intervention, expected: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    """Backward gives the first layer what autograd gives for the same computation written out."""
+    """They equal those of the same computation written out."""
     model, bare = make_model(), make_model()
     changing(model, hook)
     model(INPUT).pow(2).sum().backward()
@@ -135,7 +142,7 @@ def test_gradients_are_those_of_the_changed_computation(
         torch.testing.assert_close(torch.zeros_like(changed) if changed.grad is None else changed.grad, wanted)
 
 
-def test_gradients_reach_a_value_that_is_learnt() -> None:
+def test_gradients_reach_a_trainable_value() -> None:
     """A steering vector or a replacement that requires grad can be trained."""
     vector, value = nn.Parameter(VECTOR.clone()), nn.Parameter(torch.ones(2))
     model = make_model()
@@ -145,7 +152,7 @@ def test_gradients_reach_a_value_that_is_learnt() -> None:
     assert value.grad is not None and torch.equal(value.grad, torch.full((2,), 4.0))
 
 
-def test_what_the_hook_was_given_is_never_written_to() -> None:
+def test_given_tensors_are_never_written_to() -> None:
     """The model's in-place ReLU does not reach the user's tensors, nor a captured state."""
     negative = torch.full((2, 2, 4), -1.0)
     for hook in (Replace("0", negative), Patch("0", {"0": negative}), Ablate("0", negative)):
@@ -156,7 +163,7 @@ def test_what_the_hook_was_given_is_never_written_to() -> None:
 
 
 def test_half_precision_keeps_its_dtype() -> None:
-    """Values come in the output's dtype; a plain number keeps all its digits."""
+    """Tensors are converted to the output's dtype; a plain number keeps all its digits."""
     model = nn.Sequential(nn.Identity())
     changing(model, Scale("0", 0.3), Add("0", torch.tensor(1.0)))
     given = torch.tensor([3.0, 5.0], dtype=torch.bfloat16)
@@ -165,7 +172,7 @@ def test_half_precision_keeps_its_dtype() -> None:
 
 @pytest.mark.req("003-33")
 def test_patching_from_another_runs_capture() -> None:
-    """A captured state, a mapping of states or a cache of another input makes the layer say what it said there."""
+    """A captured state, a mapping of states, or a cache of another input replaces the layer's output."""
     other, model = INPUT.flip(0), make_model()
     expected = make_model()(other)
     manager = HookManager()
@@ -179,7 +186,7 @@ def test_patching_from_another_runs_capture() -> None:
 
 @pytest.mark.req("003-33")
 def test_an_lstm_keeps_its_tuple() -> None:
-    """The sequence output is changed; hidden and cell state go on as they were, in their places."""
+    """The sequence output is changed; hidden and cell state are the same, in their places."""
     torch.manual_seed(0)
     lstm = nn.LSTM(3, 4)
     output, (state, cell) = lstm(INPUT)
@@ -245,7 +252,7 @@ class Output:
 
 
 class ModelOutput(collections.OrderedDict[str, Any]):
-    """As model libraries have them: a dict whose items are attributes too."""
+    """A model output as libraries have it: a dict whose items are attributes too."""
 
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, value)
@@ -272,7 +279,7 @@ def defaults(tensor: torch.Tensor) -> Any:
     ],
 )
 def test_structures_keep_their_type(make: Callable[[torch.Tensor], Any], read: Callable[[Any], torch.Tensor]) -> None:
-    """The first floating tensor is replaced in a structure of the same type; the module's own stays as it was."""
+    """The first floating-point tensor is replaced in a structure of the same type; the original is not changed."""
 
     class Structured(nn.Module):
         def forward(self, tensor: torch.Tensor) -> Any:
@@ -288,52 +295,62 @@ def test_structures_keep_their_type(make: Callable[[torch.Tensor], Any], read: C
     assert torch.equal(read(changed), given + 1) and read(module.made) is given
 
 
-def test_a_tensor_that_stands_twice_is_replaced_twice() -> None:
+def test_a_tensor_that_occurs_twice_is_replaced_twice() -> None:
     """The last hidden state of a model is often in its list of hidden states, too."""
-    old, new, other = torch.zeros(1), torch.ones(1), torch.full((1,), 2.0)
-    made = with_replaced({"last": old, "all": (other, old)}, old, new)
-    assert made["last"] is new and made["all"][1] is new and made["all"][0] is other
+
+    class Twice(nn.Module):
+        def forward(self, tensor: torch.Tensor) -> Any:
+            return {"last": tensor, "all": (tensor + 1, tensor)}
+
+    module = Twice()
+    manager = HookManager(enable_intervention=True)
+    manager.register(Scale(module, 3.0))
+    made = module(torch.ones(1))
+    assert made["last"].item() == made["all"][1].item() == 3 and made["all"][0].item() == 2
 
 
 def test_an_output_without_floats_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """Said once per module."""
+    """One warning per module."""
     caplog.set_level(logging.WARNING, "hookline")
     model = nn.Sequential(nn.Identity())
     changing(model, Scale("0", 2.0))
     for _ in range(2):
         assert torch.equal(model(torch.arange(3)), torch.arange(3))
     assert [record.getMessage() for record in caplog.records] == [
-        "the output of '0' holds no floating tensor; nothing is changed there"
+        "the output of '0' has no floating-point tensor; it is not changed"
     ]
 
 
 @pytest.mark.parametrize(
     ("hook", "message"),
     [
-        (Replace("0", torch.ones(3)), r"replace: value has shape \(3,\), but the output of '0' has shape \(2, 2, 4\)"),
+        (
+            Replace("0", torch.ones(3)),
+            r"replace_activation: value has shape \(3,\), but the output of '0' has shape \(2, 2, 4\)",
+        ),
         (Replace("0", lambda own: own.sum()), r"the function returned a tensor of shape \(\) for '0'; return a tensor"),
         (Replace("0", lambda own: None), r"the function returned NoneType for '0'"),  # type: ignore[arg-type,return-value]
-        (Scale("0", torch.ones(2, 4, 4)), r"scale: factor has shape \(2, 4, 4\)"),
-        (Add("0", torch.ones(5)), r"add: value has shape \(5,\)"),
-        (Ablate("0", units=[4]), r"ablate: units \[4\] reach beyond the 4 of dimension -1 in the output of '0'"),
+        (Scale("0", torch.ones(2, 4, 4)), r"scale_activation: factor has shape \(2, 4, 4\)"),
+        (Add("0", torch.ones(5)), r"add_activation: value has shape \(5,\)"),
+        (Ablate("0", units=[4]), r"ablate: units \[4\] exceed the size 4 of dimension -1 in the output of '0'"),
         (Ablate("0", torch.ones(3)), r"ablate: the mean has shape \(3,\)"),
         (Patch("0", torch.ones(7, 2, 4)), r"patch: the source has shape \(7, 2, 4\)"),
-        (Patch("0", {"1": VECTOR}), r"patch: the source has nothing of '0'; .*Valid: 1"),
-        (Patch("0", {"0": torch.arange(4)}), r"patch: the source holds no floating output of '0'; capture outputs"),
-        (Patch("0", VECTOR, positions=[0, 2]), r"patch: positions \[0, 2\] reach beyond the 2 of dimension -2"),
+        (Patch("0", {"1": VECTOR}), r"patch: the source has no entry '0'; .*Valid: 1"),
+        (Patch("0", {"0": torch.arange(4)}), r"patch: the source has no floating-point output of '0'; capture outputs"),
+        (Patch("0", VECTOR, positions=[0, 2]), r"patch: positions \[0, 2\] exceed the size 2 of dimension -2"),
         (Steer("0", [1.0, 2.0]), r"steer: vector has 2 elements, but the output of '0' has shape \(2, 2, 4\)"),
         (Steer("0", VECTOR, positions=0, dim=3), r"steer: positions: the output of '0' .* and no dimension 3"),
     ],
 )
-def test_what_does_not_fit_ends_the_run_with_a_clear_error(hook: Intervention, message: str) -> None:
-    """A run without its intervention would be another run, so the error gets through."""
+def test_a_value_that_does_not_fit_ends_the_run(hook: Intervention, message: str) -> None:
+    """A run without its intervention would be a different run, so the error is raised."""
     model = make_model()
     changing(model, hook)
     with pytest.raises(HooklineError, match=message):
         model(INPUT)
 
 
-def test_what_cannot_be_is_refused_at_construction() -> None:
+def test_invalid_parameters_are_rejected_at_construction() -> None:
     """A misspelt target, a list of states, a matrix as a vector."""
     with pytest.raises(HooklineError, match="ablate: to='zeros' is unknown; did you mean 'zero'"):
         Ablate("0", "zeros")
@@ -343,8 +360,8 @@ def test_what_cannot_be_is_refused_at_construction() -> None:
         Steer("0", torch.ones(2, 2))
 
 
-def test_one_of_your_own() -> None:
-    """A subclass defines `change` alone; without it, the error says so."""
+def test_a_custom_intervention() -> None:
+    """A subclass defines only `change`; without it, the error says so."""
 
     class Clip(Intervention):
         name = "clip"

@@ -1,4 +1,4 @@
-"""Hugging Face models show their attention: as they are where torch attends, switched to "eager" where others do."""
+"""Attention maps of Hugging Face models: directly with torch's attention, switched to "eager" with others."""
 
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hookline import HookManager
-from hookline.activations.attention_switch import attention_with_weights
+from hookline.activations.attention import attention_with_weights
 
 transformers = pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {"vocab_size": 32, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -17,19 +17,19 @@ SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 
 
 def gpt2() -> Any:
-    """Causal, with dropout of its own."""
+    """Causal, with dropout."""
     return transformers.GPT2LMHeadModel(
         transformers.GPT2Config(n_positions=16, n_embd=16, n_layer=2, n_head=4, loss_type="ForCausalLM", **SIZES)
     )
 
 
 def bert() -> Any:
-    """Looks both ways."""
+    """Bidirectional."""
     return transformers.BertForMaskedLM(transformers.BertConfig(max_position_embeddings=16, **SMALL))
 
 
 def llama() -> Any:
-    """Four heads share two keys, and a softmax in float32."""
+    """Grouped queries: four heads share two keys; the softmax is in float32."""
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(num_key_value_heads=2, **SMALL))
 
 
@@ -48,7 +48,7 @@ def same_bits(first: Any, second: Any) -> bool:
 
 @pytest.fixture
 def opaque() -> Iterator[str]:
-    """An attention that is none of torch's, as far as anybody can see."""
+    """Register an attention that no TorchFunctionMode can see."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     def attend(*args: Any, **kwargs: Any) -> Any:
@@ -65,7 +65,7 @@ def opaque() -> Iterator[str]:
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("make", [gpt2, bert, llama])
 def test_maps_are_the_models_own_attentions(make: Callable[[], Any], implementation: str) -> None:
-    """Same bits in and out of the block, and the weights that the model itself gives when it is made to."""
+    """Outputs are the same bits inside the block, and maps equal what `output_attentions` returns."""
     torch.manual_seed(0)
     model = make().eval()
     model.set_attn_implementation(implementation)
@@ -79,12 +79,12 @@ def test_maps_are_the_models_own_attentions(make: Callable[[], Any], implementat
     assert len(maps["*"]) == len(own) == 2
     for weights, expected in zip(maps["*"].values(), own, strict=True):
         assert weights.shape == (3, 4, 8, 8)
-        real = batch()["attention_mask"].bool()[:, None, :, None]  # what padding looks at is nobody's business
+        real = batch()["attention_mask"].bool()[:, None, :, None]  # padding is not compared
         torch.testing.assert_close(weights * real, expected * real)
 
 
-def test_a_model_that_hides_its_attention_is_switched_and_switched_back(opaque: str) -> None:
-    """Eager meanwhile, with an output as near as that is; then as before, bit for bit, also after an error."""
+def test_a_foreign_attention_is_switched_to_eager_and_back(opaque: str) -> None:
+    """Eager inside the block, with a close output; afterwards the same bits as before, also after an error."""
     torch.manual_seed(0)
     model = bert().eval()
     model.set_attn_implementation(opaque)
@@ -118,7 +118,7 @@ class Config:
 
 
 class Composed(nn.Module):
-    """A model with a configuration, which it may be told to attend otherwise than."""
+    """A model with a configuration and a switch for its attention."""
 
     def __init__(self, config: Config, **parts: nn.Module) -> None:
         super().__init__()
@@ -130,8 +130,8 @@ class Composed(nn.Module):
         self.config._attn_implementation = implementation
 
 
-def test_every_part_gets_back_what_it_had() -> None:
-    """A model of models: parts that show their attention stay as they are, unless the whole is switched."""
+def test_every_sub_config_is_restored() -> None:
+    """Sub-models with torch's attention are not switched, unless the whole model is."""
     text, vision = Config("sdpa"), Config("flash_attention_2")
     whole = Config("flex_attention", text=text, vision=vision)
     model = Composed(whole, text=Composed(text), vision=Composed(vision))
@@ -146,7 +146,7 @@ def test_every_part_gets_back_what_it_had() -> None:
 
 
 def test_other_models_are_left_alone() -> None:
-    """One that has a configuration of its own kind, or none, has nothing to switch."""
+    """A module that has no config, or not a Hugging Face one, is not switched."""
     model = nn.Linear(2, 2)
     model.config = SimpleNamespace(_attn_implementation="mine")
     with attention_with_weights(nn.Sequential(model, nn.ReLU())) as switched:

@@ -1,4 +1,4 @@
-"""Caches of attention, which Hugging Face models take and give on: objects with tensors in their attributes."""
+"""Key-value caches of Hugging Face models: objects with tensors in their attributes."""
 
 from typing import Any
 
@@ -7,16 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from hookline import ForwardHook, HookManager
-from hookline.activations.copies import mapped
-from hookline.activations.intervene import Scale
-from hookline.activations.moment import tensors_in
+from hookline._tensors import map_tensors
+from hookline.activations.interventions import Scale
 
 transformers = pytest.importorskip("transformers")
 IDS = torch.arange(2, 10).reshape(1, 8)
 
 
 def gpt2() -> Any:
-    """GPT-2 with two layers; it gives its cache of keys and values on, in training too."""
+    """GPT-2 with two layers; it returns its key-value cache, in training too."""
     torch.manual_seed(0)
     sizes = {"n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 32}
     config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=1, loss_type="ForCausalLM")
@@ -30,8 +29,8 @@ def cache_of(keys: Tensor, values: Tensor) -> Any:
     return cache
 
 
-def test_a_captured_cache_is_that_of_its_moment() -> None:
-    """While text is generated the model goes on with its own; each state has as many keys as there were."""
+def test_a_captured_cache_does_not_grow() -> None:
+    """Each state has as many keys as there were at its call, although the model appends to its own cache."""
     model = gpt2()
     expected = model.generate(IDS, max_new_tokens=4, do_sample=False)
     manager = HookManager()
@@ -41,24 +40,24 @@ def test_a_captured_cache_is_that_of_its_moment() -> None:
     kept = [state.outputs.past_key_values for state in manager.get_captured_states("root")]
     assert [cache.get_seq_length() for cache in kept] == [8, 9, 10, 11]
     with torch.no_grad():
-        going_on = model(expected[:, 8:9], past_key_values=kept[0]).logits[:, -1]
-        assert torch.allclose(going_on, model(expected[:, :9]).logits[:, -1], atol=1e-5)
+        continued = model(expected[:, 8:9], past_key_values=kept[0]).logits[:, -1]
+        assert torch.allclose(continued, model(expected[:, :9]).logits[:, -1], atol=1e-5)
 
 
 def test_a_budget_counts_keys_and_values() -> None:
-    """They are most of what such a state keeps alive, and hold no graph."""
+    """Captured keys and values count towards the limit and hold no autograd graph."""
     model, manager = gpt2(), HookManager(memory_limit_mb=1)
     manager.register_capture_hook(model, "root", capture_input=False)
     output = model(IDS)
     (state,) = manager.get_captured_states("root")
-    tensors = tensors_in(state.taken)
+    tensors = state.tensors()
     assert len(tensors) == 1 + 2 * 2 and not any(tensor.requires_grad for tensor in tensors)
     layers = output.past_key_values.layers
     assert manager.captures.bytes >= output.logits.nbytes + sum(one.keys.nbytes + one.values.nbytes for one in layers)
 
 
 def test_an_observer_cannot_write_into_a_cache() -> None:
-    """Its write changes a copy, it is named, and the gradients are those without it."""
+    """Its write changes a copy and is reported; the gradients are those without it."""
 
     class Spoils(ForwardHook):
         modules = "transformer"
@@ -78,18 +77,18 @@ def test_an_observer_cannot_write_into_a_cache() -> None:
     assert manager.entry("spoils").overruled == {"on_forward": 1}
 
 
-def test_a_cache_is_copied_with_all_else_it_has() -> None:
-    """A cache inside a cache as well; what was given stays as it is."""
+def test_a_nested_cache_is_copied() -> None:
+    """A cache inside a cache as well; the original is not changed."""
     keys, values = torch.ones(1, 1, 3, 4), torch.zeros(1, 1, 3, 4)
     given = transformers.EncoderDecoderCache(cache_of(keys, values), transformers.DynamicCache())
-    made = mapped(lambda tensor: tensor + 1, given)
+    made = map_tensors(lambda tensor: tensor + 1, given)
     assert type(made) is type(given) and type(made.self_attention_cache) is transformers.DynamicCache
     assert made.self_attention_cache.layers[0].keys.eq(2).all() and made.get_seq_length() == 3
     assert given.self_attention_cache.layers[0].keys.eq(1).all()
 
 
 def test_an_intervention_reaches_a_tensor_in_a_cache() -> None:
-    """Where a module gives nothing but a cache, its first tensor is the one that is changed, in a copy."""
+    """If a module returns only a cache, the first tensor of a copy of it is changed."""
 
     class Remembers(nn.Module):
         def forward(self, x: Tensor) -> Any:

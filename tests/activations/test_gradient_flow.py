@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hookline import Trainer, TrainingHook, get_trainer
-from hookline.activations.flow import GradientFlow, GradientFlowHook, gradient_flow, gradient_norms
+from hookline.activations.gradient_flow import GradientFlow, GradientFlowHook, gradient_flow, gradient_norms
 from hookline.errors import HooklineError
 
 
@@ -32,7 +32,7 @@ def verdicts(flow: GradientFlow) -> dict[str, str]:
 
 @pytest.mark.req("003-29")
 def test_a_deep_sigmoid_network_vanishes_by_name() -> None:
-    """In a real network whose gradients shrink layer by layer, the first layers are named, in the model's order."""
+    """In a network whose gradients shrink layer by layer, the first layers are named, in the model's order."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for _ in range(14):
@@ -71,7 +71,7 @@ def test_a_branch_that_is_not_used_never_gets_a_gradient() -> None:
 
 
 def test_every_verdict_in_one_sentence() -> None:
-    """Kinds are separated by semicolons; norms and the median stand where they say more."""
+    """Verdicts are separated by semicolons; norms and the median are given where they say more."""
     flow = gradient_flow(with_gradients(a=1.2e-9, b=3e-3, c=5e3, d=None, e=math.nan, f=3e-3, g=math.inf, h=3e-3))
     assert flow.verdict == (
         "gradients are not finite in e, g; explode in c (5e+03, median 0.003); "
@@ -86,14 +86,14 @@ def test_many_names_are_shortened() -> None:
     assert flow.verdict.endswith("p4 (1e-09) and 3 more") and "p0 (1e-09, median 1e-09), p1 (1e-09)," in flow.verdict
 
 
-def test_relative_to_a_healthy_median() -> None:
+def test_norms_are_compared_with_a_healthy_median() -> None:
     """Far below or above the others counts as vanishing or exploding, though neither absolute limit is passed."""
     flow = gradient_flow(with_gradients(low=5e-7, a=1e-2, b=1e-2, c=1e-2, high=200.0))
     assert verdicts(flow) == {"low": "vanishing", "a": "ok", "b": "ok", "c": "ok", "high": "exploding"}
 
 
-def test_a_sick_median_is_no_measure() -> None:
-    """Where most gradients have vanished, one that has not is not called exploding."""
+def test_norms_are_not_compared_with_a_vanishing_median() -> None:
+    """If most gradients have vanished, one that has not does not count as exploding."""
     flow = gradient_flow(with_gradients(a=1e-9, b=1e-9, c=1e-9, head=0.5))
     assert verdicts(flow) == {"a": "vanishing", "b": "vanishing", "c": "vanishing", "head": "ok"}
 
@@ -109,8 +109,8 @@ def test_a_gradient_of_zeros_vanishes_and_limits_can_be_set() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"vanishing": -1.0}, {"vanishing": 5.0, "exploding": 1.0}, {"ratio": 0.0}, {"ratio": 1.0}]
 )
-def test_limits_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
-    """With the value that was given; the hook refuses them when it is made."""
+def test_contradicting_limits_are_rejected(wrong: dict[str, float]) -> None:
+    """By the function and by the hook's constructor."""
     with pytest.raises(HooklineError, match="gradient flow: "):
         gradient_flow(nn.Linear(1, 1), **wrong)
     with pytest.raises(HooklineError, match="gradient flow: "):
@@ -118,15 +118,15 @@ def test_limits_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
 
 
 def test_before_backward_and_without_parameters() -> None:
-    """The sentence says what to do, or that there is nothing."""
+    """The sentence says what to do, or that no parameter requires a gradient."""
     assert gradient_flow(nn.Linear(2, 2)).verdict == (
-        "no gradient has arrived at any of 2 parameters: look after backward, before zero_grad"
+        "no gradient has arrived at any of 2 parameters: check after backward, before zero_grad"
     )
-    assert gradient_flow(nn.ReLU()).verdict == "no parameter wants a gradient"
+    assert gradient_flow(nn.ReLU()).verdict == "no parameter requires a gradient"
 
 
 def test_healthy_gradients() -> None:
-    """Said in one sentence with the median."""
+    """The sentence has the median."""
     flow = gradient_flow(with_gradients(a=1.0, b=2.0))
     assert flow.ok and flow.verdict == "gradients are healthy in all 2 parameters (median norm 1.5)"
 
@@ -143,7 +143,7 @@ def test_the_table() -> None:
 
 
 def test_norms_of_unusual_gradients() -> None:
-    """Half precision does not overflow, squares of large floats neither; sparse and empty gradients are read too."""
+    """Half precision and squares of large floats do not overflow; sparse and empty gradients are read too."""
     half = torch.full((100,), 60000.0, dtype=torch.float16)
     sparse = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([3.0, 1.0]), (4,), check_invariants=True)
     huge = torch.full((2,), 1e30)
@@ -157,7 +157,7 @@ def test_norms_of_unusual_gradients() -> None:
 
 
 class Branches(nn.Module):
-    """Leaves one layer out for as long as `bypass` is set."""
+    """Skips one layer while `bypass` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ def lines_of(trainer: Trainer, name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.req("003-29")
 def test_the_hook_notes_each_change_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Counts are logged every time; a verdict is noted when other parameters are in trouble than before."""
+    """Counts are logged every time; a verdict is reported when the parameters in trouble change."""
     caplog.set_level(logging.WARNING, "hookline")
     model, hook = Branches(), GradientFlowHook()
 
@@ -212,38 +212,22 @@ def test_the_hook_notes_each_change_once(caplog: pytest.LogCaptureFixture) -> No
     assert hook.latest is not None and hook.latest.ok
 
 
-def test_the_hook_looks_at_the_first_step_and_every_hundredth() -> None:
-    """Unless told otherwise: each look waits for the device."""
-    looks: list[int] = []
+def test_the_hook_runs_at_the_first_step_and_every_hundredth() -> None:
+    """This is the default schedule, because it waits for the device."""
+    steps: list[int] = []
 
     class Counts(GradientFlowHook):
         def on_gradients_ready(self, model: nn.Module, trainer: Any, step: int) -> None:
-            looks.append(step)
+            steps.append(step)
             super().on_gradients_ready(model, trainer, step)
 
     trained(nn.Linear(2, 1), Counts(), batches=3)
-    assert looks == [1]
+    assert steps == [1]
     assert str(GradientFlowHook.schedule) == "every 100 steps, at 1 step"
 
 
-def test_a_run_control_without_notes_will_do(caplog: pytest.LogCaptureFixture) -> None:
-    """Another loop's trainer needs only `log`."""
-    caplog.set_level(logging.WARNING, "hookline")
-
-    class Bare:
-        def __init__(self) -> None:
-            self.logged: dict[str, Any] = {}
-
-        def log(self, name: str, value: Any) -> None:
-            self.logged[name] = value
-
-    bare = Bare()
-    GradientFlowHook().on_gradients_ready(with_gradients(a=1e-9, b=1.0, c=1.0), bare, 3)
-    assert bare.logged["grad_flow/vanishing"] == 1 and "step 3: gradients vanish in a (1e-09" in caplog.text
-
-
-def test_parameters_that_come_in_mid_epoch_are_seen_at_the_next_look() -> None:
-    """One that is swapped is judged in the other's place; one that no gradient reaches is named."""
+def test_parameters_that_change_during_an_epoch_are_judged() -> None:
+    """A replaced parameter is judged in place of the old one; a new one that gets no gradient is named."""
 
     class Changes(TrainingHook):
         def on_train_batch_start(self, model: nn.Linear, step: int, trainer: Any) -> None:
@@ -265,7 +249,7 @@ def test_parameters_that_come_in_mid_epoch_are_seen_at_the_next_look() -> None:
 
 
 def test_norms_of_gradients_of_every_kind() -> None:
-    """None at all, sparse and complex ones, beside ordinary ones."""
+    """None at all, and dense, sparse and complex ones together."""
     sparse = torch.sparse_coo_tensor([[0, 2]], [3.0, 4.0], (5,), check_invariants=True)
     kinds = [torch.tensor([3.0, 4.0]), sparse, torch.tensor([3 + 4j])]
     assert gradient_norms([]) == []
@@ -273,8 +257,8 @@ def test_norms_of_gradients_of_every_kind() -> None:
 
 
 def test_norms_that_were_just_read_are_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind a gradient monitor the hook takes its norms; where a gradient was written to since, it reads its own."""
-    asked: list[int] = []
+    """After a gradient monitor the hook uses its norms, unless a gradient was written to since."""
+    reads: list[int] = []
     norms: list[float | None] = []
 
     class Doubles(TrainingHook):
@@ -288,10 +272,10 @@ def test_norms_that_were_just_read_are_not_read_again(monkeypatch: pytest.Monkey
             assert norms[-1] == pytest.approx(model.weight.grad.norm().item(), rel=1e-6)  # type: ignore[union-attr]
 
     def counted(gradients: Sequence[torch.Tensor]) -> list[float]:
-        asked.append(len(gradients))
+        reads.append(len(gradients))
         return gradient_norms(gradients)
 
-    monkeypatch.setattr("hookline.activations.flow.gradient_norms", counted)
+    monkeypatch.setattr("hookline.activations.gradient_flow.gradient_norms", counted)
     model = nn.Linear(2, 1)
     trainer = get_trainer(
         "simple", model, [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(3)],
@@ -302,4 +286,4 @@ def test_norms_that_were_just_read_are_not_read_again(monkeypatch: pytest.Monkey
     trainer.add_hook(Doubles(), after="gradient_monitor", before="gradient_flow")
     trainer.add_hook(Watches(), on_error="raise")
     trainer.train()
-    assert asked == [2] and len(norms) == 3
+    assert reads == [2] and len(norms) == 3
