@@ -33,6 +33,11 @@ class HostCopy:
                 self._host.copy_(tensor, non_blocking=True)
                 self._event = _device.record_event(tensor.device)
 
+    @property
+    def host(self) -> torch.Tensor:
+        """The host tensor; its contents are valid once the copy is complete."""
+        return self._host
+
     def is_ready(self) -> bool:
         """Return whether the copy is complete; never waits."""
         return self._event is None or bool(self._event.query())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,7 +51,8 @@ def count_samples(batch: Any) -> int:
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     """Return the same structure with every tensor replaced by ``function(tensor)``.
 
-    A container whose class cannot be rebuilt from its items (a defaultdict, for example) becomes a plain one.
+    Dict subclasses keep their other state (a default factory, the attributes of a model output). A container whose
+    class cannot be rebuilt from its items becomes a plain one.
     """
     if isinstance(value, torch.Tensor):
         return function(value)
@@ -62,7 +64,11 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
         plain = tuple if isinstance(value, tuple) else list
         return _rebuild(type(value), plain(map_tensors(function, item) for item in value))
     if isinstance(value, Mapping):
-        return _rebuild(type(value), {key: map_tensors(function, item) for key, item in value.items()})
+        items = {key: map_tensors(function, item) for key, item in value.items()}
+        if type(value) is dict:
+            return items
+        make: Any = partial(_updated, value) if isinstance(value, dict) else type(value)
+        return _rebuild(make, items)
     if not _has_tensor_attributes(value):
         return value
     # Copied without its constructor, which may require other arguments or do more than store them.
@@ -98,6 +104,13 @@ def _has_tensor_attributes(value: Any) -> bool:
 def _is_attention_cache(value: Any) -> bool:
     kind = type(value)
     return kind.__module__ != "builtins" and any(base.__module__ in _CACHE_MODULES for base in kind.__mro__)
+
+
+def _updated(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    made = copy.copy(value)
+    for key, item in items.items():
+        made[key] = item  # not `update`, which skips a subclass's own `__setitem__`
+    return made
 
 
 def _rebuild(make: Callable[[Any], Any], items: Any) -> Any:

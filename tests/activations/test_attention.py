@@ -1,4 +1,4 @@
-"""Attention maps: seen beside the model, which computes what it always did and is left as it was."""
+"""Attention maps: recorded without changing what the model computes, and nothing is left on it."""
 
 import logging
 import threading
@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hookline import HooklineError, HookManager, TrainingHook, get_trainer
-from hookline.activations.attention import AttentionSight
-from hookline.activations.attention_weights import ATTENTIONS
+from hookline.activations import attention
+from hookline.activations.attention import AttentionCost
+from hookline.activations.attention_weights import ATTENTION_FUNCTIONS
 from hookline.jobs.char_gpt import CharGPT
 
 
@@ -74,7 +75,7 @@ def test_training_inside_the_block_is_bit_for_bit_the_same() -> None:
 
 
 def test_maps_are_what_the_model_attends_with() -> None:
-    """Causal rows that sum to one, and the values mixed by them are what the attention gave on."""
+    """Rows are causal and sum to one, and applied to the values they give the attention's output."""
     model = make_gpt()
     manager = HookManager()
     inner, outer = manager.capturing(model, "*.qkv"), manager.capturing(model, "*.project", what="input")
@@ -88,14 +89,14 @@ def test_maps_are_what_the_model_attends_with() -> None:
 
 
 def encoder_layer() -> nn.Module:
-    """torch's own layer, which asks its attention for no weights and has a fused path in eval mode."""
+    """torch's own layer, which requests no attention weights and has a fused path in eval mode."""
     torch.manual_seed(0)
     return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("make", [encoder_layer, ByHand], ids=["MultiheadAttention", "softmax"])
-def test_other_ways_to_attend(make: Callable[[], nn.Module], training: bool) -> None:
+def test_multihead_attention_and_a_softmax_are_recorded(make: Callable[[], nn.Module], training: bool) -> None:
     """`nn.MultiheadAttention` and attention by hand: same bits, the map under the module that attended."""
     model, x = make().train(training), torch.randn(2, 5, 8)
     torch.manual_seed(3)
@@ -109,8 +110,8 @@ def test_other_ways_to_attend(make: Callable[[], nn.Module], training: bool) -> 
     assert maps[name].shape == (2, 2, 5, 5)
 
 
-def test_the_fused_path_of_torch_steps_aside() -> None:
-    """In eval mode without grad torch's encoder skips its modules; in the block it does not, and comes as near."""
+def test_torchs_fused_encoder_path_is_off_inside_the_block() -> None:
+    """In eval mode without grad torch's encoder skips its modules; inside the block it calls them."""
     model = nn.TransformerEncoder(encoder_layer(), 2).eval()  # type: ignore[arg-type]
     x = torch.randn(2, 5, 8)
     with torch.no_grad():
@@ -121,8 +122,8 @@ def test_the_fused_path_of_torch_steps_aside() -> None:
         assert torch.equal(model(x), plain)
 
 
-def test_a_model_that_is_an_attention_goes_by_its_class() -> None:
-    """The root of a model has no name of its own."""
+def test_a_model_that_is_an_attention_is_named_by_its_class() -> None:
+    """The root of a model has no name."""
     attention, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(1, 3, 8)
     plain, averaged = attention(x, x, x)
     with HookManager().attention_maps(attention) as maps:
@@ -131,8 +132,8 @@ def test_a_model_that_is_an_attention_goes_by_its_class() -> None:
     assert torch.equal(maps["MultiheadAttention"].mean(1), averaged)
 
 
-def test_everything_is_restored_also_after_an_error() -> None:
-    """No torch hook, no mode, and the next block names modules rightly."""
+def test_hooks_and_modes_are_removed_after_an_error() -> None:
+    """No torch hook and no mode is left, and nothing more is recorded."""
 
     class Broken(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -151,8 +152,8 @@ def test_everything_is_restored_also_after_an_error() -> None:
     assert len(maps) == seen
 
 
-def test_a_pass_that_ends_early_confuses_no_names() -> None:
-    """What a stopped pass left open is forgotten."""
+def test_an_early_stop_does_not_shift_names() -> None:
+    """Modules that a stopped pass left open are forgotten."""
     model, manager = make_gpt(), HookManager()
     with manager.attention_maps(model) as maps:
         with manager.capturing(model, "blocks.0.mlp.widen", early_stop=True) as cache:
@@ -161,8 +162,8 @@ def test_a_pass_that_ends_early_confuses_no_names() -> None:
     assert [state.name for state in maps.states][-2:] == ["blocks.0.attention", "blocks.1.attention"]
 
 
-def test_selection_and_its_errors() -> None:
-    """Patterns and classes select modules of the model; a miss names the nearest."""
+def test_modules_are_selected_by_pattern_or_class() -> None:
+    """A pattern that matches nothing is an error with the nearest name."""
     model, manager = make_gpt(), HookManager()
     with manager.attention_maps(model, "blocks.1.*") as maps:
         model(tokens())
@@ -172,12 +173,12 @@ def test_selection_and_its_errors() -> None:
     assert len(maps) == 2
     with pytest.raises(HooklineError, match=r"did you mean 'blocks.1.attention'\?"):
         manager.attention_maps(model, "blocks.1.atention").__enter__()
-    with pytest.raises(HooklineError, match=r"there is no point 'blocks.0'"), manager.attention_maps(model, "blocks.1"):
-        AttentionSight({model: "blocks.1"}, None).points["blocks.0"]  # type: ignore[arg-type]
+    with manager.attention_maps(model, "blocks.1") as maps, pytest.raises(HooklineError, match=r"no attention point"):
+        maps.points["blocks.0"]
     assert hooks_on(model) == 0
 
 
-def test_maps_are_captured_with_a_captures_options() -> None:
+def test_options_of_capture_apply_to_maps() -> None:
     """Reduce, convert and bound them; write them to a file."""
     model = make_gpt()
     entropy: Callable[[Tensor], Tensor] = lambda weights: torch.special.entr(weights).sum(-1)  # noqa: E731
@@ -193,7 +194,7 @@ def test_maps_are_captured_with_a_captures_options() -> None:
 
 @pytest.mark.req("003-02")
 def test_any_forward_hook_can_watch_attention() -> None:
-    """The weights pass through points that hooks select by pattern or get as they are."""
+    """The weights pass through modules that hooks select by pattern or directly."""
     model, manager = make_gpt(), HookManager()
     with manager.attention_maps(model) as maps:
         manager.watch(maps.points)
@@ -208,18 +209,18 @@ def test_any_forward_hook_can_watch_attention() -> None:
     assert [finding.module for finding in manager.get("stare").findings] == ["blocks.1.attention"]
 
 
-def test_the_cost_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_cost_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Maps, bytes and seconds, on the object and in one log line."""
     model = make_gpt()
     with caplog.at_level(logging.INFO, "hookline"), HookManager().attention_maps(model) as maps:
         model(tokens())
     assert (maps.cost.maps, maps.cost.bytes) == (2, 2 * 3 * 2 * 8 * 8 * 4) and maps.cost.seconds > 0
-    assert caplog.messages == [f"the attention of CharGPT: {maps.cost}"]
+    assert caplog.messages == [f"attention maps of CharGPT: {maps.cost}"]
     assert str(maps.cost) == f"2 maps, 3,072 bytes, {maps.cost.seconds:.3f} s"
 
 
-def test_no_attention_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """A model that ran without any is told from one that did not run."""
+def test_a_model_without_attention_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """Only if it ran."""
     with HookManager().attention_maps(make_gpt(), "blocks.*.mlp"):
         pass
     assert caplog.messages == []
@@ -227,29 +228,29 @@ def test_no_attention_is_said(caplog: pytest.LogCaptureFixture) -> None:
         maps.run(torch.ones(1, 2))
     assert len(maps) == 0
     (message,) = caplog.messages
-    assert message.startswith("Linear ran, and no attention was seen in what was selected; known are scaled_dot")
+    assert message.startswith("Linear ran without attention in the selected modules; supported are scaled_dot")
 
 
-def test_weights_that_cannot_be_had_are_named_and_harm_nobody(
+def test_failing_weights_do_not_fail_the_model(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One warning per module, and the model's output as ever."""
+    """One warning per module, and an unchanged output."""
 
     def fails(*_: Any) -> None:
         raise MemoryError("too large")
 
-    monkeypatch.setitem(ATTENTIONS, F.scaled_dot_product_attention, fails)
+    monkeypatch.setitem(ATTENTION_FUNCTIONS, F.scaled_dot_product_attention, fails)
     model = make_gpt()
     plain = model(tokens())["logits"]
     with HookManager().attention_maps(model, "blocks.1.*") as maps:
         for _ in range(2):
             assert torch.equal(model(tokens())["logits"], plain)
-    assert caplog.messages[0] == "the attention of 'blocks.1.attention' cannot be shown: MemoryError: too large"
-    assert caplog.messages[1].startswith("CharGPT ran, and no attention was seen") and len(caplog.messages) == 2
+    assert caplog.messages[0] == "no attention map of 'blocks.1.attention': MemoryError: too large"
+    assert caplog.messages[1].startswith("CharGPT ran without attention") and len(caplog.messages) == 2
     assert (maps.cost.maps, maps.cost.bytes) == (0, 0)
 
 
-def test_repeated_passes_are_seen_once() -> None:
+def test_recomputed_passes_are_recorded_once() -> None:
     """Activation checkpointing runs a block again inside backward."""
     model = make_gpt()
     for block in model.blocks:
@@ -260,8 +261,8 @@ def test_repeated_passes_are_seen_once() -> None:
     assert maps.cost.maps == len(maps) == 2 and len(gradients(model)) > 0
 
 
-def test_other_threads_are_not_seen() -> None:
-    """A block belongs to the thread that opened it, and keeps its names while another runs the same model."""
+def test_other_threads_are_not_recorded() -> None:
+    """A block records only its own thread, with the right names while another thread runs the same model."""
     model, stop = make_gpt(), threading.Event()
 
     def keep_running() -> None:
@@ -280,8 +281,8 @@ def test_other_threads_are_not_seen() -> None:
     assert [state.name for state in maps.states] == ["blocks.0.attention", "blocks.1.attention"] * 20
 
 
-def test_compiled_code_runs_as_written_meanwhile() -> None:
-    """Compiled graphs cannot be looked into: none runs inside the block; behind it the same ones do again."""
+def test_compiled_code_runs_eagerly_inside_the_block() -> None:
+    """No compiled graph runs inside the block; after it the same graphs run again."""
     model, made, ran = make_gpt(), [], []
 
     def backend(graph: Any, _: Any) -> Any:
@@ -308,7 +309,7 @@ def test_compiled_code_runs_as_written_meanwhile() -> None:
 
 @pytest.mark.req("004-28")
 def test_maps_from_validation() -> None:
-    """A hook that looks at attention when a validation ends, in the middle of a run that is not disturbed."""
+    """A hook records attention when a validation ends, without disturbing the run."""
 
     class Look(TrainingHook):
         def on_validation_end(self, trainer: Any) -> None:
@@ -331,3 +332,40 @@ def test_maps_from_validation() -> None:
         torch.manual_seed(2)
         losses.append(trainer.train()["latest_loss"])
     assert losses[0] == losses[1] and isinstance(hook, Look) and hook.maps.shape == (3, 2, 8, 8)
+
+
+def test_cost_on_the_host_adds_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the time inside the blocks counts."""
+    clock = iter([1.0, 1.5, 7.0, 7.25])
+    monkeypatch.setattr(attention, "perf_counter", lambda: next(clock))
+    cost = AttentionCost()
+    for _ in range(2):
+        with cost.timing(torch.device("cpu")):
+            pass
+    assert cost.seconds == 0.75
+
+
+def test_cost_on_an_accelerator_is_timed_by_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pair of events is read once, and only when the seconds are read."""
+    calls: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            calls.append("record")
+
+        def synchronize(self) -> None:
+            calls.append("wait")
+
+        def elapsed_time(self, last: "Event") -> float:
+            return 250.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    cost = AttentionCost()
+    with cost.timing(torch.device("cuda")):
+        calls.append("work")
+    assert calls == ["record", "work", "record"]
+    assert cost.seconds == cost.seconds == 0.25
+    assert calls == ["record", "work", "record", "wait"]

@@ -1,4 +1,4 @@
-"""The weights beside an attention: multiplied by the values they give what the attention gave."""
+"""Attention weights: multiplied by the values they give the output of the attention."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 from hookline.activations.attention_weights import (
-    ATTENTIONS,
+    ATTENTION_FUNCTIONS,
     multi_head_weights,
     scaled_dot_product_weights,
     softmax_weights,
@@ -20,7 +20,7 @@ from hookline.activations.attention_weights import (
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Numbers of one's own generator, so that no test depends on another's draws."""
+    """Draw from a new generator, so that no test depends on another's draws."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
 
 
@@ -62,8 +62,8 @@ def test_weights_times_values_is_the_attention(
     torch.testing.assert_close(made, expected, atol=loose, rtol=loose)
 
 
-def test_a_query_that_sees_nothing_has_no_weights() -> None:
-    """Zeros, as the kernels have it, not NaN; a NaN of the model's own stays to be seen."""
+def test_a_fully_masked_query_has_zero_weights() -> None:
+    """Zeros, as from the fused kernels, not NaN; a NaN in the query stays NaN."""
     query = draw(1, 1, 2, 4)
     mask = torch.tensor([[False, False], [True, False]])
     assert scaled_dot_product_weights(query, query, query, mask).flatten().tolist() == [0, 0, 1, 0]
@@ -72,7 +72,7 @@ def test_a_query_that_sees_nothing_has_no_weights() -> None:
 
 
 def test_a_causal_bias_is_a_mask() -> None:
-    """Torch's lazy causal masks align to the last key, and are honoured."""
+    """Torch's lazy causal masks are aligned to the last key."""
     query, key = draw(1, 2, 2, 4), draw(1, 2, 5, 4)
     weights = scaled_dot_product_weights(query, key, key, causal_lower_right(2, 5))
     torch.testing.assert_close(
@@ -82,7 +82,7 @@ def test_a_causal_bias_is_a_mask() -> None:
 
 
 def test_half_precision_is_widened_under_autocast_too() -> None:
-    """Scores are not rounded to eight bits: weights are as near to the true ones as their dtype can say."""
+    """Scores are not rounded to eight bits: weights are the true ones rounded to their dtype."""
     query, key = draw(1, 1, 4, 16, dtype=torch.bfloat16) * 6, draw(1, 1, 9, 16, dtype=torch.bfloat16)
     true = scaled_dot_product_weights(query.double(), key.double(), key.double())
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -110,7 +110,7 @@ def multi_head(module: torch.nn.MultiheadAttention, *inputs: Tensor, **more: Any
     "options", [{}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 6, "vdim": 6}], ids=str
 )
 def test_multi_head_weights_are_torchs_own(options: dict[str, Any], need_weights: bool) -> None:
-    """One map per head, before dropout, whatever the module was asked for; nothing is drawn."""
+    """One map per head, before dropout, with and without need_weights; nothing is drawn."""
     torch.manual_seed(0)
     module = torch.nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True, **options)
     query, key = draw(3, 4, 8), draw(3, 5, options.get("kdim", 8))
@@ -130,4 +130,4 @@ def test_which_softmax_is_attention() -> None:
     assert softmax_weights(made, (), {"input": scores, "dim": 3}) is made
     assert softmax_weights(scores.softmax(1), (scores, 1), {}) is None
     assert softmax_weights(scores[0].softmax(-1), (scores[0], -1), {}) is None
-    assert set(ATTENTIONS) >= {F.scaled_dot_product_attention, F.softmax, torch.softmax, torch.Tensor.softmax}
+    assert set(ATTENTION_FUNCTIONS) >= {F.scaled_dot_product_attention, F.softmax, torch.softmax, torch.Tensor.softmax}

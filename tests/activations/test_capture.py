@@ -1,4 +1,4 @@
-"""The capture hook: what it keeps is what the module got and gave, whichever way it is called."""
+"""The capture hook keeps the inputs and outputs of modules as they were at the call."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,13 +17,13 @@ INPUT = torch.arange(8.0).reshape(2, 4)
 
 
 def make_model() -> nn.Sequential:
-    """Two layers with something in place between them."""
+    """Two layers with an in-place activation between them."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
 
 
 def captured(model: nn.Module, hook: Capture, *calls: Any) -> HookManager:
-    """A manager whose hook heard some calls."""
+    """A manager with a capture hook, after some calls."""
     manager = HookManager()
     manager.watch(model)
     manager.register(hook, "capture")
@@ -32,17 +32,8 @@ def captured(model: nn.Module, hook: Capture, *calls: Any) -> HookManager:
     return manager
 
 
-def test_the_input_that_is_the_last_output_is_copied_once() -> None:
-    """The states share one tensor, unless the model wrote into it in between."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Identity(), nn.Linear(4, 2))
-    first, second, third = captured(model, Capture("?", what="both"), INPUT).get_captured_states("capture")
-    assert second.taken[0][0] is first.taken[2]
-    assert third.taken[0][0] is second.taken[2]
-    assert torch.equal(third.inputs[0], first.outputs)
-
-
-def test_what_was_written_in_place_is_kept_as_it_was() -> None:
-    """An in-place ReLU gives the tensor it got: three different moments of it are told apart."""
+def test_in_place_writes_do_not_change_a_state() -> None:
+    """An in-place ReLU returns its input: the states have its values before and after."""
     model = make_model()
     first, relu, last = captured(model, Capture("?", what="both"), INPUT - 4).get_captured_states("capture")
     expected = nn.functional.linear(INPUT - 4, model[0].weight, model[0].bias)
@@ -51,7 +42,7 @@ def test_what_was_written_in_place_is_kept_as_it_was() -> None:
 
 
 def test_inputs_are_those_at_the_end_of_the_call() -> None:
-    """A module that writes into its own input leaves another one behind, and no stale copy stands in for it."""
+    """If a module writes into its input, the state has the written values."""
 
     class Spoils(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -63,8 +54,8 @@ def test_inputs_are_those_at_the_end_of_the_call() -> None:
 
 
 @pytest.mark.parametrize("what", ["input", "output", "both"])
-def test_both_ways_keep_the_same(what: str) -> None:
-    """The direct way and the one by arguments, which a hook that has failed before is called in."""
+def test_on_forward_and_bind_module_capture_the_same(what: str) -> None:
+    """A hook that has failed before is called by `on_forward`."""
     model = make_model()
     hook = Capture("?", what=what)
     manager = captured(model, hook, INPUT)
@@ -88,7 +79,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def test_structures_are_kept() -> None:
-    """An ordered dict in a tuple, keywords, and what is no tensor."""
+    """An ordered dict in a tuple, keywords, and values that are not tensors."""
 
     class Nested(nn.Module):
         def forward(self, x: Tensor, *, scale: float) -> Any:
@@ -104,7 +95,7 @@ def test_structures_are_kept() -> None:
 
 @pytest.mark.req("003-37")
 def test_it_is_timed_like_any_hook() -> None:
-    """On a sampled micro-batch its cost is in the accounts."""
+    """On sampled micro-batches its cost is measured."""
     model, hook = make_model(), Capture()
     manager = captured(model, hook)
     for batch in range(1, 20):
@@ -116,7 +107,7 @@ def test_it_is_timed_like_any_hook() -> None:
 
 @pytest.mark.req("003-38")
 def test_a_failure_is_the_hooks_own(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """It is reported by its policy, the model goes on, and afterwards so does the capture."""
+    """It is handled by the hook's policy; the model and later captures work."""
     model, hook = make_model(), Capture("0")
     manager = captured(model, hook)
     with monkeypatch.context() as patch:
@@ -140,7 +131,7 @@ def test_copies_carry_no_graph_and_need_no_grad_mode() -> None:
 
 
 def test_outputs_that_have_no_lazy_copy_are_cloned() -> None:
-    """A sparse tensor, as it was, whatever the model does to it later."""
+    """A sparse tensor keeps its values when the model writes into it later."""
 
     class Sparse(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -152,8 +143,8 @@ def test_outputs_that_have_no_lazy_copy_are_cloned() -> None:
     assert torch.equal(manager.get_captured_states("it")[0].outputs.to_dense(), INPUT)
 
 
-def test_a_hook_that_is_set_up_again_goes_on() -> None:
-    """As between two runs: its states are gone, its numbers are not."""
+def test_a_hook_that_is_set_up_again_continues() -> None:
+    """As between two runs: its states are removed, its call numbers continue."""
     model, hook = make_model(), Capture("0")
     manager = captured(model, hook, INPUT)
     manager.close()
@@ -166,14 +157,14 @@ def test_a_hook_that_is_set_up_again_goes_on() -> None:
 @pytest.mark.parametrize(
     ("options", "path"), [({"what": "outputs"}, "what"), ({"dtype": "float31"}, "dtype"), ({"reduce": "sum"}, "reduce")]
 )
-def test_wrong_options_are_refused_with_the_nearest(options: dict[str, Any], path: str) -> None:
+def test_invalid_options_are_rejected(options: dict[str, Any], path: str) -> None:
     """When the hook is made."""
     with pytest.raises(ConfigError, match=path):
         Capture(**options)
 
 
 class WritesBetween(nn.Module):
-    """Writes into what one module gave before another gets it."""
+    """Writes into the output of one module before another gets it."""
 
     def __init__(self, write: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -186,8 +177,8 @@ class WritesBetween(nn.Module):
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_an_input_is_true_where_no_version_tells_of_the_write(inference: bool) -> None:
-    """Through `.data`, and in inference mode, where tensors have none."""
+def test_inputs_are_right_after_writes_without_a_version(inference: bool) -> None:
+    """Writes through `.data`, and in inference mode, where tensors have no version."""
     model = WritesBetween((lambda t: t.mul_(10)) if inference else (lambda t: t.data.mul_(10)))
     with torch.inference_mode(inference):
         first, second = captured(model, Capture(["first", "second"], what="both"), INPUT).get_captured_states("capture")
@@ -195,19 +186,18 @@ def test_an_input_is_true_where_no_version_tells_of_the_write(inference: bool) -
 
 
 def test_no_tensor_is_held_beyond_the_limit() -> None:
-    """Not even the last output, for the input it may become."""
+    """With a limit of 0 bytes nothing is kept."""
     module, manager = nn.Linear(4, 4), HookManager(memory_limit_mb=0)
     manager.register_capture_hook(module, "it")
     output = module(INPUT)
-    hook: Any = manager.get("it")
-    assert len(manager.captures) == 0 and hook._copies._last[2]() is None
+    assert len(manager.captures) == 0
     assert torch._C._storage_Use_Count(output.untyped_storage()._cdata) <= 2
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("limit", [None, 1.0])
-def test_states_of_a_function_that_was_mapped_show_the_whole_batch(limit: float | None) -> None:
-    """Outside of the transform nobody could read what a module gave inside."""
+def test_states_under_vmap_have_the_whole_batch(limit: float | None) -> None:
+    """A tensor of the transform could not be read outside of it."""
     model, manager = nn.Linear(4, 2), HookManager(memory_limit_mb=limit)
     manager.register_capture_hook(model, "it")
     batch = torch.stack([INPUT, INPUT + 1, INPUT + 2])

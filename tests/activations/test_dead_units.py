@@ -1,4 +1,4 @@
-"""Dead units are those that were never above zero, over all samples of a window."""
+"""Dead units: never above zero over all samples of a window."""
 
 import pytest
 import torch
@@ -25,65 +25,65 @@ def indices(dead: dict[str, torch.Tensor], name: str) -> list[int]:
     ],
 )
 def test_where_units_lie(shape: tuple[int, ...], unit_dim: int | None, axis: int) -> None:
-    """Along the last dimension, the second one of images, or where the user says; the others are samples."""
+    """Along the last dimension, the second one of images, or `unit_dim`; the other dimensions are samples."""
     output = -torch.rand(shape)
     alive = [2 if dim == axis else 0 for dim in range(len(shape))]  # one sample of unit 2
     output[tuple(alive)] = 1.0
     found = DeadUnits(10, unit_dim)
     found.add("a", output)
-    assert len(found.of()["a"]) == 5
-    assert indices(found.of(), "a") == [0, 1, 3, 4]
+    assert len(found.by_module()["a"]) == 5
+    assert indices(found.by_module(), "a") == [0, 1, 3, 4]
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(1, 4), st.lists(st.lists(st.integers(-1, 1), min_size=3, max_size=3), min_size=1, max_size=12))
-def test_windows_are_as_brute_force_has_them(window: int, steps: list[list[int]]) -> None:
-    """Each complete window's verdict, at its last step, is that of all its outputs together."""
-    found, told = DeadUnits(window), []
+def test_windows_equal_brute_force(window: int, steps: list[list[int]]) -> None:
+    """Each complete window counts all its outputs together, at its last step."""
+    found, counted = DeadUnits(window), []
     for step, values in enumerate(steps, start=1):
         found.add("a", torch.tensor([values], dtype=torch.float32))
         found.end_step(step)
-        told += [(table.step, *table.values.flatten().tolist()) for table in found.complete(wait=False)]
+        counted += [(table.step, *table.values.flatten().tolist()) for table in found.complete(wait=False)]
     true = []
     for end in range(window, len(steps) + 1, window):
         highest = torch.tensor(steps[end - window : end]).amax(0)
         true.append((end, float((highest <= 0).sum()), 3.0))
-    assert told == true
+    assert counted == true
 
 
-def test_nan_is_not_called_dead() -> None:
-    """A unit with a NaN in it has another problem; it stays alive for the whole window."""
+def test_nan_does_not_count_as_dead() -> None:
+    """A unit with a NaN stays alive for the whole window."""
     found = DeadUnits(10)
     found.add("a", torch.tensor([[float("nan"), -1.0]]))
     found.add("a", torch.tensor([[-1.0, -1.0]]))
-    assert indices(found.of(), "a") == [1]
+    assert indices(found.by_module(), "a") == [1]
 
 
 def test_a_later_write_into_the_output_changes_nothing() -> None:
-    """Also of an output with one dimension, where there is nothing to reduce."""
+    """Also into an output with one dimension, where there is nothing to reduce."""
     found, output = DeadUnits(10), torch.tensor([1.0, -1.0])
     found.add("a", output)
     output.fill_(-5)
-    assert indices(found.of(), "a") == [1]
+    assert indices(found.by_module(), "a") == [1]
 
 
 def test_odd_outputs() -> None:
-    """Numbers and empty tensors have no units; a module that changes its width begins anew."""
+    """Scalars and empty tensors have no units; a module that changes its width starts over."""
     found = DeadUnits(10)
     found.add("scalar", torch.tensor(1.0))
     found.add("empty", torch.empty(0, 4))
-    assert found.of() == {} and found.under_way() == []
+    assert found.by_module() == {} and found.incomplete() == []
     found.add("a", torch.tensor([[1.0, -1.0]]))
     found.add("a", torch.tensor([[-1.0, -1.0, 1.0]]))
-    assert indices(found.of(), "a") == [0, 1]
+    assert indices(found.by_module(), "a") == [0, 1]
 
 
-def test_the_last_complete_window_is_what_counts() -> None:
-    """Once there is a verdict, a window that has only begun does not replace it."""
+def test_the_last_complete_window_is_reported() -> None:
+    """A window that has only started does not replace it."""
     found = DeadUnits(1)
     found.add("a", torch.tensor([[1.0, -1.0]]))
-    assert found.under_way()[0].values.tolist() == [[1, 2]]
+    assert found.incomplete()[0].values.tolist() == [[1, 2]]
     found.end_step(1)
     assert [table.step for table in found.complete(wait=True)] == [1]
     found.add("a", torch.tensor([[-1.0, -1.0]]))
-    assert indices(found.of(), "a") == [1] and found.under_way() == []
+    assert indices(found.by_module(), "a") == [1] and found.incomplete() == []

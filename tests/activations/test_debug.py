@@ -1,4 +1,4 @@
-"""The debug hook: conditions on activations, what it writes down when one holds, and the break at a terminal."""
+"""The debug hook: conditions on activations, findings, and the break at a terminal."""
 
 import bdb
 import gc
@@ -49,7 +49,7 @@ IMAGES = torch.ones(2, 1, 5, 5)
 
 @pytest.mark.req("003-27")
 def test_nan_and_inf_are_found_where_they_begin() -> None:
-    """By default NaN and Inf are looked for; the first finding names the module in which they arose."""
+    """NaN and Inf are checked by default; the first finding names the module in which they arose."""
     model, hook = Net(), Debug()
     watched(model, hook)
     model(IMAGES)
@@ -94,8 +94,8 @@ def test_named_conditions(conditions: dict[str, Any], holds: bool) -> None:
 
 
 @pytest.mark.req("003-27")
-def test_a_function_or_a_list_may_be_the_condition() -> None:
-    """A function gets name and output and may return a tensor; in a list every condition counts by itself."""
+def test_a_condition_may_be_a_function_or_a_list() -> None:
+    """A function gets name and output and may return a tensor; in a list each condition is checked."""
 
     def negative(name: str, output: torch.Tensor) -> torch.Tensor:
         assert name == "0"
@@ -115,17 +115,17 @@ def test_a_function_or_a_list_may_be_the_condition() -> None:
 @pytest.mark.parametrize(
     ("conditions", "message"),
     [
-        ({"absmx": "> 1"}, "conditions.absmx: 'absmx' is no statistic; did you mean 'absmax'?"),
-        ({"absmax": True}, "conditions.absmax: True is no comparison; write '> 1e4'"),
-        ({"nan": "often"}, "conditions.nan: 'often' is no comparison; write True or '> 3'"),
-        ({"mean": "> high"}, "conditions.mean: '> high' is no comparison"),
-        ({"mean": "> nan"}, "conditions.mean: '> nan' is no comparison"),
-        ({"mean": 3}, "conditions.mean: 3 is no comparison"),
-        ("nann", "conditions.nann: 'nann' is no statistic; did you mean 'nan'?"),
-        ("absmax", "conditions.absmax: 'absmax' is no comparison; write '> 1e4'"),
-        ([{"nan": True}, 7], "conditions: 7 is no condition"),
-        ({"nan": False}, "looks for nothing; name a condition, or set inspect"),
-        ({}, "looks for nothing"),
+        ({"absmx": "> 1"}, "conditions.absmx: unknown statistic 'absmx'; did you mean 'absmax'?"),
+        ({"absmax": True}, "conditions.absmax: invalid comparison True; write '> 1e4'"),
+        ({"nan": "often"}, "conditions.nan: invalid comparison 'often'; write True or '> 3'"),
+        ({"mean": "> high"}, "conditions.mean: invalid comparison '> high'"),
+        ({"mean": "> nan"}, "conditions.mean: invalid comparison '> nan'"),
+        ({"mean": 3}, "conditions.mean: invalid comparison 3"),
+        ("nann", "conditions.nann: unknown statistic 'nann'; did you mean 'nan'?"),
+        ("absmax", "conditions.absmax: invalid comparison 'absmax'; write '> 1e4'"),
+        ([{"nan": True}, 7], "conditions: invalid condition 7"),
+        ({"nan": False}, "checks nothing; give a condition, or set inspect"),
+        ({}, "checks nothing"),
     ],
 )
 def test_a_wrong_condition_is_refused_at_construction(conditions: Any, message: str) -> None:
@@ -135,20 +135,20 @@ def test_a_wrong_condition_is_refused_at_construction(conditions: Any, message: 
     assert message in str(caught.value)
 
 
-def test_a_bound_must_keep_something() -> None:
+def test_keep_must_be_positive() -> None:
     """keep=0 is refused."""
-    with pytest.raises(ConfigError, match="keep: 0 keeps nothing"):
+    with pytest.raises(ConfigError, match="keep: expected an integer of at least 1, got 0"):
         Debug(keep=0)
 
 
 def test_conditions_print_as_they_are_written() -> None:
-    """The label of a finding is the condition itself."""
+    """The label of a finding is its condition."""
     assert [str(one) for one in parse_conditions({"absmax": ">1e4", "nan": True})] == ["absmax > 10000", "nan > 0"]
     assert not Condition("mean", "!=", 0.0).holds({"mean": math.nan})
 
 
 @pytest.mark.req("003-27", "003-28")
-def test_a_finding_tells_where_when_and_what() -> None:
+def test_a_finding_has_place_time_and_statistics() -> None:
     """Module, step, phase, call, statistics, inputs and outputs, and the user's part of the stack."""
     encoder = nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16, batch_first=True)
     hook = Debug("self_attn", {"absmax": "> 0"})
@@ -161,12 +161,12 @@ def test_a_finding_tells_where_when_and_what() -> None:
     assert finding.outputs == ("float32 (2, 3, 8) on cpu",)
     assert finding.statistics["absmax"] == finding.value and finding.statistics["nan"] == 0
     assert finding.stack[-1].startswith(f"{__file__}:") and "the line that the stack must show" in finding.stack[-1]
-    assert len(finding.stack) <= debug.STACK_KEPT
+    assert len(finding.stack) <= debug.MAX_STACK_FRAMES
     assert not any("/hookline/activations/" in frame or "/torch/nn/" in frame for frame in finding.stack)
 
 
-def test_every_tensor_of_an_output_is_looked_at() -> None:
-    """The cell state of an LSTM counts as its output does; integers are no trouble."""
+def test_every_tensor_of_an_output_is_checked() -> None:
+    """The cell state of an LSTM is part of its output; integers are skipped."""
     lstm = nn.LSTM(3, 4)
     hook = Debug("", {"max": "> 50"})
     watched(lstm, hook)
@@ -184,7 +184,7 @@ def test_statistics_of_unusual_tensors() -> None:
 
 
 def test_findings_are_bounded_and_the_first_are_kept() -> None:
-    """Where trouble began is kept; the rest is counted."""
+    """The first findings are kept, the rest are counted."""
     model, hook = nn.Sequential(nn.Identity()), Debug("0", {"mean": "> 0"}, keep=2)
     watched(model, hook)
     for value in (1.0, 2.0, 3.0):
@@ -205,7 +205,7 @@ def test_one_warning_per_module_and_condition(caplog: pytest.LogCaptureFixture) 
 
 
 def test_the_table_is_readable() -> None:
-    """One line per finding under a header; nothing found is said."""
+    """One line per finding under a header, or 'no findings'."""
     model, hook = nn.Sequential(nn.Identity()), Debug("0", [{"max": "> 1"}, lambda name, output: True])
     watched(model, hook)
     assert hook.table() == "no findings"
@@ -227,7 +227,7 @@ def test_the_table_is_readable() -> None:
     assert first.index("float32 (2,) on cpu") == header.index("output")
 
 
-def test_a_function_may_hold_where_there_are_no_numbers() -> None:
+def test_a_function_may_hold_for_integers() -> None:
     """An output without floating tensors gives a finding without statistics."""
     model, hook = nn.Sequential(nn.Identity()), Debug("0", lambda name, output: output.numel() > 1)
     watched(model, hook)
@@ -252,7 +252,7 @@ def test_inspection_keeps_every_call() -> None:
 
 
 def test_inspection_of_integers_has_no_numbers() -> None:
-    """Shape, dtype and device are there all the same."""
+    """Shape, dtype and device are still there."""
     model, hook = nn.Sequential(nn.Identity()), Debug("0", inspect=True)
     watched(model, hook)
     model(torch.arange(3))
@@ -260,7 +260,7 @@ def test_inspection_of_integers_has_no_numbers() -> None:
 
 
 class Terminal:
-    """Somebody at a terminal: keeps what the debugger's frame holds, and quits if asked to."""
+    """Stands for the debugger: keeps the local variables of its frame, and quits if asked to."""
 
     def __init__(self, quits: bool = False) -> None:
         self.frames: list[dict[str, Any]] = []
@@ -272,8 +272,8 @@ class Terminal:
             raise bdb.BdbQuit
 
 
-def sit_down(monkeypatch: pytest.MonkeyPatch, quits: bool = False) -> Terminal:
-    """Make it look as if both ends were a terminal."""
+def fake_terminal(monkeypatch: pytest.MonkeyPatch, quits: bool = False) -> Terminal:
+    """Pretend that standard input and output are a terminal."""
     terminal = Terminal(quits)
     monkeypatch.setattr(debug, "at_terminal", lambda: True)
     monkeypatch.setattr(sys, "breakpointhook", terminal)
@@ -283,7 +283,7 @@ def sit_down(monkeypatch: pytest.MonkeyPatch, quits: bool = False) -> Terminal:
 @pytest.mark.req("003-27")
 def test_at_a_terminal_it_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The debugger opens whenever the condition holds, with name, output and finding in its frame."""
-    terminal = sit_down(monkeypatch)
+    terminal = fake_terminal(monkeypatch)
     model, hook = nn.Sequential(nn.Identity()), Debug("0", {"max": "> 1"}, keep=1)
     watched(model, hook)
     for value in (0.0, 2.0, 3.0):
@@ -293,9 +293,9 @@ def test_at_a_terminal_it_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(hook.findings) == 1 and hook.found == 2
 
 
-def test_it_breaks_only_when_asked_and_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """break_at_terminal=False never breaks, and neither does a run whose input or output is no terminal."""
-    terminal = sit_down(monkeypatch)
+def test_it_breaks_only_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """break_at_terminal=False never breaks, and neither does a process whose input or output is not a terminal."""
+    terminal = fake_terminal(monkeypatch)
     model, hook = nn.Sequential(nn.Identity()), Debug("0", {"max": "> 1"}, break_at_terminal=False)
     watched(model, hook)
     model(torch.tensor([2.0]))
@@ -307,8 +307,8 @@ def test_it_breaks_only_when_asked_and_answered(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_quitting_the_debugger_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no failure of the hook, which would only be counted."""
-    sit_down(monkeypatch, quits=True)
+    """It does not count as a failure of the hook."""
+    fake_terminal(monkeypatch, quits=True)
     model = nn.Sequential(nn.Identity())
     manager = watched(model, Debug("0", {"max": "> 1"}))
     with pytest.raises(KeyboardInterrupt, match="quit in the debugger at 0"):
@@ -318,7 +318,7 @@ def test_quitting_the_debugger_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.req("003-38")
 def test_a_condition_that_raises_does_not_break_the_forward_pass(caplog: pytest.LogCaptureFixture) -> None:
-    """The hook is named and reported, and the model's output is what it would have been."""
+    """The failure is reported with the hook's name, and the model's output is unchanged."""
     caplog.set_level(logging.WARNING, LOGGER)
 
     def broken(name: str, output: torch.Tensor) -> bool:
@@ -350,7 +350,7 @@ def test_in_a_run_findings_are_in_the_record() -> None:
 
 
 def test_it_does_not_keep_a_module_alive() -> None:
-    """A module given as it is can go."""
+    """A module that is given directly can be garbage collected."""
     module = nn.Linear(2, 2)
     hook = Debug(module)
     gone = weakref.ref(module)

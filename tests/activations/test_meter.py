@@ -5,12 +5,12 @@ import time
 
 from torch import nn
 
-from hookline.activations.meter import MOST_NESTED, Meter
+from hookline.activations.hooked_modules import MAX_NESTED_CALLS, ModuleTimer
 
 
 def test_calls_inside_each_other_are_told_apart() -> None:
     """The inner one took less."""
-    meter, module = Meter(), nn.Linear(1, 1)
+    meter, module = ModuleTimer(), nn.Linear(1, 1)
     meter.begin(module)
     time.sleep(0.002)
     meter.begin(module)
@@ -21,7 +21,7 @@ def test_calls_inside_each_other_are_told_apart() -> None:
 
 def test_an_end_without_a_beginning_tells_nothing() -> None:
     """The hook may have come while the module ran; another thread's beginning is none of ours."""
-    meter, module = Meter(), nn.Linear(1, 1)
+    meter, module = ModuleTimer(), nn.Linear(1, 1)
     thread = threading.Thread(target=meter.begin, args=(module,))
     thread.start()
     thread.join()
@@ -30,7 +30,7 @@ def test_an_end_without_a_beginning_tells_nothing() -> None:
 
 def test_beginnings_that_never_ended_do_not_pile_up() -> None:
     """Calls that raised leave them."""
-    meter, module = Meter(), nn.Linear(1, 1)
-    for _ in range(3 * MOST_NESTED):
+    meter, module = ModuleTimer(), nn.Linear(1, 1)
+    for _ in range(3 * MAX_NESTED_CALLS):
         meter.begin(module)
-    assert len(meter._begun) <= MOST_NESTED + 1
+    assert len(meter._started) <= MAX_NESTED_CALLS + 1

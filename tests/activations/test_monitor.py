@@ -19,7 +19,7 @@ from hookline.stats.histograms import percentiles
 
 
 class Shared(nn.Module):
-    """A model that runs one of its modules twice, and one that writes in place."""
+    """A model that runs one module twice, and has one that writes in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def in_memory(trainer: SimpleTrainer, columns: tuple[str, ...]) -> dict[int, tor
 
 @pytest.mark.req("003-24", "000-12")
 def test_a_run_writes_its_layers() -> None:
-    """Every step of a run can be read back from layers.jsonl, under the modules' names and equal to torch's."""
+    """Every step of a run can be read from layers.jsonl, under the modules' names and equal to torch's."""
     trainer = make_trainer(record=True)
     expected: list[torch.Tensor] = []
     trainer.on("forward", name="true")(lambda name, output: expected.append(output.clone()) if name == "3" else None)
@@ -81,7 +81,7 @@ def test_metrics_have_totals_only() -> None:
             self.head, self.aside = nn.Linear(4, 2), nn.Linear(4, 5)
 
         def forward(self, x: torch.Tensor) -> Any:
-            self.aside(x)  # whatever comes out of it is not in the loss
+            self.aside(x)  # its output is not in the loss
             return self.head(x)
 
     trainer = make_trainer(Aside, record=True, batches=2)
@@ -144,7 +144,7 @@ def test_gradients_are_torchs(dtype: torch.dtype) -> None:
 
 
 def test_gradients_of_an_output_used_twice_and_written_in_place() -> None:
-    """The gradient is that of all uses, and a module that writes into what was watched still may."""
+    """The gradient is that of all uses, and a module may still write into a monitored output."""
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
     monitor = Monitor("0", ["l2"], gradients=True)
     watched(monitor, model)
@@ -153,14 +153,14 @@ def test_gradients_of_an_output_used_twice_and_written_in_place() -> None:
     (output + 2 * output).sum().backward()
     true = 3 * (output > 0).float().norm()  # with respect to the values before the write
     assert monitor.latest()["0"]["grad_l2"] == pytest.approx(true.item())
-    assert "l2" not in monitor.latest()["0"]  # overwritten before it was read; from now on it is read at once
+    assert "l2" not in monitor.latest()["0"]  # overwritten before it was read; next time it is read at once
     model(batch)
     before_the_write = nn.functional.linear(batch, model[0].weight, model[0].bias)
     assert monitor.latest()["0"]["l2"] == pytest.approx(before_the_write.norm().item())
 
 
-def test_no_gradient_where_none_comes() -> None:
-    """Under no_grad and for outputs that need none there is nothing to watch."""
+def test_outputs_without_gradient() -> None:
+    """Under no_grad, and for outputs that require no gradient, there are only statistics of the output."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     for parameter in model[0].parameters():
         parameter.requires_grad_(False)
@@ -174,7 +174,7 @@ def test_no_gradient_where_none_comes() -> None:
 
 
 def test_gradients_in_a_run() -> None:
-    """They are recorded at their step, beside the outputs' statistics, once per optimizer step."""
+    """They are recorded with the outputs' statistics, once per optimizer step."""
     trainer = make_trainer(record=True, batches=4, accumulate=2)
     trainer.add_hook("monitor", modules="3", metrics=["count", "l2"], gradients=True)
     trainer.train()
@@ -196,7 +196,7 @@ EVERYTHING: dict[str, Any] = {
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("make", [Shared, plain_model])
 def test_training_is_bit_for_bit_the_same(precision: str, make: Callable[[], nn.Module]) -> None:
-    """With everything on, losses, parameters, optimizer state and random streams are those of a run without."""
+    """With all metrics, losses, parameters, optimizer state and random streams equal those of a run without."""
     results = []
     for monitored in (True, False):
         trainer = make_trainer(make, precision=precision, accumulate=2)
@@ -223,7 +223,7 @@ def test_percentiles_are_torchs() -> None:
 
 
 def test_histograms_are_counted_recorded_and_read_back() -> None:
-    """The newest is at hand; those of the run come back as counts from which percentiles can be read."""
+    """The newest is available from the monitor; the record has counts from which percentiles can be computed."""
     trainer = make_trainer(record=True)
     monitor = Monitor("0", ["histogram", "max"], gradients=True)
     trainer.add_hook(monitor)
@@ -240,7 +240,7 @@ def test_histograms_are_counted_recorded_and_read_back() -> None:
 
 
 def test_dead_units_over_windows() -> None:
-    """A unit that is never above zero in a window is dead in it: counted in the record, named by its index."""
+    """A unit that is never above zero in a window is dead: counted in the record, listed by its index."""
     trainer = make_trainer(record=True, batches=6)
     layer: Any = trainer.model[0]  # type: ignore[index]
     layer.bias.data[[1, 4]] = -1e6
@@ -259,8 +259,20 @@ def test_dead_units_over_windows() -> None:
     assert monitor.latest()["1"] == {"dead_units": 0, "units": 6}
 
 
+def test_gradients_of_gradients() -> None:
+    """With create_graph the monitor gets detached gradients, and the second derivative is right."""
+    model = nn.Sequential(nn.Identity())
+    monitor = Monitor("0", ["max"], gradients=True)
+    watched(monitor, model)
+    leaf = torch.tensor([3.0], requires_grad=True)
+    (first,) = torch.autograd.grad(model(leaf * 1) ** 3, leaf, create_graph=True)
+    (second,) = torch.autograd.grad(first, leaf)
+    assert second == 18
+    assert [values["grad_max"] for _, values in monitor.history("0") if "grad_max" in values] == [27, 18]
+
+
 def test_a_window_of_dead_units_is_saved_with_the_run() -> None:
-    """A resumed monitor goes on with the window it was in."""
+    """A resumed monitor continues the window."""
     first, second = (Monitor("0", ["dead_units"], dead_window=4) for _ in range(2))
     first.on_forward("0", torch.tensor([[1.0, -1.0, -1.0]]), 1)
     second.load_state_dict(first.state_dict())
@@ -289,15 +301,15 @@ def test_without_a_run_there_is_an_entry_for_each_call() -> None:
     assert [values["mean"] for _, values in monitor.history("0") if "mean" in values] == [1, 2, 6]
     assert monitor.running("0")["mean"] == 3
     assert monitor.latest()["0"]["mean"] == 6 and monitor.latest()["0"]["time"] > 0
-    assert monitor.history("nobody") == [] and monitor.running("nobody") == {}
+    assert monitor.history("unknown") == [] and monitor.running("unknown") == {}
 
 
 @pytest.mark.parametrize("metrics", [["mean"], ["time"], ["mean", "time"]])
 def test_without_a_run_memory_is_bounded(metrics: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody need read it: what was measured long ago is let go of, and the newest of every kind is there."""
-    monkeypatch.setattr(monitor_module, "MOST_WAITING", 4)
+    """Old results are dropped although nothing reads them, and the newest of every kind are there."""
+    monkeypatch.setattr(monitor_module, "MAX_PENDING_CALLS", 4)
     monkeypatch.setattr(per_step, "MOST_GATHERED", 4)
-    monkeypatch.setattr(monitor_module, "KEPT", 10)
+    monkeypatch.setattr(monitor_module, "HISTORY_LIMIT", 10)
     monitor, model = Monitor("0", metrics), nn.Sequential(nn.Identity())
     watched(monitor, model)
     kept = [len(gc.get_objects())]
@@ -313,7 +325,7 @@ def test_without_a_run_memory_is_bounded(metrics: list[str], monkeypatch: pytest
 
 
 def test_reading_in_mid_run_loses_nothing() -> None:
-    """A hook that looks at the monitor in the middle of a step takes nothing from the record."""
+    """A hook that reads the monitor during a step removes nothing from the record."""
     trainer = make_trainer(batches=4, accumulate=2)
     monitor = Monitor("0", ["count"])
     trainer.add_hook(monitor)
@@ -325,8 +337,8 @@ def test_reading_in_mid_run_loses_nothing() -> None:
     assert [(step, values["count"]) for step, values in monitor.history("0")] == [(1, 36), (2, 36)]
 
 
-def test_a_module_that_does_not_always_run_keeps_its_row() -> None:
-    """Names are told once; a step in which a module did not run has NaN there."""
+def test_a_module_that_runs_in_some_steps_keeps_its_row() -> None:
+    """Names are written once; a step in which a module did not run has NaN."""
 
     class Sometimes(nn.Module):
         def __init__(self) -> None:
@@ -349,7 +361,7 @@ def test_a_module_that_does_not_always_run_keeps_its_row() -> None:
 
 
 def test_a_failing_step_is_recorded() -> None:
-    """What a step had measured before the run broke is in the record: it is what one wants to see."""
+    """The record has what was measured before the run failed."""
     trainer = make_trainer(record=True, batches=3)
     trainer.add_hook("monitor", modules="0", metrics=["mean"])
 
@@ -363,7 +375,7 @@ def test_a_failing_step_is_recorded() -> None:
 
 
 def test_values_arrive_a_flush_later_under_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the device is behind, no event waits for it; the end of the run records every step."""
+    """No event waits for a busy device; the end of the run records every step."""
     waited: list[bool] = []
     monkeypatch.setattr(flush, "_has_arrived", lambda event: False)
     trainer = make_trainer(record=True)
@@ -376,7 +388,7 @@ def test_values_arrive_a_flush_later_under_their_step(monkeypatch: pytest.Monkey
 
 
 def test_in_training_everything_is_read_in_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the backward pass keeps anyway does not count against the limit on gathered memory."""
+    """Outputs that autograd keeps do not count towards the limit of collected memory."""
     launches: list[int] = []
     summarize = collector.summarize
     monkeypatch.setattr(collector, "LIMIT_BYTES", 64)
@@ -402,21 +414,21 @@ def test_in_training_everything_is_read_in_one_launch(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"metrics": ["maen"]}, "'maen' is no metric; did you mean 'mean'"),
-        ({"percentiles": [120]}, "120 is no percentage"),
-        ({"percentiles": ["50"]}, "'50' is no percentage"),
-        ({"metrics": ["time"], "gradients": True}, "add a statistic"),
-        ({"metrics": ["dead_units"], "dead_window": 0}, "0 is no number of steps"),
+        ({"metrics": ["maen"]}, "unknown metric 'maen'; did you mean 'mean'"),
+        ({"percentiles": [120]}, "expected a finite number at least 0 and at most 100, got 120"),
+        ({"percentiles": ["50"]}, "at most 100, got '50'"),
+        ({"metrics": ["time"], "gradients": True}, "no statistic to compute; add one"),
+        ({"metrics": ["dead_units"], "dead_window": 0}, "dead_window: expected an integer of at least 1, got 0"),
     ],
 )
-def test_mistakes_are_told(options: dict[str, Any], said: str) -> None:
-    """What cannot be monitored is refused when the monitor is made."""
+def test_invalid_parameters_are_rejected(options: dict[str, Any], said: str) -> None:
+    """When the monitor is made."""
     with pytest.raises(ConfigError, match=said):
         Monitor(**options)
 
 
-def test_what_was_not_asked_for_cannot_be_read() -> None:
-    """Histograms and dead units say how to get them; a wrong module gets the right ones listed."""
+def test_metrics_that_were_not_requested_cannot_be_read() -> None:
+    """The error says how to request them; for an unknown module it lists the valid ones."""
     with pytest.raises(HooklineError, match="needs 'histogram' among its metrics"):
         Monitor().histogram("0")
     with pytest.raises(HooklineError, match="gradients=True and 'histogram'"):
@@ -440,7 +452,7 @@ def test_options_go_through_the_manager() -> None:
 
 
 def test_several_threads_run_and_read() -> None:
-    """Threads that run the model and one that reads get along; every call is counted once."""
+    """While some threads run the model and one reads, every call is counted once."""
     model = nn.Sequential(nn.Linear(4, 4))
     monitor = Monitor("0", ["count"])
     watched(monitor, model)
@@ -452,8 +464,8 @@ def test_several_threads_run_and_read() -> None:
     assert len(monitor.history("0")) == 200
 
 
-def test_removed_it_lets_go() -> None:
-    """After its removal nothing that was gathered is kept, and gradients that come late are harmless."""
+def test_a_removed_monitor_releases_tensors() -> None:
+    """After its removal no tensor is kept, and gradients that arrive later do no harm."""
     model = nn.Sequential(nn.Linear(4, 4))
     monitor = Monitor("0", ["mean"], gradients=True)
     manager = watched(monitor, model)
@@ -465,8 +477,8 @@ def test_removed_it_lets_go() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own, at a graph break
 @pytest.mark.parametrize("gradients", [False, True])
-def test_compiled_code_is_monitored_alike(gradients: bool) -> None:
-    """In compiled code every number is the same as in eager code, the gradients' too."""
+def test_compiled_code_has_the_same_statistics(gradients: bool) -> None:
+    """Every number is the same as in eager code, also those of gradients."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
     batch = torch.randn(5, 4)
@@ -485,7 +497,7 @@ def test_compiled_code_is_monitored_alike(gradients: bool) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_monitored_step_never_waits_for_the_device() -> None:
-    """With everything on, forward, backward and the step's events make no host sync."""
+    """With all metrics, forward, backward and the step's events make no host sync."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).cuda()
     monitor = Monitor(**EVERYTHING)
@@ -509,7 +521,7 @@ def test_a_monitored_step_never_waits_for_the_device() -> None:
 
 
 class MemoryRun:
-    """What a monitor needs of a run."""
+    """The part of RunControl that a monitor uses."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -523,7 +535,7 @@ class MemoryRun:
 
 
 def test_two_monitors_share_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each output is read once, for both monitors and for the module that only passes it on; both have its numbers."""
+    """Each output is read once, for both monitors and for a module that only returns it."""
     reads: list[int] = []
     summarize = collector.summarize
 
@@ -549,8 +561,8 @@ def test_two_monitors_share_one_reading(monkeypatch: pytest.MonkeyPatch) -> None
     }
 
 
-def test_a_monitors_calls_are_counted_under_its_name() -> None:
-    """The shorter way that the tap calls it by counts as any other."""
+def test_calls_are_counted_under_the_registered_name() -> None:
+    """In the fire report."""
     model = plain_model()
     manager = HookManager()
     manager.watch(model)

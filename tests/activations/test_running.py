@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hookline.activations.running import Running
+from hookline.activations.hooked_modules import RunningModules
 
 
 class Asks(nn.Module):
     """Asks who is running, in the middle of its forward."""
 
-    def __init__(self, running: Running, fails: type[BaseException] | None = None) -> None:
+    def __init__(self, running: RunningModules, fails: type[BaseException] | None = None) -> None:
         super().__init__()
         self.running, self.fails = running, fails
         self.answers: list[Any] = []
@@ -30,14 +30,14 @@ def test_the_innermost_module() -> None:
     """A module inside another, and the outer one again behind it; None before and after."""
 
     class Outer(Asks):
-        def __init__(self, running: Running) -> None:
+        def __init__(self, running: RunningModules) -> None:
             super().__init__(running)
             self.inner = Asks(running)
 
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(self.inner(x))
 
-    running = Running()
+    running = RunningModules()
     outer = Outer(running)
     with running.following(outer):
         outer(torch.ones(1))
@@ -51,7 +51,7 @@ def test_the_innermost_module() -> None:
 @pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
 def test_a_pass_that_ended_badly_is_forgotten(failure: type[BaseException]) -> None:
     """Torch tells a module's end after an exception, but not after an interrupt; neither confuses the next pass."""
-    running = Running()
+    running = RunningModules()
     broken, fine = Asks(running, failure), Asks(running)
     model = nn.Sequential(nn.Sequential(broken), fine)
     with running.following(model):
@@ -65,7 +65,7 @@ def test_a_pass_that_ended_badly_is_forgotten(failure: type[BaseException]) -> N
 
 def test_threads_are_apart() -> None:
     """Another thread inside the model is not where this one is."""
-    running, inside, go_on = Running(), threading.Event(), threading.Event()
+    running, inside, go_on = RunningModules(), threading.Event(), threading.Event()
 
     class Waits(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def test_threads_are_apart() -> None:
 
 def test_a_pass_repeated_by_backward_does_not_count() -> None:
     """Activation checkpointing runs the module again: nobody runs then."""
-    running = Running()
+    running = RunningModules()
     model = Asks(running)
     with running.following(model):
         made: Tensor = checkpoint(model, torch.ones(1, requires_grad=True), use_reentrant=False)  # type: ignore[assignment]

@@ -1,7 +1,7 @@
-"""The weights of an attention, found beside it: what the model gets of it stays as it is.
+"""Compute the weights of an attention call from its arguments, without changing what the model gets.
 
-Three functions of torch are known to attend. Each is asked after it has run; nothing here draws a random number, so
-weights are those before dropout.
+Three functions of torch are supported. Their weights are computed after they ran; nothing here draws a random number,
+so the weights are those before dropout.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-HALVES = (torch.float16, torch.bfloat16)
-WEIGHED_DIMENSIONS = 4  # [batch, heads, query, key]
+_HALF_DTYPES = (torch.float16, torch.bfloat16)
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
@@ -30,31 +29,34 @@ def scaled_dot_product_weights(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """softmax(QKᵀ · scale + mask) for the arguments of `scaled_dot_product_attention`, in the query's dtype.
+    """Return softmax(QKᵀ · scale + mask), for the arguments of `torch.nn.functional.scaled_dot_product_attention`.
 
-    In float32 at least, as the fused kernels do. A query that may look at nothing has zeros, as they give it.
+    Computed at least in float32, as the fused kernels do. A query that attends to nothing gets zeros, as from them.
+
+    Returns:
+        The weights in the query's dtype, [..., queries, keys].
     """
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    if query.dtype in _HALF_DTYPES:
+        wide_query, key = query.float(), key.float()
+    else:
+        wide_query = query
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     with torch.autocast(query.device.type, enabled=False):
-        scores = torch.matmul(_wide(query) * scale, _wide(key).transpose(-2, -1))
-        sees_nothing = _mask(scores, attn_mask, is_causal)
+        scores = torch.matmul(wide_query * scale, key.transpose(-2, -1))
+        fully_masked = _apply_mask(scores, attn_mask, is_causal)
         weights = torch.softmax(scores, dim=-1)
-        return (weights if sees_nothing is None else weights.masked_fill_(sees_nothing, 0)).to(query.dtype)
+        return (weights if fully_masked is None else weights.masked_fill_(fully_masked, 0)).to(query.dtype)
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in HALVES else tensor
-
-
-def _mask(scores: Tensor, mask: Any, is_causal: bool) -> Tensor | None:
-    """Put -inf where a query must not look, in place: scores are large. Returns which queries see nothing at all."""
+def _apply_mask(scores: Tensor, mask: Any, is_causal: bool) -> Tensor | None:
+    """Mask scores in place, because they are large; return which queries are masked entirely."""
     if is_causal:
         scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1), -math.inf)
     if mask is None:
         return None
-    if hasattr(mask, "_materialize"):  # torch.nn.attention.bias.CausalBias is no tensor until somebody needs one
+    if hasattr(mask, "_materialize"):  # torch.nn.attention.bias.CausalBias becomes a tensor only on request
         mask = mask._materialize(scores.device)
     if mask.dtype is torch.bool:
         scores.masked_fill_(~mask, -math.inf)
@@ -64,27 +66,28 @@ def _mask(scores: Tensor, mask: Any, is_causal: bool) -> Tensor | None:
 
 
 def multi_head_weights(*args: Any, **kwargs: Any) -> Tensor:
-    """What `multi_head_attention_forward` gives as weights when it is asked for those of each head.
+    """Return the weights of each head, for the arguments of `F.multi_head_attention_forward`.
 
-    It is run once more for them, as in eval mode: asked the first time, it would take another way to its output.
+    The function runs a second time for them, in eval mode: if the model's own call requested the weights, it would
+    compute its output in a different way.
     """
-    asked = _MULTI_HEAD.bind(*args, **kwargs)
-    asked.arguments.update(need_weights=True, average_attn_weights=False, training=False)
-    weights: Tensor = F.multi_head_attention_forward(*asked.args, **asked.kwargs)[1]  # type: ignore[assignment]
+    call = _MULTI_HEAD.bind(*args, **kwargs)
+    call.arguments.update(need_weights=True, average_attn_weights=False, training=False)
+    weights: Tensor = F.multi_head_attention_forward(*call.args, **call.kwargs)[1]  # type: ignore[assignment]
     return weights
 
 
-def softmax_weights(made: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The softmax itself, where it is one over the keys of [batch, heads, query, key]; otherwise None."""
+def softmax_weights(result: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return a softmax's own result if it is over the keys of [batch, heads, queries, keys], else None."""
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    return made if made.dim() == WEIGHED_DIMENSIONS and dim in (-1, WEIGHED_DIMENSIONS - 1) else None
+    return result if result.dim() == 4 and dim in (-1, 3) else None
 
 
-Finder = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Tensor | None]  # of the function's output and arguments
+WeightFunction = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Tensor | None]
 
-ATTENTIONS: dict[Any, Finder] = {
-    F.scaled_dot_product_attention: lambda made, args, kwargs: scaled_dot_product_weights(*args, **kwargs),
-    F.multi_head_attention_forward: lambda made, args, kwargs: multi_head_weights(*args, **kwargs),
+ATTENTION_FUNCTIONS: dict[Any, WeightFunction] = {
+    F.scaled_dot_product_attention: lambda result, args, kwargs: scaled_dot_product_weights(*args, **kwargs),
+    F.multi_head_attention_forward: lambda result, args, kwargs: multi_head_weights(*args, **kwargs),
     **dict.fromkeys((F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax), softmax_weights),
 }
-"""How the weights are found, for every function that attends."""
+"""Maps each torch function that attends to one that computes its weights from its result and arguments."""

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from numbers import Integral, Real
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
-from hookline.activations.accounting import FireReport, fire_report
-from hookline.activations.attention import AttentionMaps, attention_seen
-from hookline.activations.block import Block, beside_others, keep, kind_of_block, take_kept
-from hookline.activations.cache import Cache, StoppingCapture
+from hookline import _checks
+from hookline.activations.attention import AttentionMaps, attention_session
 from hookline.activations.capture import Capture
-from hookline.activations.captured import CapturedState, CaptureStore, check_limit
-from hookline.activations.compiled import as_plain_python
+from hookline.activations.capture_session import Cache, capture_session
+from hookline.activations.capture_store import CapturedState, CaptureStore
 from hookline.activations.debug import Debug
+from hookline.activations.fire_report import FireReport, fire_report
+from hookline.activations.forward_hooks import ForwardDispatcher
 from hookline.activations.monitor import Monitor
-from hookline.activations.tap import Tap
-from hookline.errors import ConfigError, HooklineError
+from hookline.errors import HooklineError
 from hookline.registry.handle import Handle
 from hookline.registry.loading import OPTIONS, make_hook
 from hookline.registry.registry import HookRegistry
-
-SomeCache = TypeVar("SomeCache", bound=Cache)
-
-
-def _check_interval(calls: Any) -> None:
-    """Something is swept at some time: there is no interval that means never."""
-    if not isinstance(calls, Integral) or isinstance(calls, bool) or calls < 1:
-        raise ConfigError("cleanup_interval", f"expected a whole number of module calls, from 1 up; got {calls!r}")
 
 
 class HookManager(HookRegistry):
@@ -52,27 +42,31 @@ class HookManager(HookRegistry):
         **loading: Any,
     ) -> None:
         super().__init__()
-        check_limit("memory_limit_mb", memory_limit_mb, Real)
-        _check_interval(cleanup_interval)
+        _checks.optional(_checks.number, memory_limit_mb, "memory_limit_mb", at_least=0)
         self.enable_intervention = enable_intervention
-        self.cleanup_interval = cleanup_interval
+        self.cleanup_interval = _checks.integer(cleanup_interval, "cleanup_interval", at_least=1)
         limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
         self.captures = CaptureStore(max_captured_states, limit, max_age_seconds)
-        self.tap = Tap(self, enable_intervention, self.captures.sweep, cleanup_interval)
+        self.dispatcher = ForwardDispatcher(self, enable_intervention, self.captures.sweep, cleanup_interval)
         if config is not None:
             self.load(config, **loading)
 
     # ---- watching --------------------------------------------------------------------------------------------------
 
-    def watch(self, model: torch.nn.Module, run: Any = None) -> Tap:
+    @property
+    def tap(self) -> ForwardDispatcher:
+        return self.dispatcher
+
+    def watch(self, model: torch.nn.Module, run: Any = None) -> ForwardDispatcher:
         """Resolve module patterns against this model from now on; `run` is what hooks read step and phase from."""
-        self.tap.watch(model)
+        self.dispatcher.watch(model)
         if run is not None:
-            self.tap.run = run
-        return self.tap
+            self.dispatcher.run = run
+        return self.dispatcher
 
     def silenced(self) -> AbstractContextManager[None]:
-        return self.tap.silenced()
+        """Call no forward hook for what this thread runs inside the block."""
+        return self.dispatcher.silenced()
 
     # ---- capture ---------------------------------------------------------------------------------------------------
 
@@ -133,10 +127,11 @@ class HookManager(HookRegistry):
         ...     model(batch)
         >>> cache["blocks.3.mlp"]
         """
-        return one_off(model, modules, early_stop, options)
+        return capture_session(HookManager, model, modules, early_stop, options)
 
-    @contextmanager
-    def attention_maps(self, model: torch.nn.Module, modules: Any = None, **options: Any) -> Iterator[AttentionMaps]:
+    def attention_maps(
+        self, model: torch.nn.Module, modules: Any = None, **options: Any
+    ) -> AbstractContextManager[AttentionMaps]:
         """Where every head looks, [batch, heads, queries, keys] per module, for as long as the block lasts.
 
         `modules` selects those that attend (by default all); `options` are a capture's: `dtype`, `device`, `reduce`, …
@@ -146,45 +141,4 @@ class HookManager(HookRegistry):
         ...     model(batch)
         >>> maps["blocks.3.attention"]
         """
-        with attention_seen(model, modules) as (sight, switched):
-            hook = Capture("*", **options)
-            with for_one_block(sight.points, hook, AttentionMaps(hook, model, sight, switched)) as maps:
-                yield maps
-
-
-@contextmanager
-def one_off(model: torch.nn.Module, modules: Any, early_stop: bool, options: Mapping[str, Any]) -> Iterator[Cache]:
-    """Capture from a model for one block, which `cache.run` leaves early if asked."""
-    kind = kind_of_block(modules, early_stop, options)
-    with as_plain_python(), beside_others(model) as other_threads:
-        block = take_kept(model, kind, lambda: _new_block(model, modules, early_stop, options))
-        cache = Cache(block.hook, model, other_threads)
-        try:
-            yield cache
-        finally:
-            can_be_kept = block.close()
-            cache.close()
-            if kind is not None and can_be_kept:
-                keep(model, kind, block)
-            else:
-                block.end()
-
-
-def _new_block(model: torch.nn.Module, modules: Any, early_stop: bool, options: Mapping[str, Any]) -> Block:
-    hook = StoppingCapture(modules, **options) if early_stop else Capture(modules, **options)
-    block = Block(HookManager(max_captured_states=None), model, hook)
-    if isinstance(hook, StoppingCapture):
-        hook.wanted = block.sites
-    return block
-
-
-@contextmanager
-def for_one_block(watched: torch.nn.Module, hook: Capture, cache: SomeCache) -> Iterator[SomeCache]:
-    """Have a hook on some modules for one block; nothing outlives it but the cache."""
-    with as_plain_python():
-        block = Block(HookManager(max_captured_states=None), watched, hook)
-        try:
-            yield cache
-        finally:
-            cache.close()
-            block.end()
+        return attention_session(HookManager, model, modules, options)

@@ -1,45 +1,49 @@
-"""The monitoring hook: statistics of activations and of their gradients, and what each module's forward costs."""
+"""The monitoring hook: statistics of activations and of their gradients, and the cost of each module's forward."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from hookline.activations.backward import watch_gradient
-from hookline.activations.costs import Costs
+from hookline import _checks
 from hookline.activations.dead_units import DeadUnits
-from hookline.activations.moment import first_floating
-from hookline.activations.readings import Readings
-from hookline.activations.site import Site
-from hookline.activations.sites import weakly
-from hookline.activations.tables import Source, StepTable, Tables, means
-from hookline.activations.wanted import DEFAULT, Wanted
+from hookline.activations.forward_hooks import first_floating
+from hookline.activations.hooked_modules import weak_selection
+from hookline.activations.metric_spec import DEFAULT_METRICS, MetricSpec
+from hookline.activations.series import CallCosts, History, Source, StepTable, TensorStatistics, column_means
+from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, HooklineError, nearest
 from hookline.registry.base import ForwardHook
 from hookline.stats.histograms import Histograms
 
-KEPT = 1000  # values per module
-MOST_WAITING = 4096  # calls without a run
-SERIES, HISTOGRAMS = "activations", "activation_histograms"  # in layers.jsonl
+HISTORY_LIMIT = 1000  # values per module
+MAX_PENDING_CALLS = 4096  # without a run, before results are moved to the history
+SERIES, HISTOGRAMS = "activations", "activation_histograms"  # the names in layers.jsonl
 
 
 class Monitor(ForwardHook):
     """Statistics, percentiles, histograms, dead units, gradients, time and memory of the selected modules.
 
-    Tensors are gathered while the model runs and read together in one pass; values stay on the device and arrive a
-    flush later, under their true step. A module that runs several times in a step has one row for all its calls.
-    With a trainer they go to layers.jsonl (read by `hookline.read_layers`), and how many values were NaN or infinite to
-    the metrics, as ``activations/non_finite``. Validation is not watched. Memory is bounded with and without a run: the
+    Tensors are collected while the model runs and read together in one pass; values stay on the device and arrive
+    later, under their own step. A module that runs several times in a step has one row for all its calls. With a
+    trainer they go to layers.jsonl (read by `hookline.read_layers`), and the number of NaN and infinite values to the
+    metrics, as ``activations/non_finite``. Validation is not monitored. Memory is bounded with and without a run: the
     last thousand values of each module are kept.
 
-    `metrics` are any of mean, std, min, max, absmax, l2, zeros, nans, infs, count, time, memory, histogram and
-    dead_units; `percentiles` are numbers from 0 to 100; `gradients` asks for the same of each output's gradient, as
-    ``grad_mean`` and so on. A unit is dead that was never above 0 in a window of `dead_window` steps; units lie along
-    `unit_dim`, by default the last dimension and the second one of images.
+    Args:
+        modules: The modules to monitor.
+        metrics: Any of mean, std, min, max, absmax, l2, zeros, nans, infs, count, time, memory, histogram and
+            dead_units.
+        percentiles: Numbers from 0 to 100.
+        gradients: Whether to compute the same of each output's gradient, as ``grad_mean`` and so on.
+        dead_window: A unit is dead if it was never above 0 in a window of this number of steps.
+        unit_dim: The dimension of the units; by default the last one, for images the second.
+
+    Raises:
+        ConfigError: If a metric does not exist or a parameter is out of range.
     """
 
     built_in = True
@@ -54,253 +58,239 @@ class Monitor(ForwardHook):
         dead_window: int = 100,
         unit_dim: int | None = None,
     ) -> None:
-        self.modules = weakly(modules)
-        self.metrics = DEFAULT if metrics is None else metrics if isinstance(metrics, str) else tuple(metrics)
-        wanted = self._wanted = Wanted.parse(self.metrics, percentiles)
-        if gradients and not wanted.reads_tensors:
-            raise ConfigError("gradients", "there is nothing to take of them; add a statistic to metrics, such as 'l2'")
-        self._outputs = Readings(wanted) if wanted.reads_tensors else None
-        self._gradients = Readings(wanted, "grad_") if gradients else None
-        self._dead = DeadUnits(dead_window, unit_dim) if wanted.dead_units else None
-        self._costs = Costs(wanted.costs) if wanted.costs else None
-        every: tuple[Source | None, ...] = (self._outputs, self._gradients, self._dead, self._costs)
-        self._sources = [source for source in every if source is not None]
-        self._tables = Tables(KEPT)
-        self._names: tuple[str, ...] = ()  # of all modules that were recorded, in their order
-        self.watches_backward = gradients  # compiled code must leave its modules' outputs to autograd
-        self.statistics_only = wanted.statistics_only and not gradients  # there, kernels in the graph add them up
-        self._hand_over: Callable[[], None] = _nothing
-        self._own_name = self.name
-        self._trainer: Any = None
+        self.modules = weak_selection(modules)
+        self.metrics = DEFAULT_METRICS if metrics is None else metrics if isinstance(metrics, str) else tuple(metrics)
+        self._spec = spec = MetricSpec.parse(self.metrics, percentiles)
+        if _checks.boolean(gradients, "gradients") and not spec.reads_tensors:
+            raise ConfigError("gradients", "no statistic to compute; add one to metrics, such as 'l2'")
+        self._outputs = TensorStatistics(spec) if spec.reads_tensors else None
+        self._gradients = TensorStatistics(spec, "grad_") if gradients else None
+        self._dead_units = DeadUnits(dead_window, unit_dim) if spec.dead_units else None
+        self._costs = CallCosts(spec.costs) if spec.costs else None
+        sources: list[Source | None] = [self._outputs, self._gradients, self._dead_units, self._costs]
+        self._sources = [source for source in sources if source is not None]
+        self._history = History(HISTORY_LIMIT)
+        self._recorded_names: tuple[str, ...] = ()  # of all modules so far, in the order of layers.jsonl
+        self.watches_backward = gradients  # compiled code must then leave the modules' outputs to autograd
+        self.statistics_only = spec.statistics_only and not gradients  # compiled code can accumulate these
+        self._flush_compiled: Callable[[], None] = lambda: None
+        self._registered_name = self.name
+        self._trainer: RunControl | None = None
         self._validating = self._before_backward = False
-        self._calls = 0  # without a run, since what they left was last picked up
+        self._calls = 0  # without a run, since results were last moved to the history
         self._lock = threading.RLock()
-        # The method names only what is asked for: a clock before and after costs, and so do views.
-        looks = self._outputs is not None or self._dead is not None
-        self.on_forward: Any = (self._both if looks else self._cost) if wanted.costs else self._look
+        self.on_forward: Any = self._listener()
 
-    # ---- while the model runs ------------------------------------------------------------------------------------
+    def _listener(self) -> Callable[..., None]:
+        """Return the method that names only the needed arguments: measuring time and memory costs extra."""
+        if self._costs is None:
+            return self._observe
+        return self._measure if self._outputs is None and self._dead_units is None else self._observe_and_measure
 
-    def _look(self, name: str, live_output: Any, step: int) -> None:
+    def setup(self, name: str) -> None:
+        """Store the name under which the hook is registered."""
+        self._registered_name = name
+
+    # ---- forward and backward ----------------------------------------------------------------------------------------
+
+    def _observe(self, name: str, live_output: Any, step: int) -> None:
         tensor = None if self._validating else first_floating(live_output)
         if tensor is None:
             return
         with self._lock:
             if self._outputs is not None:
-                # Until the backward pass it may wait as it is: its graph shows who else keeps it, which a view hides.
+                # Until backward the tensor itself is kept: its graph shows whether autograd keeps it too, a view's not.
                 self._outputs.add(name, tensor if self._before_backward else tensor.detach(), step)
-            if self._dead is not None:
-                self._dead.add(name, tensor)
+            if self._dead_units is not None:
+                self._dead_units.add(name, tensor)
             if not step:
-                self._without_run()
-        if self._gradients is not None:
-            watch_gradient(tensor, partial(self._gradient, self._gradients, name, step))
+                self._count_call()
+        if self._gradients is not None and tensor.requires_grad:
+            # A tensor hook costs less than half of an identity function in the graph, and adds neither a node nor a
+            # view: the model may still write into the tensor in place.
+            tensor.register_hook(lambda gradient: self._add_gradient(name, gradient, step))  # type: ignore[no-untyped-call]
 
-    def _gradient(self, readings: Readings, name: str, step: int, gradient: Tensor) -> None:
+    def _add_gradient(self, name: str, gradient: Tensor, step: int) -> None:
         with self._lock:
-            readings.add(name, gradient, step)
+            if self._gradients is not None:
+                self._gradients.add(name, gradient.detach(), step)
             if not step:
-                self._without_run()
+                self._count_call()
 
-    def _cost(self, name: str, seconds: float, memory: int, step: int) -> None:
+    def _measure(self, name: str, seconds: float, memory: int, step: int) -> None:
         if self._costs is not None and not self._validating:
             with self._lock:
                 self._costs.add(name, seconds, memory, step)
                 if not step:
-                    self._without_run()
+                    self._count_call()
 
-    def _both(self, name: str, live_output: Any, seconds: float, memory: int, step: int) -> None:
-        self._look(name, live_output, step)
-        self._cost(name, seconds, memory, step)
+    def _observe_and_measure(self, name: str, live_output: Any, seconds: float, memory: int, step: int) -> None:
+        self._observe(name, live_output, step)
+        self._measure(name, seconds, memory, step)
 
-    def setup(self, name: str) -> None:
-        """Be counted under the name it goes by."""
-        self._own_name = name
+    def _count_call(self) -> None:
+        """Move results to the bounded history from time to time, because without a run no step ends."""
+        self._calls += 1
+        if self._calls >= MAX_PENDING_CALLS:
+            self._calls = 0
+            self._collect(wait=False)
 
-    def shortcut(self, site: Site, tap: Any) -> Callable[[Any, Any, Any], None] | None:
-        """The same as `on_forward` for a module, with everything looked up beforehand; None where a clock is wanted."""
+    def bind_module(self, hooked: Any, dispatcher: Any) -> Callable[[Any, Any, Any], None] | None:
+        """Return `on_forward` for one module with everything looked up; None if time or memory is measured."""
         if self._costs is not None:
             return None
-        name, fired, own_name = site.name_for(self._own_name), site.fired, self._own_name
+        name = hooked.name_for(self._registered_name)
+        return lambda inputs, kwargs, output: self._observe(name, output, dispatcher.run.step)
 
-        def look(inputs: Any, kwargs: Any, output: Any) -> None:
-            self._look(name, output, tap.run.step)
-            fired.add(own_name)
-
-        def gather(inputs: Any, kwargs: Any, output: Any) -> None:
-            step = tap.run.step
-            if step and self._before_backward and type(output) is Tensor and output.dtype.is_floating_point:
-                with lock:
-                    add(name, output, step)
-            else:
-                self._look(name, output, step)
-            fired.add(own_name)
-
-        if self._outputs is None or self._dead is not None or self._gradients is not None:
-            return look
-        add, lock = self._outputs.add, self._lock
-        return gather  # the same in the usual case: all that is done for each module is done hundreds of times
+    # ---- statistics from compiled code -------------------------------------------------------------------------------
 
     def take_from(self, hand_over: Callable[[], None]) -> None:
-        """Compiled code adds statistics up for this monitor; the call has those that it has given to `take`."""
-        self._hand_over = hand_over
+        """Set the function that delivers what compiled code has accumulated, by calling `take`."""
+        self._flush_compiled = hand_over
 
     def listens(self) -> bool:
-        """Whether what runs now is to be added up."""
+        """Return whether compiled code should accumulate statistics now."""
         return not self._validating
 
     def take(self, names: Sequence[str], rows: Tensor, step: int) -> None:
-        """Get rows of statistics, on their device, that compiled code has added up in a step."""
+        """Add statistics rows, on their device, that compiled code has accumulated in a step."""
         with self._lock:
             if self._outputs is not None:
                 self._outputs.add_rows(names, rows, step)
             if not step:
-                self._without_run()
+                self._count_call()
 
-    def _without_run(self) -> None:
-        """No step ends here, so now and then what has arrived goes where only the last values are kept."""
-        self._calls += 1
-        if self._calls >= MOST_WAITING:
-            self._calls = 0
-            self._pick_up(wait=False)
-
-    # ---- while the run goes on -----------------------------------------------------------------------------------
+    # ---- events of a run ---------------------------------------------------------------------------------------------
 
     def on_train_batch_start(self) -> None:
-        """A forward pass begins that a backward pass will follow."""
+        """Note that a backward pass will follow this forward pass."""
         self._before_backward = True
 
-    def on_before_backward(self, trainer: Any) -> None:
-        """The forward pass is over: read what it left, before the backward pass frees it."""
+    def on_before_backward(self, trainer: RunControl) -> None:
+        """Read the collected outputs, before the backward pass frees them."""
         self._before_backward = False
-        self._read(self._outputs, trainer)
+        self._send(self._outputs, trainer)
 
-    def on_after_backward(self, trainer: Any) -> None:
-        """Read the gradients that the backward pass left."""
-        self._read(self._gradients, trainer)
+    def on_after_backward(self, trainer: RunControl) -> None:
+        """Read the collected gradients."""
+        self._send(self._gradients, trainer)
 
-    def on_step_end(self, trainer: Any, step: int) -> None:
-        """The step is complete: what has arrived of it goes to the record."""
+    def on_step_end(self, trainer: RunControl, step: int) -> None:
+        """Complete the step, and record what has arrived so far."""
         self._trainer = trainer
-        self._hand_over()
+        self._flush_compiled()
         with self._lock:
             for source in self._sources:
                 source.end_step(step)
-            self._pick_up(wait=False)
+            self._collect(wait=False)
 
     def on_validation_start(self) -> None:
-        """What runs from now on is not training."""
+        """Stop monitoring during validation."""
         self._validating, self._before_backward = True, False
 
     def on_validation_end(self) -> None:
-        """Training goes on."""
+        """Resume monitoring."""
         self._validating = False
 
-    def on_train_end(self, trainer: Any) -> None:
-        """Record what is still on the device, and what there is of a step that was not completed."""
+    def on_train_end(self, trainer: RunControl) -> None:
+        """Record what is still on the device, and the part of a step that was not completed."""
         self._trainer = trainer
-        self._hand_over()
+        self._flush_compiled()
         with self._lock:
-            for table in self._under_way():
-                self._arrived(table._replace(step=table.step or trainer.step))
+            for table in self._collect_all():
+                self._record(table._replace(step=table.step or trainer.step))
         self._trainer, self._validating, self._before_backward = None, False, False
 
     def close(self) -> None:
-        """Let go of what was gathered."""
+        """Release the collected tensors."""
         with self._lock:
             for source in self._sources:
                 source.discard()
         self._trainer = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The open window of dead units; everything else begins anew with each step.
+        """Return the current window of dead units, the only state that spans steps.
 
-        What is still on the device is recorded first: a run that goes on from here makes only later steps again.
+        What is still on the device is recorded first: a run that resumes from here repeats only later steps.
         """
-        self._hand_over()
+        self._flush_compiled()
         with self._lock:
-            self._pick_up(wait=True)
-        return {} if self._dead is None else {"dead_units": self._dead.state_dict()}
+            self._collect(wait=True)
+        return {} if self._dead_units is None else {"dead_units": self._dead_units.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the window of dead units."""
-        if self._dead is not None and "dead_units" in state:
-            self._dead.load_state_dict(state["dead_units"])
+        """Restore the window of dead units."""
+        if self._dead_units is not None and "dead_units" in state:
+            self._dead_units.load_state_dict(state["dead_units"])
 
-    # ---- reading -------------------------------------------------------------------------------------------------
+    # ---- results -----------------------------------------------------------------------------------------------------
 
     def latest(self) -> dict[str, dict[str, float]]:
-        """The newest values of every module; waits for what is still on the device."""
-        self._hand_over()
+        """Return the newest values of every module; waits for the device."""
+        self._flush_compiled()
         with self._lock:
-            return self._tables.latest(_flat(self._under_way()))
+            return self._history.latest([table for table in self._collect_all() if table.values.dim() == 2])
 
     def history(self, name: str) -> list[tuple[int, dict[str, float]]]:
-        """(step, values) of one module, oldest first; at most the last thousand. Without a run, one entry a call."""
-        self._hand_over()
+        """Return (step, values) of one module, oldest first, at most the last thousand; without a run, one per call."""
+        self._flush_compiled()
         with self._lock:
-            return self._tables.history(name, _flat(self._under_way()))
+            return self._history.of(name, [table for table in self._collect_all() if table.values.dim() == 2])
 
     def running(self, name: str) -> dict[str, float]:
-        """The mean over all kept values of one module."""
-        return means(self.history(name))
+        """Return the mean over all kept values of one module."""
+        return column_means(self.history(name))
 
     def histogram(self, name: str, gradient: bool = False) -> Histograms:
-        """The newest histogram of a module's output, or of its gradient, as `hookline.stats.histograms` has them."""
-        readings = self._gradients if gradient else self._outputs
-        if readings is None or not self._wanted.histogram:
-            asked = "gradients=True and 'histogram' among its metrics" if gradient else "'histogram' among its metrics"
-            raise HooklineError(f"this monitor does not count that histogram: it needs {asked}")
+        """Return the newest histogram of a module's output, or of its gradient, as in `hookline.stats.histograms`."""
+        source = self._gradients if gradient else self._outputs
+        if source is None or not self._spec.histogram:
+            needed = "gradients=True and 'histogram' among its metrics" if gradient else "'histogram' among its metrics"
+            raise HooklineError(f"this monitor does not compute that histogram: it needs {needed}")
         with self._lock:
-            self._pick_up(wait=True)
-            return readings.histogram(name)
+            self._collect(wait=True)
+            return source.histogram(name)
 
     def dead_units(self, name: str) -> list[int]:
-        """The indices of a module's dead units in the last complete window; before its end, in what has been seen."""
-        if self._dead is None:
-            raise HooklineError("this monitor looks for no dead units; it needs 'dead_units' among its metrics")
+        """Return the indices of a module's dead units in the last complete window, else in the first one so far."""
+        if self._dead_units is None:
+            raise HooklineError("this monitor does not count dead units: it needs 'dead_units' among its metrics")
         with self._lock:
-            self._pick_up(wait=True)
-            dead = self._dead.of()
+            self._collect(wait=True)
+            dead = self._dead_units.by_module()
         if name not in dead:
-            raise HooklineError(f"no unit of {name!r} has been seen; {nearest(name, dead)}")
+            raise HooklineError(f"there are no units of {name!r} yet; {nearest(name, dead)}")
         return [int(unit) for unit in dead[name].nonzero().flatten().tolist()]
 
-    # ---- from the device -----------------------------------------------------------------------------------------
+    # ---- from the device to the record -------------------------------------------------------------------------------
 
-    def _read(self, readings: Readings | None, trainer: Any) -> None:
-        if readings is not None:
+    def _send(self, source: TensorStatistics | None, trainer: RunControl) -> None:
+        if source is not None:
             self._trainer = trainer
             with self._lock:
-                readings.send()
-                self._pick_up(wait=False)
+                source.send()
+                self._collect(wait=False)
 
-    def _pick_up(self, wait: bool) -> None:
+    def _collect(self, wait: bool) -> None:
+        """Record the tables of complete steps that have arrived."""
         for source in self._sources:
             for table in source.complete(wait):
-                self._arrived(table)
+                self._record(table)
 
-    def _under_way(self) -> list[StepTable]:
-        """Wait for everything; then what there is of a step that is not complete."""
-        self._pick_up(wait=True)
-        return [table for source in self._sources for table in source.under_way()]
+    def _collect_all(self) -> list[StepTable]:
+        """Wait for and record all complete steps; return the tables of the current step."""
+        self._collect(wait=True)
+        return [table for source in self._sources for table in source.incomplete()]
 
-    def _arrived(self, table: StepTable) -> None:
-        if table.values.dim() == 2:
-            self._tables.add(table)
-        if self._trainer is not None:
-            if self._names != tuple(table.names):
-                self._names = tuple(dict.fromkeys((*self._names, *table.names)))
-            series = SERIES if table.values.dim() == 2 else HISTOGRAMS
-            self._trainer.log_layers(series, self._names, table.columns, table.over(self._names), table.step)
-            for name, total in table.totals.items():
-                self._trainer.log(f"{SERIES}/{name}", total, table.step)
-
-
-def _nothing() -> None:
-    """There is no compiled code to ask."""
-
-
-def _flat(tables: list[StepTable]) -> list[StepTable]:
-    """Those that are no histograms."""
-    return [table for table in tables if table.values.dim() == 2]
+    def _record(self, table: StepTable) -> None:
+        is_histogram = table.values.dim() > 2
+        if not is_histogram:
+            self._history.add(table)
+        if self._trainer is None:
+            return
+        if self._recorded_names != tuple(table.names):
+            self._recorded_names = tuple(dict.fromkeys((*self._recorded_names, *table.names)))
+        names, series = self._recorded_names, HISTOGRAMS if is_histogram else SERIES
+        self._trainer.log_layers(series, names, table.columns, table.align(names), table.step)
+        for name, total in table.totals.items():
+            self._trainer.log(f"{SERIES}/{name}", total, table.step)

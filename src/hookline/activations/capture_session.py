@@ -1,0 +1,252 @@
+"""Capture for a ``with`` block: the cache it yields, and the prepared torch hooks that the next block reuses.
+
+Finding the modules and preparing their torch hooks costs more than running a small model, so a block that captures the
+same from a model as an earlier one only puts the earlier torch hooks back, unless the model's modules have changed.
+Between two blocks nothing is on the model and no tensor is kept; prepared hooks are released with the model.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Set
+from contextlib import contextmanager, nullcontext
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookline.activations.capture import Capture
+from hookline.activations.capture_store import CapturedState, save_states
+from hookline.activations.torch_compile import run_uncompiled
+from hookline.errors import HooklineError, nearest
+
+if TYPE_CHECKING:  # the manager makes sessions
+    from hookline.activations.manager import HookManager
+
+MAX_SESSIONS = 8  # that are kept for one model
+_COMPARABLE = (str, int, bool, type(None), torch.dtype)  # types of options by which sessions can be compared
+
+
+class Cache:
+    """The states captured in a block, by module name or glob. It can be read after the block, too.
+
+    If several threads capture from one model at once, each cache has the states of its own thread. States of threads
+    that do not capture themselves, such as the workers of a pool, are in every open cache.
+    """
+
+    def __init__(self, hook: Capture, model: torch.nn.Module, other_threads: Set[str] = frozenset()) -> None:
+        self._hook, self._model = hook, weakref.ref(model)  # weak, because the cache may outlive the model
+        self._states: list[CapturedState] | None = None  # once the block has ended
+        self._other_threads = other_threads  # threads that capture for themselves
+
+    @property
+    def states(self) -> list[CapturedState]:
+        """Every state, oldest first."""
+        states = self._hook.states if self._states is None else self._states
+        return [state for state in states if state.thread not in self._other_threads]
+
+    def close(self) -> None:
+        """Take the states over from the hook, at the end of the block."""
+        self._states = self._hook.take_states()
+        self._states = self.states
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model; return None if `early_stop` ended the pass after the last selected module."""
+        model = self._model()
+        if model is None:
+            raise HooklineError("the model of this cache no longer exists")
+        try:
+            with self._hook.stopping() if isinstance(self._hook, EarlyStopCapture) else nullcontext():
+                return model(*args, **kwargs)
+        except ForwardStopped:
+            return None
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the last output of one module, or for a glob a dict of them (inputs if only these are captured)."""
+        last = {state.name: state for state in self.states}
+        if name in last:
+            return last[name].main
+        matching = {key: state.main for key, state in last.items() if fnmatchcase(key, name)}
+        if not matching:
+            raise HooklineError(f"nothing was captured of {name!r}; {nearest(name, last)}")
+        return matching
+
+    def __contains__(self, name: str) -> bool:
+        return any(state.name == name for state in self.states)
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def save(self, path: str | Path) -> Path:
+        """Write every captured tensor to a safetensors file, keyed ``module/call/part/index``."""
+        return save_states(self.states, path)
+
+
+class ForwardStopped(BaseException):
+    """Ends a forward pass after the last selected module; raised and caught only inside `Cache.run`."""
+
+
+class EarlyStopCapture(Capture):
+    """A capture that ends the forward pass of `Cache.run` when every selected module has run.
+
+    Other threads that run the model at the same time are not stopped.
+    """
+
+    built_in = False
+    on_error = "raise"
+    num_modules = 0  # how many are selected
+
+    def __init__(self, modules: Any, **options: Any) -> None:
+        super().__init__(modules, **options)
+        self._local = threading.local()  # has the names of the modules that ran, in a thread that is to be stopped
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Stop the forward pass that this thread runs in the block."""
+        self._local.names = set()
+        try:
+            yield
+        finally:
+            del self._local.names
+
+    def _add(self, source: Any, *rest: Any) -> None:
+        super()._add(source, *rest)
+        names = self._local.__dict__.get("names")
+        if names is not None:
+            names.add(source.name)
+            if len(names) >= self.num_modules:
+                raise ForwardStopped
+
+
+class CaptureSession:
+    """A capture hook on a model, alone in its manager; its torch hooks can be taken off and put back."""
+
+    def __init__(self, manager: HookManager, model: torch.nn.Module, hook: Capture) -> None:
+        self.hook = hook
+        self._manager = manager
+        # The weak references keep nothing alive; while all are alive, no other module can have one of the ids.
+        # `keys()`, because the modules of a traced model are not in a dict that can be iterated.
+        self._structure = [
+            (weakref.ref(module), type(module), tuple(module._modules.keys()), tuple(map(id, module._modules.values())))
+            for module in model.modules()
+        ]
+        manager.dispatcher.compilable = False  # sessions run uncompiled, so nothing is prepared for graphs
+        manager.watch(model)
+        manager.register(hook, "cache")
+        if isinstance(hook, EarlyStopCapture):
+            hook.num_modules = len(manager.dispatcher.modules.selected_by(manager.entry("cache")))
+
+    def fits(self, model: torch.nn.Module) -> bool:
+        """Return whether the model still consists of the same modules under the same names."""
+        if self._structure[0][0]() is not model:  # another model that compares equal
+            return False
+        for ref, kind, names, children in self._structure:
+            module = ref()
+            if module is None or type(module) is not kind:
+                return False
+            current = module._modules
+            if (names or current) and (tuple(current.keys()) != names or tuple(map(id, current.values())) != children):
+                return False
+        return True
+
+    def resume(self) -> None:
+        """Put the torch hooks back."""
+        self.hook.take_states()  # what another thread added after the last block
+        self._manager.dispatcher.put_back()
+
+    def pause(self) -> bool:
+        """Take the torch hooks off; return whether they may be put back, which a failed hook's may not."""
+        self._manager.dispatcher.take_off()
+        entry = self._manager.entry("cache")
+        return entry.enabled and not entry.failures.total
+
+    def close(self) -> None:
+        """Remove everything from the model."""
+        self._manager.remove("cache")
+
+
+_sessions: weakref.WeakKeyDictionary[torch.nn.Module, dict[Hashable, CaptureSession]] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def capture_session(
+    make_manager: Callable[..., HookManager],
+    model: torch.nn.Module,
+    modules: Any,
+    early_stop: bool,
+    options: Mapping[str, Any],
+) -> Iterator[Cache]:
+    """Capture from a model until the block ends; then no hook is left on it.
+
+    Args:
+        make_manager: The class `HookManager`, which imports this module.
+        model: The model to capture from.
+        modules: The modules to capture, as for any forward hook.
+        early_stop: Whether `Cache.run` ends the forward pass after the last selected module.
+        options: The options of `Capture`.
+
+    Yields:
+        The cache.
+    """
+    key = _session_key(modules, early_stop, options)
+    with run_uncompiled(), _concurrent_threads(model) as other_threads:
+        session = _sessions.get(model, {}).pop(key, None) if key is not None else None
+        if session is not None and session.fits(model):
+            session.resume()
+        else:
+            hook = (EarlyStopCapture if early_stop else Capture)(modules, **options)
+            session = CaptureSession(make_manager(max_captured_states=None), model, hook)
+        cache = Cache(session.hook, model, other_threads)
+        try:
+            yield cache
+        finally:
+            reusable = session.pause()
+            cache.close()
+            if key is None or not reusable:
+                session.close()
+            else:
+                sessions = _sessions.setdefault(model, {})
+                if len(sessions) >= MAX_SESSIONS:
+                    sessions.clear()
+                sessions[key] = session
+
+
+def _session_key(modules: Any, early_stop: bool, options: Mapping[str, Any]) -> Hashable | None:
+    """Return what sessions that capture the same have in common; None if that cannot be compared (a function)."""
+    patterns = tuple(modules) if isinstance(modules, (list, tuple)) else (modules,)
+    if not all(isinstance(one, str) for one in patterns) or not all(
+        type(one) in _COMPARABLE for one in options.values()
+    ):
+        return None
+    return (patterns, early_stop, *sorted(options.items()))
+
+
+def forget_sessions(model: torch.nn.Module) -> None:
+    """Release the sessions that are kept for a model."""
+    _sessions.pop(model, None)
+
+
+# For each open block of a model: the thread it is in, and the other threads with open blocks at the same time.
+_open_blocks: weakref.WeakKeyDictionary[torch.nn.Module, list[tuple[str, set[str]]]] = weakref.WeakKeyDictionary()
+_open_blocks_lock = threading.Lock()
+
+
+@contextmanager
+def _concurrent_threads(model: torch.nn.Module) -> Iterator[set[str]]:
+    """Yield the names of the other threads that capture from the model during the block; the set grows."""
+    thread = threading.current_thread().name
+    block: tuple[str, set[str]] = (thread, set())
+    with _open_blocks_lock:
+        blocks = _open_blocks.setdefault(model, [])
+        for other_thread, other_threads in blocks:
+            if other_thread != thread:
+                other_threads.add(thread)
+                block[1].add(other_thread)
+        blocks.append(block)
+    try:
+        yield block[1]
+    finally:
+        with _open_blocks_lock:
+            blocks[:] = [other for other in blocks if other is not block]  # `remove` would compare by value

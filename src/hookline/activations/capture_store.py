@@ -1,0 +1,290 @@
+"""Captured states, the store that keeps them within limits, and their file format."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from hookline import _checks, _fs
+from hookline._host_copy import HostCopy
+from hookline._tensors import iter_tensors, map_tensors
+from hookline.activations.cow_views import copy_on_write, unwrap
+from hookline.errors import HooklineError
+
+logger = logging.getLogger("hookline")
+
+
+class CaptureSource(NamedTuple):
+    """Where states come from: which hook captured them at which module."""
+
+    hook: str
+    name: str
+    layer_idx: int | None
+    module: weakref.ref[torch.nn.Module] | None = None
+
+
+class CapturedState:
+    """The inputs and the output of one call of a module.
+
+    Attributes:
+        call: Which call of the module since the hook was registered, from 1.
+        step: The optimizer step of the call.
+        phase: ``"train"``, ``"validation"`` or ``"inference"``.
+        thread: The name of the thread that ran the module.
+    """
+
+    def __init__(
+        self,
+        source: CaptureSource,
+        call: int,
+        step: int,
+        phase: str,
+        values: tuple[Any, Any, Any],
+        copies: Sequence[HostCopy] = (),
+    ) -> None:
+        self.source, self.call, self.step, self.phase = source, call, step, phase
+        self.thread = threading.current_thread().name
+        self.time = time.monotonic()
+        # Inputs, keyword inputs and output. States may share tensors, so readers get views of them instead.
+        self._values = values
+        self._copies = copies  # to the host, which may still be in progress
+        self._views: dict[int, Any] = {}
+        self.storages: Sequence[tuple[int, int]] = ()  # address and bytes of what a memory limit counts for it
+
+    @property
+    def hook(self) -> str:
+        """The name of the hook that captured it."""
+        return self.source.hook
+
+    @property
+    def name(self) -> str:
+        """The module's name."""
+        return self.source.name
+
+    @property
+    def layer_idx(self) -> int | None:
+        """The number that was given for the module."""
+        return self.source.layer_idx
+
+    @property
+    def inputs(self) -> Any:
+        """The positional inputs; None if only outputs are captured."""
+        return self._view(0)
+
+    @property
+    def kwargs(self) -> Any:
+        """The keyword inputs; None if only outputs are captured."""
+        return self._view(1)
+
+    @property
+    def outputs(self) -> Any:
+        """The output in its own structure; None if only inputs are captured."""
+        return self._view(2)
+
+    @property
+    def main(self) -> Any:
+        """The output; the inputs if only these are captured."""
+        return self.outputs if self._values[2] is not None else self.inputs
+
+    def _view(self, index: int) -> Any:
+        """Return views that a reader may write into without changing another state; the same ones each time."""
+        for copy in self._copies:
+            copy.wait()
+        if index not in self._views:
+            self._views[index] = map_tensors(lambda tensor: copy_on_write(unwrap(tensor)), self._values[index])
+        return self._views[index]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return every tensor of the state."""
+        return [unwrap(tensor) for tensor in iter_tensors(self._values)]
+
+    def __repr__(self) -> str:
+        return f"<CapturedState of {self.name!r} by {self.hook!r}: call {self.call}, step {self.step}, {self.phase}>"
+
+
+class CaptureStore:
+    """Keeps captured states within a number per hook and a number of bytes for all hooks; the oldest go first.
+
+    Bytes are counted by unique storage: a tensor that two states share counts once.
+
+    Args:
+        max_states: The number of states per hook, unless a hook has its own limit; None for no limit.
+        limit_bytes: The number of bytes of all states together; None for no limit.
+        max_age: The number of seconds after which `sweep` drops a state; None for no limit.
+
+    Raises:
+        ConfigError: If a limit is negative or not a number.
+
+    Attributes:
+        dropped: How many states were dropped because of a limit or because their module no longer exists.
+    """
+
+    def __init__(
+        self, max_states: int | None = 100, limit_bytes: int | None = None, max_age: float | None = None
+    ) -> None:
+        self.max_states = _checks.optional(_checks.integer, max_states, "max_captured_states", at_least=0)
+        self.limit_bytes = limit_bytes
+        self.max_age = _checks.optional(_checks.number, max_age, "max_age_seconds", at_least=0)
+        self.dropped = 0
+        self._states: dict[str, deque[CapturedState]] = {}  # by hook, oldest first
+        self._bytes = 0
+        self._users: dict[int, int] = {}  # how many captured tensors use a storage, by its address
+        self._too_big: set[str] = set()  # modules of which a single state exceeds the limit
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(map(len, self._states.values()))
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all states; without a limit they are counted only now."""
+        with self._lock:
+            if self.limit_bytes is not None:
+                return self._bytes
+            return _storage_bytes([state for states in self._states.values() for state in states])
+
+    def of(self, hook: str) -> list[CapturedState]:
+        """Return a hook's states, oldest first."""
+        with self._lock:
+            return list(self._states.get(hook, ()))
+
+    def add(self, state: CapturedState, max_states: int | None = None) -> None:
+        """Keep a state and drop the oldest ones that exceed a limit; `max_states` is the hook's own limit."""
+        with self._lock:
+            states = self._states.get(state.hook)
+            if states is None:
+                states = self._states[state.hook] = deque()
+            states.append(state)
+            limit = self.max_states if max_states is None else max_states
+            while limit is not None and len(states) > limit:
+                self._drop(states, states[0])
+            if self.limit_bytes is not None and states:
+                self._enforce_limit(state, self.limit_bytes)
+
+    def _enforce_limit(self, state: CapturedState, limit: int) -> None:
+        state.storages = [_storage(tensor) for tensor in state.tensors()]
+        for address, size in state.storages:
+            users = self._users[address] = self._users.get(address, 0) + 1
+            if users == 1:
+                self._bytes += size
+        while self._bytes > limit:
+            oldest = min(filter(None, self._states.values()), key=lambda states: states[0].time)
+            self._drop(oldest, oldest[0])
+        if not self._states[state.hook] and state.name not in self._too_big:
+            size = _storage_bytes([state])
+            if size > limit:  # reported, because an empty list looks like a hook that never fired
+                self._too_big.add(state.name)
+                why = f"one state takes {size / 2**20:.3g} MB, and memory_limit_mb is {limit / 2**20:.3g} for all"
+                logger.warning("hook %r keeps nothing of %r: %s", state.hook, state.name, why)
+
+    def clear(self, hook: str | None = None) -> None:
+        """Remove the states of one hook, or all; these do not count as dropped."""
+        with self._lock:
+            for name in [hook] if hook is not None else list(self._states):
+                self.pop_all(name)
+
+    def pop_all(self, hook: str) -> list[CapturedState]:
+        """Remove and return the states of one hook, oldest first."""
+        with self._lock:
+            states = list(self._states.pop(hook, ()))
+            for state in states:
+                self._release(state)
+            return states
+
+    def sweep(self) -> None:
+        """Drop states that are too old, and states of modules that no longer exist."""
+        now = time.monotonic()
+        with self._lock:
+            for states in self._states.values():
+                for state in list(states):
+                    module_ref = state.source.module
+                    expired = self.max_age is not None and now - state.time > self.max_age
+                    if expired or (module_ref is not None and module_ref() is None):
+                        self._drop(states, state)
+
+    def _drop(self, states: deque[CapturedState], state: CapturedState) -> None:
+        states.remove(state)  # nearly always the first
+        self.dropped += 1
+        self._release(state)
+
+    def _release(self, state: CapturedState) -> None:
+        for address, size in state.storages:
+            self._users[address] -= 1
+            if not self._users[address]:
+                del self._users[address]
+                self._bytes -= size
+        state.storages = ()
+
+
+def _storage_bytes(states: Sequence[CapturedState]) -> int:
+    return sum(dict(_storage(tensor) for state in states for tensor in state.tensors()).values())
+
+
+def _storage(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the address and size of a tensor's storage; `data_ptr` would materialize a copy-on-write view."""
+    if tensor.device.type == "meta" or tensor.layout != torch.strided:
+        return id(tensor), 0
+    address: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
+    start = address - int(tensor.storage_offset()) * tensor.element_size()
+    return start, tensor.untyped_storage().nbytes()
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+_NOT_IN_SAFETENSORS = (torch.complex128, torch.qint8, torch.quint8, torch.qint32)
+
+
+def capture_file(run_dir: Path, hook: str) -> Path:
+    """Return the file in a run's directory for the states of one hook, whatever characters its name has."""
+    return run_dir / "captures" / f"{re.sub(r'[^A-Za-z0-9_=-]+', '_', hook)}.safetensors"
+
+
+def save_states(states: Sequence[CapturedState], path: str | Path) -> Path:
+    """Write captured tensors to a safetensors file, keyed ``module/call/part/index``; replaces it atomically.
+
+    Args:
+        states: What to write; the file's metadata has the step, phase and layer index of each tensor.
+        path: The file; missing directories are created.
+
+    Returns:
+        The path.
+
+    Raises:
+        HooklineError: If the file cannot be written, or safetensors cannot store a tensor.
+    """
+    from safetensors.torch import save
+
+    tensors: dict[str, torch.Tensor] = {}
+    metadata: dict[str, str] = {}
+    for state in states:
+        for key, tensor in _named_tensors(state):
+            if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype in _NOT_IN_SAFETENSORS:
+                kind = "nested" if tensor.is_nested else f"{tensor.dtype}, {tensor.layout}"
+                raise HooklineError(
+                    f"safetensors cannot hold {key} ({kind}); convert it to a plain tensor with reduce=…"
+                )
+            tensors[key] = tensor.detach().cpu().clone().contiguous()
+            metadata[key] = f"step={state.step} phase={state.phase} layer_idx={state.layer_idx}"
+    path = Path(path)
+    try:
+        _fs.make_directory(path.parent)
+        _fs.write_atomic(path, save(tensors, metadata=metadata))
+    except OSError as error:
+        raise HooklineError(_fs.explain(path, error)) from error
+    return path
+
+
+def _named_tensors(state: CapturedState) -> Iterator[tuple[str, torch.Tensor]]:
+    for part in ("inputs", "kwargs", "outputs"):
+        for index, tensor in enumerate(iter_tensors(getattr(state, part))):
+            yield f"{state.name}/{state.call}/{part}/{index}", tensor

@@ -1,0 +1,233 @@
+"""Statistics of modules that compiled code computes itself, and that hooks get when it has run.
+
+Where hooks need nothing of a module but statistics of its output, and the output is on a GPU, the graph gets a kernel
+instead of a call into Python. Once a run, before its first such kernel, the graph asks which hooks are due; the answer
+is a number on the device that every kernel reads, so that one graph serves all schedules. The rows of all modules are
+taken together when the step is over, when a hook reads them, or when another step begins.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch._guards import TracingContext
+
+from hookline.activations.compile.custom_ops import give_back_id, take_id
+from hookline.activations.compile.stats_ops import FIRST, LATER, REFUSED, forget_owner_key, new_owner_key
+from hookline.activations.hooked_modules import HookedModule
+from hookline.core.dispatch import BoundHook
+from hookline.stats.layout import kept_table
+from hookline.stats.statistics import has_kernels
+
+if TYPE_CHECKING:
+    from hookline.activations.forward_hooks import ForwardDispatcher
+
+
+class StatsReceiver(Protocol):
+    """A hook that needs statistics and nothing else."""
+
+    def listens(self) -> bool:
+        """Return whether it wants what runs now."""
+
+    def take(self, names: Sequence[str], rows: Tensor, step: int) -> None:
+        """Receive rows on the device, of one step's calls; the count of a module that was not called is NaN."""
+
+
+class DueHook(NamedTuple):
+    """A hook that is due, with its modules."""
+
+    hook: str
+    receiver: StatsReceiver
+    modules: frozenset[HookedModule]
+
+
+class Pending(NamedTuple):
+    """The step that the rows belong to, and the hooks that get them."""
+
+    step: int
+    hooks: tuple[DueHook, ...]
+
+
+class HookRows(NamedTuple):
+    """The rows that belong to one hook."""
+
+    names: list[str]
+    indices: tuple[int, ...]
+
+    def of(self, rows: Tensor) -> Tensor:
+        """Return these rows of all rows."""
+        return rows if len(self.indices) == len(rows) else rows[kept_table(rows.device, self.indices)]
+
+
+class CompiledStats:
+    """Has a row for every module whose statistics compiled code computes, all on the device that comes first.
+
+    One thread runs the model at a time: two threads with different due hooks would share their rows.
+    """
+
+    def __init__(self, dispatcher: ForwardDispatcher) -> None:
+        self.key = new_owner_key(self)  # What the torch hooks of its modules want.
+        self.graph_id: Tensor | None = None
+        self.due_flag: Tensor | None = None
+        self._dispatcher = weakref.ref(dispatcher)
+        self._modules: tuple[HookedModule, ...] = ()
+        self._pending: Pending | None = None
+        self._flag_value = 0  # What `due_flag` holds.
+        self._addresses: Tensor | None = None  # Of the rows, on the device.
+        # The calls of the modules, on the device: by the hooks that were due, and all that no report has counted yet.
+        self._counts: dict[tuple[DueHook, ...], Tensor] = {}
+        self._uncounted: list[tuple[tuple[HookedModule, ...], tuple[DueHook, ...], Tensor]] = []
+        self._hook_rows: dict[DueHook, HookRows] = {}
+        self._due: tuple[Sequence[BoundHook], list[DueHook]] = (), []
+        self._model: weakref.ref[torch.nn.Module] | None = None
+        self._last_graph: weakref.ref[TracingContext] | None = None
+        self._lock = threading.RLock()
+
+    def serve(self, modules: Sequence[HookedModule], model: torch.nn.Module | None = None) -> None:
+        """Have rows for these modules and no others; `model` is what they are part of."""
+        with self._lock:
+            self._model = None if model is None else weakref.ref(model)
+            if tuple(modules) != self._modules:
+                self._take()
+                self._set_modules(tuple(modules))
+                self._make_rows()
+
+    def close(self) -> None:
+        """Free the device's memory and drop what was not delivered."""
+        with self._lock:
+            if self.graph_id is not None:
+                give_back_id(self.graph_id)
+            self.graph_id = self.due_flag = self._pending = None
+            self._flag_value = 0
+            self._set_modules(())
+            forget_owner_key(self.key)
+            self.key = new_owner_key(self)
+
+    def _set_modules(self, modules: tuple[HookedModule, ...]) -> None:
+        self._modules, self._addresses, self._counts, self._hook_rows = modules, None, {}, {}
+
+    # ---- while a graph is traced ---------------------------------------------------------------------------------
+
+    def admit(self, device: torch.device) -> str:
+        """Return whether a graph may add outputs on this device, and whether it asks for the first time."""
+        if self.due_flag is None and has_kernels(device):
+            self._open_on(device)
+        if self.due_flag is None or self.due_flag.device != device:
+            return REFUSED
+        graph = TracingContext.try_get()
+        if graph is None or (self._last_graph is not None and self._last_graph() is graph):
+            return LATER
+        self._last_graph = weakref.ref(graph)
+        return FIRST
+
+    def is_whole_model(self) -> bool:
+        """Return whether the graph that is being traced begins with the model's own code, not with that of a block."""
+        model, graph = self._model() if self._model is not None else None, TracingContext.try_get()
+        code = getattr(model.forward, "__code__", None) if model is not None else None
+        return code is not None and getattr(graph, "traced_code", [])[:1] == [code]
+
+    def _open_on(self, device: torch.device) -> None:
+        from hookline.activations.compile.fuse_stats_pass import install  # Imports inductor.
+        from hookline.stats.cuda_tally import make_flag  # Imports Triton.
+
+        install()
+        with self._lock:
+            self.graph_id, self.due_flag = take_id(self), make_flag(device)
+            self._make_rows()
+
+    def _make_rows(self) -> None:
+        """Make the rows of all modules at once: blocks that share a graph must look the same to it."""
+        hooks = [hooked.torch_hook for hooked in self._modules if hooked.torch_hook.stats_row is None]
+        if self.due_flag is None or not hooks:
+            return
+        from hookline.stats.cuda_tally import make_tallies
+
+        table, rows = make_tallies(len(hooks), self.due_flag.device)
+        for index, (hook, row) in enumerate(zip(hooks, rows, strict=True)):
+            hook.stats_row, hook.stats_place = row, (table, index)
+
+    # ---- when a graph runs ---------------------------------------------------------------------------------------
+
+    def begin(self, due_flag: Tensor) -> None:
+        """Start a run of a graph: set whether a hook is due, and deliver what belongs to another step."""
+        pending = self._due_now()
+        with self._lock:
+            if self._pending is not None and pending is not None and (pending != self._pending or not pending.step):
+                self.deliver()
+            self._pending = pending or self._pending
+            if self._flag_value != bool(pending):
+                self._flag_value = int(bool(pending))
+                due_flag.fill_(self._flag_value)
+
+    def _due_now(self) -> Pending | None:
+        dispatcher = self._dispatcher()
+        if dispatcher is None:
+            return None
+        hooks = dispatcher.due_hooks()
+        if hooks is not self._due[0]:  # The same list for the same set of due hooks.
+            due = []
+            for hook in hooks:
+                if getattr(hook.owner, "statistics_only", False):
+                    modules = dispatcher.modules.selected_by(dispatcher.registry.entry(hook.hook))
+                    due.append(DueHook(hook.hook, hook.owner, frozenset(modules)))
+            self._due = hooks, due
+        listening = tuple([hook for hook in self._due[1] if hook.receiver.listens()])
+        return Pending(dispatcher.run.step, listening) if listening else None
+
+    def deliver(self) -> None:
+        """Give the rows to the hooks they were computed for; nothing waits for the device."""
+        if self._pending is not None:
+            self._take()
+
+    def count_calls(self) -> None:
+        """Add the calls of compiled code to the counts of its modules; waits for the device."""
+        with self._lock:
+            self._take()
+            for modules, due, counts in self._uncounted:
+                for hooked, (calls, fired) in zip(modules, counts.tolist(), strict=True):
+                    hooked.calls += int(calls)
+                    for hook in due:
+                        if hooked in hook.modules:
+                            hooked.fired[hook.hook] = hooked.fired.get(hook.hook, 0) + int(fired)
+            self._uncounted, self._counts = [], {}
+
+    def _take(self) -> None:
+        with self._lock:
+            pending, self._pending = self._pending or Pending(0, ()), None
+            if self.due_flag is None or not self._modules:
+                return
+            from hookline.stats.cuda_tally import addresses_of, take
+
+            if self._addresses is None:
+                self._addresses = addresses_of([_row_of(hooked) for hooked in self._modules])
+            rows = take(self._addresses, self._counts_for(pending.hooks))
+            for hook in pending.hooks:
+                own = self._rows_of(hook)
+                hook.receiver.take(own.names, own.of(rows), pending.step)
+
+    def _counts_for(self, due: tuple[DueHook, ...]) -> Tensor:
+        """Return where calls are counted while these hooks are due; the counts stay on the device until a report."""
+        if due not in self._counts:
+            from hookline.stats.cuda_tally import make_counts
+
+            assert self.due_flag is not None
+            counts = self._counts[due] = make_counts(len(self._modules), self.due_flag.device)
+            self._uncounted.append((self._modules, due, counts))
+        return self._counts[due]
+
+    def _rows_of(self, due: DueHook) -> HookRows:
+        if due not in self._hook_rows:
+            indices = tuple(index for index, hooked in enumerate(self._modules) if hooked in due.modules)
+            self._hook_rows[due] = HookRows([self._modules[index].name_for(due.hook) for index in indices], indices)
+        return self._hook_rows[due]
+
+
+def _row_of(hooked: HookedModule) -> Tensor:
+    row = hooked.torch_hook.stats_row
+    assert row is not None, "every module that is served has a row"
+    return row

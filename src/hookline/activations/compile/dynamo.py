@@ -1,0 +1,201 @@
+"""Call forward hooks from compiled code.
+
+`torch.compile` traces a module's torch hooks together with the module. Ours puts one operator into the graph, which
+passes the tensors to the hooks whenever the graph runs: no graph break, and no other graph when hooks become due or
+not. Where hooks need nothing but statistics of what a GPU computes, it is a kernel instead, and no hook is called.
+Hooks that change the output or measure time need the graph broken at their modules.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hookline.activations import torch_compile
+from hookline.activations.compile.compiled_stats import CompiledStats
+from hookline.activations.compile.custom_ops import define_operator, flatten, give_back_id, object_of, rebuild, take_id
+from hookline.activations.compile.stats_ops import STATISTICS, add_statistics, forget_stats_key, new_stats_key
+from hookline.activations.forward_hooks import is_listening, measures_calls
+from hookline.activations.hooked_modules import OUTSIDE, ForwardTorchHook, HookedModule, TimerTorchHook
+from hookline.registry.entry import Entry
+from hookline.stats.loan import lending
+
+if TYPE_CHECKING:
+    from hookline.activations.forward_hooks import ForwardDispatcher
+
+logger = logging.getLogger("hookline")
+
+NOTHING = ""  # What a module's hooks want from graphs: nothing, to be called outside, statistics, or some of these:
+CALLED, INPUTS, KWARGS, OUTPUT, LIVE = "called", "inputs", "kwargs", "output", "live"
+PARTS = {"inputs": INPUTS, "kwargs": KWARGS, "output": OUTPUT, "live_output": LIVE}  # By argument of `on_forward`.
+NEED_LIVE_OUTPUT = ("intervene", "watches_backward")  # Attributes of hooks that need the output with its graph.
+
+
+# ---- while a graph is traced -----------------------------------------------------------------------------------------
+
+
+def call_while_tracing(hook: ForwardTorchHook, module: Any, inputs: Any, kwargs: Any, output: Any) -> Any:
+    """Make the graph that is being traced call a module's hooks, or break it where they must be called outside."""
+    _prepare_if_needed()
+    wants = hook.wants
+    if wants == NOTHING:
+        return None
+    if wants.startswith(STATISTICS):
+        if add_statistics(hook, wants, output):
+            return None
+        wants = LIVE
+    if wants != OUTSIDE and _pass_to_hooks(hook, wants, inputs, kwargs, output):
+        return None
+    return _call_outside(hook, module, inputs, kwargs, output)
+
+
+def _pass_to_hooks(hook: ForwardTorchHook, wants: str, inputs: Any, kwargs: Any, output: Any) -> bool:
+    """Put the operator into the graph; return False if the values cannot go through a graph."""
+    tensors: list[torch.Tensor] = []
+    parts = [
+        flatten(inputs if INPUTS in wants else None, tensors, exact=True),
+        flatten(kwargs if KWARGS in wants else None, tensors, exact=True),
+        flatten(output if OUTPUT in wants or LIVE in wants else None, tensors, exact=OUTPUT in wants),
+    ]
+    if None in parts:
+        return False
+    call_hooks(tensors, f"({parts[0]}, {parts[1]}, {parts[2]})", hook.graph_id)
+    return True
+
+
+def _call_hooks(tensors: list[torch.Tensor], structure: str, graph_id: torch.Tensor) -> None:
+    """Pass the tensors of one module call to its hooks, each time the graph runs."""
+    hooked: HookedModule | None = object_of(graph_id)
+    if hooked is not None:
+        with lending():
+            hooked.torch_hook(hooked.module, *rebuild(structure, tensors))
+
+
+call_hooks = define_operator("call_hooks(Tensor[] tensors, str structure, Tensor(a!) graph_id) -> ()", _call_hooks)
+
+
+@torch.compiler.disable(reason="a forward hook must be called outside of the graph")  # type: ignore[no-untyped-call, untyped-decorator]
+def _call_outside(hook: ForwardTorchHook, module: Any, inputs: Any, kwargs: Any, output: Any) -> Any:
+    return hook(module, inputs, kwargs, output)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _prepare_if_needed() -> None:
+    """Prepare dispatchers that the compiler could not notify, because it was imported after they attached hooks."""
+    for dispatcher in list(torch_compile.dispatchers):
+        if dispatcher.compiled_stats is None:
+            dispatcher.prepare_compile()
+
+
+def _never_compile(function: Any) -> None:
+    """Let Dynamo inline a function into the graph of a module, but not compile its frame where a graph is broken.
+
+    There it is plain Python that calls hooks. Compiled, its frame would be specialized for every module.
+    """
+    try:
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+    except ImportError as error:
+        _warn_once(f"this version of torch compiles the frames of torch hooks ({error})")
+        return
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
+# ---- before ----------------------------------------------------------------------------------------------------------
+
+
+def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry]) -> None:
+    """Make graphs pass to a dispatcher's hooks what they name."""
+    stats = dispatcher.compiled_stats
+    if stats is None:
+        stats = dispatcher.compiled_stats = CompiledStats(dispatcher)
+    wanted: dict[HookedModule, set[str]] = {}
+    for entry in entries:
+        parts = _wanted_parts(entry)
+        if needs_statistics_only(entry.hook):
+            entry.hook.take_from(stats.deliver)
+        for hooked in dispatcher.modules.selected_by(entry):
+            wanted.setdefault(hooked, set()).update(parts)
+    for hooked, parts in wanted.items():
+        hook = hooked.torch_hook
+        if hook.graph_id is None:
+            hook.graph_id, hook.stats_key = take_id(hooked), new_stats_key(hook)
+        wants = combine(parts)
+        hook.wants = stats.key if wants == STATISTICS else wants
+    stats.serve([hooked for hooked in wanted if hooked.torch_hook.wants == stats.key], dispatcher.modules.model)
+
+
+def leave_graphs(hook: ForwardTorchHook) -> None:
+    """Make graphs reach nothing through a torch hook any more."""
+    if hook.graph_id is not None:
+        give_back_id(hook.graph_id)
+        forget_stats_key(hook.stats_key)
+    hook.wants, hook.stats_key = OUTSIDE, ""
+    hook.graph_id = hook.stats_row = hook.stats_place = None
+
+
+def combine(parts: Collection[str]) -> str:
+    """Return what the hooks of a module want together, as text: graphs compare it before each run."""
+    if OUTSIDE in parts:
+        return OUTSIDE
+    combined = set(parts)
+    if STATISTICS in combined and len(combined) > 1:  # A hook that is called anyway takes the others along.
+        combined = combined - {STATISTICS} | {CALLED, LIVE}
+    return " ".join(sorted(combined))
+
+
+def _wanted_parts(entry: Entry) -> set[str]:
+    if not is_listening(entry):
+        return set()
+    if measures_calls(entry) or any(getattr(entry.hook, name, False) for name in NEED_LIVE_OUTPUT):
+        return {OUTSIDE}
+    if needs_statistics_only(entry.hook):
+        return {STATISTICS}
+    return {CALLED, *(PARTS[name] for name in entry.listeners["on_forward"].wanted if name in PARTS)}
+
+
+def needs_statistics_only(hook: Any) -> bool:
+    """Return whether a hook needs statistics and nothing else, so that it need not be called."""
+    return bool(getattr(hook, "statistics_only", False))
+
+
+_guards_missing = False
+
+
+def guard_on_hooks(reset: bool = True) -> None:
+    """Make compiled code check whether torch hooks were added, and discard code that was compiled without the check.
+
+    Dynamo omits these checks by default; its settings call that unsafe.
+
+    Args:
+        reset: Whether code may be discarded now, which the compiler does not allow while it compiles.
+    """
+    global _guards_missing
+    try:
+        from torch._dynamo import config, reset_code_caches
+
+        if config.skip_nnmodule_hook_guards:
+            config.skip_nnmodule_hook_guards = False
+            _guards_missing = True
+    except (ImportError, AttributeError) as error:
+        _warn_once(f"this version of torch has no guards on module hooks ({error})")
+        return
+    if _guards_missing and reset:
+        _guards_missing = False
+        reset_code_caches()
+
+
+_warned = False
+
+
+def _warn_once(reason: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        logger.warning("hooks that are added to compiled modules may not be called: %s", reason)
+
+
+_never_compile(ForwardTorchHook.__call__)
+_never_compile(TimerTorchHook.__call__)

@@ -1,0 +1,115 @@
+"""Report how often each forward hook was called at each of its modules, and why one never was.
+
+A hook that is never called looks just like a hook that found nothing. The report tells the two apart.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from hookline.activations.hooked_modules import HookedModule
+from hookline.registry.entry import Entry
+
+if TYPE_CHECKING:  # The manager makes these reports, so it imports this module.
+    from hookline.activations.manager import HookManager
+
+DISABLED = "off"
+OTHER_RANK = "not for this rank"
+NOT_DUE = "not due yet"
+NOT_CALLED = "the module was never called (bypassed)"
+NO_MODEL = "its patterns wait for a model"
+NO_MODULE = "the module no longer exists"
+FAILED = "it failed every time"
+NOT_SINCE = "not called since the hook was registered, or only while hooks were silenced"
+
+
+@dataclass(frozen=True)
+class FireRow:
+    """One hook at one module."""
+
+    hook: str
+    module: str
+    calls: int
+    """Calls of the module since any hook selects it."""
+    fired: int
+    """How often the hook was called there and returned without an error."""
+    why: str = ""
+    """Why it never was; empty if it was."""
+
+
+@dataclass(frozen=True)
+class FireReport:
+    """Every forward hook at every module it selects; prints as a table."""
+
+    rows: tuple[FireRow, ...]
+
+    @property
+    def silent(self) -> list[str]:
+        """The hooks that were called nowhere, in registration order."""
+        fired = {row.hook for row in self.rows if row.fired}
+        return [hook for hook in dict.fromkeys(row.hook for row in self.rows) if hook not in fired]
+
+    def of(self, hook: str) -> list[FireRow]:
+        """Return the rows of one hook."""
+        return [row for row in self.rows if row.hook == hook]
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "no forward hooks"
+        cells = [(row.hook, row.module or "-", str(row.calls), str(row.fired), row.why) for row in self.rows]
+        table = format_table(("hook", "module", "calls", "fired", "why not"), cells)
+        return f"{table}\nnever fired: {', '.join(self.silent)}" if self.silent else table
+
+
+def fire_report(manager: HookManager) -> FireReport:
+    """Return how often each forward hook of a manager was called at each of its modules."""
+    if manager.dispatcher.compiled_stats is not None:
+        manager.dispatcher.compiled_stats.count_calls()
+    return FireReport(tuple(row for entry in manager.entries("forward") for row in _rows(manager, entry)))
+
+
+def _rows(manager: HookManager, entry: Entry) -> Iterator[FireRow]:
+    modules = manager.dispatcher.modules
+    for hooked in modules.selected_by(entry):
+        fired = hooked.fired.get(entry.name, 0)
+        why = "" if fired else _reason(manager, entry, hooked)
+        yield FireRow(entry.name, hooked.name_for(entry.name), hooked.calls, fired, why)
+    if modules.model is None and _has_patterns(entry):
+        yield FireRow(entry.name, "", 0, 0, NO_MODEL)
+
+
+def _reason(manager: HookManager, entry: Entry, hooked: HookedModule) -> str:
+    """Return the nearest cause: first the hook's own switches, then the module, then the schedule."""
+    failures = entry.failures.total
+    if not entry.enabled:
+        return f"{DISABLED} ({failures} failures)" if failures else DISABLED
+    if entry.ranks is not None and manager.desk.rank not in entry.ranks:
+        return OTHER_RANK
+    if hooked.module is None:
+        return NO_MODULE
+    if hooked.calls == 0:
+        return NOT_CALLED
+    if failures:
+        return f"{FAILED} ({failures} failures)"
+    return NOT_SINCE if entry.schedule.always else f"{NOT_DUE} ({entry.schedule})"
+
+
+def _has_patterns(entry: Entry) -> bool:
+    """Return whether a hook selects by anything but module objects, which need no model."""
+    pattern = getattr(entry.hook, "modules", "*")
+    patterns = pattern if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
+    return not all(isinstance(one, (torch.nn.Module, weakref.ref)) for one in patterns)
+
+
+def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as plain text, with every column as wide as its widest cell."""
+    lines = [tuple(header), *map(tuple, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

@@ -1,0 +1,290 @@
+"""Interventions: forward hooks that change the output of modules.
+
+Each works on the first floating-point tensor of the output; tuples, dicts, dataclasses and model outputs keep their
+structure. Nothing is written in place, gradients flow through the result, and the result shares no memory with the
+values that a hook was given. They need a manager with interventions enabled; otherwise they warn and change nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline._tensors import map_tensors
+from hookline.activations.capture_session import Cache
+from hookline.activations.capture_store import CapturedState
+from hookline.activations.forward_hooks import first_floating
+from hookline.activations.hooked_modules import weak_selection
+from hookline.errors import HooklineError, nearest
+from hookline.registry.base import ForwardHook
+
+Indices = int | slice | Sequence[int]
+logger = logging.getLogger("hookline")
+
+
+class Intervention(ForwardHook):
+    """Base class of interventions: override `change`.
+
+    The default policy is ``"raise"``, because a run without its intervention would be a different run.
+    """
+
+    intervene = True
+    intervenes = True
+    on_error = "raise"
+
+    def __init__(self, modules: Any) -> None:
+        self.modules = weak_selection(modules)
+        self._warned: set[str | None] = set()  # module names; None stands for all
+
+    def change(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the tensor that replaces `tensor`, which is live: never write into it."""
+        raise NotImplementedError(f"{type(self).__name__} must define change(name, tensor)")
+
+    def on_forward(self, name: str, output: Any, live_output: Any) -> Any:
+        """Return the output with its first floating-point tensor changed; None if it has none."""
+        tensor = first_floating(live_output)
+        if tensor is None:
+            self._warn(name, f"the output of {name!r} has no floating-point tensor; it is not changed")
+            return None
+        if first_floating(output) is not tensor:  # without interventions enabled, a hook gets copies
+            remedy = "make the manager with HookManager(enable_intervention=True)"
+            self._warn(None, f"hook {self._label!r} changes nothing, because interventions are off; {remedy}")
+            return None
+        return replace_tensor(output, tensor, self.change(name, tensor))
+
+    @property
+    def _label(self) -> str:
+        return self.name or type(self).__name__
+
+    def _warn(self, key: str | None, message: str) -> None:
+        if key not in self._warned:
+            self._warned.add(key)
+            logger.warning(message)
+
+    def _error(self, problem: str) -> HooklineError:
+        return HooklineError(f"{self._label}: {problem}")
+
+    def _broadcast(self, value: Any, tensor: Tensor, what: str, name: str) -> Tensor:
+        """Return a value with the shape, dtype and device of a module's output."""
+        given = torch.as_tensor(value).to(tensor)
+        try:
+            return given.broadcast_to(tensor.shape)
+        except RuntimeError:
+            raise self._error(
+                f"{what} has shape {tuple(given.shape)}, but the output of {name!r} has shape {tuple(tensor.shape)}; "
+                "give one that broadcasts to it"
+            ) from None
+
+    def _fit(self, value: Any, tensor: Tensor, what: str, name: str) -> Tensor:
+        # Cloned, because the model may write into it: an in-place ReLU would change the user's own tensor.
+        return self._broadcast(value, tensor, what, name).clone()
+
+    def _operand(self, value: Any, tensor: Tensor, what: str, name: str) -> Tensor | float:
+        # A number is not converted: with a half-precision output it would lose digits.
+        return value if isinstance(value, (int, float)) else self._broadcast(value, tensor, what, name)
+
+    def _merge(
+        self, indices: Indices | None, changed: Tensor, tensor: Tensor, dim: int, what: str, name: str
+    ) -> Tensor:
+        """Take `changed` at the given indices of one dimension and `tensor` elsewhere; None takes all of `changed`."""
+        if indices is None:
+            return changed
+        shape = tuple(tensor.shape)
+        if not -tensor.dim() <= dim < tensor.dim():
+            raise self._error(f"{what}: the output of {name!r} has shape {shape} and no dimension {dim}")
+        # The mask is made on the CPU, where a wrong index raises instead of corrupting the device.
+        mask = torch.zeros(shape[dim], dtype=torch.bool)
+        try:
+            mask[indices if isinstance(indices, (int, slice)) else [int(index) for index in indices]] = True
+        except IndexError:
+            raise self._error(
+                f"{what} {indices!r} exceed the size {len(mask)} of dimension {dim} in the output of {name!r}, "
+                f"which has shape {shape}"
+            ) from None
+        aligned = [1] * tensor.dim()
+        aligned[dim] = -1
+        return torch.where(mask.reshape(aligned).to(tensor.device), changed, tensor)
+
+
+class Replace(Intervention):
+    """Replaces the output by a value that broadcasts to it, or by the result of a function of it.
+
+    >>> Replace("blocks.3", lambda output: output.clamp(max=5.0))
+    """
+
+    built_in = True
+    name = "replace_activation"
+
+    def __init__(self, modules: Any, value: Tensor | float | Sequence[Any] | Callable[[Tensor], Tensor]) -> None:
+        super().__init__(modules)
+        self.value = value
+
+    def change(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the value, or the function's result, in the output's shape."""
+        if not callable(self.value):
+            return self._fit(self.value, tensor, "value", name)
+        made = self.value(tensor)
+        if not isinstance(made, Tensor) or made.shape != tensor.shape:
+            result = f"a tensor of shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+            expected = f"return a tensor of shape {tuple(tensor.shape)}"
+            raise self._error(f"the function returned {result} for {name!r}; {expected}")
+        return made.to(tensor).clone()
+
+
+class Scale(Intervention):
+    """Multiplies the output by a number, or by a tensor that broadcasts to it."""
+
+    built_in = True
+    name = "scale_activation"  # the gradient transform is called "scale"
+
+    def __init__(self, modules: Any, factor: Tensor | float | Sequence[Any]) -> None:
+        super().__init__(modules)
+        self.factor = factor
+
+    def change(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the product."""
+        return tensor * self._operand(self.factor, tensor, "factor", name)
+
+
+class Add(Intervention):
+    """Adds a number, or a tensor that broadcasts to the output."""
+
+    built_in = True
+    name = "add_activation"
+
+    def __init__(self, modules: Any, value: Tensor | float | Sequence[Any]) -> None:
+        super().__init__(modules)
+        self.value = value
+
+    def change(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the sum."""
+        return tensor + self._operand(self.value, tensor, "value", name)
+
+
+class Ablate(Intervention):
+    """Removes a module's contribution by setting its output to zero or to a mean.
+
+    Args:
+        modules: The modules to ablate.
+        to: ``"zero"``, ``"mean"`` (over dimension 0, the batch), or a tensor with a reference mean.
+        units: Indices in the last dimension; None ablates all of them.
+
+    Raises:
+        HooklineError: If `to` is unknown.
+    """
+
+    built_in = True
+    name = "ablate"
+
+    def __init__(self, modules: Any, to: str | Tensor = "zero", units: Indices | None = None) -> None:
+        super().__init__(modules)
+        if isinstance(to, str) and to not in ("zero", "mean"):
+            raise self._error(f"to={to!r} is unknown; {nearest(to, ('zero', 'mean'))}, or a tensor")
+        self.to, self.units = to, units
+
+    def change(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the output with the ablated units at zero or at their mean."""
+        if isinstance(self.to, Tensor):
+            value = self._fit(self.to, tensor, "the mean", name)
+        elif self.to == "zero":
+            value = torch.zeros_like(tensor)
+        else:
+            value = tensor.mean(dim=0, keepdim=True).expand_as(tensor).clone()
+        return self._merge(self.units, value, tensor, -1, "units", name)
+
+
+class Patch(Intervention):
+    """Replaces the output by the module's output in another run (activation patching).
+
+    Args:
+        modules: The modules to patch.
+        source: A captured state, a tensor, or a mapping or cache of these by module name.
+        positions: The indices of dimension `dim` to patch; None patches all.
+        dim: By default the last but one, which holds the positions of ``(batch, position, feature)``; use 0 for modules
+            whose first dimension is the position.
+
+    Raises:
+        HooklineError: If the source is of another type.
+    """
+
+    built_in = True
+    name = "patch"
+
+    def __init__(
+        self,
+        modules: Any,
+        source: CapturedState | Tensor | Mapping[str, Any] | Cache,
+        positions: Indices | None = None,
+        dim: int = -2,
+    ) -> None:
+        super().__init__(modules)
+        if not isinstance(source, (CapturedState, Tensor, Mapping, Cache)):
+            remedy = "give one captured state (of a list, for example the last), a tensor, or a mapping by module name"
+            raise self._error(f"cannot take activations from a {type(source).__name__}; {remedy}")
+        self.source, self.positions, self.dim = source, positions, dim
+
+    def change(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the source's tensor, wholly or at the selected positions."""
+        source: Any = self.source
+        if isinstance(source, Mapping) and name not in source:
+            raise self._error(f"the source has no entry {name!r}; {nearest(name, source)}")
+        if isinstance(source, (Mapping, Cache)):
+            source = source[name]
+        if isinstance(source, CapturedState):
+            source = source.outputs
+        found = first_floating(source)
+        if found is None:
+            raise self._error(f"the source has no floating-point output of {name!r}; capture outputs")
+        value = self._fit(found, tensor, "the source", name)
+        return self._merge(self.positions, value, tensor, self.dim, "positions", name)
+
+
+class Steer(Intervention):
+    """Adds a multiple of a vector to the output.
+
+    Args:
+        modules: The modules to steer.
+        vector: One number per element of the output's last dimension.
+        strength: The factor of the vector.
+        positions: The indices of dimension `dim` to steer; None steers all.
+        dim: See `Patch`.
+
+    Raises:
+        HooklineError: If the vector has more than one dimension.
+    """
+
+    built_in = True
+    name = "steer"
+
+    def __init__(
+        self,
+        modules: Any,
+        vector: Tensor | Sequence[float],
+        strength: float = 1.0,
+        positions: Indices | None = None,
+        dim: int = -2,
+    ) -> None:
+        super().__init__(modules)
+        if (given := torch.as_tensor(vector)).dim() != 1:
+            raise self._error(f"vector has shape {tuple(given.shape)}; give one with a single dimension")
+        self.vector, self.strength, self.positions, self.dim = vector, strength, positions, dim
+
+    def change(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the output moved along the vector."""
+        vector = torch.as_tensor(self.vector)
+        if tensor.dim() == 0 or vector.shape[0] != tensor.shape[-1]:
+            raise self._error(
+                f"vector has {vector.shape[0]} elements, but the output of {name!r} has shape "
+                f"{tuple(tensor.shape)}; give one per element of its last dimension"
+            )
+        moved = tensor + self.strength * vector.to(tensor)
+        return self._merge(self.positions, moved, tensor, self.dim, "positions", name)
+
+
+def replace_tensor(value: Any, old: Tensor, new: Tensor) -> Any:
+    """Return a nested value with `new` in every place of `old`; the value itself is not changed."""
+    return map_tensors(lambda tensor: new if tensor is old else tensor, value)

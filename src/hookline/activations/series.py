@@ -1,0 +1,212 @@
+"""The numbers of a monitor over steps: one table per step from each source, and a bounded history of tables."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from hookline.activations.metric_spec import MetricSpec
+from hookline.errors import HooklineError, nearest
+from hookline.stats.columns import INFS, NANS
+from hookline.stats.histograms import Histograms
+from hookline.stats.per_step import PerStep, StepRows
+from hookline.stats.wide_rows import histograms_of
+
+
+class StepTable(NamedTuple):
+    """The numbers of one step on the host: ``values[i, j]`` is column j of module ``names[i]``.
+
+    A table of histograms has one dimension more, the bins. Step 0 means that there is no run; a name then occurs once
+    per call.
+    """
+
+    step: int
+    names: Sequence[str]
+    columns: tuple[str, ...]
+    values: Tensor
+    totals: Mapping[str, float] = {}
+    """Numbers over all modules, by name."""
+
+    def row(self, index: int) -> dict[str, float]:
+        """Return one row by column."""
+        return dict(zip(self.columns, self.values[index].tolist(), strict=True))
+
+    def align(self, names: Sequence[str]) -> Tensor:
+        """Return the values with one row per given name, NaN for names that this step does not have."""
+        if tuple(self.names) == tuple(names):
+            return self.values
+        indices = {name: index for index, name in enumerate(names)}
+        aligned = self.values.new_full((len(names), *self.values.shape[1:]), float("nan"))
+        aligned[[indices[name] for name in self.names]] = self.values
+        return aligned
+
+
+class Source(Protocol):
+    """One kind of numbers: measured while the model runs, returned as tables when steps are complete."""
+
+    def end_step(self, step: int) -> None:
+        """Mark a step as complete."""
+
+    def complete(self, wait: bool) -> Iterator[StepTable]:
+        """Yield the tables of complete steps, oldest first, each once; `wait` waits for the device."""
+
+    def incomplete(self) -> list[StepTable]:
+        """Return what has arrived of a step that is not complete."""
+
+    def discard(self) -> None:
+        """Release the tensors that were collected."""
+
+
+class TensorStatistics:
+    """Statistics of the tensors that are added; `prefix` distinguishes the columns of gradients."""
+
+    def __init__(self, spec: MetricSpec, prefix: str = "") -> None:
+        self._spec, self._prefix = spec, prefix
+        self._columns = tuple(prefix + column for column in spec.columns)
+        self._per_step = PerStep(spec.measure)
+        self._newest: StepRows | None = None
+        # Bound methods, because one more call per module and step would cost as much as the work itself.
+        self.add = self._per_step.add
+        self.add_rows = self._per_step.add_rows
+        self.send = self._per_step.send
+        self.end_step = self._per_step.end_step
+        self.discard = self._per_step.discard
+
+    def complete(self, wait: bool) -> Iterator[StepTable]:
+        """Yield the tables of complete steps; the histograms of a step follow its statistics."""
+        for rows in self._per_step.drain() if wait else self._per_step.ready():
+            self._newest = rows
+            yield from self._tables(rows)
+
+    def incomplete(self) -> list[StepTable]:
+        """Return what has arrived of a step that is not complete."""
+        rows = self._per_step.incomplete()
+        return [] if rows is None else list(self._tables(rows))
+
+    def histogram(self, name: str) -> Histograms:
+        """Return the newest histogram of one module."""
+        rows = self._per_step.incomplete() or self._newest
+        names = [] if rows is None else list(map(str, rows.keys))
+        if rows is None or name not in names:
+            raise HooklineError(f"there is no histogram of {name!r} yet; {nearest(name, names)}")
+        last = len(names) - 1 - names[::-1].index(name)
+        return histograms_of(rows.rows[last : last + 1])
+
+    def _tables(self, rows: StepRows) -> Iterator[StepTable]:
+        names = list(map(str, rows.keys))
+        totals = {f"{self._prefix}non_finite": rows.rows[:, NANS : INFS + 1].sum().item()}
+        yield StepTable(rows.step, names, self._columns, self._spec.select(rows.rows), totals)
+        if self._spec.histogram:
+            counts = histograms_of(rows.rows).counts.double().unsqueeze(1)
+            yield StepTable(rows.step, names, (f"{self._prefix}counts",), counts)
+
+
+class CallCosts:
+    """Time and memory of module calls, added up over a step; without a run, one row per call."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self._columns = columns
+        self._step = 0
+        self._names: list[str] = []
+        self._values: list[list[float]] = []
+        self._indices: dict[str, int] = {}  # of the names in the current step
+        self._complete: list[StepTable] = []
+
+    def add(self, name: str, seconds: float, memory: int, step: int) -> None:
+        """Add the cost of one call."""
+        if step != self._step:
+            self.end_step(self._step)
+            self._step = step
+        values = [seconds if column == "time" else float(memory) for column in self._columns]
+        index = self._indices.get(name) if step else None
+        if index is None:
+            self._indices[name] = len(self._names)
+            self._names.append(name)
+            self._values.append(values)
+        else:
+            self._values[index] = [old + new for old, new in zip(self._values[index], values, strict=True)]
+
+    def end_step(self, step: int) -> None:
+        """Mark a step as complete."""
+        self._complete += self.incomplete()
+        self._names, self._values, self._indices = [], [], {}
+
+    def complete(self, wait: bool) -> Iterator[StepTable]:
+        """Yield the tables of complete steps; there is no device to wait for."""
+        if not self._step:  # without a run, no event ends a step
+            self.end_step(0)
+        tables, self._complete = self._complete, []
+        yield from tables
+
+    def incomplete(self) -> list[StepTable]:
+        """Return the costs of the current step so far."""
+        if not self._names:
+            return []
+        values = torch.tensor(self._values, dtype=torch.float64)
+        return [StepTable(self._step, tuple(self._names), self._columns, values)]
+
+    def discard(self) -> None:
+        """Do nothing: there are no tensors."""
+
+
+class History:
+    """The tables of the last steps, oldest first; of each kind of table, `limit` values per module are kept."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._tables: deque[StepTable] = deque()
+        self._rows: dict[tuple[str, ...], int] = {}  # per kind of table, which its columns identify
+
+    def add(self, table: StepTable) -> None:
+        """Append a table; the oldest ones of its kind are dropped."""
+        self._tables.append(table)
+        kind, enough = table.columns, self._limit * len(set(table.names))
+        rows = self._rows.get(kind, 0) + len(table.names)
+        while True:
+            index = next(index for index, one in enumerate(self._tables) if one.columns == kind)
+            remaining = rows - len(self._tables[index].names)
+            if remaining < enough:
+                break
+            rows = remaining
+            del self._tables[index]
+        self._rows[kind] = rows
+
+    def latest(self, incomplete: Sequence[StepTable] = ()) -> dict[str, dict[str, float]]:
+        """Return the newest values of every module; `incomplete` are tables of the current step."""
+        newest: dict[str, dict[str, float]] = {}
+        done: set[tuple[str, tuple[str, ...]]] = set()
+        for table in reversed([*self._tables, *incomplete]):
+            for index in reversed(range(len(table.names))):
+                name = table.names[index]
+                if (name, table.columns) not in done:
+                    done.add((name, table.columns))
+                    newest[name] = table.row(index) | newest.get(name, {})
+        return newest
+
+    def of(self, name: str, incomplete: Sequence[StepTable] = ()) -> list[tuple[int, dict[str, float]]]:
+        """Return (step, values) of one module, oldest first; different kinds of one step are joined."""
+        entries: list[tuple[int, dict[str, float]]] = []
+        by_step: dict[int, dict[str, float]] = {}
+        for table in (*self._tables, *incomplete):
+            for index in [index for index, one in enumerate(table.names) if one == name]:
+                values = table.row(index)
+                earlier = by_step.get(table.step) if table.step else None
+                if earlier is not None and earlier.keys().isdisjoint(values):
+                    earlier.update(values)
+                else:
+                    by_step[table.step] = values
+                    entries.append((table.step, values))
+        return entries[-self._limit :]
+
+
+def column_means(entries: Sequence[tuple[int, dict[str, float]]]) -> dict[str, float]:
+    """Return the mean of each column over the entries of a history, ignoring NaN."""
+    columns: dict[str, list[float]] = {}
+    for _, values in entries:
+        for column, value in values.items():
+            columns.setdefault(column, []).append(value)
+    return {column: torch.tensor(values, dtype=torch.float64).nanmean().item() for column, values in columns.items()}

@@ -1,0 +1,98 @@
+"""Notice that `torch.compile` is in use without importing the compiler, and run models uncompiled for a while.
+
+Importing Dynamo takes a second or two, and most processes that train compile nothing. So everything that forward hooks
+need in compiled code is in `hookline.activations.compile`, which is imported when the first frame is about to be
+compiled. This module only reads what is in `sys.modules`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+logger = logging.getLogger("hookline")
+
+
+def is_imported() -> bool:
+    """Return whether the compiler is imported, completely; optimizers import it, too."""
+    return hasattr(sys.modules.get("torch._dynamo"), "reset")
+
+
+def has_compiled() -> bool:
+    """Return whether this process has compiled anything, as far as this version of torch tells."""
+    convert_frame = getattr(sys.modules.get("torch._dynamo"), "convert_frame", None)
+    return bool(getattr(getattr(convert_frame, "input_codes", None), "seen", ()))
+
+
+# ---- before the first compilation ------------------------------------------------------------------------------------
+
+
+class Dispatcher(Protocol):
+    """Whatever has torch hooks on modules that may be compiled."""
+
+    def prepare_compile(self) -> None:
+        """Make its torch hooks ready to be traced."""
+
+
+dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Those with torch hooks on modules now."""
+
+
+def prepare_before_compiling(dispatcher: Dispatcher) -> None:
+    """Call `dispatcher.prepare_compile` before the next frame is compiled.
+
+    If the compiler is imported only later, its first trace through one of the torch hooks does the same. A frame
+    without any of them that is compiled before does not check for hooks, and serves modules of the same code: call
+    `HookManager.watch` again after the import to exclude that. Trainers do.
+    """
+    dispatchers.add(dispatcher)
+    handler = getattr(sys.modules.get("torch._dynamo"), "callback_handler", None)
+    if handler is not None and _prepare_all not in handler.start_callbacks:  # `torch._dynamo.reset` removes it.
+        handler.register_start_callback(_prepare_all)
+
+
+def _prepare_all(_: Any = None) -> None:
+    """Prepare every dispatcher; a failure must not end the compilation of somebody's model."""
+    try:
+        for dispatcher in list(dispatchers):
+            dispatcher.prepare_compile()
+    except Exception:
+        logger.warning("forward hooks may not be called in compiled code", exc_info=True)
+
+
+# ---- uncompiled ------------------------------------------------------------------------------------------------------
+
+_uncompiled_blocks = 0  # In all threads.
+_stance: Any = None
+_stance_lock = threading.Lock()
+
+
+@contextmanager
+def run_uncompiled() -> Iterator[None]:
+    """Run compiled models uncompiled inside the block, in all threads; what is compiled stays for later."""
+    if not is_imported():
+        yield
+        return
+    _enter_uncompiled(1)
+    try:
+        yield
+    finally:
+        _enter_uncompiled(-1)
+
+
+def _enter_uncompiled(by: int) -> None:
+    """Change the stance for the first of several blocks and change it back after the last, whatever their threads."""
+    global _uncompiled_blocks, _stance
+    with _stance_lock:
+        if not _uncompiled_blocks:
+            _stance = torch.compiler.set_stance("force_eager")
+        _uncompiled_blocks += by
+        if not _uncompiled_blocks:
+            _stance.__exit__(None, None, None)

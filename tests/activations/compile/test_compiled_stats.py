@@ -1,0 +1,313 @@
+"""Statistics that compiled code adds up by itself: who gets them, for which step, and that every call is counted.
+
+The kernels need a GPU. Here torch adds up in their place, so that the operator, the graphs, the ledger and the hooks
+are the real ones.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from stats_rows_on_cpu import COMPILING, CPU, INPUT, WIDTH, Model, kernels_on_the_cpu, watching, whole
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from hookline import ForwardHook, HookManager, get_trainer
+from hookline.activations.compile.compiled_stats import CompiledStats
+from hookline.activations.monitor import Monitor
+from hookline.events.schedule import Reading
+from hookline.stats.columns import STATISTICS
+
+pytestmark = COMPILING
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The CPU has kernels, and the compiler has seen nothing."""
+    yield from kernels_on_the_cpu(monkeypatch)
+
+
+def no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A monitor that is called by the graph fails."""
+
+    def called(self: Monitor, name: str, live_output: Any, step: int) -> None:
+        raise AssertionError(f"called at {name}")
+
+    monkeypatch.setattr(Monitor, "_observe", called)
+
+
+def fired(manager: HookManager) -> dict[tuple[str, str], tuple[int, int]]:
+    """(calls, fired) by hook and module."""
+    return {(row.hook, row.module): (row.calls, row.fired) for row in manager.fire_report().rows}
+
+
+def by_block(model: nn.Module, backend: str = "aot_eager") -> Any:
+    """Every block compiled on its own: they share one graph."""
+    for block in model.blocks:  # type: ignore[union-attr]
+        block.compile(backend=backend)
+    return model
+
+
+def test_the_values_are_those_of_the_uncompiled_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every module, with a row for all calls of a step, and nobody was called."""
+    model = Model().eval()
+    values = []
+    for run in (model, whole(model)):
+        monitor = Monitor(["blocks.*.up", "head"], metrics=STATISTICS)
+        manager = watching(model, monitor)
+        manager.tap.run.step = 1
+        run(INPUT)
+        values.append(monitor.latest())
+        manager.remove("hook0")
+        no_calls(monkeypatch)
+    assert values[0].keys() == values[1].keys() and len(values[0]) == 11
+    assert values[1]["head"]["count"] == 48
+    for name, row in values[0].items():
+        assert row == pytest.approx(values[1][name], rel=1e-5), name
+
+
+def test_one_graph_serves_all_steps_and_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values have their true steps, without anybody saying that a step is over, and the accounts are right."""
+    no_calls(monkeypatch)
+    model, always, rarely = Model().eval(), Monitor("head"), Monitor("*")
+    manager = watching(model, always)
+    manager.register(rarely, "rarely", every=3)
+    run = whole(model)
+    for step in range(1, 8):
+        manager.begin_batch(Reading(step, step, 1))
+        manager.tap.run.step = step
+        run(INPUT * step)
+    assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
+    assert [step for step, _ in always.history("head")] == [1, 2, 3, 4, 5, 6, 7]
+    assert [step for step, _ in rarely.history("blocks.3.up")] == [3, 6]
+    assert rarely.history("head") == [entry for entry in always.history("head") if entry[0] in (3, 6)]
+    accounts = fired(manager)
+    assert accounts["hook0", "head"] == (14, 14) and accounts["rarely", "head"] == (14, 4)
+    assert accounts["rarely", "blocks.0"] == (7, 2)
+
+
+def test_blocks_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More of them than Dynamo would compile one by one, each with a tally of its own."""
+    no_calls(monkeypatch)
+    model, monitor = Model().eval(), Monitor("blocks.*.up")
+    manager = watching(model, monitor)
+    run = by_block(model)
+    manager.tap.run.step = 1
+    run(INPUT.clone().requires_grad_())
+    run(INPUT.clone().requires_grad_())
+    assert counters["stats"]["unique_graphs"] == 1
+    means = [values["mean"] for values in monitor.latest().values()]
+    assert len(set(means)) == 10 and set(fired(manager).values()) == {(2, 2)}
+
+
+def inputs_of(model: nn.Module, compile: Callable[..., Any]) -> list[int]:
+    """How many tensors come with each run of each graph."""
+    counts = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        counts.append(len(inputs))
+        return graph
+
+    compile(model, backend)(INPUT.clone().requires_grad_())
+    return counts
+
+
+def test_only_blocks_get_their_tallies_with_each_run() -> None:
+    """A graph of the whole model is tied to its modules: that is quicker, and nobody else could use it."""
+    model = Model().eval()
+    plain, plain_block = inputs_of(model, whole), inputs_of(Model().eval(), by_block)[0]
+    torch._dynamo.reset()
+    watching(model, Monitor(["blocks.*.up", "head"]))
+    assert inputs_of(model, whole) == plain
+    blocks = Model().eval()
+    watching(blocks, Monitor(["blocks.*.up", "head"]))
+    assert inputs_of(blocks, by_block) == [plain_block + 1]
+
+
+def test_inductor_makes_one_call_for_all() -> None:
+    """With the values of the uncompiled model, and nothing copied."""
+    from torch._inductor.utils import run_and_get_code
+
+    model, monitor = Model().eval(), Monitor(["blocks.*.up", "blocks.?"], metrics=["mean", "count"])
+    manager = watching(model, monitor)
+    manager.tap.run.step = 1
+    with torch.no_grad():
+        model(INPUT)
+        values = monitor.latest()
+        manager.tap.run.step = 2
+        _, (code,) = run_and_get_code(torch.compile(model), INPUT)
+    calls = [line for line in code.splitlines() if "hookline.add_to_rows.default(" in line]
+    assert len(calls) == 1 and "hookline.begin_run.default(" in code
+    assert ".clone(" not in code and monitor.latest().keys() == values.keys()
+    for name, row in monitor.latest().items():
+        assert row == pytest.approx(values[name], rel=1e-5, abs=1e-6), name
+
+
+def test_without_a_run_each_run_of_a_graph_has_rows_of_its_own() -> None:
+    """As many entries as forward passes."""
+    model, monitor = Model().eval(), Monitor("blocks.1")
+    watching(model, monitor)
+    run = whole(model)
+    for factor in (1, 2, 3):
+        run(INPUT * factor)
+    entries = monitor.history("blocks.1")
+    assert len(entries) == 3 and len({values["mean"] for _, values in entries}) == 3
+
+
+@pytest.mark.parametrize("compile", [whole, by_block], ids=lambda way: way.__name__)
+def test_a_checkpointed_forward_is_added_up_once(compile: Callable[..., Any]) -> None:
+    """The repetition inside backward is left out."""
+    model, monitor = Model(checkpointed=True), Monitor("blocks.*.up", metrics=["count"])
+    manager = watching(model, monitor)
+    run = compile(model)
+    manager.tap.run.step = 1
+    run(INPUT).sum().backward()
+    assert {values["count"] for values in monitor.latest().values()} == {48}
+    assert {count for _, count in fired(manager).values()} == {1}
+
+
+def test_silence_validation_and_switching_off() -> None:
+    """Nothing is added up that the monitor would not have heard."""
+    model, monitor = Model().eval(), Monitor("head", metrics=["count"])
+    manager = watching(model, monitor)
+    run = whole(model)
+    manager.tap.run.step = 1
+    with manager.silenced():
+        run(INPUT)
+    monitor.on_validation_start()
+    run(INPUT)
+    monitor.on_validation_end()
+    manager.disable("hook0")
+    run(INPUT)
+    assert monitor.latest() == {}
+    manager.enable("hook0")
+    run(INPUT)
+    assert monitor.latest()["head"]["count"] == 48
+
+
+class Numbers(nn.Module):
+    """Gives integers, then numbers."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x > 0).long(), x * 2
+
+
+class Halves(nn.Module):
+    """Gives every other element."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, ::2]
+
+
+class Odd(nn.Module):
+    """Modules whose outputs are not just one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers, self.halves, self.whole = Numbers(), Halves(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        signs, doubled = self.numbers(x)
+        whole: Tensor = self.whole(signs)
+        return self.halves(doubled) + whole[:, ::2]
+
+
+def test_the_first_floating_point_tensor_counts() -> None:
+    """In a tuple, too; an output without any is heard and has no row."""
+    model, monitor = Odd(), Monitor(["numbers", "halves", "whole"], metrics=["count", "absmax"])
+    manager = watching(model, monitor)
+    whole(model)(INPUT)
+    assert monitor.latest() == {
+        "numbers": {"count": 24, "absmax": pytest.approx(2 * INPUT.abs().max().item())},
+        "halves": {"count": 12, "absmax": pytest.approx(2 * INPUT[:, ::2].abs().max().item())},
+    }
+    assert set(fired(manager).values()) == {(1, 1)}
+
+
+def test_a_module_that_others_look_at_is_shown() -> None:
+    """A hook that must be called takes the monitor with it, and each is told once."""
+
+    class Watch(ForwardHook):
+        modules = "head"
+        seen = 0
+
+        def on_forward(self, output: Tensor) -> None:
+            self.seen += 1
+
+    model, monitor, watch = Model().eval(), Monitor(["head", "blocks.0"], metrics=["count"]), Watch()
+    manager = watching(model, monitor, watch)
+    manager.tap.run.step = 1
+    whole(model)(INPUT)
+    assert watch.seen == 2 and {name: row["count"] for name, row in monitor.latest().items()} == {
+        "blocks.0": 24,
+        "head": 48,
+    }
+    assert fired(manager)["hook0", "head"] == (2, 2)
+
+
+def test_through_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accumulated micro-batches are one row, and every row has its step."""
+    no_calls(monkeypatch)
+    model, monitor = Model(), Monitor("head", metrics=["count"])
+    batches = [(INPUT, torch.zeros(3, 8)) for _ in range(6)]
+    options: dict[str, Any] = {"record": False, "console": False, "compile": True, "loss_fn": nn.functional.mse_loss}
+    with torch.compiler.set_stance(force_backend="aot_eager"):
+        trainer = get_trainer(
+            "simple", model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu",
+            accumulate=2, **options,
+        )  # fmt: skip
+        trainer.add_hook(monitor)
+        trainer.train()
+    assert [(step, values["count"]) for step, values in monitor.history("head")] == [(1, 96), (2, 96), (3, 96)]
+
+
+class Noting:
+    """Stands for a trainer that keeps a record: the steps whose layers it got."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def log(self, *_: Any) -> None: ...
+
+    def log_layers(self, series: str, names: Any, columns: Any, values: Tensor, step: int) -> None:
+        self.steps.append(step)
+
+
+def test_a_checkpoint_leaves_no_step_behind() -> None:
+    """Rows of several steps cross together; those that have not are recorded before a state is saved."""
+    model, monitor, trainer = Model().eval(), Monitor("head"), Noting()
+    manager = watching(model, monitor)
+    run = whole(model)
+    for step in (1, 2, 3):
+        manager.tap.run.step = step
+        run(INPUT)
+        monitor.on_step_end(trainer, step)
+    assert trainer.steps == [] and monitor.state_dict() == {}
+    assert trainer.steps == [1, 2, 3]
+
+
+def test_the_last_hook_frees_the_rows() -> None:
+    """A hook that is registered again gets new ones."""
+    model, monitor = Model().eval(), Monitor("head", metrics=["count"])
+    manager = watching(model, monitor)
+    run = whole(model)
+    run(INPUT)
+    (hooked,) = manager.dispatcher.modules
+    stats = manager.dispatcher.compiled_stats
+    assert stats is not None and hooked.torch_hook.stats_row is not None
+    assert hooked.torch_hook.stats_row.numel() == 2 + WIDTH
+    manager.remove("hook0")
+    assert hooked.torch_hook.stats_row is None and stats.due_flag is None
+    manager.register(monitor, "again")
+    manager.dispatcher.run.step = 1
+    run(INPUT)
+    assert monitor.latest()["head"]["count"] == 48 and fired(manager)["again", "head"][1] == 2
+
+
+def test_another_device_is_refused() -> None:
+    """All rows are where the first output was; elsewhere the operator calls the hooks."""
+    stats = CompiledStats(HookManager().dispatcher)
+    assert stats.admit(torch.device("meta")) == "refused"
+    assert stats.admit(CPU) == "later"  # No graph is being traced.
+    assert stats.admit(torch.device("meta")) == "refused"

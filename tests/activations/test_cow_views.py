@@ -1,0 +1,138 @@
+"""Copies for observers: same structure, same values, and no way back to the originals."""
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from hookline.activations.cow_views import ViewTracker, copy_on_write, shares_memory
+
+
+class Pair(NamedTuple):
+    """A named tuple of tensors."""
+
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """A dataclass that its constructor cannot make again."""
+
+    hidden: torch.Tensor
+    size: int = dataclasses.field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", self.hidden.numel())
+
+
+class Stubborn(tuple[Any, ...]):
+    """A tuple that cannot be made from its items."""
+
+    def __new__(cls, *, items: Any) -> "Stubborn":
+        return super().__new__(cls, items)
+
+
+WRITES: list[Callable[[torch.Tensor], Any]] = [
+    lambda t: t.add_(1), lambda t: t.zero_(), lambda t: t.__setitem__(0, 9.0), lambda t: t.view(-1).mul_(2),
+    lambda t: t[1:].fill_(7.0), lambda t: t.copy_(torch.ones_like(t)), lambda t: t.data.add_(1),
+    lambda t: torch.add(t, 1, out=t), lambda t: torch._foreach_add_([t], 1.0), lambda t: t.t().clamp_(max=-5.0),
+]  # fmt: skip
+
+
+@pytest.mark.req("000-13", "000-14")
+@pytest.mark.parametrize("write", WRITES)
+def test_no_write_reaches_the_original(write: Callable[[torch.Tensor], Any]) -> None:
+    """Ten ways to write in place change the copy and leave the activation as it was."""
+    original = torch.arange(6.0).reshape(2, 3)
+    before = original.clone()
+    tracker = ViewTracker()
+    made = tracker.view(original)
+    assert torch.equal(made, original) and not tracker.written()
+    write(made)
+    assert torch.equal(original, before)
+    assert not torch.equal(made, before)
+
+
+@pytest.mark.parametrize("write", [w for i, w in enumerate(WRITES) if i != 6])  # .data has a version of its own
+def test_writes_are_noticed(write: Callable[[torch.Tensor], Any]) -> None:
+    """The hook that wrote can be named afterwards."""
+    tracker = ViewTracker()
+    write(tracker.view(torch.arange(6.0).reshape(2, 3)))
+    assert tracker.written()
+
+
+def test_a_later_write_by_the_model_does_not_corrupt_a_copy() -> None:
+    """What a hook kept stays as it was when the module ran."""
+    original = torch.zeros(3)
+    kept = copy_on_write(original)
+    original.add_(1)
+    assert kept.sum() == 0 and original.sum() == 3
+
+
+def test_copies_carry_no_graph() -> None:
+    """Keeping one does not keep the graph alive."""
+    made = copy_on_write(torch.ones(2, requires_grad=True) * 2)
+    assert not made.requires_grad and made.grad_fn is None
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(0),
+        torch.tensor(3.0),
+        torch.zeros(2, 3).t(),
+        torch.zeros(4)[::2],
+        torch.eye(2).to_sparse(),
+        torch.arange(3),
+    ],
+)
+def test_unusual_tensors_are_copied_too(tensor: torch.Tensor) -> None:
+    """Empty, scalar, transposed, strided, sparse and integer tensors: a clone where torch cannot do better."""
+    made = copy_on_write(tensor)
+    assert made is not tensor and torch.equal(made.to_dense(), tensor.to_dense())
+
+
+def test_structures_keep_their_types() -> None:
+    """Tuples, named tuples, lists, dicts, dataclasses and what is nested in them arrive as what they are."""
+    tensor = torch.ones(2)
+    value = {"pair": Pair(tensor, tensor), "list": [tensor, None, "text"], "out": Output(tensor), "shape": tensor.shape}
+    made = ViewTracker().view(value)
+    assert type(made) is dict and type(made["pair"]) is Pair and type(made["out"]) is Output
+    assert made["list"][1:] == [None, "text"] and made["out"].size == 2 and made["shape"] == (2,)
+    for copied in (made["pair"].left, made["list"][0], made["out"].hidden):
+        assert copied is not tensor and torch.equal(copied, tensor)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        collections.OrderedDict(a=torch.ones(2)),
+        collections.defaultdict(list, a=torch.ones(2)),
+        collections.UserDict(a=torch.ones(2)),
+        Stubborn(items=(torch.ones(2),)),
+        torch.max(torch.ones(2, 2), dim=0),
+        torch.nn.utils.rnn.pack_sequence([torch.ones(2)]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_containers_that_resist_are_still_copied(value: Any) -> None:
+    """However a container is built, its items are readable, and the originals out of reach."""
+    made = ViewTracker().view(value)
+    key = "a" if hasattr(value, "keys") else 0
+    made[key].add_(5)
+    assert value[key].max() == 1
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_memory_is_shared_until_somebody_writes(write: Callable[[torch.Tensor], Any]) -> None:
+    """Whichever way, and on whichever side."""
+    for side in (0, 1):
+        original = torch.arange(6.0).reshape(2, 3)
+        both = original, copy_on_write(original)
+        assert shares_memory(*both)
+        write(both[side])
+        assert not shares_memory(*both)

@@ -1,0 +1,553 @@
+"""The tap: forward hooks see activations while the model runs, and change nothing unless they are allowed to."""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from hookline import get_trainer
+from hookline.activations.capture import Capture
+from hookline.activations.manager import HookManager
+from hookline.errors import HooklineError
+from hookline.events.policy import Incident
+from hookline.hooks.monitoring import ActivationStats
+from hookline.registry.base import ForwardHook
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Failures are expected here."""
+    caplog.set_level(logging.CRITICAL, "hookline")
+
+
+def make_model() -> torch.nn.Sequential:
+    """Linear, ReLU, Linear with fixed weights."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+
+
+INPUT = torch.arange(6.0).reshape(2, 3)
+
+
+class Watch(ForwardHook):
+    """Keeps what it saw."""
+
+    def __init__(self, name: str = "watch", modules: Any = "*") -> None:
+        self.name, self.modules = name, modules
+        self.seen: list[tuple[str, torch.Tensor]] = []
+
+    def on_forward(self, name: str, output: torch.Tensor) -> None:
+        self.seen.append((name, output))
+
+
+def watched(*hooks: ForwardHook, **more: Any) -> tuple[HookManager, torch.nn.Sequential]:
+    """A manager that watches a model with these hooks."""
+    manager, model = HookManager(**more), make_model()
+    manager.watch(model)
+    for hook in hooks:
+        manager.register(hook)
+    return manager, model
+
+
+def torch_hooks(model: torch.nn.Module) -> int:
+    """How many torch hooks a model carries."""
+    return sum(len(module._forward_hooks) for module in model.modules())
+
+
+@pytest.mark.req("000-09", "000-10")
+def test_a_forward_hook_receives_the_activations_while_the_model_runs() -> None:
+    """Every selected module's output, in the order in which they ran, equal to what the model computed."""
+    hook = Watch()
+    _, model = watched(hook)
+    output = model(INPUT)
+    assert [name for name, _ in hook.seen] == ["0", "1", "2"]
+    assert torch.equal(hook.seen[2][1], output) and torch.equal(hook.seen[0][1], model[0](INPUT))
+
+
+@pytest.mark.req("000-13", "000-14", "000-09")
+def test_observers_change_nothing_by_returning_or_writing() -> None:
+    """Outputs and gradients are bit for bit those of a model without hooks; the writer is told."""
+
+    class Vandal(ForwardHook):
+        def on_forward(self, output: torch.Tensor, inputs: Any) -> torch.Tensor:
+            output.zero_()
+            inputs[0].fill_(7.0)
+            return torch.zeros_like(output)
+
+    manager, model = watched(Vandal())
+    told: list[Incident] = []
+    manager.desk.watch(told.append)
+    bare = make_model()
+    data = INPUT.clone()
+    ours, theirs = model(data), bare(INPUT)
+    ours.sum().backward()
+    theirs.sum().backward()
+    assert torch.equal(ours, theirs) and torch.equal(data, INPUT)
+    for mine, other in zip(model.parameters(), bare.parameters(), strict=True):
+        assert mine.grad is not None and other.grad is not None and torch.equal(mine.grad, other.grad)
+    assert [(one.kind, one.hook, one.event) for one in told] == [("overruled", "vandal", "on_forward")]
+    assert manager.entry("vandal").overruled["on_forward"] == 6  # a write and a return at each of three modules
+
+
+@pytest.mark.req("000-40", "000-41")
+def test_several_forward_hooks_do_not_see_each_others_writes() -> None:
+    """Each gets copies of its own; one that writes and one that raises leave the others alone."""
+
+    class Broken(ForwardHook):
+        def on_forward(self, output: torch.Tensor) -> None:
+            output.zero_()
+            raise ValueError("boom")
+
+    first, last = Watch("first"), Watch("last")
+    manager, model = watched(first, Broken(), last)
+    output = model(INPUT)
+    assert torch.equal(first.seen[2][1], output) and torch.equal(last.seen[2][1], output)
+    assert len(last.seen) == 3 and manager.entry("broken").failures.total == 3
+    assert not manager.is_enabled("broken")
+
+
+def test_a_hook_that_must_raise_does_so_after_the_others_heard() -> None:
+    """The error leaves the forward pass, annotated; a later hook of the module has heard it all the same."""
+
+    class Fatal(ForwardHook):
+        on_error = "raise"
+
+        def on_forward(self) -> None:
+            raise ValueError("boom")
+
+    last = Watch("last")
+    _, model = watched(Fatal(), last)
+    with pytest.raises(ValueError, match="boom") as caught:
+        model(INPUT)
+    assert [name for name, _ in last.seen] == ["0"]
+    assert caught.value.__notes__ == ["raised by hook 'fatal' in on_forward, step 0"]
+
+
+@pytest.mark.req("000-11", "000-12")
+def test_activation_statistics_are_torchs_and_can_be_read() -> None:
+    """Mean and std of each module's output, kept by name."""
+    stats = ActivationStats(modules=["0", "2"])
+    _, model = watched(stats)
+    output = model(INPUT)
+    latest = stats.latest()
+    assert latest["2"] == pytest.approx({"mean": output.mean().item(), "std": output.std().item()}, rel=1e-5)
+    assert set(latest) == {"0", "2"}
+
+
+@pytest.mark.req("000-05", "000-06")
+def test_a_disabled_forward_hook_hears_nothing_until_it_is_enabled_again() -> None:
+    """The switch works on a model that is watched already."""
+    hook = Watch()
+    manager, model = watched(hook)
+    manager.disable("watch")
+    model(INPUT)
+    assert hook.seen == []
+    manager.enable("watch")
+    model(INPUT)
+    assert len(hook.seen) == 3
+
+
+def test_a_model_nobody_watches_carries_no_torch_hook() -> None:
+    """They come with the first hook that selects a module and go with the last."""
+    manager, model = watched()
+    assert torch_hooks(model) == 0
+    first = manager.register(Watch("a", modules="0"))
+    second = manager.register(Watch("b", modules=["0", "1"]))
+    assert torch_hooks(model) == 2
+    second.remove()
+    assert torch_hooks(model) == 1
+    first.remove()
+    assert torch_hooks(model) == 0
+
+
+def test_a_pattern_that_matches_nothing_is_refused_at_registration() -> None:
+    """Nothing has changed afterwards, and the hook is not in."""
+    manager, model = watched()
+    with pytest.raises(HooklineError, match="module pattern '3' matches nothing"):
+        manager.register(Watch(modules="3"))
+    assert len(manager) == 0 and torch_hooks(model) == 0
+
+
+def test_watching_with_a_wrong_pattern_fails_cleanly_and_can_be_repeated() -> None:
+    """After the slip is mended each module reports once, not twice."""
+    manager, model = HookManager(), make_model()
+    manager.register(Watch("typo", modules="3"))
+    with pytest.raises(HooklineError, match="matches nothing"):
+        manager.watch(model)
+    manager.remove("typo")
+    hook = Watch()
+    manager.register(hook)
+    manager.watch(model)
+    model(INPUT)
+    assert len(hook.seen) == 3
+
+
+def test_watching_another_model_leaves_the_first_for_good() -> None:
+    """A later change of the set must not bring the old model's torch hooks back."""
+    hook = Watch()
+    manager, old = watched(hook)
+    new = torch.nn.Sequential(torch.nn.Tanh())
+    manager.watch(new)
+    manager.register(Watch("more", modules="0"))
+    old(INPUT)
+    new(INPUT)
+    assert torch_hooks(old) == 0 and [name for name, _ in hook.seen] == ["0"]
+
+
+class Double(ForwardHook):
+    """Doubles the first layer's output."""
+
+    modules = "0"
+    intervene = True
+
+    def on_forward(self, output: torch.Tensor) -> torch.Tensor:
+        return output * 2
+
+
+def test_an_intervention_needs_both_switches() -> None:
+    """intervene=True is refused without interventions enabled; with them its return goes on."""
+    bare = make_model()
+    with pytest.raises(HooklineError, match="enable_intervention=True"):
+        watched(Double())
+    _, changed = watched(Double(), enable_intervention=True)
+    expected = bare[2](bare[1](bare[0](INPUT) * 2))
+    assert torch.equal(changed(INPUT), expected)
+
+
+def test_gradients_flow_through_an_intervention_and_later_hooks_see_it() -> None:
+    """The live tensors carry their graph; what it returns is what the next hook gets."""
+    after = Watch("after", modules="0")
+    _, model = watched(Double(), after, enable_intervention=True)
+    model(INPUT).sum().backward()
+    assert model[0].weight.grad is not None
+    assert torch.equal(after.seen[0][1], make_model()[0](INPUT) * 2)
+
+
+def test_an_intervention_that_fails_or_returns_nothing_changes_nothing() -> None:
+    """The module's own output goes on."""
+
+    class Fails(Double):
+        def on_forward(self, output: torch.Tensor) -> torch.Tensor:
+            raise ValueError
+
+    class Silent(Double):
+        def on_forward(self, output: torch.Tensor) -> None:  # type: ignore[override]
+            assert output.requires_grad
+
+    _, model = watched(Fails("fails"), Silent("silent"), enable_intervention=True)
+    assert torch.equal(model(INPUT), make_model()(INPUT))
+
+
+def test_observers_run_without_grad_and_leave_the_mode_alone() -> None:
+    """A hook that switches gradients on does not leave them on."""
+    modes: list[bool] = []
+
+    class Switches(ForwardHook):
+        def on_forward(self) -> None:
+            modes.append(torch.is_grad_enabled())
+            torch.set_grad_enabled(True)
+
+    _, model = watched(Switches())
+    with torch.no_grad():
+        model(INPUT)
+        assert not torch.is_grad_enabled()
+    assert model(INPUT).requires_grad and modes == [False] * 6
+
+
+def test_silenced_hooks_hear_nothing_and_blocks_nest() -> None:
+    """Inside the block the model can be run unobserved, also when the block fails."""
+    hook = Watch()
+    manager, model = watched(hook)
+    with pytest.raises(ValueError), manager.silenced():
+        with manager.silenced():
+            model(INPUT)
+        model(INPUT)
+        raise ValueError
+    assert hook.seen == []
+    model(INPUT)
+    assert len(hook.seen) == 3
+
+
+def test_without_a_run_the_moment_has_quiet_defaults() -> None:
+    """A hook that names step, phase or trainer works without a trainer."""
+    heard: list[Any] = []
+
+    class Names(ForwardHook):
+        modules = "0"
+
+        def on_forward(self, step: int, epoch: int, phase: str, trainer: Any) -> None:
+            heard.append((step, epoch, phase, trainer))
+
+    _, model = watched(Names())
+    model(INPUT)
+    assert heard == [(0, 0, "inference", None)]
+
+
+def test_a_captured_copy_outlives_in_place_operations_of_the_model() -> None:
+    """An in-place ReLU after the layer does not change what the hook kept."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(inplace=True))
+    hook = Watch(modules="0")
+    manager = HookManager()
+    manager.watch(model)
+    manager.register(hook)
+    model(INPUT - 3)
+    expected = torch.nn.functional.linear(INPUT - 3, model[0].weight, model[0].bias)
+    assert torch.equal(hook.seen[0][1], expected) and (expected < 0).any()
+
+
+def test_a_forward_pass_repeated_for_checkpointing_is_heard_once() -> None:
+    """Activation checkpointing runs a module again inside backward; that is no second call."""
+    from torch.utils.checkpoint import checkpoint
+
+    hook = Watch(modules="0")
+    _, model = watched(hook)
+    checkpoint(model, INPUT, use_reentrant=False).sum().backward()
+    assert [name for name, _ in hook.seen] == ["0"]
+
+
+class Short(ForwardHook):
+    """Hears modules on a shorter way, and may fail there."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.heard: list[str] = []
+
+    def on_forward(self, name: str) -> None:
+        self.heard.append(f"{name}, on the long way")
+
+    def bind_module(self, hooked: Any, dispatcher: Any) -> Callable[[Any, Any, Any], None]:
+        """What is called instead of `on_forward`."""
+
+        def keep(inputs: Any, kwargs: Any, output: Any) -> None:
+            self.heard.append(hooked.name)
+            if self.error is not None:
+                raise self.error
+
+        return keep
+
+
+def bound(**hooks: tuple[Short, str]) -> tuple[HookManager, nn.Module]:
+    """A model of two modules, and these hooks with their policies."""
+    model, manager = nn.Sequential(nn.Linear(2, 2)), HookManager()
+    manager.watch(model)
+    for name, (hook, policy) in hooks.items():
+        manager.register(hook, name, on_error=policy)
+    return manager, model
+
+
+def test_all_shorter_ways_are_taken_whoever_fails() -> None:
+    """One that fails quietly is counted; of those that insist, the first is raised when all have heard."""
+    quietly, first, second, last = Short(KeyError()), Short(ValueError("first")), Short(OSError("second")), Short()
+    hooks = {"q": (quietly, "warn"), "a": (first, "raise"), "b": (second, "raise"), "z": (last, "warn")}
+    manager, model = bound(**hooks)
+    with pytest.raises(ValueError, match="first"):
+        model(torch.ones(1, 2))
+    assert all(hook.heard == ["0"] for hook, _ in hooks.values())
+    assert [manager.entry(name).failures.total for name in hooks] == [1, 1, 1, 0]
+
+
+def test_beside_a_hook_without_one_they_are_called_in_order() -> None:
+    """A hook that changes the output stands between them: the later one gets what it made of it."""
+    seen: list[float] = []
+
+    class Sees(Short):
+        def bind_module(self, hooked: Any, dispatcher: Any) -> Callable[[Any, Any, Any], None]:
+            return lambda inputs, kwargs, output: seen.append(output.sum().item())
+
+    class Doubles(ForwardHook):
+        intervene = True
+
+        def on_forward(self, output: torch.Tensor) -> torch.Tensor:
+            return output * 2
+
+    model, manager = nn.Sequential(nn.Identity()), HookManager(enable_intervention=True)
+    manager.watch(model)
+    for name, hook in {"a": Sees(), "b": Doubles(), "c": Sees()}.items():
+        manager.register(hook, name)
+    assert model(torch.ones(1, 2)).sum().item() == 4
+    assert seen == [2, 4]
+
+
+def test_the_shorter_way_is_timed_when_its_hook_becomes_due() -> None:
+    """One hook or several at a module: each timed call is in the account of the hook it belongs to."""
+    model = nn.Linear(2, 1)
+    trainer = get_trainer(
+        "simple", model, [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(8)],
+        torch.optim.SGD(model.parameters(), 1e-3), "cpu", console=False, record=False, loss_fn=nn.functional.mse_loss,
+    )  # fmt: skip
+    trainer.add_hook(Short(), "often", every=2)
+    trainer.add_hook(Short(), "rarely", every=4)
+    trainer.train()
+    costs = {name: trainer.hooks.entry(name).inner_cost for name in ("often", "rarely")}
+    assert [cost.calls for cost in costs.values()] == [3, 2]  # at steps 2, 4 and 8; step 6 is not timed
+    assert all(cost.ns > 0 for cost in costs.values())
+
+
+# ---- beside torch hooks of others and threads ------------------------------------------------------------------------
+
+
+def captured(model: nn.Module, modules: Any = "?") -> HookManager:
+    """A manager that captures inputs and outputs."""
+    manager = HookManager()
+    manager.watch(model)
+    manager.register(Capture(modules, what="both"), "it")
+    return manager
+
+
+def names(manager: HookManager) -> list[str]:
+    """The modules of the captured states."""
+    return [state.name for state in manager.get_captured_states("it")]
+
+
+def test_torch_hooks_that_others_clear_are_gone() -> None:
+    """Ours is an ordinary torch hook on the module."""
+    model = make_model()
+    manager = captured(model)
+    model[0]._forward_hooks.clear()
+    model[1]._forward_hooks = type(model[1]._forward_hooks)()
+    model(INPUT)
+    assert len(model[2]._forward_hooks) == 1 and names(manager) == ["2"]
+
+
+TORCH_HOOKS: list[Callable[[nn.Module, Callable[..., None]], Any]] = [
+    lambda module, call: module.register_forward_hook(lambda *_: call()),
+    lambda module, call: module.register_forward_pre_hook(lambda *_: call()),
+    lambda module, call: module.register_full_backward_hook(lambda *_: call()),
+    lambda module, call: module.register_full_backward_pre_hook(lambda *_: call()),
+    lambda module, call: register_module_forward_hook(lambda ran, *_: call() if ran is module else None),
+]
+
+
+@pytest.mark.parametrize("register", TORCH_HOOKS)
+def test_torch_hooks_of_others_are_called(register: Callable[..., Any]) -> None:
+    """Every kind, beside ours."""
+    model, calls = make_model(), []
+    manager = captured(model)
+    handle = register(model[0], lambda: calls.append(1))
+    model(INPUT.clone().requires_grad_()).sum().backward()
+    handle.remove()
+    assert calls == [1] and names(manager) == ["0", "1", "2"]
+
+
+def test_the_output_of_an_earlier_torch_hook_is_captured() -> None:
+    """Ours comes after it."""
+    model = make_model()
+    model[0].register_forward_hook(lambda module, inputs, output: output * 0 + 7)
+    manager = captured(model)
+    model(INPUT)
+    assert torch.equal(manager.get_captured_states("it")[0].outputs, torch.full((2, 4), 7.0))
+
+
+def test_a_forward_that_is_replaced_later_is_called() -> None:
+    """Some libraries replace it on the instance."""
+    model = nn.Sequential(nn.Linear(3, 3))
+    manager = captured(model)
+    model[0].forward = lambda x: x + 1  # type: ignore[method-assign]
+    model(INPUT)
+    assert torch.equal(manager.get_captured_states("it")[0].outputs, INPUT + 1)
+
+
+def test_a_model_that_bypasses_modules_without_torch_hooks() -> None:
+    """In evaluation an encoder layer uses a fused kernel unless it sees torch hooks."""
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    with torch.no_grad(), HookManager().capturing(layer, "linear?") as cache:
+        layer(torch.ones(1, 3, 4))
+    assert sorted(cache["*"]) == ["linear1", "linear2"]
+
+
+def test_a_watched_model_can_be_traced_by_jit() -> None:
+    """With the same outputs."""
+    model = make_model()
+    captured(model)
+    with pytest.warns(DeprecationWarning):
+        traced = torch.jit.trace(model, INPUT)
+    assert torch.equal(traced(INPUT), model(INPUT))
+
+
+@pytest.mark.parametrize("take_away", ["remove", "disable"])
+def test_nothing_is_left_on_the_modules(take_away: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removed hook takes its torch hooks along, and so does a disabled one unless something was compiled."""
+    monkeypatch.setattr("hookline.activations.torch_compile.has_compiled", lambda: False)
+    model = make_model()
+    before = [dict(vars(module)) for module in model]
+    manager = captured(model)
+    model(INPUT)
+    getattr(manager, take_away)("it")
+    assert torch_hooks(model) == 0 and [vars(module).keys() for module in model] == [one.keys() for one in before]
+
+
+def test_hooks_that_come_and_go_while_threads_run_the_model() -> None:
+    """Every thread gets its outputs, and afterwards no torch hook is left."""
+    model, over, failures = make_model(), threading.Event(), []
+
+    def run() -> None:
+        try:
+            while not over.is_set():
+                model(INPUT)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(60):
+            manager = captured(model)
+            manager.register_monitoring_hook(model[0], "beside", metrics=["mean"])
+            manager.remove("beside")
+            manager.remove("it")
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
+        for thread in threads:
+            thread.join()
+    assert failures == [] and torch_hooks(model) == 0
+
+
+@pytest.mark.req("003-05")
+def test_each_state_has_the_name_of_its_thread() -> None:
+    """In the first call of a thread as in others."""
+    model = make_model()
+    manager = captured(model, "0")
+    for name in ("one", "two"):
+        thread = threading.Thread(target=lambda: [model(INPUT) for _ in range(2)], name=name)
+        thread.start()
+        thread.join()
+    assert [state.thread for state in manager.get_captured_states("it")] == ["one", "one", "two", "two"]
+
+
+@pytest.mark.req("003-06")
+@pytest.mark.parametrize(("interval", "passes", "sweeps"), [(1, 4, 4), (3, 9, 3), (100, 99, 0), (100, 112, 1)])
+def test_clean_up_after_a_number_of_module_calls(interval: int, passes: int, sweeps: int) -> None:
+    """Counted over the calls that hooks listen to."""
+    module, swept = nn.Linear(3, 3), []
+    manager = HookManager(cleanup_interval=interval)
+    manager.dispatcher._clean_up = lambda: swept.append(1)
+    manager.register_capture_hook(module, "it", capture_input=False)
+    for _ in range(passes):
+        module(INPUT)
+    assert len(swept) == sweeps
+
+
+def test_hooks_listen_until_the_next_set_of_hooks_is_due() -> None:
+    """Call numbers and fire counts continue when hooks are registered and removed."""
+    model, manager = make_model(), HookManager()
+    manager.watch(model)
+    manager.register(Capture("0"), "first")
+    model(INPUT)
+    model(INPUT)
+    assert [state.call for state in manager.get_captured_states("first")] == [1, 2]
+    manager.register(Capture("0", what="both"), "second")
+    model(INPUT)
+    manager.remove("first")
+    model(INPUT)
+    (row,) = manager.fire_report().rows
+    assert (row.hook, row.calls, row.fired) == ("second", 4, 2)

@@ -1,0 +1,117 @@
+"""Compiled statistics without a GPU: torch adds up in place of the kernels, for a model with many blocks."""
+
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from hookline import ForwardHook, HookManager
+from hookline.activations.compile import compiled_stats as ledger
+from hookline.stats.columns import STATISTICS
+from hookline.stats.merging import merge
+from hookline.stats.statistics import summarize
+
+CPU = torch.device("cpu")
+INPUT = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+WIDTH = len(STATISTICS)
+COMPILING = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it
+    pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning"),  # importing inductor
+]
+"""Marks of tests that compile."""
+
+
+def make_tallies(many: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    """A tally here is [calls, calls that were due, a row]."""
+    table = torch.zeros((many, 2 + WIDTH), dtype=torch.float64)
+    return table, list(table.split(1))
+
+
+def add(tensors: list[Tensor], tables: list[Tensor], rows: list[int], due: Tensor) -> None:
+    """One after the other."""
+    each = tables * len(rows) if len(tables) == 1 else tables
+    for tensor, table, row in zip(tensors, each, rows, strict=True):
+        tally = table[row]
+        tally[0] += 1
+        if due.item():
+            tally[1] += 1
+            tally[2:] = merge(torch.stack([tally[2:], summarize([tensor])[0]]))
+
+
+def take(tallies: list[Tensor], counts: Tensor) -> Tensor:
+    """What they have seen, which begin anew."""
+    whole = torch.cat(tallies)
+    for tally in tallies:
+        tally.zero_()
+    counts += whole[:, :2]
+    whole[whole[:, 1] == 0, 2] = float("nan")
+    return whole[:, 2:]
+
+
+STAND_IN = SimpleNamespace(
+    make_tallies=make_tallies,
+    make_flag=lambda device: torch.zeros((), dtype=torch.int32),
+    make_counts=lambda many, device: torch.zeros((many, 2), dtype=torch.float64),
+    addresses_of=lambda tallies: tallies,
+    add=add,
+    take=take,
+)
+
+
+def kernels_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Until the next: the CPU has kernels, and the compiler has seen nothing."""
+    monkeypatch.setitem(sys.modules, "hookline.stats.cuda_tally", STAND_IN)  # type: ignore[arg-type]
+    monkeypatch.setattr(ledger, "has_kernels", lambda device: device == CPU)
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    """Two layers with dropout between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.drop, self.down = nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.down(self.drop(self.up(x)))
+        return result
+
+
+class Model(nn.Module):
+    """Blocks, and a head that runs twice."""
+
+    def __init__(self, checkpointed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block() for _ in range(10))
+        self.head = nn.Linear(8, 8)
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        result: Tensor = self.head(self.head(x))
+        return result
+
+
+def watching(model: nn.Module, *hooks: ForwardHook) -> HookManager:
+    """A manager that watches a model with these hooks."""
+    manager = HookManager()
+    manager.watch(model)
+    for index, hook in enumerate(hooks):
+        manager.register(hook, f"hook{index}")
+    return manager
+
+
+def whole(model: nn.Module, backend: str = "aot_eager") -> Any:
+    """The model in ``torch.compile``."""
+    return torch.compile(model, backend=backend, fullgraph=True)
