@@ -51,7 +51,7 @@ class MetricBuffer:
         self._entries.extend(entries)
 
     def flush(self) -> None:
-        """Deliver what is on the host and start copying the rest, all scalars of a dtype together; waits for nothing."""
+        """Deliver what is on the host and start copying the rest, the scalars of a dtype together; never waits."""
         with self._flushing:
             self._start_batch()
             while self._in_flight and self._in_flight[0].is_ready():

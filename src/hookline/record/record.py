@@ -283,4 +283,4 @@ def _make_directory(root: Path, run_id: str | None) -> Path:
     except OSError as error:
         reason = f"{error.filename or root}: {error.strerror or error}"
         remedy = "choose a directory that you can write to"
-        raise RecordError(f"cannot create the run's directory in {root} ({reason}); {remedy}") from error
+        raise RecordError(f"cannot make the run's directory in {root} ({reason}); {remedy}") from error
