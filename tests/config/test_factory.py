@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     pass
 
 NOTHING: Any = object()
+
+
+class Speed(IntEnum):
+    """A type that takes numbers and is looked up by name."""
+
+    FAST = 1
 
 
 def read(value: Any, annotation: Any = NOTHING, default: Any = NOTHING) -> Any:
@@ -126,6 +133,7 @@ def test_only_a_reference_without_text_around_it_is_a_number() -> None:
         (Path, "there", True),
         (NOTHING, "word", True),
         ("list[float] | float", "all", True),
+        (Speed, "FAST", True),  # the function may look it up by name
     ],
 )
 def test_text_is_rejected_where_only_numbers_are_valid(annotation: Any, value: Any, valid: bool) -> None:
