@@ -146,7 +146,7 @@ def test_wrong_configs_name_the_path(changes: dict[str, Any], path: str, words: 
 
 
 def test_a_hook_s_wrong_parameter_is_a_config_error() -> None:
-    """What a hook's constructor cannot digest is told as one of our errors."""
+    """An error of a hook's constructor becomes a HooklineError."""
     with pytest.raises(HooklineError, match="hooks"):
         trainer_from_config(settings(hooks={"update": [{"name": "clip_norm", "max_norm": "abc"}]}))
 

@@ -214,7 +214,14 @@ def find_factories(settings: RunConfig, policy: ImportPolicy) -> dict[str, Facto
 
 
 def make_scheduler(factory: Factory | None, optimizer: Any, options: TrainerOptions, train: Loaders) -> Any:
-    """Make the scheduler; one that takes the length of the run gets it unless the config gives another."""
+    """Make the scheduler; one that takes the length of the run gets it unless the config gives another.
+
+    Args:
+        factory: The scheduler's factory; None if the config has no scheduler.
+        optimizer: The optimizer, which every scheduler takes first.
+        options: The options of the run, which limit its steps and epochs.
+        train: The training loaders, for the length of an epoch.
+    """
     if factory is None:
         return None
     steps, length = options.max_steps, epoch_length(to_train_on(train, options))

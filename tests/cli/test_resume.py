@@ -1,4 +1,4 @@
-"""`hookline resume` goes on from what a run recorded, with nothing but its directory."""
+"""`hookline resume` continues a run from its directory alone."""
 
 import json
 import os
@@ -69,7 +69,7 @@ def test_a_killed_run_ends_where_an_unbroken_one_does(capsys: Captured) -> None:
 
 
 def test_from_one_checkpoint(capsys: Captured) -> None:
-    """A checkpoint's directory goes on from there, in the run that it belongs to."""
+    """Given a checkpoint, the run that it belongs to continues from there."""
     run = train(capsys, "train", "run.yaml")
     before = curve(run)
     assert train(capsys, "resume", str(run / "checkpoints" / "step-00000004")) == run
@@ -93,7 +93,7 @@ def refusal(capsys: Captured, *words: str) -> str:
     return capsys.readouterr().err
 
 
-def test_what_is_no_run(capsys: Captured) -> None:
+def test_a_path_that_is_not_a_run(capsys: Captured) -> None:
     """A path that leads nowhere, and a run that was put together in code."""
     assert "missing is not a run: it has no run.json" in refusal(capsys, "resume", "missing")
     model = torch.nn.Linear(2, 1)
@@ -102,15 +102,15 @@ def test_what_is_no_run(capsys: Captured) -> None:
         "simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", loss_fn=torch.nn.functional.mse_loss
     )
     trainer.train()
-    told = refusal(capsys, "resume", str(trainer.run_dir))
-    assert f"made in code; build the same trainer there and call trainer.fit(resume='{trainer.run_dir}" in told
+    error = refusal(capsys, "resume", str(trainer.run_dir))
+    assert f"made in code; build the same trainer there and call trainer.fit(resume='{trainer.run_dir}" in error
 
 
 def test_a_secret_must_be_given_again(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record does not keep it; the error says which one and how."""
 
     class Teller:
-        """Tells somebody."""
+        """Uses a secret."""
 
         def __init__(self, api_key: str) -> None:
             keys.append(api_key)
@@ -138,7 +138,7 @@ def test_the_recorded_config_may_import_nothing(capsys: Captured) -> None:
 def test_a_signal_is_the_exit_status(
     number: int, status: int, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is saved and its directory printed; going on ends as if nothing had been."""
+    """The run is saved and its directory printed; resuming ends as if nothing had happened."""
 
     class Sender:
         """Sends a signal at a step."""

@@ -27,7 +27,7 @@ TYPES = {
 
 
 def is_type(value: Any, name: str) -> bool:
-    """Whether a value has a JSON type; True is no number there."""
+    """Whether a value has a JSON type; True is not a number there."""
     kinds = TYPES[name]
     return isinstance(value, kinds) and not (isinstance(value, bool) and name != "boolean")  # type: ignore[arg-type]
 
@@ -226,8 +226,8 @@ def test_nothing_is_left_out(schema: dict[str, Any]) -> None:
     assert sorted(OPTIONS_OF_HOOKS) == sorted(OPTIONS)
 
 
-def test_hooks_of_one_s_own_are_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a module registers is known with its parameters; one that cannot be imported hides nobody."""
+def test_registered_hooks_are_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a module registers is known with its parameters; one that cannot be imported does not hide the others."""
     monkeypatch.setattr(HOOKS, "_added", dict(HOOKS._added))
     monkeypatch.setattr(HOOKS, "_table", {**HOOKS.built_in, "broken": "hookline.no_such_module:Hook"})
 

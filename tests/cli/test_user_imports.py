@@ -70,7 +70,7 @@ def refusal(capsys: Captured, *words: str) -> str:
 
 
 def test_a_config_names_what_an_imported_module_registers(capsys: Captured) -> None:
-    """With --import, model, data and hook of one's own are as good as built-ins."""
+    """With --import, a config names the user's model, data and hook like built-ins."""
     assert main(["train", "own.yaml", "--import", "ownparts"]) == 0
     assert "OVER AFTER 2" in capsys.readouterr().out
 
@@ -93,14 +93,14 @@ def test_explain_and_hooks_import_too(capsys: Captured) -> None:
 
 
 def test_a_config_file_cannot_import() -> None:
-    """There is no key for it, and the current directory is not searched unless somebody asked on the command line."""
+    """There is no key for it, and the current directory is searched only with --import or --allow."""
     with pytest.raises(HooklineError, match="cannot import 'ownparts'"):
         import_user_module("ownparts")
     assert main(["train", "own.yaml", "imports=[ownparts]"]) == 2
     assert "ownparts" not in sys.modules
 
 
-def test_the_current_directory_is_searched_first_and_only_meanwhile() -> None:
+def test_the_current_directory_is_searched_first_during_the_command() -> None:
     """It is first on the path inside the command, and gone afterwards, also after a failure."""
     before = list(sys.path)
     for options in (argparse.Namespace(imports=["ownparts"]), argparse.Namespace(imports=[], allow=["ownparts"])):
@@ -141,7 +141,7 @@ def test_a_module_that_cannot_be_imported_is_one_line(capsys: Captured, word: st
 
 
 def test_a_module_that_lacks_a_package_is_not_said_to_be_missing(capsys: Captured) -> None:
-    """When the module is there and what it imports is not, nobody is sent to look for the module."""
+    """If the module is there and what it imports is not, the message does not say where modules are searched."""
     Path("broken.py").write_text("import not_installed_here\n", encoding="utf-8")
     error = refusal(capsys, "train", "own.yaml", "--import", "broken")
     assert "No module named 'not_installed_here'" in error

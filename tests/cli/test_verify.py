@@ -9,7 +9,7 @@ from hookline.cli import main
 
 @pytest.fixture
 def own_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of one's own with a good hook and a bad one."""
+    """A user's package with a harmless hook and a harmful one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_verified_hooks.py").write_text(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
 
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     pass
 
 NOTHING: Any = object()
+
+
+class Speed(IntEnum):
+    """A type that takes numbers and is looked up by name."""
+
+    FAST = 1
 
 
 def read(value: Any, annotation: Any = NOTHING, default: Any = NOTHING) -> Any:
@@ -100,7 +107,7 @@ def test_a_reference_is_read_as_the_parameter_takes_it(annotation: Any, default:
     [("float", "fast"), (int, "2.5"), (int, ""), (bool, "1"), ("float", "null"), (int, "9" * 40), (int, "[1")],
 )
 def test_a_reference_to_something_else_is_refused(annotation: Any, text: str) -> None:
-    """What was expected is said; what was found is a secret perhaps."""
+    """The message says what was expected; the value may be a secret."""
     with pytest.raises(ConfigError, match=r"^part\.rate: expected (float|int|bool), which \$\{env:X\} does not hold$"):
         read(Resolved(text, "${env:X}"), annotation)
 
@@ -126,6 +133,7 @@ def test_only_a_reference_without_text_around_it_is_a_number() -> None:
         (Path, "there", True),
         (NOTHING, "word", True),
         ("list[float] | float", "all", True),
+        (Speed, "FAST", True),  # the function may look it up by name
     ],
 )
 def test_text_is_rejected_where_only_numbers_are_valid(annotation: Any, value: Any, valid: bool) -> None:
@@ -178,8 +186,8 @@ def test_a_wrong_variable_is_named_and_not_shown(
     assert "hunter2" not in str(caught.value)
 
 
-def test_what_a_constructor_refuses_is_told_with_the_reference() -> None:
-    """A number that is none for the hook: its parameters are shown as they were written."""
+def test_errors_of_a_constructor_show_the_reference() -> None:
+    """A number that the hook rejects: its parameters are shown as they were written."""
     with pytest.raises(RegistrationError, match=r"cannot be made with patience='\$\{env:X\}': patience: expected"):
         make_hook("early_stopping", {"patience": Resolved("-1", "${env:X}")})
 
@@ -235,7 +243,7 @@ def test_milestones_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_command_line_prints_no_values(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever quotes what a reference stood for, the reference is shown."""
+    """Messages of any library show the reference, not its value."""
     monkeypatch.setenv("SECRET", "s3cr3tpass")
     monkeypatch.setenv("RATE", "-98765.4321")
     assert main(["train", *words]) == 2
@@ -307,7 +315,7 @@ def test_wrong_parameters(parameters: dict[str, Any], path: str, words: str) -> 
     assert words in caught.value.problem
 
 
-def test_torch_s_complaint_is_told_without_secrets() -> None:
+def test_errors_of_torch_are_shown_without_secrets() -> None:
     """What torch raises comes with the parameters, of which a resolved reference is shown as the reference."""
 
     def fail(**given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From a config to hooks: two forms, checked as a whole before anything is imported or attached."""
+"""From a config to hooks: two forms, checked as a whole before anything is imported or registered."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from hookline.registry import names
 
 
 class Watch(ForwardHook):
-    """A hook whose parameters have awkward names."""
+    """A hook whose parameters are named like arguments of the registry."""
 
     def __init__(
         self, threshold: float = 0.5, event: str = "", origin: str = "", last: int = 0, hook: str = ""
@@ -136,20 +136,20 @@ def test_registries_without_a_config_start_empty() -> None:
         ({"forward": [{"as": "x"}]}, r"hooks\.forward\.0: expected a hook's name"),
         ({"forward": ["wacth"]}, r"hooks\.forward\.0\.name: there is no hook named 'wacth'; did you mean 'watch'"),
         ({"forward": [{"name": "watch", "enabled": "no"}]}, r"hooks\.forward\.0\.enabled: expected true or false"),
-        ({"forward": [{"name": "watch", "every": "2 epoks"}]}, r"hooks\.forward\.0\.every: 'epoks' is no unit"),
-        ({"forward": ["watch", {"name": "report", "at": "x"}]}, r"hooks\.forward\.1\.at: 'x' is no schedule"),
-        ({"forward": [{"name": "watch", "on_error": "rise"}]}, r"hooks\.forward\.0\.on_error: 'rise' is no fail"),
+        ({"forward": [{"name": "watch", "every": "2 epoks"}]}, r"hooks\.forward\.0\.every: .*epoks"),
+        ({"forward": ["watch", {"name": "report", "at": "x"}]}, r"hooks\.forward\.1\.at: .*x"),
+        ({"forward": [{"name": "watch", "on_error": "rise"}]}, r"hooks\.forward\.0\.on_error: .*rise"),
         (
             {"enable_logging_hook": True, "logging_config": {"every": "x"}},
-            r"hooks\.logging_config\.every: 'x' is no schedule",
+            r"hooks\.logging_config\.every: .*x",
         ),
         (
             {"hook_classes": ["pkg.Mine"], "hook_configs": {"Mine": {"on_error": "x"}}},
-            r"hooks\.hook_configs\.Mine\.on_error: 'x' is no failure policy",
+            r"hooks\.hook_configs\.Mine\.on_error: .*x",
         ),
         ({"hook_classes": [3]}, r"hooks\.hook_classes\.0: expected a class path"),
         ({"hook_classes": ["no path.x"]}, "is not a dotted path"),
-        ({"logging_config": {"every": "x"}}, r"hooks\.logging_config\.every: 'x' is no schedule"),
+        ({"logging_config": {"every": "x"}}, r"hooks\.logging_config\.every: .*x"),
         ({"hook_configs": {"Missing": {}}}, r"hooks\.hook_configs\.Missing: no such class in hook_classes"),
         ({"hook_classes": ["pkg.Mine"], "hook_configs": {"Mime": {}}}, r"Mime: no such class .* did you mean 'Mine'"),
         (
@@ -178,7 +178,7 @@ def test_registries_without_a_config_start_empty() -> None:
     ],
 )
 def test_wrong_configs_are_one_clear_error(config: Any, message: str) -> None:
-    """Path, bad value and the nearest right one; never a Python error."""
+    """Each error has the path, the bad value and the nearest valid one."""
     with pytest.raises(ConfigError, match=message):
         HookRegistry(config)
 
@@ -214,7 +214,7 @@ def test_wrong_hooks_are_refused_with_their_path(entry: Any, message: str) -> No
     ],
 )
 def test_the_parameters_of_a_hook_that_is_off_are_checked(parameters: dict[str, Any], message: str) -> None:
-    """A slip is told before the day that the hook is switched on; what is right makes no hook."""
+    """A mistake is an error even while the hook is off; correct parameters make no hook."""
     with pytest.raises(HooklineError, match=message):
         HookRegistry({"early_stopping_config": parameters})
     assert list(HookRegistry({"early_stopping_config": {"patience": 2}})) == ["identity"]
@@ -228,7 +228,7 @@ def test_a_config_is_loaded_as_a_whole_or_not_at_all() -> None:
     assert len(registry) == 0
 
 
-def test_a_second_instance_needs_a_name_of_its_own() -> None:
+def test_a_second_instance_needs_another_name() -> None:
     """Two hooks of one type in a config collide unless one says `as`."""
     with pytest.raises(RegistrationError, match=r"a hook named 'watch' is registered already.*as:"):
         HookRegistry({"forward": ["watch", "watch"]})
@@ -272,8 +272,8 @@ def test_nothing_is_imported_when_a_later_entry_is_wrong(package: str) -> None:
     assert package not in sys.modules
 
 
-def test_what_a_module_merely_imported_is_not_its_hook(package: str) -> None:
-    """An allowed package cannot be used as a door to subprocess.run, nor to something that is no callable."""
+def test_names_that_a_module_imports_are_not_its_hooks(package: str) -> None:
+    """An allowed package gives no access to subprocess.run, or to something that is not callable."""
     for attribute in ("run", "NUMBER"):
         with pytest.raises(HooklineError, match="is not a hook class of that package"):
             import_dotted(f"{package}.{attribute}")
@@ -287,7 +287,7 @@ def test_what_a_module_merely_imported_is_not_its_hook(package: str) -> None:
 
 
 @pytest.mark.parametrize("dotted", ["a..b", "a.b()", "a.b; import os", ".a", "a.", "../x.y"])
-def test_what_is_no_dotted_path_is_refused(dotted: str) -> None:
+def test_invalid_dotted_paths_are_rejected(dotted: str) -> None:
     """Nothing but identifiers and dots gets as far as an import."""
     with pytest.raises(ConfigError, match="is not a dotted path"):
         ImportPolicy().check(dotted, "p")
@@ -316,7 +316,7 @@ def test_reading_imports_and_makes_nothing(package: str) -> None:
 
 
 def test_objects_stay_and_classes_names_and_paths_are_made() -> None:
-    """make_hook gives back what it got, or an instance."""
+    """make_hook returns an object as it is, or makes an instance."""
     hook = Report()
     assert make_hook(hook, {}) is hook
     assert make_hook(ClipNorm, {"max_norm": 2}).max_norm == 2.0
@@ -332,7 +332,7 @@ def test_parameters_are_recorded_as_the_instance_holds_them() -> None:
     assert hook_parameters(Report(), {"x": 1}) == {"x": 1}
 
 
-def test_errors_of_a_named_hook_are_told_with_its_parameters() -> None:
+def test_errors_of_a_named_hook_show_its_parameters() -> None:
     """A class handed over in code raises what its constructor raises; a name gets the parameters beside it."""
     with pytest.raises(ValueError, match=r"^no last$"):
         make_hook(Watch, {"last": None})

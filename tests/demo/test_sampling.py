@@ -74,7 +74,7 @@ def test_a_generator_goes_on_from_where_it_is() -> None:
 
 
 def test_without_a_generator_the_text_is_the_same_every_time() -> None:
-    """The default generator is made anew with a fixed seed."""
+    """The default generator is created with a fixed seed each time."""
     assert generate(model_of(), VOCAB, length=40) == generate(model_of(), VOCAB, length=40)
 
 
@@ -88,7 +88,7 @@ def test_global_random_state_is_left_alone() -> None:
 
 
 def test_every_module_gets_its_mode_back() -> None:
-    """A module frozen in eval mode inside a model in training stays frozen, the others go on training."""
+    """A module frozen in eval mode inside a model in training stays frozen, the others stay in train mode."""
     model = model_of(dropout=0.5)
     model.blocks[0].eval()
     before = [module.training for module in model.modules()]

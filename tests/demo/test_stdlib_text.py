@@ -1,4 +1,4 @@
-"""The data: deterministic, truly held out, and helpful when there is no source to read."""
+"""The data: deterministic, held out by file, and helpful when there is no source to read."""
 
 import string
 import sysconfig
@@ -22,7 +22,7 @@ def data() -> TextData:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """Twenty files, each made of one letter of its own, so that a window tells where it came from."""
+    """Twenty files, each made of another letter, so that a window shows its file."""
     for number in range(20):
         (tmp_path / f"file{number:02}.txt").write_text("abcdefghijklmnopqrst"[number] * 200)
     return tmp_path
@@ -163,7 +163,7 @@ def test_library_without_source_names_directory_and_remedy(tmp_path: Path, monke
 
 
 def test_library_in_a_zip_is_told_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A standard library path that is no directory gives the same error, not a file system's."""
+    """A standard library path that is not a directory gives the same error, not a file system's."""
     (tmp_path / "python.zip").write_bytes(b"PK")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "python.zip"))
     with pytest.raises(HooklineError, match=r"python\.zip.*data\.path=DIR"):

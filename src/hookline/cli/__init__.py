@@ -158,7 +158,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     replay = _add(commands, "replay", "run the batch of a crash again, to reproduce its NaN")
     replay.add_argument("crash", metavar="CRASH", help="a crash's folder, for instance runs/…/crashes/step-00000042")
-    replay.add_argument("--weights", metavar="CHECKPOINT", help="the weights, for a crash that has none of its own")
+    replay.add_argument("--weights", metavar="CHECKPOINT", help="the weights, if the crash folder has none")
     replay.add_argument("--device", metavar="DEVICE", help="where to run it; by default the best device there is")
     _add_allow(replay)
     return parser

@@ -221,18 +221,16 @@ def read_value(value: Any, parameter: inspect.Parameter, function: Callable[...,
         return plain if others and _is_numeric(others) and _is_numeric(plain) else value
     if _is_numeric(plain) and accepts(plain):
         return plain
-    numbers = [[one] * len(value) if listed else one for one in (1, 0.5, True)]
-    takes_numbers = any(map(accepts, numbers))
     # A parameter that also takes a list often takes a single text, too; and a default says little about the type.
-    if takes_numbers and (listed or not accepts([])) and parameter.annotation is not parameter.empty:
-        raise ConfigError(path, f"expected {written_annotation(parameter)}, {got(value)}")
+    if listed:
+        takes_numbers = any(accepts([one] * len(value)) for one in (1, 0.5, True))
+    else:
+        takes_numbers = not {int, float, bool}.isdisjoint(_alternatives(hint)) and not accepts([])
+    if takes_numbers and parameter.annotation is not parameter.empty:
+        annotation = parameter.annotation
+        expected = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+        raise ConfigError(path, f"expected {expected}, {got(value)}")
     return value
-
-
-def written_annotation(parameter: inspect.Parameter) -> str:
-    """Return a parameter's annotation as it is written."""
-    annotation = parameter.annotation
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def type_hint(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
@@ -300,10 +298,15 @@ def _validator(hint: Any) -> Callable[[Any], bool]:
 
 def _supported(hint: Any) -> Any:
     """Replace Collection, which pydantic does not know, by Sequence."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Collection:
-        return Sequence[arguments]  # type: ignore[valid-type]
-    return Union[tuple(map(_supported, arguments))] if origin in (Union, UnionType) else hint  # noqa: UP007
+    if get_origin(hint) is Collection:
+        return Sequence[get_args(hint)]  # type: ignore[misc]
+    alternatives = _alternatives(hint)
+    return hint if alternatives == (hint,) else Union[tuple(map(_supported, alternatives))]  # noqa: UP007
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the one type."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _is_reference(value: Any) -> bool:

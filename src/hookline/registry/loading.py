@@ -11,6 +11,7 @@ _MOVED = {
     "find_hook": "hooks:find_hook",
     "hook_parameters": "hooks:hook_parameters",
     "hook_tree": "hooks:_hooks_section",
+    "load_hooks": "hooks:load_hooks",
     "make_hook": "hooks:make_hook",
 }
 
