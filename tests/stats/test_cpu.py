@@ -166,7 +166,8 @@ def test_large_tensors_with_torch_and_with_numpy(
     base = torch.randn(300_001)
     broken = base.clone()
     broken[200_000] = math.nan
-    tensors = [*awkward_tensors(), base + 1e4, base.relu(), broken, base.bfloat16(), base.half() * 100, base.double()]
+    wide = [base.double(), base.double() * 1e200]
+    tensors = [*awkward_tensors(), base + 1e4, base.relu(), broken, base.bfloat16(), base.half() * 100, *wide]
     assert_rows(summarize(tensors), tensors)
 
 

@@ -92,7 +92,7 @@ def test_the_same_bits_every_time_on_cuda() -> None:
 @pytest.mark.gpu
 @needs_cuda
 def test_statistics_wait_for_nothing() -> None:
-    """There is no host sync, neither with known shapes nor with new ones."""
+    """The host does not sync, neither with known shapes nor with new ones."""
     summarize([torch.randn(1000, device="cuda")])
     other = [torch.randn(2000, device="cuda"), torch.randn(70, 30, device="cuda").t()[::2]]
     with no_host_sync():

@@ -184,8 +184,9 @@ def test_values_that_are_not_in_their_memory(size: int, assert_rows: AssertRows)
     negated = torch.imag(torch.randn(size, dtype=torch.complex64).conj())
     assert negated.is_neg()
     assert_rows(summarize([negated, torch.ones(3)]), [negated.resolve_neg(), torch.ones(3)])
-    inside = torch.randn(size)
-    assert_rows(summarize([TwoTensor(inside, inside)]), [inside])  # type: ignore[no-untyped-call]
+    inside = torch.randn(size) * 1e30  # whose squares overflow in float32
+    for many in (1, 5, 20):
+        assert_rows(summarize([TwoTensor(inside, inside)] * many), [inside] * many)  # type: ignore[no-untyped-call]
 
 
 class Sharded(torch.Tensor):

@@ -56,13 +56,9 @@ def summarize(
     if meta is None or not (meta.plain and (meta.on_cpu or meta.alike)):
         check(tensors, names)
     with _no_grad(meta):
-        if meta is not None and meta.on_cpu:  # A device takes 15 µs to compare, a bool nothing.
-            try:
-                return cpu.summarize(tensors, meta)
-            except (RuntimeError, AssertionError, TypeError):
-                if meta.plain:
-                    raise
-                # Subclasses without memory that NumPy can read: fake tensors, wrappers of other tensors.
+        if meta is not None and meta.on_cpu:
+            # NumPy cannot read the memory of subclasses such as fake tensors or wrappers of other tensors.
+            return cpu.summarize(tensors, meta) if meta.plain else torch_ops.summarize(tensors, torch.float64)
         if not has_kernels(tensors[0].device):
             return torch_ops.summarize(tensors)
         from hookline.stats import cuda  # Only now, because it imports Triton.
