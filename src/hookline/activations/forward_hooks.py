@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C import _current_graph_task_id
 
 from hookline._tensors import iter_tensors, tensor_version
 from hookline.activations import torch_compile
 from hookline.activations.cow_views import ViewTracker
-from hookline.activations.hooked_modules import HookedModule, HookedModules, Measured, in_backward
+from hookline.activations.hooked_modules import HookedModule, HookedModules, Measured
 from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, first_raised, invoke
 from hookline.core.failures import step_of
@@ -298,8 +299,9 @@ class ForwardDispatcher:
         measure: dict[HookedModule, bool] = {}
         for entry in entries:
             if has_compiled or is_listening(entry):
+                measures = measures_calls(entry)
                 for hooked in self.modules.selected_by(entry):
-                    measure[hooked] = measure.get(hooked, False) or measures_calls(entry)
+                    measure[hooked] = measure.get(hooked, False) or measures
         for hooked in self.modules:
             if hooked in measure:
                 hooked.attach(measure[hooked])
@@ -371,8 +373,8 @@ class ForwardDispatcher:
             hooked: HookedModule, module: Any, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
         ) -> Any:
             call = call_at.get(hooked)
-            if call is None or (self._suspending_blocks and self.is_suspended()) or in_backward():
-                return None
+            if call is None or (self._suspending_blocks and self.is_suspended()) or _current_graph_task_id() != -1:
+                return None  # In the last case backward repeats a forward pass that hooks have seen.
             self._until_cleanup -= 1
             if self._until_cleanup <= 0:
                 self._start_cleanup()
