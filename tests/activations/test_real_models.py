@@ -129,7 +129,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def cloned(value: Any) -> Any:
-    """A nested value of plain containers, ModelOutputs and caches with tensors of its own."""
+    """A nested value of plain containers, ModelOutputs and caches with its own tensors."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
@@ -335,7 +335,7 @@ class Writes(ForwardHook):
 
 
 class Returns(ForwardHook):
-    """Wants something else to go on."""
+    """Returns something else."""
 
     modules = staticmethod(everything)
 
@@ -409,7 +409,7 @@ Bare = Callable[[Case, str], Trained]
 
 @pytest.fixture(scope="module")
 def bare() -> Bare:
-    """Training with nobody looking, done once for each model and precision."""
+    """Training without hooks, done once for each model and precision."""
     known: dict[tuple[str, str], Trained] = {}
 
     def trained(case: Case, precision: str) -> Trained:
@@ -443,17 +443,17 @@ def test_a_hook_that_misbehaves_is_named_and_changes_nothing(
     bare: Bare,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """In-place writes, other outputs and exceptions are told with the hook's name; training is bit for bit the same."""
-    told: list[tuple[str, str]] = []
+    """In-place writes, other outputs and exceptions are reported; training is bit for bit the same."""
+    incidents: list[tuple[str, str]] = []
 
     def dress(trainer: Trainer) -> None:
-        trainer.hooks.desk.watch(lambda incident: told.append((incident.kind, incident.hook)))
+        trainer.hooks.desk.watch(lambda incident: incidents.append((incident.kind, incident.hook)))
         trainer.add_hook(hook(), "culprit")
 
     with caplog.at_level(logging.CRITICAL, "hookline"):
         result = train(case, "fp32", dress)
     assert result.differs_from(bare(case, "fp32")) == []
-    assert (kind, "culprit") in told
+    assert (kind, "culprit") in incidents
 
 
 def test_the_comparison_can_fail(bare: Bare) -> None:
@@ -461,7 +461,7 @@ def test_the_comparison_can_fail(bare: Bare) -> None:
     case = CASES["cnn"]
 
     def dress(trainer: Trainer) -> None:
-        trainer.hooks.tap.enable_intervention = True
+        trainer.hooks.dispatcher.enable_intervention = True
         trainer.add_hook(Scale(case.inner, 0.5))
 
     changed = ["losses", "gradients and parameters"]

@@ -107,9 +107,14 @@ class Capture(ForwardHook):
         return self._store.of(self._registered_name)
 
     def take_states(self) -> list[CapturedState]:
-        """Remove and return the captured states; calls are counted from 1 again."""
-        self._calls.clear()
+        """Remove and return the captured states."""
         return self._store.pop_all(self._registered_name)
+
+    def restart(self) -> None:
+        """Remove the captured states and count calls from 1 again."""
+        self.take_states()
+        for name in self._calls:
+            self._calls[name] = itertools.count(1)
 
     def _on_inputs(self, name: str, module: Any, inputs: Any, kwargs: Any, step: int, phase: str) -> None:
         self._convert_and_add(name, module, step, phase, (inputs, kwargs, None))
@@ -130,15 +135,22 @@ class Capture(ForwardHook):
         name = hooked.name_for(self._registered_name)
         source = CaptureSource(self._registered_name, name, self.layer_idx, hooked.module_ref)
         with_inputs, with_output = "input" in self._parts, "output" in self._parts
+        calls, add, limit = self._calls, self._store.add, self.max_captured_states
+        calls.setdefault(name, itertools.count(1))
 
         def capture(inputs: Any, kwargs: Any, output: Any) -> None:
             if with_inputs:
                 inputs, kwargs = map_tensors(copy_on_write, inputs), map_tensors(copy_on_write, kwargs)
             else:
                 inputs = kwargs = None
-            output = map_tensors(copy_on_write, output) if with_output else None
+            if not with_output:
+                output = None
+            elif type(output) is Tensor:  # nearly always
+                output = copy_on_write(output)
+            else:
+                output = map_tensors(copy_on_write, output)
             run = dispatcher.run
-            self._add(source, run.step, run.phase, (inputs, kwargs, output))
+            add(CapturedState(source, next(calls[name]), run.step, run.phase, (inputs, kwargs, output)), limit)
 
         return capture
 
@@ -149,17 +161,7 @@ class Capture(ForwardHook):
         if self._converts:
             values = map_tensors(lambda tensor: self._convert(tensor, copies), values)
         source = CaptureSource(self._registered_name, name, self.layer_idx, weakref.ref(module))
-        self._add(source, step, phase, values, copies)
-
-    def _add(
-        self,
-        source: CaptureSource,
-        step: int,
-        phase: str,
-        values: tuple[Any, Any, Any],
-        copies: Sequence[HostCopy] = (),
-    ) -> None:
-        call = next(self._calls.get(source.name) or self._calls.setdefault(source.name, itertools.count(1)))
+        call = next(self._calls.setdefault(name, itertools.count(1)))
         self._store.add(CapturedState(source, call, step, phase, values, copies), self.max_captured_states)
 
     def _convert(self, tensor: Tensor, copies: list[HostCopy]) -> Tensor:

@@ -111,11 +111,27 @@ class EarlyStopCapture(Capture):
         finally:
             del self._local.names
 
-    def _add(self, source: Any, *rest: Any) -> None:
-        super()._add(source, *rest)
+    def bind_module(self, hooked: Any, dispatcher: Any) -> Callable[[Any, Any, Any], None] | None:
+        """Return the capture of one module, followed by the check whether it was the last."""
+        capture = super().bind_module(hooked, dispatcher)
+        if capture is None:
+            return None
+        name = hooked.name_for(self._registered_name)
+
+        def capture_and_stop(inputs: Any, kwargs: Any, output: Any) -> None:
+            capture(inputs, kwargs, output)
+            self._stop_after(name)
+
+        return capture_and_stop
+
+    def _convert_and_add(self, name: str, *rest: Any) -> None:
+        super()._convert_and_add(name, *rest)
+        self._stop_after(name)
+
+    def _stop_after(self, name: str) -> None:
         names = self._local.__dict__.get("names")
         if names is not None:
-            names.add(source.name)
+            names.add(name)
             if len(names) >= self.num_modules:
                 raise ForwardStopped
 
@@ -153,7 +169,7 @@ class CaptureSession:
 
     def resume(self) -> None:
         """Put the torch hooks back."""
-        self.hook.take_states()  # what another thread added after the last block
+        self.hook.restart()  # another thread may have added states after the last block
         self._manager.dispatcher.put_back()
 
     def pause(self) -> bool:

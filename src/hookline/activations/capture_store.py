@@ -42,6 +42,9 @@ class CapturedState:
         thread: The name of the thread that ran the module.
     """
 
+    storages: Sequence[tuple[int, int]] = ()  # address and bytes of what a memory limit counts for it
+    _views: dict[int, Any] | None = None
+
     def __init__(
         self,
         source: CaptureSource,
@@ -51,14 +54,13 @@ class CapturedState:
         values: tuple[Any, Any, Any],
         copies: Sequence[HostCopy] = (),
     ) -> None:
+        # A state is made for every call of every captured module, so it computes nothing that can wait.
         self.source, self.call, self.step, self.phase = source, call, step, phase
         self.thread = threading.current_thread().name
         self.time = time.monotonic()
         # Inputs, keyword inputs and output. States may share tensors, so readers get views of them instead.
         self._values = values
         self._copies = copies  # to the host, which may still be in progress
-        self._views: dict[int, Any] = {}
-        self.storages: Sequence[tuple[int, int]] = ()  # address and bytes of what a memory limit counts for it
 
     @property
     def hook(self) -> str:
@@ -99,6 +101,8 @@ class CapturedState:
         """Return views that a reader may write into without changing another state; the same ones each time."""
         for copy in self._copies:
             copy.wait()
+        if self._views is None:
+            self._views = {}
         if index not in self._views:
             self._views[index] = map_tensors(lambda tensor: copy_on_write(unwrap(tensor)), self._values[index])
         return self._views[index]
@@ -161,13 +165,14 @@ class CaptureStore:
     def add(self, state: CapturedState, max_states: int | None = None) -> None:
         """Keep a state and drop the oldest ones that exceed a limit; `max_states` is the hook's own limit."""
         with self._lock:
-            states = self._states.get(state.hook)
+            states = self._states.get(state.source.hook)
             if states is None:
-                states = self._states[state.hook] = deque()
+                states = self._states[state.source.hook] = deque()
             states.append(state)
             limit = self.max_states if max_states is None else max_states
-            while limit is not None and len(states) > limit:
-                self._drop(states, states[0])
+            if limit is not None and len(states) > limit:
+                self.dropped += 1
+                self._release(states.popleft())
             if self.limit_bytes is not None and states:
                 self._enforce_limit(state, self.limit_bytes)
 
@@ -197,8 +202,9 @@ class CaptureStore:
         """Remove and return the states of one hook, oldest first."""
         with self._lock:
             states = list(self._states.pop(hook, ()))
-            for state in states:
-                self._release(state)
+            if self.limit_bytes is not None:
+                for state in states:
+                    self._release(state)
             return states
 
     def sweep(self) -> None:
