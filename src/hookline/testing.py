@@ -1,4 +1,4 @@
-"""For tests of one's own hooks."""
+"""Test your own hooks: train a small model with and without a hook and compare the runs bit for bit."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 from hookline.build import SimpleTrainer
 from hookline.trainer.trainer import Trainer
-from hookline.verification import judge, watch
+from hookline.verify import judge, observe_run
 
 
 def small_trainer() -> Trainer:
-    """A model with dropout and batch norm that draws at every step, and eight batches; nothing is written to disk."""
+    """Make a trainer for a model with dropout and batch norm, on eight batches; it writes nothing to disk."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = torch.nn.Sequential(
@@ -28,14 +28,22 @@ def small_trainer() -> Trainer:
 
 
 def assert_harmless(hook: Any, make_trainer: Callable[[], Trainer] = small_trainer, steps: int = 16) -> None:
-    """Fail unless training is bit for bit the same with the hook as without it; a hook that raises fails, too.
+    """Fail unless training is bit for bit the same with a hook as without it; a hook that raises fails, too.
+
+    Args:
+        hook: The hook, as `Trainer.add_hook` takes it.
+        make_trainer: Makes a new trainer that trains alike every time.
+        steps: The number of optimizer steps to compare.
+
+    Raises:
+        AssertionError: If the hook changes training; the message says from which step on and through what.
 
     >>> assert_harmless(MyHook())
     """
-    plain = watch(make_trainer(), (), steps)
+    plain = observe_run(make_trainer(), (), steps)
     trainer = make_trainer()
-    trainer.hooks.desk.debug = True  # its errors are the test's
+    trainer.hooks.desk.debug = True  # an exception of the hook is one of the test
     name = str(trainer.add_hook(hook))
-    verdict = judge(name, False, plain, watch(trainer, (name,), steps))
+    verdict = judge(name, False, plain, observe_run(trainer, (name,), steps))
     if not verdict.harmless:
         raise AssertionError(f"hook {name!r} {verdict}")

@@ -14,7 +14,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "hookline"
 SHARED = {"errors", "_checks", "_device", "_fs", "_host_copy", "_tensors"}  # helper modules that anything may import
 BELOW_HOOKS = SHARED | {"core", "events", "registry", "stats", "activations", "gradients", "record", "checkpoints"}
 BELOW_CONFIG = BELOW_HOOKS | {"hooks", "trainer"}
-EVERYTHING = BELOW_CONFIG | {"hosts", "config", "demo", "jobs", "build", "cli", "testing", "verification", "__init__"}
+EVERYTHING = BELOW_CONFIG | {"hosts", "config", "demo", "jobs", "build", "cli", "testing", "verification", "verify", "__init__"}
 
 # Which parts of hookline each part may import; a part may always import itself.
 # Lists are transitive: what a part's own imports may use, it may use too. A dotted entry allows that one module.
@@ -43,13 +43,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": EVERYTHING,
     "testing": EVERYTHING,
     "verification": EVERYTHING,
+    "verify": EVERYTHING,
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
 }
 
 HOT_PATH = ("events", "registry", "stats", "activations", "gradients", "trainer")
 HEAVY = {"pydantic", "rich", "yaml"}
-LOADED_ON_FIRST_USE = ("hosts", "config", "demo", "jobs", "build", "cli", "testing", "verification")
+LOADED_ON_FIRST_USE = ("hosts", "config", "demo", "jobs", "build", "cli", "testing", "verification", "verify")
 
 
 def part_of(path: Path) -> str:

@@ -89,7 +89,7 @@ def test_a_run_goes_on_where_it_was() -> None:
     assert begun + continued == expected
     assert all(map(torch.equal, whole.model.parameters(), second.model.parameters()))
     assert second.hooks.get("counter").count == 6
-    assert (second.step, second.moment.batches, second.epoch) == (6, 6, 1)
+    assert (second.step, second.progress.batches, second.epoch) == (6, 6, 1)
     assert second.lr == whole.lr
 
 
@@ -121,7 +121,7 @@ def test_a_damaged_checkpoint_is_passed_over_loudly(caplog: pytest.LogCaptureFix
     files[0].write_bytes(bytes(content))
     second = make_trainer(seed=5, record=False)
     assert second.load_checkpoint(first.checkpoint_dir).name == "step-00000002"
-    assert "a damaged checkpoint was passed over" in caplog.text
+    assert "skipped a damaged checkpoint" in caplog.text
 
 
 def break_the_third_save(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_failed_save_may_be_warned_of(
     break_the_third_save(trainer, monkeypatch)
     trainer.train()
     assert trainer.step == 6 and trainer.failed_saves == 1
-    assert "step 3 has no checkpoint, training goes on: cannot write checkpoint" in caplog.text
+    assert "step 3 has no checkpoint, training continues: cannot write checkpoint" in caplog.text
     assert "1 failed save" in capsys.readouterr().out
     assert trainer.checkpoint_dir is not None
     assert [path.name[-1] for path in list_checkpoints(trainer.checkpoint_dir)] == ["6", "5", "4", "2", "1"]
@@ -180,8 +180,8 @@ def test_one_flipped_bit_in_any_file(caplog: pytest.LogCaptureFixture) -> None:
         caplog.clear()
         second = make_trainer(max_epochs=1)
         second.fit(resume=first.run_dir)
-        assert second.moment.checkpoint_path.endswith("step-00000002"), file
-        assert f"passed over: {newest}: " in caplog.text
+        assert second.event_args.checkpoint_path.endswith("step-00000002"), file
+        assert f"skipped a damaged checkpoint: {newest}: " in caplog.text
         events = (first.run_dir / "events.jsonl").read_text()
         assert events.count('"kind":"checkpoint_damaged"') > number
         (first.run_dir / "abandoned" / newest.name).rename(newest)  # where a later checkpoint goes
@@ -218,8 +218,8 @@ def test_changed_hooks_are_recorded(caplog: pytest.LogCaptureFixture) -> None:
     assert found["same"] == []
     assert found["moved"] == [([], [], True)]
     assert found["changed"][-1] == (["new"], ["b"], False)
-    assert [record.getMessage() for record in caplog.records if "left out" in record.getMessage()] == [
-        "the checkpoint's state of 'b' is left out: this run has no such hook (a renamed one begins afresh)"
+    assert [record.getMessage() for record in caplog.records if "not used" in record.getMessage()] == [
+        "the checkpoint's state of 'b' is not used: this run has no such hook (a renamed hook starts without)"
     ]
 
 
@@ -301,7 +301,7 @@ def test_checkpoints_by_name_are_made_once_each() -> None:
     trainer, step_at_writing = make_trainer(), []
 
     def late() -> str:
-        step_at_writing.append(trainer.moment.steps_done)
+        step_at_writing.append(trainer.progress.steps_done)
         return "late"
 
     @trainer.on("train_batch_start", at=2)
@@ -328,9 +328,7 @@ def test_half_a_validation_cannot_be_saved() -> None:
         trainer.save()
 
     trainer.train()
-    assert caught == [
-        "a validation is under way, and half a validation cannot be saved; trainer.save() waits for its end"
-    ]
+    assert caught == ["half a validation cannot be saved; trainer.save() waits for the end of the validation"]
     assert [path.name for path in trainer.checkpoint_dir.iterdir()] == ["step-00000003"]  # type: ignore[union-attr]
 
 
@@ -374,7 +372,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(accumulate: int) -> None:
     second.fit(resume=first.run_dir)
     assert begun + continued == expected
     assert epochs == [("end", 0), ("start", 1), ("end", 1)]
-    assert second.moment.batches == whole.moment.batches == 12
+    assert second.progress.batches == whole.progress.batches == 12
 
 
 def test_a_stopped_run_goes_on_in_the_same_process() -> None:

@@ -78,9 +78,9 @@ def test_a_skip_is_not_repeated_after_going_back(tmp_path: Path) -> None:
     trainer.train()
     assert trainer.skipped_steps == 1
     trainer.remove_hook("guard")
-    trainer.moment.step = trainer.moment.steps_done = 0
-    trainer.moment.epoch_over, trainer.moment.batch_idx, trainer.moment.position = False, -1, None
-    trainer.moment.forget_step()
+    trainer.progress.step = trainer.progress.steps_done = 0
+    trainer.progress.epoch_over, trainer.progress.batch_idx, trainer.progress.position = False, -1, None
+    trainer.event_args.forget_step()
     trainer.fit()
     assert trainer.skipped_steps == 1
 
@@ -191,7 +191,7 @@ def test_half_a_step_cannot_be_saved(tmp_path: Path) -> None:
     trainer = make_trainer(record=True, output_dir=str(tmp_path), accumulate=4)
     trainer.add_hook(Eager())
     trainer.train()
-    assert "trainer.save() waits for its end" in str(caught[0])
+    assert "trainer.save() waits for the end of the step" in str(caught[0])
 
 
 def test_saving_before_there_is_a_run_says_so() -> None:
@@ -217,7 +217,7 @@ def test_a_failed_step_is_not_counted() -> None:
     assert trainer.record.run["counters"]["step"] == 2  # type: ignore[attr-defined]
     handle.remove()
     trainer.fit(max_epochs=1)
-    assert trainer.moment.steps_done == 3  # the failed batch was consumed; the last one remained
+    assert trainer.progress.steps_done == 3  # the failed batch was consumed; the last one remained
 
 
 def test_determinism_mode_is_left_alone() -> None:
@@ -264,7 +264,7 @@ def test_a_new_loss_function_is_looked_at_as_closely_as_the_first() -> None:
     trainer.add_hook(Switch())
     with pytest.raises(TrainingError, match="does not require grad"):
         trainer.train()
-    assert trainer.moment.steps_done == 4
+    assert trainer.progress.steps_done == 4
 
 
 def test_stop_training_without_a_trainer_reaches_the_caller() -> None:
@@ -394,10 +394,10 @@ def test_reading_a_loss_keeps_its_graph_no_longer_than_not_reading_it() -> None:
     def read(loss: float, metrics: dict[str, Any]) -> None:
         assert loss == metrics["loss"] > 0
 
-    trainer.on("before_backward", name="notes")(lambda: losses.append(ref(trainer.moment.live_loss)))
+    trainer.on("before_backward", name="notes")(lambda: losses.append(ref(trainer.event_args.live_loss)))
     for step, _ in enumerate(trainer.stepper(), 1):
         assert [place for place, loss in enumerate(losses, 1) if loss() is not None] == [step]
-    assert trainer.moment.loss > 0
+    assert trainer.event_args.loss > 0
 
 
 def test_asking_for_the_norm_counts_from_the_next_step_on() -> None:

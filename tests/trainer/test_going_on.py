@@ -209,10 +209,10 @@ def test_a_shorter_loader_cannot_go_on(tmp_path: Path) -> None:
     first = make_trainer(batches, tmp_path, max_epochs=1)
     first.add_hook(SaveAndStop(4))
     first.train()
-    said = "the run stood behind batch 4 of the loader 'train', inside an epoch, and now this loader has only 3:"
+    said = "the run had trained on 4 batches of the loader 'train', inside an epoch, and now this loader has only 3:"
     with pytest.raises(CheckpointError, match=said):
         make_trainer(batches[:3], tmp_path).fit(resume=first.run_dir)
-    with pytest.raises(CheckpointError, match="behind batch 4 of an epoch, and epochs are cut off after 3 now"):
+    with pytest.raises(CheckpointError, match="had read 4 batches of an epoch, and epochs are cut off after 3 now"):
         make_trainer(batches, tmp_path, limit_train_batches=3).fit(resume=first.run_dir)
     with pytest.raises(CheckpointError, match=said):
         first.fit(batches[:3])
@@ -246,7 +246,7 @@ class Stream(IterableDataset[Sample]):
     [
         (lambda: DataLoader(Stream(), batch_size=4), "has an IterableDataset without state_dict"),
         (lambda: iter([samples()[:4]] * 8), "is an iterator, which can be read only once"),
-        (lambda: shuffling(num_workers=1, persistent_workers=True), "keeps its workers from epoch to epoch"),
+        (lambda: shuffling(num_workers=1, persistent_workers=True), "keeps its workers between epochs"),
         (lambda: shuffling(num_workers=1, in_order=False), "gives batches as they are ready"),
         (StatefulLoader, "is cut off before its end"),
         (shuffling, None),

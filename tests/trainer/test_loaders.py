@@ -16,8 +16,9 @@ from torch.utils.data import (
 
 from hookline import get_trainer
 from hookline.errors import CheckpointError, ConfigError, TrainingError
-from hookline.trainer.loaders import EpochBatches, TrainLoaders, epoch_length, gives_what_it_says, named_loaders
-from hookline.trainer.turns import Mixing
+from hookline.trainer.data.epoch_batches import SequentialBatches
+from hookline.trainer.data.loaders import TrainLoaders, epoch_length, named_loaders, trusted_length
+from hookline.trainer.data.mixing import LoaderSchedule
 
 
 class Endless:
@@ -44,7 +45,7 @@ class Told:
 
     def __init__(self, loaders: Any, limit: int | None = None, look_ahead: bool = False) -> None:
         self.where = (-1, "")
-        self.batches = EpochBatches(TrainLoaders(loaders, Mixing(), limit), look_ahead, self.enter)
+        self.batches = SequentialBatches(TrainLoaders(loaders, LoaderSchedule(), limit), look_ahead, self.enter)
 
     def enter(self, index: int, name: str) -> None:
         self.where = (index, name)
@@ -87,7 +88,7 @@ def test_an_empty_loader_is_refused(loaders: Any) -> None:
 @pytest.mark.parametrize("role", ["train", "val"])
 def test_two_keys_of_one_text_are_refused(role: str) -> None:
     """One of the two loaders would be lost."""
-    with pytest.raises(ConfigError, match=f"{role} loaders: the keys 1 and '1' are the same name"):
+    with pytest.raises(ConfigError, match=f"{role} loaders: the keys 1 and '1' are the same string"):
         named_loaders({1: [torch.ones(2)], "1": [torch.ones(2)]}, role)
 
 
@@ -99,8 +100,8 @@ def test_what_cannot_be_iterated_is_refused() -> None:
 
 def test_the_length_of_an_epoch() -> None:
     """The sum of all lengths; unknown as soon as one is."""
-    assert epoch_length({"a": [1, 2], "b": [3]}) == 3
-    assert epoch_length({"a": [1, 2], "b": Endless(2)}) is None
+    assert epoch_length(TrainLoaders({"a": [1, 2], "b": [3]}, LoaderSchedule())) == 3
+    assert epoch_length(TrainLoaders({"a": [1, 2], "b": Endless(2)}, LoaderSchedule())) is None
 
 
 def test_a_length_that_is_not_implemented() -> None:
@@ -110,7 +111,7 @@ def test_a_length_that_is_not_implemented() -> None:
         def __len__(self) -> int:
             raise NotImplementedError
 
-    assert epoch_length(named_loaders(Silent(2), "train")) is None
+    assert epoch_length(TrainLoaders({"a": Silent(2)}, LoaderSchedule())) is None
 
 
 def test_loader_after_loader() -> None:
@@ -188,8 +189,10 @@ def test_whose_length_is_certain() -> None:
         DataLoader(data, sampler=DistributedSampler(data, 2, 0)),
     ]
     for loader in certain:
-        assert gives_what_it_says(loader) and len(Told({"a": loader}).all()) == Told({"a": loader}).batches.length
-    assert not gives_what_it_says(Twice(data)) and len(Told({"a": Twice(data)}).all()) == 6
+        assert (
+            trusted_length(loader) is not None and len(Told({"a": loader}).all()) == Told({"a": loader}).batches.length
+        )
+    assert trusted_length(Twice(data)) is None and len(Told({"a": Twice(data)}).all()) == 6
 
 
 @pytest.mark.parametrize(("limit", "length"), [(2, 2), (9, 3)])
@@ -215,7 +218,7 @@ class Stream(IterableDataset[int]):
 def test_a_data_loader_without_a_length() -> None:
     """It is a loader like any other."""
     loaders = named_loaders(DataLoader(Stream(), batch_size=2), "train")
-    assert epoch_length(loaders) is None
+    assert epoch_length(TrainLoaders(loaders, LoaderSchedule())) is None
     assert [item[3] for item in Told(loaders, look_ahead=True).all()] == [False, True]
 
 
@@ -228,11 +231,11 @@ def test_an_epoch_is_entered_anywhere(first: Any, look_ahead: bool, count: int) 
     told = Told(loaders, look_ahead=look_ahead)
     for _ in range(count):
         next(iter(told.batches))
-    told.batches.begin() if count == 0 else None
+    told.batches.start() if count == 0 else None
     again = Told(loaders, look_ahead=look_ahead)
-    again.batches.go_on(told.batches.position, count)
+    again.batches.resume(told.batches.position, count)
     expected = [(0, "a", 1), (0, "a", 2), (1, "b", 3), (1, "b", 4)]
-    assert [item[:3] for item in again.all()] == expected[count:] and again.batches.given == count
+    assert [item[:3] for item in again.all()] == expected[count:] and again.batches.offset == count
 
 
 def test_a_loader_that_is_gone() -> None:
@@ -240,7 +243,7 @@ def test_a_loader_that_is_gone() -> None:
     told = Told({"a": [1, 2], "b": [3]})
     next(iter(told.batches))
     with pytest.raises(CheckpointError, match="inside the loader 'a'; now there are b, c"):
-        Told({"b": [3], "c": [4]}).batches.go_on(told.batches.position, 1)
+        Told({"b": [3], "c": [4]}).batches.resume(told.batches.position, 1)
 
 
 def test_the_rest_of_an_epoch_is_what_the_loaders_have_now() -> None:
@@ -250,7 +253,7 @@ def test_the_rest_of_an_epoch_is_what_the_loaders_have_now() -> None:
     for _ in range(5):
         next(batches)
     again = Told({"a": [1], "b": [5, 6, 7]}).batches
-    again.go_on(told.batches.position, 5)
+    again.resume(told.batches.position, 5)
     assert again.length == 7 and list(again) == [6, 7]
 
 
@@ -269,8 +272,8 @@ def test_a_loader_with_a_state_is_asked_for_it_also_when_the_epoch_was_entered_b
     for _ in range(3):
         next(batches)
     again = Told({"a": Stateful(2), "b": [5, 6, 7]}).batches
-    again.go_on(told.batches.position, 3)
-    assert list(again) == [6, 7] and list(again.states_after()) == ["a"]
+    again.resume(told.batches.position, 3)
+    assert list(again) == [6, 7] and list(again.end_states()) == ["a"]
 
 
 def seen_by(loaders: Any, **options: Any) -> list[list[float]]:
@@ -321,7 +324,7 @@ def test_a_loader_without_a_length_can_be_limited_by_a_count_only() -> None:
             return iter(numbered(50))
 
     assert seen_by(Unknown(), limit_train_batches=2, max_epochs=2) == [[0, 1]] * 2
-    with pytest.raises(TrainingError, match=r"limit_train_batches=0\.5: a loader does not know its length"):
+    with pytest.raises(TrainingError, match=r"limit_train_batches=0\.5: the length of a loader is unknown"):
         seen_by(Unknown(), limit_train_batches=0.5)
 
 

@@ -104,7 +104,7 @@ def test_weighting_by_tokens() -> None:
         trainer.train()
     assert close(weights(window), weights(whole))
     assert losses[0] == pytest.approx(losses[1])
-    assert window.moment.tokens_seen == whole.moment.tokens_seen == 12
+    assert window.progress.tokens_seen == whole.progress.tokens_seen == 12
 
 
 def test_weighting_by_tokens_that_nobody_counts_is_refused() -> None:

@@ -68,8 +68,8 @@ def test_gradients_kept_for_a_hook_that_left_are_let_go_of() -> None:
     @trainer.on("after_optimizer_step", at=6, name="remove")
     def remove(trainer: Trainer) -> None:
         trainer.hooks.remove("reader")
-        held.append(len(trainer.moment.kept_gradients))
+        held.append(len(trainer.event_args.kept_gradients))
 
-    trainer.on("epoch_end", name="look")(lambda trainer: held.append(len(trainer.moment.kept_gradients)))
+    trainer.on("epoch_end", name="look")(lambda trainer: held.append(len(trainer.event_args.kept_gradients)))
     trainer.train()
     assert held == [2, 0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hookline.trainer.rng import restore_rng, rng_state, rng_untouched, seed_everything
+from hookline.trainer.rng import preserve_rng, restore_rng, rng_state, seed_everything
 
 
 def draw() -> list[float]:
@@ -54,7 +54,7 @@ def test_untouched(fails: bool) -> None:
     restore_rng(state)
     error: Any = None
     try:
-        with rng_untouched():
+        with preserve_rng():
             draw()
             seed_everything(1)
             if fails:

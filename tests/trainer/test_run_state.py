@@ -41,8 +41,8 @@ def test_losses_that_cannot_be_read_any_more() -> None:
     def broken() -> float:
         raise RuntimeError("the device is gone")
 
-    trainer.loop.losses.mean = broken  # type: ignore[method-assign]
+    trainer.loop.stats.mean_loss = broken  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="the device is gone"):
         trainer.refresh_state()
-    trainer.status = "error"
+    trainer.run_status.fail()
     assert math.isnan(trainer.refresh_state()["avg_loss"])

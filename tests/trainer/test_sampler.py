@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 
 from hookline import ResumableSampler
 from hookline.errors import TrainingError
-from hookline.trainer.sampler import shuffled
+from hookline.trainer.data.sampler import shuffled
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(-(2**70), 2**70), epoch=st.integers(0, 10**6))

@@ -100,7 +100,7 @@ def test_the_last_step_of_an_epoch() -> None:
     with pytest.raises(SystemExit):
         trainer.train()
     assert hook.heard[-2:] == ["saved 6", "end: SIGTERM"]
-    assert trainer.moment.epoch_over
+    assert trainer.progress.epoch_over
 
 
 def test_a_signal_before_the_first_step() -> None:
@@ -263,7 +263,7 @@ def test_workers_that_get_ctrl_c_too() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert trainer.step == trainer.moment.steps_done == 1
+    assert trainer.step == trainer.progress.steps_done == 1
     assert json.loads((trainer.run_dir / "run.json").read_text())["reason"] == "SIGINT"  # type: ignore[operator]
 
 

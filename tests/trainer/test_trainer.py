@@ -62,7 +62,7 @@ def test_what_is_there_from_the_start() -> None:
         ({"model": 3}, "model: expected a torch.nn.Module, got int"),
         ({"model": torch.nn.ReLU()}, r"the model \(ReLU\) has no parameters"),
         ({"optimizer": None}, "expected an optimizer or a list of them"),
-        ({"device": "gpu"}, "'gpu' is no device"),
+        ({"device": "gpu"}, "'gpu' is not a device"),
         ({"precison": "bf16"}, "did you mean 'precision'"),
     ],
     ids=str,
@@ -347,7 +347,7 @@ def test_a_run_after_training_steps() -> None:
     trainer.on("train_batch_end", name="batches")(lambda batch_idx: seen.append(batch_idx))
     trainer.train()
     assert seen == ["epoch 0", 0, 1, 2]
-    assert (trainer.step, trainer.moment.batches) == (5, 5)
+    assert (trainer.step, trainer.progress.batches) == (5, 5)
 
 
 @pytest.mark.parametrize("call", ["training_step", "train"])
@@ -377,8 +377,8 @@ def test_inference_inside_a_hook() -> None:
         with trainer.inference() as model:
             output = model(torch.randn(2, 3))
             random.random()
-            seen.append((model.training, output.requires_grad, trainer.moment.phase))
-        assert trainer.model.training and trainer.moment.phase == "train"
+            seen.append((model.training, output.requires_grad, trainer.event_args.phase))
+        assert trainer.model.training and trainer.event_args.phase == "train"
         assert torch.equal(streams[0], torch.get_rng_state()) and streams[1] == random.getstate()
         assert torch.equal(gradient, weight_gradient(trainer)) and len(heard) == count
 

@@ -71,7 +71,7 @@ def test_a_loader_that_is_shorter_than_the_trial_is_read_to_its_end(kind: Any) -
 )
 @pytest.mark.parametrize("kind", [list, Unknown])
 def test_loaders_that_take_turns_are_tried_as_often(kind: Any, options: dict[str, Any]) -> None:
-    """Turns that are drawn might leave one out: in a trial they come round."""
+    """LoaderOrder that are drawn might leave one out: in a trial they come round."""
     seen, trainer = tried(kind, **options)
     assert seen == ["books", "web", "code"] * 2 + VALIDATED and trainer.step == trainer.total_steps == 6
 

@@ -140,11 +140,11 @@ def test_validate_inside_an_event_changes_nothing_around_it() -> None:
 
     @trainer.on("after_backward")
     def validate(trainer: Trainer) -> None:
-        moment = trainer.moment
-        before = moment.batch, moment.batch_idx, moment.dataloader_name, moment.loss, moment.phase
+        args = trainer.event_args
+        before = args.batch, args.batch_idx, args.dataloader_name, args.loss, args.phase
         stream = torch.get_rng_state()
         trainer.validate(make_batches(2, 2))
-        after = moment.batch, moment.batch_idx, moment.dataloader_name, moment.loss, moment.phase
+        after = args.batch, args.batch_idx, args.dataloader_name, args.loss, args.phase
         seen.append(before == after and torch.equal(stream, torch.get_rng_state()))
 
     trainer.train()
@@ -295,7 +295,7 @@ def test_a_validation_that_would_call_itself_for_ever_is_refused() -> None:
         trainer.validate(FAR)
 
     for count in (2, 4):
-        with pytest.raises(TrainingError, match="by hook 'again' inside the validation that it asked for itself"):
+        with pytest.raises(TrainingError, match="by hook 'again' inside the validation that it called"):
             trainer.validate(make_batches(2))
         assert len(heard) == count
 

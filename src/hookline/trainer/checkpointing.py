@@ -1,8 +1,8 @@
-"""What a checkpoint holds, and how a trainer is put back to it."""
+"""Collect what a checkpoint holds, write it, and restore a trainer from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,23 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline._tensors import map_tensors
 from hookline.checkpoints.files import list_checkpoints, newest_good, read_checkpoint, write_checkpoint
 from hookline.checkpoints.manifest import read_manifest
 from hookline.errors import CheckpointError
 from hookline.events.policy import logger
-from hookline.trainer.positions import restore_own_states, restore_states, states_of
+from hookline.trainer.async_save import AsyncSave
+from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
 from hookline.trainer.rng import restore_rng, rng_state
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
-COUNTS = ("skipped_steps", "non_finite_losses")
-PROGRESS = ("step", "steps_done", "epoch", "epoch_over", "batch_idx", "batches_before", "tokens_seen", "loader_batches")
+SaveName = str | Callable[[], str] | None
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A checkpoint that is about to be written: what, and where."""
+    """A checkpoint that is ready to be written."""
 
     directory: Path
     name: str
@@ -34,115 +35,203 @@ class Draft:
     meta: Mapping[str, Any]
 
     def write(self) -> Path:
-        """Write it; durable when this returns."""
+        """Write the checkpoint; it is durable when this returns."""
         return write_checkpoint(self.directory, self.name, self.sections, self.meta)
 
 
-def draft_checkpoint(trainer: Trainer, name: str | None) -> Draft:
-    """Everything a run needs to go on, live; what was logged up to here is on disk.
+class Checkpointer:
+    """The checkpoints of a trainer's runs: those that were requested, and the one that is being written."""
 
-    After a failure in the middle of a step the unfinished step is left out: whoever goes on from there begins behind
-    the batch that failed. That is no point of the unbroken run's curve, so it lies where no resume finds it unasked.
-    """
-    refuse_half_a_step(trainer)
-    trainer.background.make_way()
-    trainer.loop.flush()
-    trainer.record.settle()  # a resumed run repeats what came after its checkpoint, and nothing before
-    moment = trainer.moment
-    directory = trainer.checkpoint_dir if moment.step == moment.steps_done else exception_dir(trainer)
-    if directory is None:
-        why = "this run keeps no record on disk (record=False)" if trainer.running else "there is no run yet"
-        raise CheckpointError(f"{why}, so there is no directory to write a checkpoint to")
-    name_stateless_hooks(trainer)
-    meta = {
-        "run_id": trainer.run_id,
-        "step": moment.steps_done,
-        "epoch": moment.epoch,
-        "lineage": trainer.record.lineage,
-    }
-    return Draft(directory, name or name_of_step(trainer), collect(trainer), meta)
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._async = AsyncSave()
+        self.requests: list[SaveName] = []  # names of the checkpoints to write at the next boundary
+        self.requested_names: set[str] = set()  # those that were requested by `save`
+
+    @property
+    def saving(self) -> str | None:
+        """The name of the checkpoint that is being written in the background, if any."""
+        return None if self._async.pending is None else self._async.pending.name
+
+    # ---- saving ----------------------------------------------------------------------------------------------------
+
+    def begin_run(self) -> None:
+        """Forget which checkpoints of the last run were requested."""
+        self.requested_names.clear()
+
+    def request(self, name: SaveName) -> None:
+        """Write a checkpoint at the next boundary. A signal handler calls this, so it only appends."""
+        self.requests.append(name)
+
+    def save_requested(self) -> None:
+        """Write the requested checkpoints, each name once; fast_dev_run writes nothing."""
+        names, self.requests = self.requests, []
+        if not names or self._trainer.options.fast_dev_run:
+            return
+        self.finish()  # before functions are called for names: they may look at what is on disk
+        unnamed = self._step_name()
+        for name in dict.fromkeys((one() if callable(one) else one) or unnamed for one in names):
+            self._save(name)
+        self.requested_names.update(one or unnamed for one in names if not callable(one))
+
+    def _save(self, name: str) -> None:
+        """Write a checkpoint, in the background with `async_save`; a run that is closing has nothing else to do."""
+        trainer = self._trainer
+        self.finish()  # one at a time
+        with self._on_save_error(trainer.progress.steps_done):
+            if trainer.options.async_save and trainer.status == "training":
+                self._async.start(self.draft(name), trainer.event_args)
+            else:
+                trainer.save_checkpoint(name)
+
+    def save_now(self, name: str | None) -> Path:
+        """Write a checkpoint and fire on_checkpoint_save once it is durable."""
+        path = self.draft(name).write()
+        self._report_saved(path, self._trainer.event_args)
+        return path
+
+    def draft(self, name: str | None) -> Draft:
+        """Return a checkpoint of the current state with live tensors; everything logged so far is on disk.
+
+        After a failure in the middle of a step the unfinished step is left out: a run that resumes there starts after
+        the batch that failed. The uninterrupted run never was in that state, so such a checkpoint is written where
+        resuming the run does not find it.
+        """
+        trainer, progress = self._trainer, self._trainer.progress
+        self._check_between_steps()
+        self.finish_unless_failed()
+        trainer.loop.flush()
+        trainer.record.settle()  # a resumed run repeats what came after its checkpoint, and nothing before
+        in_step = progress.step != progress.steps_done
+        directory = trainer.checkpoint_dir
+        if in_step and trainer.run_dir is not None:
+            directory = trainer.run_dir / "exception"
+        if directory is None:
+            why = "this run keeps no record on disk (record=False)" if trainer.running else "there is no run yet"
+            raise CheckpointError(f"{why}, so there is no directory to write a checkpoint to")
+        self._report_stateless_hooks()
+        meta = {
+            "run_id": trainer.run_id,
+            "step": progress.steps_done,
+            "epoch": progress.epoch,
+            "lineage": trainer.record.lineage,
+        }
+        return Draft(directory, name or self._step_name(), _collect(trainer), meta)
+
+    def _step_name(self) -> str:
+        return f"step-{self._trainer.progress.steps_done:08d}"
+
+    def _check_between_steps(self) -> None:
+        """Raise CheckpointError inside a step or a validation, unless the run has failed."""
+        progress, other = self._trainer.progress, self._trainer.event_args.is_other_batch
+        if (progress.step != progress.steps_done or other) and self._trainer.status != "error":
+            what = "validation" if other else "step"
+            raise CheckpointError(f"half a {what} cannot be saved; trainer.save() waits for the end of the {what}")
+
+    def _report_stateless_hooks(self) -> None:
+        """Record once, at the first save, which hooks start without a state when the run is resumed."""
+        trainer = self._trainer
+        if trainer.run_status.first_time("hooks_without_state"):
+            saved = trainer.hooks.state_dict()
+            entries = [entry for entry in trainer.hooks.entries() if not entry.built_in]
+            if stateless := [entry.name for entry in entries if entry.name not in saved]:
+                trainer.note("hooks_without_state", hooks=stateless)
+
+    def _report_saved(self, path: Path, args: Any) -> None:
+        """Record a durable checkpoint and fire on_checkpoint_save, with the arguments of the step that was saved."""
+        self._trainer.event_args.set_checkpoint(str(path))
+        self._trainer.note("checkpoint_saved", args.step, path=str(path))
+        if handler := self._trainer.hooks.fire.on_checkpoint_save:
+            handler(args)
+
+    @contextmanager
+    def _on_save_error(self, step: int) -> Iterator[None]:
+        """Count and record a failed save; `on_save_error` decides whether it ends the run."""
+        try:
+            yield
+        except CheckpointError as error:
+            self._trainer.run_status.count_failed_save()
+            self._trainer.note("checkpoint_failed", step, error=str(error))
+            if self._trainer.options.on_save_error == "stop":
+                raise
+            logger.warning("step %d has no checkpoint, training continues: %s", step, error)
+
+    # ---- saving in the background ----------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Report the background save if it is done."""
+        if self._async.is_done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the background save, if any, and report it."""
+        save = self._async.take()
+        if save is not None:
+            with self._on_save_error(save.args.step):
+                self._report_saved(save.written.result(), save.args)
+
+    def finish_unless_failed(self) -> None:
+        """Do the same before a checkpoint is written or loaded at once; a failure is reported at the boundary."""
+        if not self._async.has_failed():
+            self.finish()
+
+    def finish_after(self, error: BaseException) -> None:
+        """Finish the background save of a run that failed; another failure becomes a note of the first error."""
+        try:
+            self.finish()
+        except Exception as another:
+            logger.warning("while the run was ending: %s", another)
+            error.add_note(f"then, while the run was ending: {type(another).__name__}: {another}")
+
+    def close(self) -> None:
+        """Release the memory of background saves."""
+        self._async = AsyncSave()
+
+    # ---- loading ---------------------------------------------------------------------------------------------------
+
+    def load(self, path: str | Path) -> Path:
+        """Restore the trainer from a checkpoint: its directory, a run's, or one that holds checkpoints."""
+        self.finish_unless_failed()  # it may be the one that is meant
+        trainer = self._trainer
+        found, problems = find_checkpoint(Path(path))
+        for problem in problems:
+            trainer.note("checkpoint_damaged", problem=problem, instead=str(found))
+        sections, _ = read_checkpoint(found)
+        try:
+            _restore(trainer, sections)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{found} lacks something that a run needs to resume: {error!r}") from error
+        trainer.event_args.set_resumed(str(found))
+        trainer.note("checkpoint_loaded", path=str(found))
+        if trainer.running:
+            trainer.record.resumed(trainer.progress.step, trainer.progress.epoch)
+        if handler := trainer.hooks.fire.on_checkpoint_load:
+            handler(trainer.event_args)
+        return found
 
 
-def name_of_step(trainer: Trainer) -> str:
-    """What a checkpoint is called that nobody names."""
-    return f"step-{trainer.moment.steps_done:08d}"
+# ---- the sections of a checkpoint ------------------------------------------------------------------------------------
 
 
-def refuse_half_a_step(trainer: Trainer) -> None:
-    """A checkpoint is made between two steps, or after a failure."""
-    moment = trainer.moment
-    under_way = moment.step != moment.steps_done or moment.set_aside is not None
-    if under_way and trainer.status != "error":
-        what = "step" if moment.set_aside is None else "validation"
-        raise CheckpointError(
-            f"a {what} is under way, and half a {what} cannot be saved; trainer.save() waits for its end"
-        )
-
-
-def save_as_told(trainer: Trainer, name: str | None) -> None:
-    """Save, in the background if `async_save` says so; once the run is closing there is nothing to do meanwhile."""
-    trainer.background.finish()  # one at a time
-    with failing_as_told(trainer, trainer.moment.steps_done):
-        if trainer.options.async_save and trainer.status == "training":
-            trainer.background.begin(draft_checkpoint(trainer, name))
-        else:
-            trainer.save_checkpoint(name)
-
-
-@contextmanager
-def failing_as_told(trainer: Trainer, step: int) -> Iterator[None]:
-    """On a failed save do what `on_save_error` says: end the run, or go on without, which is told and counted."""
-    try:
-        yield
-    except CheckpointError as error:
-        trainer.failed_saves += 1
-        trainer.note("checkpoint_failed", step, error=str(error))
-        if trainer.options.on_save_error == "stop":
-            raise
-        logger.warning("step %d has no checkpoint, training goes on: %s", step, error)
-
-
-def tell_saved(trainer: Trainer, path: Path, moment: Any) -> None:
-    """A checkpoint is durable: record and hooks hear of it, with the step of that moment."""
-    trainer.moment.checkpoint_path = str(path)
-    trainer.note("checkpoint_saved", moment.step, path=str(path))
-    if heard := trainer.hooks.fire.on_checkpoint_save:
-        heard(moment)
-
-
-def exception_dir(trainer: Trainer) -> Path | None:
-    """Where checkpoints go that a failure cut off in the middle of a step; None when nothing is written."""
-    return None if trainer.run_dir is None else trainer.run_dir / "exception"
-
-
-def name_stateless_hooks(trainer: Trainer) -> None:
-    """Say once, at the first save of a run, which hooks start afresh when it is resumed."""
-    if not trainer.named_stateless:
-        trainer.named_stateless = True
-        saved = trainer.hooks.state_dict()
-        stateless = [entry.name for entry in trainer.hooks.entries() if not entry.built_in and entry.name not in saved]
-        if stateless:
-            trainer.note("hooks_without_state", hooks=stateless)
-
-
-def collect(trainer: Trainer) -> dict[str, Any]:
-    """The sections of a checkpoint."""
-    moment, scaler = trainer.moment, trainer.engine.scaler
+def _collect(trainer: Trainer) -> dict[str, Any]:
+    """Return the sections of a checkpoint."""
+    scaler, batches = trainer.engine.scaler, trainer.loop.batches
+    between_epochs = trainer.progress.epoch_over and batches is not None
     return {
         "model": trainer.model.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
-        "schedulers": [_plain(scheduler.state_dict()) for scheduler in trainer.schedulers],
+        "schedulers": [_without_functions(scheduler.state_dict()) for scheduler in trainer.schedulers],
         "scaler": scaler.state_dict() if scaler is not None else None,
-        "progress": {
-            **{name: getattr(moment, name) for name in PROGRESS},
-            "step": moment.steps_done,  # the same, but for a failure in the middle of a step
-            "seconds": moment.seconds,
-        },
+        "progress": trainer.progress.state_dict(),
         "rng": rng_state(),
-        "position": position_of(trainer),
-        "loaders": loader_states(trainer),
-        "losses": trainer.loop.losses.state_dict(),
-        "counts": {name: getattr(trainer, name) for name in COUNTS},
+        "position": trainer.loop.position(),
+        "loaders": {
+            "train": source_states(trainer.train_loaders),
+            "val": source_states(trainer.val_loaders),
+            "own": batches.end_states() if between_epochs and batches is not None else {},
+        },
+        "losses": trainer.loop.stats.state_dict(),
+        "counts": trainer.run_status.state_dict(),
         "hooks": trainer.hooks.state_dict(),
         "hook_names": list(trainer.hooks),
         "update_state": trainer.chain.states,
@@ -150,74 +239,17 @@ def collect(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def position_of(trainer: Trainer) -> dict[str, Any] | None:
-    """Where the loaders are inside an epoch; None between two."""
-    batches, position = trainer.loop.batches, trainer.moment.position
-    return position if batches is None or position is None else batches.position
+def _without_functions(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a scheduler's state without its functions, which belong to the code."""
+    return {key: value for key, value in state.items() if not callable(value)}
 
 
-def loader_states(trainer: Trainer) -> dict[str, Any]:
-    """What the loaders' parts keep, and, between two epochs, what those that can say of themselves."""
-    batches = trainer.loop.batches
-    return {
-        "train": states_of(trainer.train_loaders),
-        "val": states_of(trainer.val_loaders),
-        "own": batches.states_after() if trainer.moment.epoch_over and batches is not None else {},
-    }
-
-
-def load_checkpoint(trainer: Trainer, path: str | Path) -> Path:
-    """Put a trainer back to a checkpoint: a checkpoint's directory, a run's, or one that holds checkpoints."""
-    found, problems = find_checkpoint(Path(path))
-    for problem in problems:
-        trainer.note("checkpoint_damaged", problem=problem, instead=str(found))
-    sections, _ = read_checkpoint(found)
-    try:
-        restore(trainer, sections)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{found} lacks something that a run needs to go on: {error!r}") from error
-    return found
-
-
-def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
-    """The checkpoint that a path means: of several the newest that is whole; and what is wrong with newer ones."""
-    if (path / "manifest.json").exists():
-        return path, []
-    holder = holder_of(path)
-    found, problems = newest_good(holder)
-    for problem in problems:
-        logger.warning("a damaged checkpoint was passed over: %s", problem)
-    if found is None:
-        raise CheckpointError(f"no whole checkpoint in {holder}" + (f" ({len(problems)} damaged)" if problems else ""))
-    return found, problems
-
-
-def has_no_checkpoint_yet(path: Path) -> bool:
-    """Whether it is a run that has not written one; damaged ones count as written."""
-    return (path / "run.json").exists() and not list_checkpoints(holder_of(path))
-
-
-def lineage_of(path: Path) -> dict[str, Any]:
-    """Where a run that begins from somebody's checkpoint comes from; whose own lineage is in that run's record."""
-    found, _ = find_checkpoint(path)
-    meta = read_manifest(found)["meta"]
-    return {"run_id": meta.get("run_id"), "step": meta.get("step"), "checkpoint": str(found.absolute())}
-
-
-def holder_of(path: Path) -> Path:
-    """The directory that holds the checkpoints of a run, or the given one itself."""
-    return path / "checkpoints" if (path / "checkpoints").is_dir() else path
-
-
-def run_directory(path: Path) -> Path | None:
-    """The run that a path to resume from belongs to; None when it is a checkpoint that lies elsewhere."""
-    return next((place for place in (path, *path.absolute().parents[:2]) if (place / "run.json").exists()), None)
-
-
-def restore(trainer: Trainer, sections: dict[str, Any]) -> None:
-    """Weights, optimizers, counters, random streams and hooks, each where it was."""
-    _check_count("optimizers", trainer.optimizers, sections["optimizers"])
-    _check_count("schedulers", trainer.schedulers, sections["schedulers"])
+def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
+    """Restore weights, optimizers, counters, random streams and hooks."""
+    for what in ("optimizers", "schedulers"):
+        saved, now = len(sections[what]), len(getattr(trainer, what))
+        if saved != now:
+            raise CheckpointError(f"the checkpoint has {saved} {what}, this run has {now}: they must match")
     trainer.model.load_state_dict(sections["model"])
     for optimizer, state in zip(trainer.optimizers, sections["optimizers"], strict=True):
         optimizer.load_state_dict(state)
@@ -225,76 +257,88 @@ def restore(trainer: Trainer, sections: dict[str, Any]) -> None:
         scheduler.load_state_dict(state)
     if trainer.engine.scaler is not None and sections.get("scaler"):
         trainer.engine.scaler.load_state_dict(sections["scaler"])
-    restore_progress(trainer, sections)
-    trainer.chain.restore(_on(trainer.device, sections["update_state"]))
-    restore_hooks(trainer, sections)
+    trainer.progress.load_state_dict(sections["progress"], sections["position"])
+    trainer.loop.leave_epoch()
+    trainer.event_args.forget_step()
+    trainer.loop.stats.load_state_dict(sections["losses"])
+    trainer.run_status.load_state_dict(sections["counts"])
+    # Update hooks meet gradients on the device, so their state goes there, too.
+    trainer.chain.restore(map_tensors(lambda tensor: tensor.to(trainer.device), sections["update_state"]))
+    _restore_hooks(trainer, sections)
     trainer.hooks.guard.load_state_dict(sections["streams"])
-    restore_states(trainer.train_loaders, sections["loaders"]["train"])
-    restore_states(trainer.val_loaders, sections["loaders"]["val"])
-    restore_own_states(trainer.train_loaders, sections["loaders"]["own"])
-    trainer.train_loaders.between.clear()  # what they said later
+    restore_source_states(trainer.train_loaders, sections["loaders"]["train"])
+    restore_source_states(trainer.val_loaders, sections["loaders"]["val"])
+    restore_loader_states(trainer.train_loaders, sections["loaders"]["own"])
+    trainer.train_loaders.idle_states.clear()  # they are of a later time
     restore_rng(sections["rng"])
 
 
-def restore_progress(trainer: Trainer, sections: dict[str, Any]) -> None:
-    """The counters, the place in the data and the epoch's losses so far."""
-    moment = trainer.moment
-    for name in PROGRESS:
-        setattr(moment, name, sections["progress"][name])
-    moment.elapsed_before = sections["progress"]["seconds"]
-    moment.position, trainer.loop.batches = sections["position"], None
-    moment.forget_step()
-    trainer.loop.losses.load_state_dict(sections["losses"])
-    for name in COUNTS:
-        setattr(trainer, name, sections["counts"][name])
+def _restore_hooks(trainer: Trainer, sections: dict[str, Any]) -> None:
+    """Restore the state of every hook by name, and record how the hooks differ from the checkpoint's.
 
-
-def restore_hooks(trainer: Trainer, sections: dict[str, Any]) -> None:
-    """Give every hook its state, in place and by name. What has changed since is recorded; the hooks of now are right.
-
-    One that was added begins afresh, the state of one that was removed is left out (renaming is both), and another
-    order is taken as it is now.
+    The present hooks and their order count: a new hook starts without a state, and the state of a removed one is left
+    out; renaming a hook is both.
     """
     for kind, names in trainer.hooks.load_state_dict(sections["hooks"]).items():
         for name in names:
-            trainer.record.event("hook_state", trainer.moment.step, hook=name, problem=kind)
+            trainer.record.event("hook_state", trainer.progress.step, hook=name, problem=kind)
     before, now = sections["hook_names"], list(trainer.hooks)
     if before != now:
         added, removed = [one for one in now if one not in before], [one for one in before if one not in now]
         moved = [one for one in now if one in before] != [one for one in before if one in now]
-        trainer.record.event("hooks_changed", trainer.moment.step, added=added, removed=removed, reordered=moved)
-        _tell_left_out([one for one in removed if sections["update_state"].get(one) or sections["hooks"].get(one)])
-    trainer.hooks.replan(restored=trainer.moment)
+        trainer.record.event("hooks_changed", trainer.progress.step, added=added, removed=removed, reordered=moved)
+        with_state = [one for one in removed if sections["update_state"].get(one) or sections["hooks"].get(one)]
+        if with_state:
+            logger.warning(
+                "the checkpoint's state of %s is not used: this run has no such hook (a renamed hook starts without)",
+                ", ".join(map(repr, with_state)),
+            )
+    trainer.hooks.replan(restored=trainer.progress)
 
 
-def _tell_left_out(names: list[str]) -> None:
-    if names:
-        whose = ", ".join(map(repr, names))
-        logger.warning(
-            "the checkpoint's state of %s is left out: this run has no such hook (a renamed one begins afresh)", whose
-        )
+# ---- finding checkpoints ---------------------------------------------------------------------------------------------
+
+
+def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
+    """Return the checkpoint that a path means, of several the newest whole one, and what is wrong with newer ones."""
+    if (path / "manifest.json").exists():
+        return path, []
+    directory = checkpoints_of(path)
+    found, problems = newest_good(directory)
+    for problem in problems:
+        logger.warning("skipped a damaged checkpoint: %s", problem)
+    if found is None:
+        damaged = f" ({len(problems)} damaged)" if problems else ""
+        raise CheckpointError(f"no whole checkpoint in {directory}{damaged}")
+    return found, problems
+
+
+def has_no_checkpoint_yet(path: Path) -> bool:
+    """Return whether a path is a run that has not written a checkpoint; damaged ones count as written."""
+    return (path / "run.json").exists() and not list_checkpoints(checkpoints_of(path))
+
+
+def lineage_of(path: Path) -> dict[str, Any]:
+    """Return run, step and path of the checkpoint that a new run starts from."""
+    found, _ = find_checkpoint(path)
+    meta = read_manifest(found)["meta"]
+    return {"run_id": meta.get("run_id"), "step": meta.get("step"), "checkpoint": str(found.absolute())}
+
+
+def checkpoints_of(path: Path) -> Path:
+    """Return the directory that holds a run's checkpoints, or the given one itself."""
+    return path / "checkpoints" if (path / "checkpoints").is_dir() else path
+
+
+def run_directory(path: Path) -> Path | None:
+    """Return the run that a path to resume from belongs to, None for a checkpoint outside of a run."""
+    return next((place for place in (path, *path.absolute().parents[:2]) if (place / "run.json").exists()), None)
 
 
 def load_weights(model: torch.nn.Module, path: str | Path) -> None:
-    """The weights of a checkpoint and nothing else."""
+    """Load the weights of a checkpoint and nothing else."""
     sections, _ = read_checkpoint(find_checkpoint(Path(path))[0])
     model.load_state_dict(sections["model"])
 
 
-def _on(device: torch.device, tree: Any) -> Any:
-    """A nested value with its tensors on a device: update hooks meet gradients there."""
-    if isinstance(tree, torch.Tensor):
-        return tree.to(device)
-    if isinstance(tree, dict):
-        return {key: _on(device, value) for key, value in tree.items()}
-    return type(tree)(_on(device, value) for value in tree) if isinstance(tree, (list, tuple)) else tree
-
-
-def _check_count(what: str, have: list[Any], saved: list[Any]) -> None:
-    if len(have) != len(saved):
-        raise CheckpointError(f"the checkpoint has {len(saved)} {what}, this run has {len(have)}: they must match")
-
-
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    """A scheduler's state without its functions, which belong to the code and not to a checkpoint."""
-    return {key: value for key, value in state.items() if not callable(value)}
+holder_of = checkpoints_of

@@ -1,9 +1,9 @@
-"""The training loop: the only one in the project. Events of batches, steps and epochs are fired here; those of the
-run's ends, of a validation and of a checkpoint where these are made.
+"""The training loop: the only one in the project.
 
     run → epoch → micro-batch → step → boundary (validation, checkpoint, stop)
 
-An event nobody hears is a None in `fire`: it costs its line one branch.
+Events of batches, steps and epochs fire here; those of the run's start and end, of a validation and of a checkpoint
+fire in run.py, validation.py and checkpointing.py. An event without listeners is None in `fire`: it costs one branch.
 """
 
 from __future__ import annotations
@@ -19,334 +19,341 @@ from torch import Tensor
 
 from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
+from hookline.events.batches import count_samples
 from hookline.events.dispatch import Fire, Fired
-from hookline.gradients.chain import OVERFLOWED
 from hookline.gradients.numbers import multiply_
 from hookline.trainer.cost_watch import CostWatch
-from hookline.trainer.epoch_means import own_number
-from hookline.trainer.forward import check_trainable, count_samples, count_tokens, loss_and_metrics
-from hookline.trainer.loaders import EpochBatches
-from hookline.trainer.losses import LossBook
-from hookline.trainer.mixture import batches_of_epoch
-from hookline.trainer.moment import numbers_of
+from hookline.trainer.data.epoch_batches import EpochBatches, epoch_batches
+from hookline.trainer.data.loaders import TrainLoaders
+from hookline.trainer.epoch_stats import EpochStats, detached_copy
+from hookline.trainer.event_args import single_numbers
 from hookline.trainer.parameters import group_sizes, unowned_parameters
-from hookline.trainer.user_metrics import Measure
+from hookline.trainer.step_fn import check_trainable, count_tokens, loss_and_metrics
+from hookline.trainer.validation_metrics import Measure
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 FLUSH_STEPS, FLUSH_SECONDS = 47, 2.0  # a prime: it seldom falls on the steps at which hooks are due
-NONE_LEFT_OUT: tuple[torch.optim.Optimizer, ...] = ()
+OVERFLOW_REASON = "non-finite gradients under GradScaler"
+_NONE_SKIPPED: tuple[torch.optim.Optimizer, ...] = ()
 
 
-def steps_of_run(trainer: Trainer, run: AbstractContextManager[None]) -> Iterator[Tensor]:
-    """A whole run, bracketed by its beginning and end; yields after each micro-batch, to be stepped from outside."""
+def steps_of_run(trainer: Trainer, run: AbstractContextManager[None]) -> Generator[Tensor, None, None]:
+    """Run a whole run between its start and end, and yield the loss after each micro-batch."""
     with run:
-        loop, moment, epochs = trainer.loop, trainer.moment, trainer.options.epochs
-        while not loop.finished() and (epochs is None or moment.epoch + moment.epoch_over < epochs):
+        loop, progress, epochs = trainer.loop, trainer.progress, trainer.options.epochs
+        while not loop.finished() and (epochs is None or progress.epoch + progress.epoch_over < epochs):
             all_read = yield from micro_batches(loop, loop.begin_epoch(trainer.train_loaders))
-            if all_read or loop.last_of_epoch:
+            if all_read or loop.is_last_of_epoch:
                 loop.end_epoch()
 
 
 def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None, bool]:
-    """Forward, backward and, when a window is complete, the optimizer step; yields each micro-batch's detached loss.
+    """Run forward, backward and, when a window is complete, the optimizer step; yield each micro-batch's loss.
 
-    Returns whether all batches were read. Python that runs once between two torch calls runs with cold caches: a call
-    costs 1 to 2 µs there, not 0.1, and an attribute more than a local. So what every step does stands here, in the
-    order it happens; what happens now and then is a method of the loop.
+    Python that runs once between two torch calls runs with cold caches: a call costs 1 to 2 µs there instead of 0.1,
+    and an attribute more than a local variable. So everything that every step does is in this function, in the order
+    in which it happens; what happens now and then is a method of the loop.
+
+    Returns:
+        Whether all batches were read.
     """
-    trainer, moment, fire, tables, plain = loop.trainer, loop.moment, loop.fire, loop.tables, loop.plain
-    optimizers, steps_itself, more_to_do, unowned = trainer.optimizers, loop.steps_itself, loop.more_to_do, loop.unowned
-    recent, unrecorded, several = loop.losses.recent, loop.unrecorded, len(optimizers) > 1
+    trainer, progress, args, fire, tables = loop.trainer, loop.progress, loop.args, loop.fire, loop.tables
+    optimizers, plain, steps_directly, more_to_do = trainer.optimizers, loop.plain, loop.steps_directly, loop.more_to_do
+    recent, unrecorded, unowned, several = loop.stats.recent, loop.unrecorded, loop.unowned, len(optimizers) > 1
 
     for batch in batches:
-        # ---- where the run is, and who is due
+        # ---- the position of the run, and the hooks that are due
         if plain or loop.in_window == 0:
-            moment.step += 1
-        moment.batch_idx += 1
-        moment.used_lr = None
+            progress.step += 1
+        progress.batch_idx += 1
+        args.used_lr = None
         if loop.moves:
             batch = loop.engine.place(batch)
-        moment.batch = batch
+        args.batch = batch
         if loop.counts_tuples or type(batch) is not tuple:
-            moment.tokens_seen += trainer.count_tokens(batch)
-        if tables.countdown > 0:  # until a schedule or a sample comes up
+            progress.tokens_seen += trainer.count_tokens(batch)
+        if tables.countdown > 0:  # until a schedule or a sample is due
             tables.countdown -= 1
         else:
-            loop.hooks.decide_who_is_due(moment)
-        if heard := fire.on_train_batch_start:
-            heard(moment)
+            loop.hooks.decide_who_is_due(progress)
+        if handler := fire.on_train_batch_start:
+            handler(args)
 
         # ---- forward and backward
         result = trainer.compute(batch)  # the model's forward hooks fire in here
         loss = result if loop.bare_loss and type(result) is Tensor else loop.find_loss(result)
-        del result  # the rest of it (logits, say) need not wait for the next one
-        # The last batch's graph, emptied by its backward, is let go of here: freeing it earlier costs 4 µs more.
-        moment.live_loss = loss
-        if heard := fire.on_before_backward:
-            heard(moment)
+        del result  # the rest of it (logits, for example) need not live until the next batch
+        # This releases the last batch's graph, which its backward pass emptied; releasing it earlier costs 4 µs more.
+        args.live_loss = loss
+        if handler := fire.on_before_backward:
+            handler(args)
         if plain:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             loop.backward_share(loss)
-        if heard := fire.on_after_backward:
-            heard(moment)
+        if handler := fire.on_after_backward:
+            handler(args)
         if not plain and not loop.window_is_complete():
             recent.append(detached := loss.data)
-            if heard := fire.on_train_batch_end:
-                heard(moment)
+            if handler := fire.on_train_batch_end:
+                handler(args)
                 if tables.metric_readers:
                     loop.log_added_metrics()
             yield detached
             continue
 
-        # ---- gradients complete: update chain, optimizers, schedulers; then they are gone
-        step, left_out = moment.step, NONE_LEFT_OUT
+        # ---- the gradients are complete: update chain, optimizers, schedulers; then the gradients are cleared
+        step, skipped, clear_and_keep = progress.step, _NONE_SKIPPED, False
         if not plain:
             loop.complete_gradients()
-        if heard := fire.on_gradients_ready:
-            heard(moment)
-        if heard := fire.on_update:
-            loop.update(heard)
+        if handler := fire.on_gradients_ready:
+            handler(args)
+        if handler := fire.on_update:
+            loop.update(handler)
         if tables.norm_readers and fire.on_step_end:
-            moment.keep_gradients()
+            clear_and_keep = loop.keep_gradients()
         for optimizer in optimizers:
             if several:
-                moment.optimizer_idx = optimizers.index(optimizer)
-            if heard := fire.on_before_optimizer_step:
-                heard(moment)
-            if steps_itself and moment.skip_asked_at != step:
+                args.optimizer_idx = optimizers.index(optimizer)
+            if handler := fire.on_before_optimizer_step:
+                handler(args)
+            if steps_directly and args.skip_asked_at != step:
                 optimizer.step()
             elif not loop.step_or_skip(optimizer):
-                left_out = (*left_out, optimizer)
+                skipped = (*skipped, optimizer)
                 continue
-            if heard := fire.on_after_optimizer_step:
+            if handler := fire.on_after_optimizer_step:
                 if more_to_do or tables.lr_readers:
                     loop.note_rate()
-                heard(moment)
-        if more_to_do or left_out or tables.lr_readers:
-            loop.after_optimizers(left_out)
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
+                handler(args)
+        if more_to_do or skipped:
+            loop.after_optimizers(skipped)
+        elif tables.lr_readers:
+            loop.note_rate()
+        if clear_and_keep:
+            args.take_gradients()
+        else:
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=True)
         for param in unowned:  # no optimizer clears these
             param.grad = None
-        recent.append(detached := loss.data)  # as detach() has it, a microsecond sooner
-        if heard := fire.on_train_batch_end:
-            heard(moment)
+        recent.append(detached := loss.data)  # equal to detach(), and a microsecond faster
+        if handler := fire.on_train_batch_end:
+            handler(args)
             if tables.metric_readers:
                 loop.log_added_metrics()
 
         # ---- the step is over: its metrics, and now and then a boundary
         loop.in_window = 0
-        moment.steps_done = step
-        unrecorded.append((step, moment.epoch, "train/loss", detached if plain else moment.window_tensor(), time()))
-        if moment.step_metrics or not plain:
-            loop.log_all({f"train/{key}": value for key, value in moment.step_means().items()})
-        if heard := fire.on_step_end:
-            heard(moment)
-            if moment.kept_gradients:
-                moment.release_gradients()
+        progress.steps_done = step
+        unrecorded.append((step, progress.epoch, "train/loss", detached if plain else args.window_tensor(), time()))
+        if args.step_metrics or not plain:
+            loop.log_step_metrics()
+        if handler := fire.on_step_end:
+            handler(args)
+            if args.kept_gradients:
+                args.release_gradients()
         if step >= loop.next_boundary:
             loop.boundary()
         yield detached
         if loop.over:
             return False
 
-    loop.check_all_came()
+    loop.check_end_of_loaders()
     return True
 
 
 class Loop:
-    """One run of a trainer: what it was told, where it stands, and what happens now and then."""
+    """One run of the loop: settings read from the options once, and what happens less often than every step."""
 
     def __init__(self, trainer: Trainer) -> None:
         options = trainer.options
         self.trainer, self.options = trainer, options
-        self.hooks, self.tables = trainer.hooks, trainer.hooks.tables
-        self.fire, self.moment = trainer.hooks.fire, trainer.moment
+        self.hooks, self.fire, self.tables = trainer.hooks, trainer.hooks.fire, trainer.hooks.tables
+        self.progress, self.args, self.status = trainer.progress, trainer.event_args, trainer.run_status
         self.engine, self.record = trainer.engine, trainer.record
-        self.losses = LossBook()
+        self.stats = EpochStats()
         self.accumulate = options.accumulate
         self.weighted = options.loss_weight != "batches"
-        # Most runs neither accumulate nor scale: for them a step is backward and optimizer.step, called directly.
+        # Most runs neither accumulate nor scale: for them a step is backward() and optimizer.step(), called directly.
         self.plain = self.accumulate == 1 and not self.weighted and self.engine.scaler is None
-        self.counts_tuples = trainer.count_tokens is not count_tokens  # by default a tuple has no tokens
+        self.moves = self.engine.moves
+        self.counts_tuples = trainer.count_tokens is not count_tokens  # the default counts no tokens in a tuple
         self.schedules = bool(trainer.schedulers) and options.scheduler_interval == "step"
         period = options.validation_period if trainer.val_loaders else None
         self.validate_steps = int(period.amount) if period and period.unit == "steps" else 0
         self.validate_epochs = int(period.amount) if period and period.unit == "epochs" else 0
-        self.by_loader = len(trainer.train_loaders) > 1  # losses are told apart by the loader they came from
+        self.by_loader = len(trainer.train_loaders) > 1  # losses are recorded for each loader
         self.more_to_do = not self.plain or self.schedules or len(trainer.optimizers) > 1 or self.by_loader
-        self.steps_itself = self.plain and trainer.optimizer_step is None
+        self.steps_directly = self.plain and trainer.optimizer_step is None
+        # torch's own optimizers neither clear nor replace gradients in step(), and clear them in zero_grad().
+        self._plain_zero_grad = trainer.optimizer_step is None and all(map(_is_from_torch, trainer.optimizers))
         self.unowned = unowned_parameters(trainer.model, trainer.params)
-        self.group_sizes = group_sizes(trainer.optimizers)
-        self.moves = self.engine.moves
-        self.in_window = 0  # micro-batches of the step under way; a plain step is one, and is not counted
-        self.batches: EpochBatches | None = None  # those under way; None for steps made by hand
-        self.bare_loss = False  # the step returns the loss itself, as a 0-dim tensor; known after the first batch
+        self._group_sizes = group_sizes(trainer.optimizers)
+        self.batches: EpochBatches | None = None  # of the current epoch; None for manual steps
+        self.in_window = 0  # micro-batches of the current step; not counted if a step is one micro-batch
+        self.bare_loss = False  # whether the step returns the loss as a 0-dim tensor; known after the first batch
         self.unrecorded: list[tuple[int, int, str, Any, float]] = []
-        self.flushed, self.flushed_step, self.flush_at = time(), self.moment.step, self.moment.step + FLUSH_STEPS
-        self.cost_watch = CostWatch(trainer)
-        self.over = False  # a stop was asked for, or the last step is done
-        self.next_boundary = 0  # the next step after which something is due; see boundary()
+        step = self.progress.step
+        self._flushed, self._flushed_step, self._flush_at = time(), step, step + FLUSH_STEPS
+        self._costs = CostWatch(trainer)
+        self.next_boundary = 0  # the next step after which `boundary` runs; 0: after this step
+        self.over = False  # a stop was requested, or the last step is done
 
-    # ---- the run ---------------------------------------------------------------------------------------------------
+    # ---- epochs ----------------------------------------------------------------------------------------------------
 
-    def begin_epoch(self, loaders: Mapping[str, Iterable[Any]]) -> Iterable[Any]:
-        """The epoch's batches, and its event unless the epoch is entered half-way."""
-        moment = self.moment
-        epoch = moment.epoch + moment.epoch_over
-        batches = batches_of_epoch(loaders, self.accumulate > 1, self.enter_loader, epoch)
-        self.batches = batches
-        if moment.position is not None:
-            batches.go_on(moment.position, moment.batch_idx + 1)
+    def begin_epoch(self, loaders: TrainLoaders) -> Iterable[Any]:
+        """Return the epoch's batches; fires on_epoch_start unless the epoch is resumed in its middle."""
+        progress = self.progress
+        epoch = progress.epoch + progress.epoch_over
+        batches = self.batches = epoch_batches(loaders, self.accumulate > 1, progress.enter_loader, epoch)
+        if progress.position is not None:
+            batches.resume(progress.position, progress.batch_idx + 1)
         else:
-            moment.enter_epoch()
-            self.losses = LossBook(self.losses.beside.of_next_epoch(moment.step))
-            if heard := self.fire.on_epoch_start:
-                heard(moment)
-            batches.begin()
-            moment.position = batches.position
+            progress.begin_epoch()
+            self.stats = self.stats.next_epoch(progress.step)
+            if handler := self.fire.on_epoch_start:
+                handler(self.args)
+            batches.start()
+            progress.position = batches.position
         self.hooks.replan()
-        # Cut off where they are known to end: asking for one more would move the random streams of some loaders.
-        return batches if batches.length is None else islice(batches, batches.length - batches.given)
+        # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
+        return batches if batches.length is None else islice(batches, batches.length - batches.offset)
 
     @property
-    def last_of_epoch(self) -> bool:
+    def is_last_of_epoch(self) -> bool:
         """Whether this micro-batch is known to be the epoch's last."""
         batches = self.batches
-        return batches is not None and (batches.last or self.moment.batch_idx + 1 == batches.length)
+        return batches is not None and (batches.last or self.progress.batch_idx + 1 == batches.length)
 
-    def check_all_came(self) -> None:
-        """The loaders have ended: an epoch has batches, and no window is left open."""
-        if self.batches is not None and self.moment.batch_idx < 0:
-            self.batches.refuse_empty()
-        if self.in_window and self.batches is not None:
+    def check_end_of_loaders(self) -> None:
+        """Raise TrainingError if the loaders gave no batch, or ended in the middle of a window."""
+        batches, read = self.batches, self.progress.batch_idx + 1
+        if batches is not None and not read:
+            batches.raise_empty()
+        if self.in_window and batches is not None:
             raise TrainingError(
-                f"the training loader promised {self.batches.length} batches and gave {self.moment.batch_idx + 1}, "
-                f"which leaves {self.in_window} micro-batches of a window of {self.accumulate} without their step"
+                f"the training loader promised {batches.length} batches and gave {read}, which leaves "
+                f"{self.in_window} micro-batches of a window of {self.accumulate} without their step"
             )
 
-    def enter_loader(self, index: int, name: str) -> None:
-        """The next batch comes from this loader; of several, this is told before each one."""
-        self.moment.dataloader_idx, self.moment.dataloader_name = index, name
-        if self.by_loader:  # a new dict each time: a checkpoint that is still being written may hold the old one
-            counts = self.moment.loader_batches
-            self.moment.loader_batches = {**counts, name: counts.get(name, 0) + 1}
-
     def end_epoch(self) -> None:
-        """Validation if due, on_epoch_end, then the epoch's checkpoint, whose position is the next epoch's start."""
-        moment, trainer = self.moment, self.trainer
+        """Validate if due, fire on_epoch_end, then save; the position in that checkpoint is the next epoch's start."""
+        trainer = self.trainer
         if self.options.scheduler_interval == "epoch":
             trainer.step_schedulers()
-        if self.validate_epochs and (moment.epoch + 1) % self.validate_epochs == 0:
-            trainer.step_plateau(trainer.validate())
-        trainer.note_non_finite(self.losses.take_non_finite())
+        if self.validate_epochs and (self.progress.epoch + 1) % self.validate_epochs == 0:
+            trainer.step_plateau_schedulers(trainer.validate())
+        self.record_non_finite_losses(self.stats.take_non_finite())
         for name, mean in self.epoch_metrics().items():
             trainer.log(name, mean)
-        if heard := self.fire.on_epoch_end:
-            heard(moment)
-        moment.epoch_over, moment.position = True, None
+        if handler := self.fire.on_epoch_end:
+            handler(self.args)
+        self.progress.end_epoch()
         self.flush()
-        trainer.save_if_asked()
+        trainer.checkpointer.save_requested()
 
     def epoch_metrics(self) -> dict[str, float]:
-        """The means of the epoch so far, by the names they are recorded under. Waits for the device."""
-        return {**self.losses.beside.means(), "train/epoch_loss": self.losses.mean()}
+        """Return the means of the epoch so far by recorded name; waits for the device."""
+        return {**self.stats.means(), "train/epoch_loss": self.stats.mean_loss()}
 
-    def newest_metrics(self, since: int | None = None) -> dict[str, float]:
-        """The newest number of each name, if it is of a later step, or else of this epoch. Waits for the device."""
-        return self.losses.beside.newest(since)
+    def record_non_finite_losses(self, count: int) -> None:
+        """Record how many losses of an epoch were NaN or infinite."""
+        self.status.count_non_finite_losses(count)
+        if count:
+            self.record.event("non_finite_losses", self.progress.step, epoch=self.progress.epoch, count=count)
 
-    def loader_names(self) -> list[str]:
-        """The loaders whose losses are told apart."""
-        return list(self.trainer.train_loaders) if self.by_loader else []
+    def position(self) -> dict[str, Any] | None:
+        """Return where the loaders are inside an epoch, None between two epochs."""
+        position = self.progress.position
+        return position if self.batches is None or position is None else self.batches.position
 
-    def all_done(self) -> bool:
-        """Whether a new run would have nothing to do."""
-        epochs, steps, moment = self.options.epochs, self.options.max_steps, self.moment
-        by_epochs = epochs is not None and moment.epoch + moment.epoch_over >= epochs
-        return moment.step > 0 and (by_epochs or (steps is not None and moment.steps_done >= steps))
+    def leave_epoch(self) -> None:
+        """Drop the current batches: the run was restored to another position."""
+        self.batches = None
 
     def finished(self) -> bool:
-        """Whether a stop was asked for or the last step is done."""
+        """Return whether a stop was requested or the last step is done."""
         steps = self.options.max_steps
-        return self.trainer.stop_reason is not None or (steps is not None and self.moment.step >= steps)
+        return self.status.stop_reason is not None or (steps is not None and self.progress.step >= steps)
 
     # ---- one micro-batch -------------------------------------------------------------------------------------------
 
-    def by_hand(self, batch: Any) -> Tensor:
-        """One micro-batch that no epoch gave; returns its detached loss."""
+    def manual_step(self, batch: Any) -> Tensor:
+        """Run one micro-batch outside of an epoch and return its detached loss."""
         self.batches = None
         return next(micro_batches(self, [batch]))
 
+    def step_changed(self) -> None:
+        """Look for the loss in the next result again: the step function was replaced."""
+        self.bare_loss = False
+
     def log_added_metrics(self) -> None:
-        """Hooks that name a micro-batch's metrics may have added to them."""
-        if self.moment.metrics_read:
-            for name, value in self.moment.added_metrics().items():
+        """Record what hooks added to the metrics of a micro-batch."""
+        if self.args.metrics_were_read:
+            for name, value in self.args.added_metrics().items():
                 self.trainer.log(name, value)
 
     def window_is_complete(self) -> bool:
-        """Whether the optimizer steps now: at the end of a window, and at the end of an epoch."""
-        return self.in_window >= self.accumulate or self.last_of_epoch
+        """Return whether the optimizers step now: at the end of a window, and at the end of an epoch."""
+        return self.in_window >= self.accumulate or self.is_last_of_epoch
 
     def find_loss(self, result: Any) -> Tensor:
-        """The loss in what the step returned; the first one is looked at closely."""
+        """Return the loss in the result of a step; the first one is checked."""
         loss, metrics = loss_and_metrics(result)
-        self.moment.step_metrics = self.gathered(metrics) if metrics else metrics
+        found = {key: detached_copy(value) for key, value in metrics.items()}
+        for key, value in found.items():
+            self.stats.add(f"train/{key}", value)
+        self.args.step_metrics = found
         if not self.bare_loss:
             check_trainable(loss)
         self.bare_loss = loss is result
         return loss
 
-    def gathered(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """What step_fn returned beside the loss, for the epoch's means: without its graph, and nobody's to write to."""
-        found = {key: own_number(value) for key, value in metrics.items()}
-        for key, value in found.items():
-            self.losses.beside.add(f"train/{key}", value)
-        return found
-
     def backward_share(self, loss: Tensor) -> None:
-        """Backward with the micro-batch's share of its window."""
-        moment, weight = self.moment, 1.0
+        """Run the backward pass with the micro-batch's share of its window."""
+        args, weight = self.args, 1.0
         if self.in_window == 0:
-            moment.window.clear()
+            args.window.clear()
+        share = loss
         if self.weighted:
-            weight = float(self.trainer.weigh(moment.batch))
-            loss = loss * weight
+            by_tokens = self.options.loss_weight == "tokens"
+            weight = float(self.trainer.count_tokens(args.batch) if by_tokens else count_samples(args.batch))
+            share = loss * weight
         elif self.accumulate > 1:
-            loss = loss / self.accumulate
-        self.engine.backward(loss)
-        assert moment.live_loss is not None
-        loss = moment.live_loss.detach()
-        part = MicroBatch(loss, weight, moment.batch_idx, moment.dataloader_name, moment.step_metrics)
-        moment.window.append(part)
+            share = loss / self.accumulate
+        self.engine.backward(share)
+        progress = self.progress
+        args.window.append(
+            MicroBatch(loss.detach(), weight, progress.batch_idx, progress.dataloader_name, args.step_metrics)
+        )
         self.in_window += 1
 
     # ---- one optimizer step ----------------------------------------------------------------------------------------
 
     def complete_gradients(self) -> None:
-        """True values, and for a weighted or short window the mean over what was actually in it.
+        """Unscale the gradients; of a weighted or short window, make them the mean over what was in it.
 
-        Where scaled gradients overflowed, the step is left out: all of it, for the chain's norms span all optimizers,
-        and links with a memory should not see what nobody will use.
+        If scaled gradients overflowed, the whole step is skipped: the norms of the update chain span all optimizers,
+        and transforms with a state should not see gradients that no optimizer uses.
         """
-        window = self.moment.window
-        self.look_for_new_parameters()
+        window = self.args.window
+        self.find_new_parameters()
         if self.engine.unscale(self.trainer.optimizers):
-            self.trainer.skip_step(OVERFLOWED)
+            self.args.mark_overflow()
+            self.trainer.skip_step(OVERFLOW_REASON)
         if self.weighted:
-            scale = 1.0 / self.total_weight()
+            scale = 1.0 / self._total_weight()
         elif len(window) != self.accumulate:
             scale = self.accumulate / len(window)
         else:
             return
-        multiply_(self.moment.grads.numbers(), scale)
+        multiply_(self.args.grads.numbers(), scale)
 
-    def total_weight(self) -> float:
-        """The weight of a whole window, which must be something."""
-        total = sum(part.weight for part in self.moment.window)
+    def _total_weight(self) -> float:
+        total = sum(part.weight for part in self.args.window)
         if total:
             return total
         raise TrainingError(
@@ -354,119 +361,176 @@ class Loop:
             "nothing; tokens are elements of 'input_ids' or of an integer tensor batch, else give count_tokens="
         )
 
-    def update(self, heard: Fired) -> None:
-        """The update chain, unless the step is left out; where it clips, the norm before that is the step's."""
-        moment = self.moment
-        if moment.skip_asked_at == moment.step:
+    def update(self, handler: Fired) -> None:
+        """Run the update chain unless the step is skipped; if it clips, record the norm before clipping."""
+        args, progress = self.args, self.progress
+        if args.skip_asked_at == progress.step:
             return
         if self.plain:
-            self.look_for_new_parameters()
-            heard = self.fire.on_update or heard  # which may be another now
-        heard(moment)
-        if (norm := moment.norm_before_clipping()) is not None:
-            self.unrecorded.append((moment.step, moment.epoch, "train/grad_norm", norm, time()))
+            self.find_new_parameters()
+            handler = self.fire.on_update or handler  # which may be another one now
+        handler(args)
+        if (norm := args.norm_before_clipping()) is not None:
+            self.unrecorded.append((progress.step, progress.epoch, "train/grad_norm", norm, time()))
 
-    def look_for_new_parameters(self) -> None:
-        """An optimizer may have got another group: what it trains belongs to the chain and the norm from now on."""
+    def find_new_parameters(self) -> None:
+        """Add the parameters of groups that an optimizer got since the last step to the chain and the norm."""
         sizes = group_sizes(self.trainer.optimizers)
-        if sizes != self.group_sizes:
+        if sizes != self._group_sizes:
             self.trainer.find_parameters()
             self.unowned[:] = unowned_parameters(self.trainer.model, self.trainer.params)
-            self.group_sizes = sizes
+            self._group_sizes = sizes
 
-    def step_or_skip(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Step as scaling, the user's own function or a guard in the chain will have it; whether it stepped."""
-        moment, trainer = self.moment, self.trainer
-        if moment.skip_asked_at != moment.step and self.engine.step(optimizer, trainer.optimizer_step):
+    def keep_gradients(self) -> bool:
+        """Keep the step's gradients, because a hook may read their norm in on_step_end.
+
+        Collecting the gradients of 600 parameters takes 40 µs, which a hook that names `ctx` for its step alone should
+        not cost. So if nothing can clear or replace gradients before zero_grad, the walk that clears them collects
+        them, too: that is not slower than zero_grad.
+
+        Returns:
+            Whether the gradients are to be kept when they are cleared, and not now.
+        """
+        others_may_write = self.fire.on_before_optimizer_step or self.fire.on_after_optimizer_step
+        sizes = group_sizes(self.trainer.optimizers)
+        if self._plain_zero_grad and not others_may_write and sizes == self._group_sizes:
             return True
-        moment.reason = moment.skip_reason
-        self.record.event("step_skipped", moment.step, reason=moment.reason, optimizer_idx=moment.optimizer_idx)
-        if heard := self.fire.on_step_skipped:
-            heard(moment)
-        moment.reason = None
+        self.args.keep_gradients()
         return False
 
-    def after_optimizers(self, left_out: Sequence[torch.optim.Optimizer]) -> None:
-        """Scaling moves on, and so do the schedulers of the optimizers that stepped."""
-        moment, trainer = self.moment, self.trainer
-        moment.optimizer_idx = 0
-        trainer.skipped_steps += bool(left_out)
+    def step_or_skip(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Step through the scaler or the user's function unless the step is skipped; return whether it stepped."""
+        args, progress = self.args, self.progress
+        wanted = args.skip_asked_at != progress.step
+        if wanted and self.engine.step(optimizer, self.trainer.optimizer_step):
+            return True
+        args.reason = args.skip_reason
+        self.record.event("step_skipped", progress.step, reason=args.reason, optimizer_idx=args.optimizer_idx)
+        if handler := self.fire.on_step_skipped:
+            handler(args)
+        args.reason = None
+        return False
+
+    def after_optimizers(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
+        """Update the loss scale, record losses by loader, and step the schedulers of the optimizers that stepped."""
+        progress, trainer = self.progress, self.trainer
+        self.args.optimizer_idx = 0
+        if skipped:
+            self.status.count_skipped_step()
         self.engine.end_step()
         if self.by_loader and self.batches is not None:
-            self.note_losses_by_loader()
+            self._record_losses_by_loader()
         self.note_rate()
         if self.schedules:
-            self.unrecorded.append((moment.step, moment.epoch, "train/lr", moment.used_lr, time()))
-            trainer.step_schedulers([one for one in trainer.optimizers if one not in left_out])
+            self.unrecorded.append((progress.step, progress.epoch, "train/lr", self.args.used_lr, time()))
+            trainer.step_schedulers([one for one in trainer.optimizers if one not in skipped])
 
     def note_rate(self) -> None:
-        """The rate that this step used: a hook or a scheduler may move it before on_step_end."""
-        if self.moment.used_lr is None:
-            self.moment.used_lr = self.trainer.lr
+        """Store the rate that this step used: a hook or a scheduler may change it before on_step_end."""
+        if self.args.used_lr is None:
+            self.args.used_lr = self.trainer.lr
 
-    def note_losses_by_loader(self) -> None:
-        """`train/<loader>/loss`: the step's loss for each loader that had a part in it."""
-        moment, beside = self.moment, self.losses.beside
-        for name, loss in moment.losses_by_loader().items():
-            self.unrecorded.append((moment.step, moment.epoch, f"train/{name}/loss", loss, time()))
-            beside.note(moment.step, f"train/{name}/loss", loss)
-        for name, loss in moment.micro_losses():
-            beside.add(f"train/{name}/loss", loss)
+    def _record_losses_by_loader(self) -> None:
+        """Record `train/<loader>/loss`, the step's loss for each loader that had micro-batches in it."""
+        progress, args = self.progress, self.args
+        for name, loss in args.losses_by_loader().items():
+            self.unrecorded.append((progress.step, progress.epoch, f"train/{name}/loss", loss, time()))
+            self.stats.set_latest(progress.step, f"train/{name}/loss", loss)
+        for name, loss in args.micro_losses():
+            self.stats.add(f"train/{name}/loss", loss)
+
+    def log_step_metrics(self) -> None:
+        """Record what step_fn returned beside the step's loss."""
+        for key, value in self.args.step_means().items():
+            self.trainer.log(f"train/{key}", value)
+            self.stats.set_latest(self.progress.step, f"train/{key}", value)
+
+    # ---- boundaries ------------------------------------------------------------------------------------------------
+
+    def request_boundary(self) -> None:
+        """Run `boundary` after the current step. A signal handler calls this, so it only assigns."""
+        self.next_boundary = 0
 
     def boundary(self) -> None:
-        """What happens after a step now and then: the record written, validation, a checkpoint, the end."""
-        trainer, step = self.trainer, self.moment.step
-        self.moment.release_gradients()  # on_step_end did, unless whoever asked for them left before it
-        trainer.background.look()
-        if step >= self.flush_at:
+        """Do what is due after this step: write the record, validate, save, end the run."""
+        trainer, step = self.trainer, self.progress.step
+        self.args.release_gradients()  # on_step_end released them unless the hook that asked for them has gone
+        trainer.checkpointer.poll()
+        if step >= self._flush_at:
             self.flush()
         if self.validate_steps and step % self.validate_steps == 0:
-            trainer.step_plateau(trainer.validate())
-        if trainer.save_asked and not self.last_of_epoch:  # else the epoch's end saves, as the next one's start
-            trainer.save_if_asked()
-        marks = [self.flush_at, self.options.max_steps or self.flush_at]
+            trainer.step_plateau_schedulers(trainer.validate())
+        if not self.is_last_of_epoch:  # else the end of the epoch saves, as the start of the next one
+            trainer.checkpointer.save_requested()
+        marks = [self._flush_at, self.options.max_steps or self._flush_at]
         if self.validate_steps:
             marks.append(step - step % self.validate_steps + self.validate_steps)
-        if trainer.saving:  # look after every step, until it is durable
+        if trainer.saving:  # poll after every step until the checkpoint is durable
             marks.append(step + 1)
         self.next_boundary = min(marks)
-        self.over = self.finished()  # last: a signal that asks to stop in between has set next_boundary back
+        self.over = self.finished()  # last: a signal that arrives in between has set next_boundary back
 
     def flush(self) -> None:
-        """Write what has gathered, nothing of which waits for a device; the next time comes in about two seconds."""
+        """Write what was recorded, without waiting for a device; the next time is in about two seconds."""
+        self.write_unrecorded()
+        self.record.flush()
+        self.stats.fold()
+        self._costs.look()
+        now, step = time(), self.progress.step
+        rate = (step - self._flushed_step) / max(now - self._flushed, 1e-6)
+        self._flushed, self._flushed_step = now, step
+        self._flush_at = step + max(1, min(FLUSH_STEPS, int(rate * FLUSH_SECONDS)))
+
+    def write_unrecorded(self) -> None:
+        """Pass the metrics of the last steps to the record."""
         self.record.extend(self.unrecorded)
         self.unrecorded.clear()
-        self.record.flush()
-        self.losses.fold()
-        self.cost_watch.look()
-        now, step = time(), self.moment.step
-        rate = (step - self.flushed_step) / max(now - self.flushed, 1e-6)
-        self.flushed, self.flushed_step = now, step
-        self.flush_at = step + max(1, min(FLUSH_STEPS, int(rate * FLUSH_SECONDS)))
 
-    def log_all(self, values: Mapping[str, Any]) -> None:
-        """Record what step_fn returned beside a step's loss; until the epoch ends it is the newest of its name."""
-        for name, value in values.items():
-            self.trainer.log(name, value)
-            self.losses.beside.note(self.moment.step, name, value)
+    def close(self) -> None:
+        """Release the loaders' iterators."""
+        if self.batches is not None:
+            self.batches.close()
+
+    # ---- names that other folders still use ------------------------------------------------------------------------
+
+    def newest_metrics(self, since: int | None = None) -> dict[str, float]:
+        """Equal to `Trainer.latest_metrics`."""
+        return self.stats.latest(since)
+
+    def loader_names(self) -> list[str]:
+        """Equal to `Trainer.loader_names`."""
+        return self.trainer.loader_names
 
     # ---- validation ------------------------------------------------------------------------------------------------
 
     def validation_batches(
         self, loaders: Mapping[str, Iterable[Any]], fire: Fire, measure: Measure
     ) -> Iterator[tuple[str, int, Any]]:
-        """Forward passes over the validation loaders; yields (loader, samples, results) for each batch."""
-        moment = self.moment
-        for index, (name, loader) in enumerate(loaders.items()):
-            for moment.batch_idx, batch in enumerate(loader):
-                moment.dataloader_idx, moment.dataloader_name = index, name
-                moment.batch = batch = self.engine.place(batch)
-                if heard := fire.on_validation_batch_start:
-                    heard(moment)
-                result = self.trainer.compute(batch)
+        """Run the validation loaders through the model.
+
+        Args:
+            loaders: The validation loaders by name.
+            fire: The events to fire.
+            measure: Computes the user's metrics of a batch.
+
+        Yields:
+            For each batch its loader, the number of samples, and the loss and metrics.
+        """
+        args = self.args
+        for loader_index, (name, loader) in enumerate(loaders.items()):
+            for index, batch in enumerate(loader):
+                placed = self.engine.place(batch)
+                args.enter_validation_batch(placed, index, loader_index, name)
+                if handler := fire.on_validation_batch_start:
+                    handler(args)
+                result = self.trainer.compute(placed)
                 loss, metrics = loss_and_metrics(result)
-                moment.live_loss, moment.step_metrics = loss, {**metrics, **measure(name, batch, result)}
-                if heard := fire.on_validation_batch_end:
-                    heard(moment)
-                added = numbers_of(moment.added_metrics()) if moment.metrics_read else {}
-                yield name, count_samples(batch), {"loss": loss.detach(), **moment.step_metrics, **added}
+                args.set_batch_result(loss, {**metrics, **measure(name, placed, result)})
+                if handler := fire.on_validation_batch_end:
+                    handler(args)
+                added = single_numbers(args.added_metrics()) if args.metrics_were_read else {}
+                yield name, count_samples(placed), {"loss": loss.detach(), **args.step_metrics, **added}
+
+
+def _is_from_torch(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim.") and "zero_grad" not in vars(optimizer)

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
+from hookline import _checks
 from hookline.errors import ConfigError, nearest
 from hookline.events.schedule import Quantity
 
 
 def option(default: Any, about: str) -> Any:
-    """A field with its help text beside it."""
+    """Return a dataclass field with its help text."""
     return field(default=default, metadata={"about": about})
 
 
@@ -53,16 +54,44 @@ class TrainerOptions:
     debug: bool = option(False, "let every hook's failure end the run")
 
     def __post_init__(self) -> None:
-        _check_kinds(self)
-        _at_least(self, "accumulate", 1)
-        for name in ("max_epochs", "max_steps", "sanity_batches", "fast_dev_run", "overfit_batches"):
-            _at_least(self, name, 0)
-        _check_limit(self.limit_train_batches)
-        _check_turns(self)
+        for name, kind in get_type_hints(TrainerOptions).items():
+            if get_origin(kind) is Literal:
+                _checks.one_of(getattr(self, name), get_args(kind), f"trainer.{name}")
+            elif kind is bool:
+                _checks.boolean(getattr(self, name), f"trainer.{name}")
+        for name in ("accumulate", "sanity_batches", "fast_dev_run", "overfit_batches"):
+            _checks.integer(getattr(self, name), f"trainer.{name}", at_least=1 if name == "accumulate" else 0)
+        for name in ("max_epochs", "max_steps"):
+            if getattr(self, name) is not None:
+                _checks.integer(getattr(self, name), f"trainer.{name}", at_least=0)
+        self._check_limit_train_batches()
+        self._check_loader_schedule()
         if self.validate_every is not None:
-            self.validation_period  # noqa: B018 - parsed here so that a wrong one is refused at once
-        if self.fast_dev_run:  # with so many batches of each loader to train on, which are not known here
+            self.validation_period  # noqa: B018 - parsed here so that an invalid one is rejected at once
+        if self.fast_dev_run:  # that many batches of each loader, which are not known here
             self.max_epochs, self.record, self.debug = 1, False, True
+
+    def _check_limit_train_batches(self) -> None:
+        limit = self.limit_train_batches
+        is_count = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1
+        if limit is not None and not is_count and not (isinstance(limit, float) and 0 < limit <= 1):
+            raise ConfigError("trainer.limit_train_batches", f"expected a count, or a share such as 0.1, got {limit!r}")
+
+    def _check_loader_schedule(self) -> None:
+        """Reject weights that are not positive, and options that the loader schedule would ignore."""
+        schedule, weights = self.loader_schedule, self.loader_weights
+        if self.loader_end == "shortest" and schedule == "sequential":
+            raise ConfigError("trainer.loader_end", "loader_schedule='sequential' reads every loader to its end")
+        if weights is None:
+            return
+        if schedule != "weighted":
+            raise ConfigError("trainer.loader_weights", f"only for loader_schedule='weighted', not {schedule!r}")
+        if not isinstance(weights, Mapping) or not weights:
+            raise ConfigError("trainer.loader_weights", f"expected a weight for each loader by name, got {weights!r}")
+        for name, weight in weights.items():
+            _checks.number(weight, f"trainer.loader_weights.{name}", above=0)
+        if math.isinf(sum(weights.values())):
+            raise ConfigError("trainer.loader_weights", "their sum is too large for a number; only their ratios count")
 
     @property
     def validation_period(self) -> Quantity | None:
@@ -72,67 +101,25 @@ class TrainerOptions:
         period = Quantity.parse(self.validate_every, "trainer.validate_every")
         if period.unit not in ("steps", "epochs"):
             raise ConfigError("trainer.validate_every", f"{self.validate_every!r}: count in steps or epochs")
-        if not period.amount:  # whoever waits for a validation must be able to tell that there is none
+        if not period.amount:  # hooks that wait for a validation must be able to tell that there is none
             raise ConfigError("trainer.validate_every", f"{self.validate_every!r} is never due; write null for never")
         return period
 
     @property
     def validation_limit(self) -> int | None:
-        """Batches of each validation loader at most: as many as there are to overfit or to try; None for all."""
+        """The most batches of each validation loader; None for all."""
         return self.fast_dev_run or self.overfit_batches or None
 
     @property
     def epochs(self) -> int | None:
-        """How many epochs at most; None for no limit but max_steps."""
+        """The most epochs; None if only max_steps limits the run."""
         return self.max_epochs if self.max_epochs is not None else None if self.max_steps is not None else 1
 
     @classmethod
     def make(cls, values: dict[str, Any]) -> TrainerOptions:
-        """From keywords; an unknown one is refused with the nearest."""
+        """Make options from keywords; an unknown one is rejected with the nearest."""
         known = [item.name for item in fields(cls)]
         for key in values:
             if key not in known:
                 raise ConfigError(f"trainer.{key}", f"unknown option; {nearest(key, known, 40)}")
         return cls(**values)
-
-
-def _at_least(options: TrainerOptions, name: str, smallest: int) -> None:
-    value = getattr(options, name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < smallest):
-        raise ConfigError(f"trainer.{name}", f"expected a whole number, at least {smallest}, got {value!r}")
-
-
-def _check_limit(value: Any) -> None:
-    """A count, or a share of the epoch."""
-    count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if value is not None and not count and not (isinstance(value, float) and 0 < value <= 1):
-        raise ConfigError("trainer.limit_train_batches", f"expected a count, or a share such as 0.1, got {value!r}")
-
-
-def _check_turns(options: TrainerOptions) -> None:
-    """Weights above 0, and nothing that the schedule of the loaders would ignore."""
-    schedule, weights = options.loader_schedule, options.loader_weights
-    if options.loader_end == "shortest" and schedule == "sequential":
-        raise ConfigError("trainer.loader_end", "loader_schedule='sequential' reads every loader to its end")
-    if weights is None:
-        return
-    if schedule != "weighted":
-        raise ConfigError("trainer.loader_weights", f"they are for loader_schedule='weighted', not {schedule!r}")
-    if not isinstance(weights, Mapping) or not weights:
-        raise ConfigError("trainer.loader_weights", f"expected a weight for each loader by name, got {weights!r}")
-    for name, weight in weights.items():
-        number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-        if not number or not 0 < weight < math.inf:
-            raise ConfigError(f"trainer.loader_weights.{name}", f"expected a number above 0, got {weight!r}")
-    if math.isinf(sum(weights.values())):
-        raise ConfigError("trainer.loader_weights", "their sum is too large for a number; only their ratios count")
-
-
-def _check_kinds(options: TrainerOptions) -> None:
-    """Refuse a word that is no choice, and anything but true and false where that is asked."""
-    for name, kind in get_type_hints(TrainerOptions).items():
-        value = getattr(options, name)
-        if get_origin(kind) is Literal and value not in get_args(kind):
-            raise ConfigError(f"trainer.{name}", f"{value!r} is no choice; {nearest(str(value), get_args(kind))}")
-        if kind is bool and not isinstance(value, bool):
-            raise ConfigError(f"trainer.{name}", f"expected true or false, got {value!r}")

@@ -1,4 +1,4 @@
-"""The parameters that are trained: those the optimizers own, by name."""
+"""Find the parameters that are trained: those that an optimizer owns."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from hookline.errors import TrainingError
 def trained_parameters(
     model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, torch.nn.Parameter]:
-    """Every parameter of every optimizer once, in the model's order; one outside the model is named by its place.
+    """Return every parameter of every optimizer once, in the model's order.
 
-    A model that was compiled beforehand calls its parameters as if it had not been: patterns and saved states fit both.
-    The update chain, the norm and the rescaling of windows span exactly these.
+    The update chain, the gradient norm and the scaling of accumulation windows cover exactly these. A parameter outside
+    the model is named by its optimizer, group and index. The prefix of a compiled model is removed, so that patterns
+    and saved states fit the compiled model and the plain one.
+
+    Raises:
+        TrainingError: If no optimizer owns a parameter of the model.
     """
     owned = {
         id(param): (param, f"optimizers.{index}.{group_index}.{place}")
@@ -33,19 +37,11 @@ def trained_parameters(
 
 
 def group_sizes(optimizers: Sequence[torch.optim.Optimizer]) -> list[int]:
-    """How many parameters each group has: another answer means that somebody added some."""
+    """Return the number of parameters of each group; it changes when parameters are added."""
     return [len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups]
 
 
 def unowned_parameters(model: torch.nn.Module, trained: dict[str, torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    """Parameters of the model that no optimizer clears after a step."""
+    """Return the parameters of the model whose gradients no optimizer clears."""
     owned = {id(param) for param in trained.values()}
     return [param for param in model.parameters() if id(param) not in owned]
-
-
-def cuda_devices_of(model: torch.nn.Module) -> list[int]:
-    """The CUDA devices that a step may draw random numbers on: the current one, and wherever the model lies."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return []
-    tensors = (*model.parameters(), *model.buffers())
-    return sorted({torch.cuda.current_device(), *(one.device.index for one in tensors if one.is_cuda)})

@@ -1,4 +1,4 @@
-"""The state of every random stream that training may draw from."""
+"""Save, restore and seed every random stream that training may draw from: torch's, Python's and NumPy's."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from typing import Any
 
 import torch
 
+from hookline import _device
+
 
 def rng_state() -> dict[str, Any]:
-    """torch (CPU and CUDA), Python, and NumPy if it is loaded."""
+    """Return the states of torch (CPU and accelerators), Python, and NumPy if it is imported."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        state["cuda"] = torch.cuda.get_rng_state_all()
+    if (states := _device.rng_states()) is not None:
+        state["cuda"] = states
     if "numpy" in sys.modules:
         state["numpy"] = sys.modules["numpy"].random.get_state()
     return state
 
 
 def restore_rng(state: dict[str, Any]) -> None:
-    """Put every stream back to where it was."""
+    """Restore what `rng_state` returned."""
     torch.set_rng_state(state["torch"])
     random.setstate(as_tuples(state["python"]))
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if "cuda" in state:
+        _device.set_rng_states(state["cuda"])
     if "numpy" in state and "numpy" in sys.modules:
         sys.modules["numpy"].random.set_state(tuple(state["numpy"]))
 
 
 def seed_everything(seed: int) -> None:
-    """Seed torch (CPU and CUDA), Python, and NumPy if it is loaded."""
+    """Seed torch (CPU and accelerators), Python, and NumPy if it is imported."""
     random.seed(seed)
     torch.manual_seed(seed)
     if "numpy" in sys.modules:
@@ -40,8 +42,8 @@ def seed_everything(seed: int) -> None:
 
 
 @contextmanager
-def rng_untouched() -> Iterator[None]:
-    """Whatever is drawn inside the block, training's streams go on as if nothing had been."""
+def preserve_rng() -> Iterator[None]:
+    """Restore all random streams after the block."""
     state = rng_state()
     try:
         yield
@@ -50,5 +52,5 @@ def rng_untouched() -> Iterator[None]:
 
 
 def as_tuples(value: Any) -> Any:
-    """A state of Python's generator that has been through JSON, where tuples become lists."""
+    """Convert nested lists to tuples: the state of Python's generator, after it was read from JSON."""
     return tuple(as_tuples(item) for item in value) if isinstance(value, (list, tuple)) else value

@@ -1,53 +1,199 @@
-"""The run as a plain dictionary, for hooks that name `state`; brought up to date when one of them is called."""
+"""The state of a run: `Progress`, which checkpoints save, and `RunStatus`, which says whether and how the run ends.
+
+Only the loop advances `Progress` directly, because a call per counter would cost it 1 to 2 µs each. Every other part
+of the trainer changes both objects by their methods.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from hookline.trainer.trainer import Trainer
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
 
 
-class RunState:
-    """One dictionary for as long as the trainer lives; hooks may add keys."""
+class Progress:
+    """How far the run is. It is also the clock that schedules read."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._values: dict[str, Any] = {}
-        self._parameters = 0
-        self._counted_at: tuple[int, int] | None = None  # the epoch, and how many tensors were trained
+    SAVED = (
+        "step",
+        "steps_done",
+        "epoch",
+        "epoch_over",
+        "batch_idx",
+        "batches_before",
+        "tokens_seen",
+        "loader_batches",
+    )
 
-    def refresh(self) -> dict[str, Any]:
-        """The dictionary, with our keys as they are now. Waits for the device: two of them are losses."""
-        trainer, moment = self._trainer, self._trainer.moment
-        self._values.update(
-            model=trainer.model,
-            optimizer=trainer.optimizers[0],
-            device=trainer.device,
-            current_epoch=moment.epoch,
-            current_batch_idx=max(moment.training["batch_idx"], 0),
-            latest_loss=self._safely(lambda: moment.training_loss),
-            avg_loss=self._safely(trainer.loop.losses.mean),
-            model_params=self._count_parameters(),
-            status=trainer.status,
-        )
-        return self._values
+    def __init__(self) -> None:
+        self.step = 0  # optimizer steps begun
+        self.steps_done = 0  # optimizer steps completed
+        self.epoch = 0
+        self.epoch_over = False  # on_epoch_end has fired and the next epoch has not begun
+        self.batch_idx = -1  # micro-batches of this epoch, from 0
+        self.batches_before = 0  # micro-batches of earlier epochs
+        self.tokens_seen = 0
+        self.loader_batches: dict[str, int] = {}  # micro-batches of each training loader, if there are several
+        self.dataloader_idx, self.dataloader_name = 0, "train"
+        self.position: dict[str, Any] | None = None  # where the loaders were, inside an epoch that has begun
+        self._loader_names: list[str] = []
+        self._seconds_before = 0.0  # of earlier attempts
+        self._started = monotonic()
 
-    def _count_parameters(self) -> int:
-        """Counted in each epoch, and when others are trained: walking through a model takes longer than the rest."""
-        now = self._trainer.moment.epoch, len(self._trainer.params)
-        if now != self._counted_at:
-            self._counted_at = now
-            self._parameters = sum(parameter.numel() for parameter in self._trainer.model.parameters())
-        return self._parameters
+    # ---- the clock that schedules read -----------------------------------------------------------------------------
 
-    def _safely(self, read: Callable[[], float]) -> float:
-        """A loss; after a device error it can no longer be read, and closing events must still fire."""
+    @property
+    def steps(self) -> int:
+        """The current optimizer step."""
+        return self.step
+
+    @property
+    def batches(self) -> int:
+        """Micro-batches of the run."""
+        return self.batches_before + self.batch_idx + 1
+
+    @property
+    def epochs(self) -> int:
+        """Epochs begun."""
+        return self.epoch + 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all batches."""
+        return self.tokens_seen
+
+    @property
+    def seconds(self) -> float:
+        """The duration of the run, earlier attempts included."""
+        return self._seconds_before + monotonic() - self._started
+
+    @property
+    def loader(self) -> str:
+        """The loader that the current batch comes from."""
+        return self.dataloader_name
+
+    @property
+    def by_loader(self) -> dict[str, int]:
+        """Micro-batches of each training loader."""
+        return {self._loader_names[0]: self.batches} if len(self._loader_names) == 1 else self.loader_batches
+
+    # ---- changes -----------------------------------------------------------------------------------------------------
+
+    def set_loaders(self, names: Sequence[str]) -> None:
+        """Set the names of the training loaders."""
+        self._loader_names = list(names)
+
+    def begin_run(self, position: dict[str, Any] | None) -> None:
+        """Start the clock of another run, at a position in the data; a step that was not completed does not count."""
+        self._started = monotonic()
+        self.position, self.step = position, self.steps_done
+
+    def begin_epoch(self) -> None:
+        """Start an epoch: the next one, if one has ended."""
+        self.epoch += self.epoch_over
+        self.batches_before += self.batch_idx + 1
+        self.batch_idx, self.epoch_over = -1, False
+
+    def end_epoch(self) -> None:
+        """End the epoch; the position is now the start of the next one."""
+        self.epoch_over, self.position = True, None
+
+    def enter_loader(self, index: int, name: str) -> None:
+        """Note the loader that the next batch comes from, and count the batch if there are several loaders."""
+        self.dataloader_idx, self.dataloader_name = index, name
+        if len(self._loader_names) > 1:
+            # A new dict each time: a checkpoint that is still being written may hold the old one.
+            self.loader_batches = {**self.loader_batches, name: self.loader_batches.get(name, 0) + 1}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters; after a failure in the middle of a step, without that step."""
+        return {**{name: getattr(self, name) for name in self.SAVED}, "step": self.steps_done, "seconds": self.seconds}
+
+    def load_state_dict(self, state: Mapping[str, Any], position: dict[str, Any] | None) -> None:
+        """Restore the counters and the position in the data."""
+        for name in self.SAVED:
+            setattr(self, name, state[name])
+        self._seconds_before, self.position = state["seconds"], position
+
+
+class RunStatus:
+    """Whether the run is in progress, how it ends, and what went wrong in it."""
+
+    SAVED = ("skipped_steps", "non_finite_losses")
+
+    def __init__(self) -> None:
+        self.status = "training"
+        self.running = False
+        self.run_ended = False  # a run has ended and nothing has begun since
+        self.stop_reason: str | None = None
+        self.stopped_by: str | None = None
+        self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = self.hook_failures = 0
+        self._reported: set[str] = set()
+
+    def begin(self) -> None:
+        """Begin a run."""
+        self.running, self.run_ended, self.status = True, False, "training"
+        self.stop_reason = self.stopped_by = None
+
+    def complete(self) -> None:
+        """Note that the run came to its end without an exception."""
+        self.status = "completed"
+
+    def fail(self) -> None:
+        """Note that an exception ends the run."""
+        self.status = "error"
+
+    def end(self) -> None:
+        """End the run, after its last event."""
+        self.running, self.run_ended = False, True
+
+    @contextmanager
+    def manual_step(self) -> Iterator[None]:
+        """Count as running during a step outside of a run: its events must not start another one."""
+        self.running, self.run_ended = True, False
         try:
-            return read()
-        except RuntimeError:
-            if self._trainer.status != "error":
-                raise
-            return math.nan
+            yield
+        finally:
+            self.running = False
+
+    def request_stop(self, reason: str, by: str | None) -> None:
+        """Store why the run stops, and which hook said so; the first reason counts."""
+        if self.stop_reason is None:
+            self.stop_reason, self.stopped_by = reason, by
+
+    def count_skipped_step(self) -> None:
+        """Count a step that an optimizer skipped."""
+        self.skipped_steps += 1
+
+    def count_failed_save(self) -> None:
+        """Count a checkpoint that could not be written."""
+        self.failed_saves += 1
+
+    def count_hook_failure(self) -> None:
+        """Count an exception of a hook."""
+        self.hook_failures += 1
+
+    def count_lr_change(self) -> None:
+        """Count an assignment to `trainer.lr`."""
+        self.lr_changes += 1
+
+    def count_non_finite_losses(self, count: int) -> None:
+        """Count the non-finite losses of an epoch; the next one is reported again."""
+        self.non_finite_losses += count
+        self._reported.discard("non_finite_loss")
+
+    def first_time(self, what: str) -> bool:
+        """Return True the first time something is to be reported."""
+        is_first = what not in self._reported
+        self._reported.add(what)
+        return is_first
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the counts that checkpoints save."""
+        return {name: getattr(self, name) for name in self.SAVED}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Restore the counts."""
+        for name in self.SAVED:
+            setattr(self, name, state[name])

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT end a run in order: the handler leaves a note, the loop finds it at the step's boundary."""
+"""End a run in order on SIGTERM and SIGINT: the handler sets flags, the loop reads them at the next boundary."""
 
 from __future__ import annotations
 
@@ -8,102 +8,87 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import get_worker_info
-
-if TYPE_CHECKING:
-    from hookline.trainer.trainer import Trainer
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Signals:
-    """What has arrived during one run; `ask` is called for the first one and must do next to nothing."""
+class SignalHandler:
+    """Signals that arrive during one run.
 
-    def __init__(self, ask: Callable[[str], None]) -> None:
+    Args:
+        on_signal: Called with the name of the first signal. It may run between any two instructions of the run, in the
+            middle of a write too, so it must do nothing but assignments.
+    """
+
+    def __init__(self, on_signal: Callable[[str], None]) -> None:
         self.caught: signal.Signals | None = None
-        self._ask = ask
+        self._on_signal = on_signal
         self._pid = os.getpid()
-        self._earlier: dict[int, Any] = {}
+        self._previous: dict[int, Any] = {}
 
-    def listen(self) -> None:
-        """Take the handlers over, as far as this thread may; a signal that is ignored stays ignored."""
+    def install(self) -> None:
+        """Install the handlers if this is the main thread; an ignored signal stays ignored."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:
-            earlier = signal.getsignal(number)
-            if earlier in (signal.SIG_IGN, None):  # None: a handler that Python did not set and could not put back
+            previous = signal.getsignal(number)
+            if previous in (signal.SIG_IGN, None):  # None: not set from Python, so that it could not be restored
                 continue
-            with contextlib.suppress(ValueError):  # an interpreter that is not the process' main one
-                signal.signal(number, self._heard)
-                self._earlier[number] = earlier
+            with contextlib.suppress(ValueError):  # a subinterpreter
+                signal.signal(number, self._handle)
+                self._previous[number] = previous
 
-    def stop_listening(self) -> None:
-        """Put the earlier handlers back, unless somebody has set another one since."""
-        for number, earlier in self._earlier.items():
-            if signal.getsignal(number) == self._heard:
+    def uninstall(self) -> None:
+        """Restore the previous handlers, unless another one was set in the meantime."""
+        for number, previous in self._previous.items():
+            if signal.getsignal(number) == self._handle:
                 with contextlib.suppress(ValueError):  # the run was closed by another thread
-                    signal.signal(number, earlier)
-        self._earlier.clear()
+                    signal.signal(number, previous)
+        self._previous.clear()
 
-    def leave(self) -> None:
-        """After the orderly close: what the signal asked for."""
+    def exit(self) -> None:
+        """Do what the caught signal, if any, asked for; call this after the run was closed."""
         if self.caught == signal.SIGTERM:
             raise SystemExit(128 + self.caught)
         if self.caught is not None:
             raise KeyboardInterrupt
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
-            self._heard_by_child(number, frame)
-        elif self.caught is not None:
-            _leave_at_once(number)
+            self._handle_in_child(number, frame)
+        elif self.caught is not None:  # a second signal: its sender cannot wait
+            if number == signal.SIGINT:  # ends what runs in a notebook, but not the notebook
+                raise KeyboardInterrupt
+            os._exit(128 + number)
         else:
             self.caught = signal.Signals(number)
-            self._ask(self.caught.name)
-            self._chain(number, frame)
+            self._on_signal(self.caught.name)
+            previous = self._previous.get(number)
+            # Python's own handler for Ctrl-C would only raise KeyboardInterrupt now.
+            if callable(previous) and previous is not signal.default_int_handler:
+                previous(number, frame)
 
-    def _chain(self, number: int, frame: FrameType | None) -> None:
-        """Call the handler that was there before; Python's own for Ctrl-C would only raise KeyboardInterrupt now."""
-        earlier = self._earlier.get(number)
-        if callable(earlier) and earlier is not signal.default_int_handler:
-            earlier(number, frame)
-
-    def _heard_by_child(self, number: int, frame: FrameType | None) -> None:
-        """A forked process has inherited this. Ctrl-C reaches loader workers, too: they go on until the run is over."""
+    def _handle_in_child(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal in a forked process. Ctrl-C reaches loader workers, too: they work until the run is over."""
         if number == signal.SIGINT and get_worker_info() is not None:
             return
-        earlier = self._earlier.get(number)
-        if callable(earlier):
-            earlier(number, frame)
+        previous = self._previous.get(number)
+        if callable(previous):
+            previous(number, frame)
         else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
 
-def _leave_at_once(number: int) -> None:
-    """A second signal: whoever sent it cannot wait. Ctrl-C must not end a notebook, only what runs in it."""
-    if number == signal.SIGINT:
-        raise KeyboardInterrupt
-    os._exit(128 + number)
-
-
 @contextlib.contextmanager
-def obeying_signals(trainer: Trainer) -> Iterator[Signals]:
-    """While a run lasts, the first signal asks it to save and stop; `leave` then does what the signal meant."""
-
-    def ask(name: str) -> None:
-        # Nothing but assignments: this may stand between any two instructions of the run, in the middle of a write too.
-        if trainer.stop_reason is None:
-            trainer.stop_reason, trainer.stopped_by = name, "signal"
-        if trainer.checkpoint_dir is not None:
-            trainer.save_asked.append(None)
-        trainer.wants_attention = True
-
-    signals = Signals(ask)
-    signals.listen()
+def handle_signals(on_signal: Callable[[str], None]) -> Iterator[SignalHandler]:
+    """Handle signals inside the block; call `exit` afterwards to do what the signal asked for."""
+    handler = SignalHandler(on_signal)
+    handler.install()
     try:
-        yield signals
+        yield handler
     finally:
-        signals.stop_listening()
+        handler.uninstall()

@@ -1,86 +1,86 @@
-"""`Trainer`: what users hold in their hands. It is put together by `hookline.build` and runs the one loop."""
+"""`Trainer`: what users train with. `hookline.build` puts it together; it runs the one loop."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookline.core.run_control import MicroBatch
 from hookline.errors import HooklineError, TrainingError
 from hookline.events.policy import logger
-from hookline.gradients.chain import OVERFLOWED, UpdateChain
+from hookline.gradients.chain import UpdateChain
 from hookline.gradients.view import Gradients
 from hookline.record.memory_record import MemoryRecord
-from hookline.record.run_record import Record
+from hookline.record.run_record import Record, RunRecord
 from hookline.registry.handle import Handle
 from hookline.registry.registry import HookRegistry
-from hookline.trainer import checkpointing
-from hookline.trainer.async_saves import BackgroundSaves
-from hookline.trainer.forward import StepFunction, count_samples, make_step
-from hookline.trainer.lifecycle import running
-from hookline.trainer.loaders import Loaders, epoch_length, held, named_loaders, to_train_on
+from hookline.trainer.checkpointing import Checkpointer, SaveName
+from hookline.trainer.components import Components
+from hookline.trainer.data.loaders import Loaders, epoch_length, first_batches, make_train_loaders, named_loaders
+from hookline.trainer.event_args import EventArgs
 from hookline.trainer.loop import Loop, steps_of_run
-from hookline.trainer.moment import RunMoment
 from hookline.trainer.parameters import trained_parameters
-from hookline.trainer.parts import Parts
-from hookline.trainer.rerun import Forward, rerunning
-from hookline.trainer.rng import rng_state, rng_untouched
-from hookline.trainer.run_state import RunState
+from hookline.trainer.replay import Forward, replaying
+from hookline.trainer.rng import preserve_rng, rng_state
+from hookline.trainer.run import close_at_exit, run_context
+from hookline.trainer.run_state import Progress, RunStatus
 from hookline.trainer.steering import Steering
-from hookline.trainer.user_metrics import UserMetrics
-from hookline.trainer.validation import evaluation, set_aside, validate
+from hookline.trainer.step_fn import StepFunction, make_step
+from hookline.trainer.validation import eval_mode, validate
+from hookline.trainer.validation_metrics import ValidationMetrics
 
-SaveName = str | Callable[[], str] | None
+if TYPE_CHECKING:
+    from hookline.core.run_control import RunControl
 
 
 class Trainer:
-    """Runs the training loop and carries the hooks. Hooks get it as `trainer`; they may set attributes on it."""
+    """Runs the training loop and holds the hooks. Hooks get it as `trainer`, and may set attributes on it.
 
-    def __init__(self, parts: Parts) -> None:
+    The state of a run is in three objects: `progress` (saved counters), `run_status` (how the run ends, and trouble)
+    and `event_args` (the values that hooks name). Its most used values are properties of the trainer.
+    """
+
+    def __init__(self, parts: Components) -> None:
         self.options, self.engine, self.hooks = parts.options, parts.engine, parts.hooks
         self.model = parts.model
         self.optimizers, self.schedulers = parts.optimizers, parts.schedulers
-        self.train_loaders = to_train_on(parts.train_loaders, self.options)
+        self.train_loaders = make_train_loaders(parts.train_loaders, self.options)
         self.val_loaders = named_loaders(parts.val_loaders, "val")
         self.optimizer_step = parts.optimizer_step
         self.count_tokens = parts.count_tokens
         self.config = parts.config
-        self.describe, self.make_record = parts.describe, parts.make_record
-        self.record: Record = MemoryRecord()
         self.hook_data: dict[str, Any] = {}
         self.best_accuracy = -math.inf
-        self.status = "training"
-        self.stop_reason: str | None = None
-        self.stopped_by: str | None = None
-        self.save_asked: list[SaveName] = []  # the names of the checkpoints to write at the next boundary
-        self.saved_by_hand: set[str] = set()  # those that no hook may take for its own alone
-        self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = self.hook_failures = 0
-        self.running = self.run_ended = self.named_stateless = self.told_non_finite = False
-        self.refresh_state = RunState(self).refresh
+        self._components = parts
         self._step_fn, self._loss_fn = parts.step_fn, parts.loss_fn
         if next(self.model.parameters(), None) is None:
             raise TrainingError(f"the model ({type(self.model).__name__}) has no parameters: there is nothing to train")
         self.params = trained_parameters(self.model, self.optimizers)
-        self.moment = RunMoment(self, Gradients(self.params))
+        self.progress, self.run_status = Progress(), RunStatus()
+        self.progress.set_loaders(list(self.train_loaders))
+        self.event_args = EventArgs(self, self.progress, Gradients(self.params))
         self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
         self.hooks.tables.dress_with(Steering(self).dress)
         self.hooks.desk.rank = self.engine.rank
         self.hooks.desk.debug = self.hooks.desk.debug or self.options.debug
-        self._callable: Any = torch.compile(self.model) if self.options.compile else self.model
-        self.user_metrics = UserMetrics(parts.metrics, self._callable)
+        # The model as the run calls it.
+        self.called_model: Any = torch.compile(self.model) if self.options.compile else self.model
+        self.validation_metrics = ValidationMetrics(parts.metrics, self.called_model)
         self.compute = self._make_step()  # batch -> what step_fn, loss_fn or the model returns
-        self.background = BackgroundSaves(self)
-        self.loop = Loop(self)
+        self.checkpointer = Checkpointer(self)
+        self._record: Record | None = None
+        self._loop: Loop | None = None
 
     # ---- running ---------------------------------------------------------------------------------------------------
 
     def train(self) -> dict[str, Any]:
-        """Train with the loaders the trainer was made with; returns the final state."""
+        """Train with the loaders that the trainer was made with, and return the final state."""
         return self.fit()
 
     def fit(
@@ -92,31 +92,44 @@ class Trainer:
         resume: str | Path | None = None,
         fork: bool = False,
     ) -> dict[str, Any]:
-        """Train; what is given here replaces what the trainer was made with. Returns the final state.
+        """Train; arguments replace what the trainer was made with.
 
-        Loaders are one, a list or a dict of them; `loader_schedule` says how several to train on take turns.
-        `resume` is a run's directory or a checkpoint's: the run goes on in its own directory, or, with `fork=True`, as
-        a new run that names the old one in its lineage.
+        Args:
+            train_loaders: A loader, a list or a dict of them; `loader_schedule` says how several are mixed.
+            val_loaders: The same for validation.
+            max_epochs: The most epochs.
+            max_steps: The most optimizer steps.
+            resume: The directory of a run or of a checkpoint. The run continues in its directory.
+            fork: Whether to resume as a new run, which names the old one in its lineage.
+
+        Returns:
+            The final state, as hooks get it as `state`.
         """
-        self.options.make({"max_epochs": max_epochs, "max_steps": max_steps})  # refuses what the constructor refuses
+        self.options.make({"max_epochs": max_epochs, "max_steps": max_steps})  # rejects what the constructor rejects
         if train_loaders is not None:
-            self.train_loaders = to_train_on(train_loaders, self.options)
+            self._set_train_loaders(train_loaders)
         if val_loaders is not None:
             self.val_loaders = named_loaders(val_loaders, "val")
         if max_epochs is not None:
             self.options.max_epochs = max_epochs
         if max_steps is not None:
             self.options.max_steps = max_steps
-        if resume is None and self.loop.all_done():
-            done = f"{self.moment.epoch + self.moment.epoch_over} epochs, {self.moment.steps_done} steps"
-            logger.warning("nothing is left to train (%s are done); raise max_epochs or max_steps to go on", done)
+        if resume is None and self._nothing_to_do():
+            done = f"{self.progress.epoch + self.progress.epoch_over} epochs, {self.progress.steps_done} steps"
+            logger.warning("nothing is left to train (%s are done); raise max_epochs or max_steps to continue", done)
             return self.refresh_state()
         for _ in self.stepper(resume, fork):
             pass
         return self.refresh_state()
 
+    def _nothing_to_do(self) -> bool:
+        """Return whether another run would make no step."""
+        epochs, steps, progress = self.options.epochs, self.options.max_steps, self.progress
+        by_epochs = epochs is not None and progress.epoch + progress.epoch_over >= epochs
+        return progress.step > 0 and (by_epochs or (steps is not None and progress.steps_done >= steps))
+
     def stepper(self, resume: str | Path | None = None, fork: bool = False) -> Iterator[torch.Tensor]:
-        """The run as an iterator: each `next` is one micro-batch of the very loop that `train` runs, and its loss."""
+        """Return the run as an iterator: each `next` runs one micro-batch of the loop of `train`, and is its loss."""
         if self.running:
             raise TrainingError("this trainer is running already; a hook cannot start another run of it")
         if not self.train_loaders:
@@ -124,33 +137,32 @@ class Trainer:
                 "there is nothing to train on: give a dataloader to the trainer, or train_loaders to fit()"
             )
         if count := self.options.overfit_batches:
-            self.train_loaders = to_train_on(held(self.train_loaders, count, self.options.seed), self.options)
-        return steps_of_run(self, running(self, resume, fork))
+            self._set_train_loaders(first_batches(self.train_loaders, count, self.options.seed))
+        steps = steps_of_run(self, run_context(self, resume, fork))
+        close_at_exit(steps)
+        return steps
 
     def training_step(self, batch: Any) -> torch.Tensor:
-        """One micro-batch, with the optimizer step if its window is complete; returns the detached loss."""
+        """Run one micro-batch, with the optimizer step if its window is complete, and return its detached loss."""
         if self.running:
             raise TrainingError("training_step() cannot be called inside an event or while the trainer runs")
-        if self.run_ended:  # that run's record is closed; what comes now belongs to none
-            self.record, self.run_ended = MemoryRecord(), False
-            self.loop = Loop(self)
-        self.running = True  # its own events must not call it either
-        try:
-            return self.loop.by_hand(batch)
-        finally:
-            self.running = False
+        if self.run_status.run_ended:  # that run's record is closed; this step belongs to no run
+            self._record = self._loop = None
+        with self.run_status.manual_step():
+            return self.loop.manual_step(batch)
 
     def validate(self, loaders: Loaders = None) -> dict[str, float]:
-        """Validate now, with the validation events; returns the metrics."""
+        """Validate now, with the validation events, and return the metrics."""
         chosen = named_loaders(loaders, "val") or self.val_loaders
         if not chosen:
             raise TrainingError("there is nothing to validate on: give val_loaders")
         return validate(self, chosen, self.options.validation_limit)
 
     def predict(self, loaders: Loaders) -> list[Any]:
-        """The model's outputs for every batch, in eval mode; of a tuple batch the first item goes in."""
+        """Return the model's outputs for every batch, in eval mode; of a tuple batch the first item is the input."""
         outputs = []
-        with set_aside(self, "inference"), rng_untouched(), evaluation(self.model), self.engine.autocast():
+        preserved = self.event_args.preserve_train_batch("inference")
+        with preserved, preserve_rng(), eval_mode(self.model), self.engine.autocast():
             for loader in named_loaders(loaders, "predict").values():
                 for batch in loader:
                     placed = self.engine.place(batch)
@@ -160,31 +172,93 @@ class Trainer:
 
     @contextmanager
     def inference(self) -> Iterator[torch.nn.Module]:
-        """Run the model from a hook: eval mode, no grad, random streams and forward hooks set aside.
+        """Run the model from a hook in eval mode without grad; random streams are preserved, forward hooks are off.
 
         >>> with trainer.inference() as model:
         ...     model(batch)
         """
-        apart = set_aside(self, "inference")
-        with apart, rng_untouched(), evaluation(self.model), self.hooks.silenced(), self.engine.autocast():
+        preserved = self.event_args.preserve_train_batch("inference")
+        with preserved, preserve_rng(), eval_mode(self.model), self.hooks.silenced(), self.engine.autocast():
             yield self.model
 
     def random_state(self) -> dict[str, Any]:
-        """Every random stream that training draws from, as it is now."""
+        """Return the state of every random stream that training draws from."""
         return rng_state()
 
     def rerunning(self, random_state: dict[str, Any]) -> AbstractContextManager[Forward]:
-        """Run a batch again as training ran it, from these random streams; the run goes on as if nothing had been.
+        """Run a batch again as training ran it, from these random streams, and leave no trace.
 
         >>> with trainer.rerunning(state) as forward:
         ...     loss = forward(batch)
         """
-        return rerunning(self, random_state)
+        return replaying(self, random_state)
+
+    # ---- the run's objects -----------------------------------------------------------------------------------------
+
+    @property
+    def loop(self) -> Loop:
+        """The loop of the current run, or of steps outside of a run."""
+        if self._loop is None:
+            self._loop = Loop(self)
+        return self._loop
+
+    @property
+    def record(self) -> Record:
+        """The record of the current or last run; before the first one a record in memory."""
+        if self._record is None:
+            self._record = MemoryRecord()
+        return self._record
+
+    def begin_run(self, run_dir: Path | None, hooks: list[dict[str, Any]], lineage: Mapping[str, Any] | None) -> None:
+        """Make record and loop of a run, and reset the state of the last one.
+
+        Args:
+            run_dir: The directory of a run that is resumed; None for a new run.
+            hooks: The hooks as the record describes them.
+            lineage: The run and checkpoint that a new run starts from.
+        """
+        options, config = self.options, self.describe()
+        if not options.record:
+            self._record = MemoryRecord(config=config, seed=options.seed)
+        elif run_dir is not None:
+            self._record = RunRecord.create(run_dir.parent, config=config, seed=options.seed, run_id=run_dir.name)
+        else:
+            self._record = RunRecord.create(options.output_dir, config=config, seed=options.seed)
+        self._record.start(hooks=hooks, lineage=lineage)
+        # The last run may have stopped inside an epoch; this one continues there.
+        self.progress.begin_run(self.progress.position if self._loop is None else self._loop.position())
+        self.run_status.begin()
+        self.event_args.begin_run()
+        self.checkpointer.begin_run()
+        self._loop = Loop(self)
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return the run's configuration as the record stores it."""
+        parts, options = self._components, asdict(self.options)
+        if parts.describe is not None:
+            return parts.describe()
+        if parts.resolved is not None:
+            return {**parts.resolved, "trainer": {**parts.resolved.get("trainer", {}), **options}}
+        optimizers = [
+            {
+                "class": type(one).__name__,
+                **{k: v for k, v in getattr(one, "defaults", {}).items() if isinstance(v, (int, float, str, tuple))},
+            }
+            for one in self.optimizers
+        ]
+        hooks = [{"name": hook.name, "enabled": hook.enabled, **hook.parameters} for hook in self.hooks.list_hooks()]
+        parameters = sum(param.numel() for param in self.model.parameters())
+        model = {"class": type(self.model).__name__, "parameters": parameters}
+        return {"model": model, "optimizers": optimizers, "trainer": options, "hooks": hooks}
+
+    def _set_train_loaders(self, loaders: Loaders) -> None:
+        self.train_loaders = make_train_loaders(loaders, self.options)
+        self.progress.set_loaders(list(self.train_loaders))
 
     # ---- the step ----------------------------------------------------------------------------------------------------
 
     def find_parameters(self) -> None:
-        """Look again which parameters the optimizers own; links choose among them anew."""
+        """Find the parameters that the optimizers own again; transforms select among them again."""
         before = set(self.params)
         found = trained_parameters(self.model, self.optimizers)
         self.params.clear()
@@ -193,8 +267,8 @@ class Trainer:
         self.note("parameters_changed", added=sorted(set(found) - before), gone=sorted(before - set(found)))
 
     def _make_step(self) -> Callable[[Any], Any]:
-        """The forward pass of one batch, in the run's precision."""
-        plain = make_step(self._callable, self._step_fn, self._loss_fn)
+        """Return the forward pass of one batch, in the run's precision."""
+        plain = make_step(self.called_model, self._step_fn, self._loss_fn)
         if self.options.precision == "fp32":
             return plain
 
@@ -204,73 +278,120 @@ class Trainer:
 
         return in_precision
 
+    def replace_compute(self, compute: Callable[[Any], Any]) -> None:
+        """Replace the function from a batch to its loss, for observers that wrap it."""
+        self.compute = compute
+
     @property
     def loss_fn(self) -> Callable[..., Any] | None:
-        """The loss function; assigning another one in mid-run takes effect at the next batch and is recorded."""
+        """The loss function; assigning another one takes effect at the next batch and is recorded."""
         return self._loss_fn
 
     @loss_fn.setter
     def loss_fn(self, function: Callable[..., Any] | None) -> None:
         old, self._loss_fn = self._loss_fn, function
-        self.compute, self.loop.bare_loss = self._make_step(), False
-        self.note("loss_fn_changed", by=self.hooks.who_is_calling(), old=_name_of(old), new=_name_of(function))
+        self._step_changed("loss_fn_changed", old, function)
 
     @property
     def step_fn(self) -> StepFunction | None:
-        """The user's forward pass; assigning another one in mid-run takes effect at the next batch and is recorded."""
+        """The user's forward pass; assigning another one takes effect at the next batch and is recorded."""
         return self._step_fn
 
     @step_fn.setter
     def step_fn(self, function: StepFunction | None) -> None:
         old, self._step_fn = self._step_fn, function
-        self.compute, self.loop.bare_loss = self._make_step(), False
-        self.note("step_fn_changed", by=self.hooks.who_is_calling(), old=_name_of(old), new=_name_of(function))
+        self._step_changed("step_fn_changed", old, function)
 
-    def weigh(self, batch: Any) -> int:
-        """A micro-batch's weight in its window."""
-        return self.count_tokens(batch) if self.options.loss_weight == "tokens" else count_samples(batch)
+    def _step_changed(self, kind: str, old: Any, new: Any) -> None:
+        self.compute = self._make_step()
+        if self._loop is not None:
+            self._loop.step_changed()
+        self.note(kind, by=self.hooks.who_is_calling(), old=_name_of(old), new=_name_of(new))
 
     def step_schedulers(self, stepped: Sequence[torch.optim.Optimizer] | None = None) -> None:
-        """Move the schedulers of the optimizers that stepped (all by default); those that wait for a metric wait."""
+        """Step the schedulers of the optimizers that stepped (all by default), except those that need a metric."""
         for scheduler in self.schedulers:
-            if not _wants_metric(scheduler) and (stepped is None or _optimizer_of(scheduler) in (None, *stepped)):
+            optimizer = getattr(scheduler, "optimizer", None)
+            if not _needs_metric(scheduler) and (stepped is None or optimizer in (None, *stepped)):
                 scheduler.step()
 
-    def step_plateau(self, metrics: Mapping[str, float]) -> None:
-        """Tell the schedulers that wait for the validation loss."""
+    def step_plateau_schedulers(self, metrics: Mapping[str, float]) -> None:
+        """Step the schedulers that need the validation loss."""
         for scheduler in self.schedulers:
-            if _wants_metric(scheduler):
+            if _needs_metric(scheduler):
                 scheduler.step(metrics["val/loss"])
 
-    # ---- what hooks use --------------------------------------------------------------------------------------------
+    # ---- where the run is --------------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
-        return self.moment.step
+        """The current optimizer step, from 1; the last one outside of a step."""
+        return self.progress.step
 
     @property
     def epoch(self) -> int:
-        return self.moment.epoch
+        """The current epoch, from 0."""
+        return self.progress.epoch
 
     @property
-    def wants_attention(self) -> bool:
-        """Whether something was asked for that happens at the next step boundary; assigning True asks."""
-        return self.loop.next_boundary == 0
+    def running(self) -> bool:
+        """Whether a run is in progress, from before on_train_start to after on_train_end."""
+        return self.run_status.running
 
-    @wants_attention.setter
-    def wants_attention(self, wanted: bool) -> None:
-        if wanted:
-            self.loop.next_boundary = 0
+    @property
+    def run_ended(self) -> bool:
+        """Whether a run has ended and nothing has begun since."""
+        return self.run_status.run_ended
+
+    @property
+    def status(self) -> str:
+        """'training', 'completed' or 'error'."""
+        return self.run_status.status
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run was asked to stop, if it was."""
+        return self.run_status.stop_reason
+
+    @property
+    def stopped_by(self) -> str | None:
+        """The hook that asked the run to stop, or 'signal'."""
+        return self.run_status.stopped_by
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that an optimizer skipped."""
+        return self.run_status.skipped_steps
+
+    @property
+    def non_finite_losses(self) -> int:
+        """Losses that were NaN or infinite, counted at the end of each epoch."""
+        return self.run_status.non_finite_losses
+
+    @property
+    def failed_saves(self) -> int:
+        """Checkpoints that could not be written."""
+        return self.run_status.failed_saves
+
+    @property
+    def lr_changes(self) -> int:
+        """Assignments to `lr`."""
+        return self.run_status.lr_changes
+
+    @property
+    def hook_failures(self) -> int:
+        """Exceptions of hooks."""
+        return self.run_status.hook_failures
 
     @property
     def saving(self) -> str | None:
-        """The name of the checkpoint that is being written while training goes on (`async_save`), if there is one."""
-        return self.background.name
+        """The name of the checkpoint that is being written in the background (`async_save`), if any."""
+        return self.checkpointer.saving
 
     @property
     def requested_checkpoints(self) -> set[str]:
         """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
-        return self.saved_by_hand
+        return self.checkpointer.requested_names
 
     @property
     def is_trial_run(self) -> bool:
@@ -280,7 +401,7 @@ class Trainer:
     @property
     def validations_in_progress(self) -> int:
         """How many validations are in progress: 2 inside a validation that a hook starts during another one."""
-        return len(self.moment.validating)
+        return len(self.event_args.validating)
 
     @property
     def has_validation(self) -> bool:
@@ -299,25 +420,83 @@ class Trainer:
 
     @property
     def gradients_overflowed(self) -> bool:
-        """Whether the GradScaler found non-finite gradients in the current step, which is therefore skipped."""
-        return self.moment.skip_asked_at == self.moment.step and self.moment.skip_reason == OVERFLOWED
+        """Whether the current step is skipped because its scaled gradients overflowed; no transform has seen them."""
+        return self.event_args.overflowed_at == self.progress.step
 
     @property
     def loader_names(self) -> list[str]:
         """The training loaders whose losses are recorded separately; empty with a single loader."""
-        return self.loop.loader_names()
+        return list(self.train_loaders) if len(self.train_loaders) > 1 else []
+
+    @property
+    def loader_batches(self) -> dict[str, int]:
+        """Micro-batches of each training loader so far."""
+        return dict(self.progress.by_loader)
+
+    @property
+    def device(self) -> torch.device:
+        """The device the model is trained on."""
+        return self.engine.device
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id, once it has begun."""
+        return self.record.run_id if self.running or self.run_dir is not None else None
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run's directory; None if the record is in memory."""
+        return None if self._record is None else self._record.path
+
+    @property
+    def checkpoint_dir(self) -> Path | None:
+        """The directory that holds the run's checkpoints; None if the record is in memory."""
+        return None if self._record is None else self._record.checkpoint_dir
+
+    @property
+    def total_steps(self) -> int | None:
+        """The number of optimizer steps the run will make, if it can be known."""
+        length, epochs = epoch_length(self.train_loaders), self.options.epochs
+        by_epochs = None if length is None or epochs is None else -(-length // self.options.accumulate) * epochs
+        known = [steps for steps in (self.options.max_steps, by_epochs) if steps is not None]
+        return min(known) if known else None
+
+    @property
+    def hook_manager(self) -> HookRegistry:
+        """The registry of the hooks; equal to `hooks`."""
+        return self.hooks
+
+    # ---- numbers -----------------------------------------------------------------------------------------------------
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the first group of the first optimizer; assigning scales every group by the same ratio."""
+        return float(self.optimizers[0].param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self.note("lr_changed", by=self.hooks.who_is_calling(), old=self.lr, new=value)
+        self.run_status.count_lr_change()
+        ratio = value / self.lr if self.lr else None
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = value if ratio is None else group["lr"] * ratio
+
+    def refresh_state(self) -> dict[str, Any]:
+        """Return the run as a dict, as hooks get it as `state`; waits for the device."""
+        return self.event_args.state
 
     def window(self) -> list[MicroBatch]:
         """Return the micro-batches of the current step; empty if a step is one micro-batch."""
-        return self.moment.window
+        return self.event_args.window
 
     def step_metrics(self) -> dict[str, Any]:
         """Return the step's means of what `step_fn` returned beside the loss."""
-        return self.moment.step_means()
+        return self.event_args.step_means()
 
     def step_loss(self) -> float:
         """Return the loss of the last step as it is recorded, the mean over its window; waits for the device."""
-        return self.moment.window_loss
+        return self.event_args.window_loss
 
     def epoch_metrics(self) -> dict[str, float]:
         """Return the means of the current epoch so far, by recorded name; waits for the device."""
@@ -325,172 +504,135 @@ class Trainer:
 
     def latest_metrics(self, since: int | None = None) -> dict[str, float]:
         """Return the newest value of each training metric, of steps after `since` or else of this epoch."""
-        return self.loop.newest_metrics(since)
-
-    @property
-    def device(self) -> torch.device:
-        return self.engine.device
-
-    @property
-    def run_id(self) -> str | None:
-        return self.record.run_id if self.running or self.record.path is not None else None
-
-    @property
-    def checkpoint_dir(self) -> Path | None:
-        return self.record.checkpoint_dir
-
-    @property
-    def run_dir(self) -> Path | None:
-        """The run's directory; None when the record is kept in memory."""
-        return self.record.path
-
-    @property
-    def total_steps(self) -> int | None:
-        """How many optimizer steps the run will make, if that can be known."""
-        length, epochs = epoch_length(self.train_loaders), self.options.epochs
-        by_epochs = None if length is None or epochs is None else -(-length // self.options.accumulate) * epochs
-        known = [steps for steps in (self.options.max_steps, by_epochs) if steps is not None]
-        return min(known) if known else None
-
-    @property
-    def loader_batches(self) -> dict[str, int]:
-        """Micro-batches of each training loader so far."""
-        return dict(self.moment.by_loader)
-
-    @property
-    def hook_manager(self) -> HookRegistry:
-        return self.hooks
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of the first group; assigning scales every group of every optimizer alike."""
-        return float(self.optimizers[0].param_groups[0]["lr"])
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self.note("lr_changed", by=self.hooks.who_is_calling(), old=self.lr, new=value)
-        self.lr_changes += 1
-        ratio = value / self.lr if self.lr else None
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = value if ratio is None else group["lr"] * ratio
+        return self.loop.stats.latest(since)
 
     def log(self, name: str, value: Any, step: int | None = None) -> None:
-        """Record a number or a one-element tensor, at this step unless told another; never waits for the device."""
+        """Record a number or a one-element tensor, at the current step unless given; never waits for the device."""
         if isinstance(value, torch.Tensor) and value.numel() != 1:
             raise HooklineError(f"log({name!r}): expected one number, got a tensor of shape {tuple(value.shape)}")
-        self.record.log(self.moment.step if step is None else step, self.moment.epoch, name, value)
+        self.record.log(self.progress.step if step is None else step, self.progress.epoch, name, value)
 
     def log_layers(
         self, series: str, names: Sequence[str], columns: Sequence[str], values: torch.Tensor, step: int | None = None
     ) -> None:
-        """Record numbers per layer, [names, columns] or [names, columns, bins]; never waits for the device."""
-        self.record.layers(series, self.moment.step if step is None else step, names, columns, values)
+        """Record numbers per layer; never waits for the device.
+
+        Args:
+            series: The name of the series.
+            names: The layers.
+            columns: The statistics.
+            values: The numbers, [names, columns] or [names, columns, bins].
+            step: The step they belong to, if it is not the current one.
+        """
+        self.record.layers(series, self.progress.step if step is None else step, names, columns, values)
 
     def note(self, kind: str, step: int | None = None, **fields: Any) -> None:
-        """Write a decision into the record, if a run is on; at this step unless told another."""
+        """Write a decision into events.jsonl, if a run is in progress; at the current step unless given."""
         if self.running:
-            self.record.event(kind, self.moment.step if step is None else step, **fields)
+            self.record.event(kind, self.progress.step if step is None else step, **fields)
+
+    def report_non_finite_loss(self, value: float) -> None:
+        """Record the first non-finite loss that is read in an epoch; all are counted at its end."""
+        if self.event_args.phase == "train" and self.run_status.first_time("non_finite_loss"):
+            self.note("non_finite_loss", batch_idx=self.progress.batch_idx, value=value)
+
+    # ---- control -----------------------------------------------------------------------------------------------------
+
+    def request_boundary(self) -> None:
+        """Run the loop's boundary after the current step: something was requested."""
+        if self._loop is not None:
+            self._loop.request_boundary()
 
     def request_stop(self, reason: str, by: str | None = None) -> None:
-        """End the run in order once this step is complete; the first reason is kept."""
+        """End the run in order once the current step is complete; the first reason counts."""
         by = by or self.hooks.who_is_calling()
         self.note("stop_requested", reason=reason, by=by)
-        if self.stop_reason is None:
-            self.stop_reason, self.stopped_by = reason, by
-            self.wants_attention = True
+        self.run_status.request_stop(reason, by)
+        self.request_boundary()
+
+    def stop_on_signal(self, name: str) -> None:
+        """Save and end the run. A signal handler calls this, so it only assigns and appends."""
+        self.run_status.request_stop(name, "signal")
+        if self.checkpoint_dir is not None:
+            self.checkpointer.request(None)
+        self.request_boundary()
 
     def skip_step(self, reason: str) -> None:
-        """Leave this window's optimizer step out (for guards in the update chain)."""
-        self.moment.skip_reason, self.moment.skip_asked_at = reason, self.moment.step
+        """Skip the optimizer step of the current window; for guards in the update chain."""
+        self.event_args.skip_step(reason)
 
     def save(self, name: SaveName = None) -> None:
-        """Write a checkpoint at the next step boundary; when the run is closing, at once.
+        """Write a checkpoint at the next step boundary; at once if the run is closing.
 
-        It goes by its step unless it gets a name; a function is asked for the name when it is written. What is asked
-        for twice is written once.
+        Args:
+            name: Its name; by default that of its step. A function is called for the name when the checkpoint is
+                written. A name that is requested twice is written once.
         """
-        self.save_asked.append(name)
-        self.wants_attention = True
+        self.checkpointer.request(name)
+        self.request_boundary()
         if self.status != "training" and self.running:
-            self.save_if_asked()
-
-    def save_if_asked(self) -> None:
-        """Write the checkpoints that somebody asked for; fast_dev_run writes nothing."""
-        asked, self.save_asked = self.save_asked, []
-        if asked and not self.options.fast_dev_run:
-            self.background.finish()  # before names are asked for: whoever gives one knows what is on disk by then
-            unnamed = checkpointing.name_of_step(self)
-            for name in dict.fromkeys((one() if callable(one) else one) or unnamed for one in asked):
-                checkpointing.save_as_told(self, name)
-            self.saved_by_hand.update(one or unnamed for one in asked if not callable(one))
+            self.checkpointer.save_requested()
 
     def save_checkpoint(self, name: str | None = None) -> Path:
-        """Write a checkpoint now, between two steps or after a failure, and tell the hooks once it is durable."""
-        path = checkpointing.draft_checkpoint(self, name).write()
-        checkpointing.tell_saved(self, path, self.moment)
-        return path
+        """Write a checkpoint now, between two steps or after a failure; fires on_checkpoint_save once it is durable."""
+        return self.checkpointer.save_now(name)
 
     def load_checkpoint(self, path: str | Path) -> Path:
-        """Put the trainer back to a checkpoint and tell the hooks."""
-        self.background.make_way()  # it may be the one that is meant
-        found = checkpointing.load_checkpoint(self, path)
-        self.moment.checkpoint_path, self.moment.resumed = str(found), True
-        self.note("checkpoint_loaded", path=str(found))
-        if self.running:
-            self.record.resumed(self.moment.step, self.moment.epoch)
-        if heard := self.hooks.fire.on_checkpoint_load:
-            heard(self.moment)
-        return found
+        """Restore the trainer from a checkpoint and fire on_checkpoint_load."""
+        return self.checkpointer.load(path)
 
-    def saw_non_finite_loss(self, value: float) -> None:
-        """A loss that somebody read was NaN or infinite: never hidden."""
-        if self.moment.phase == "train" and not self.told_non_finite:  # an epoch's first; all are counted at its end
-            self.told_non_finite = True
-            self.note("non_finite_loss", batch_idx=self.moment.batch_idx, value=value)
+    # ---- names that other folders still use --------------------------------------------------------------------------
 
-    def note_non_finite(self, count: int) -> None:
-        """So many losses of an epoch were NaN or infinite."""
-        self.told_non_finite = False
-        if count:
-            self.non_finite_losses += count
-            self.record.event("non_finite_losses", self.moment.step, epoch=self.moment.epoch, count=count)
+    @property
+    def moment(self) -> EventArgs:
+        """Equal to `event_args`."""
+        return self.event_args
+
+    @property
+    def save_asked(self) -> list[SaveName]:
+        """Names of the checkpoints to write at the next boundary."""
+        return self.checkpointer.requests
+
+    @property
+    def saved_by_hand(self) -> set[str]:
+        """Equal to `requested_checkpoints`."""
+        return self.checkpointer.requested_names
 
     # ---- hooks -----------------------------------------------------------------------------------------------------
 
     def add_hook(self, hook: Any, name: str | None = None, **options: Any) -> Handle:
-        """Attach a hook: an object, a class, a registered name or a dotted path; as `HookRegistry.register`."""
+        """Register a hook: an object, a class, a registered name or a dotted path; as `HookRegistry.register`."""
         return self.hooks.register(hook, name, **options)
 
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorator: make a plain function a hook of one event."""
+        """Decorate a function to make it a hook of one event."""
         return self.hooks.on(event, **options)
 
     def remove_hook(self, name: str) -> Any:
-        """Detach a hook and return it."""
+        """Remove a hook and return it."""
         return self.hooks.remove(name)
 
     def enable_hook(self, name: str) -> None:
-        """Switch a hook on again."""
+        """Enable a hook."""
         self.hooks.enable(name)
 
     def disable_hook(self, name: str) -> None:
-        """Switch a hook off without removing it."""
+        """Disable a hook without removing it."""
         self.hooks.disable(name)
 
     def add_console_logging(self, log_every_n_batches: int = 10, **parameters: Any) -> Handle:
-        """Print progress (the hook 'console_log'); reconfigures it if it is there already."""
-        return self._built_in("console_log", log_every_n_batches=log_every_n_batches, **parameters)
+        """Print progress (the hook 'console_log'); replaces the hook if there is one."""
+        return self._add_built_in("console_log", log_every_n_batches=log_every_n_batches, **parameters)
 
     def add_json_logging(self, log_every_n_batches: int = 100, **parameters: Any) -> Handle:
-        """Write progress as JSON lines (the hook 'json_log'); reconfigures it if it is there already."""
-        return self._built_in("json_log", log_every_n_batches=log_every_n_batches, **parameters)
+        """Write progress as JSON lines (the hook 'json_log'); replaces the hook if there is one."""
+        return self._add_built_in("json_log", log_every_n_batches=log_every_n_batches, **parameters)
 
     def add_checkpointing(self, save_every_n_epochs: int | None = 1, **parameters: Any) -> Handle:
-        """Save checkpoints (the hook 'checkpoint'); reconfigures it if it is there already."""
-        return self._built_in("checkpoint", save_every_n_epochs=save_every_n_epochs, **parameters)
+        """Save checkpoints (the hook 'checkpoint'); replaces the hook if there is one."""
+        return self._add_built_in("checkpoint", save_every_n_epochs=save_every_n_epochs, **parameters)
 
-    def _built_in(self, name: str, **parameters: Any) -> Handle:
+    def _add_built_in(self, name: str, **parameters: Any) -> Handle:
         if name in self.hooks:
             self.hooks.remove(name)
         return self.hooks.register(name, **parameters)
@@ -503,9 +645,12 @@ def _name_of(function: Any) -> str | None:
     return None if function is None else getattr(function, "__qualname__", type(function).__name__)
 
 
-def _optimizer_of(scheduler: Any) -> Any:
-    return getattr(scheduler, "optimizer", None)
-
-
-def _wants_metric(scheduler: Any) -> bool:
+def _needs_metric(scheduler: Any) -> bool:
     return isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+if TYPE_CHECKING:
+
+    def _as_run_control(trainer: Trainer) -> RunControl:
+        """Check statically that the trainer is a `RunControl`."""
+        return trainer

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from hookline import Trainer, get_trainer
-from hookline.trainer.rerun import unwrapped
+from hookline.trainer.replay import unwrap_ddp
 
 
 def make_trainer(**options: Any) -> Trainer:
@@ -77,4 +77,4 @@ def test_a_wrapper_of_many_ranks_is_taken_off() -> None:
     wrapper = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     nn.Module.__init__(wrapper)
     wrapper.module = model
-    assert unwrapped(wrapper) is model and unwrapped(model) is model
+    assert unwrap_ddp(wrapper) is model and unwrap_ddp(model) is model

@@ -1,4 +1,4 @@
-"""Turns: a circle or drawn by weight, resumable, and of a length that is known where it can be."""
+"""LoaderOrder: a circle or drawn by weight, resumable, and of a length that is known where it can be."""
 
 from collections import Counter
 from itertools import islice
@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookline.errors import ConfigError
-from hookline.trainer.turns import Mixing, RoundRobin, Turns, Weighted
+from hookline.trainer.data.mixing import LoaderOrder, LoaderSchedule, RoundRobin, Weighted
 
 
-def taken(turns: Turns, count: int) -> list[int]:
+def taken(turns: LoaderOrder, count: int) -> list[int]:
     """The next few turns."""
-    return [turns.take() for _ in range(count)]
+    return [turns.next() for _ in range(count)]
 
 
 def test_round_robin() -> None:
@@ -28,7 +28,7 @@ def test_turns_go_on_where_they_were(make: Any) -> None:
     turns, again = make(), make()
     taken(turns, 5)
     state = turns.state()
-    again.go_on(state if isinstance(state, int) else [state[0], list(state[1]), state[2]])
+    again.restore(state if isinstance(state, int) else [state[0], list(state[1]), state[2]])
     assert taken(again, 50) == taken(turns, 50)
 
 
@@ -61,39 +61,39 @@ def counted_by_hand(lengths: list[int], end: str) -> int:
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.sampled_from(["longest", "shortest"]))
 def test_the_length_of_a_circle(lengths: list[int], end: str) -> None:
     """It is what counting it one by one comes to."""
-    assert Mixing("round_robin", end=end).length(lengths) == counted_by_hand(lengths, end)
+    assert LoaderSchedule("round_robin", end=end).length(lengths) == counted_by_hand(lengths, end)
 
 
 def test_lengths_of_other_schedules() -> None:
     """The sum of one after the other; unknown where turns are drawn or a loader does not know; one is itself."""
-    assert Mixing().length([2, 3]) == 5
-    assert Mixing("weighted").length([2, 3]) is None
-    assert Mixing("weighted").length([2]) == 2
-    assert Mixing("round_robin").length([2, None]) is None
+    assert LoaderSchedule().length([2, 3]) == 5
+    assert LoaderSchedule("weighted").length([2, 3]) is None
+    assert LoaderSchedule("weighted").length([2]) == 2
+    assert LoaderSchedule("round_robin").length([2, None]) is None
 
 
 def test_without_weights_all_are_drawn_alike() -> None:
     """No weights are equal weights."""
     names = ["a", "b"]
-    assert taken(Mixing("weighted").turns(names, 0), 99) == taken(
-        Mixing("weighted", {"a": 1, "b": 1}).turns(names, 0), 99
+    assert taken(LoaderSchedule("weighted").order(names, 0), 99) == taken(
+        LoaderSchedule("weighted", {"a": 1, "b": 1}).order(names, 0), 99
     )
 
 
 def test_weights_are_those_of_the_loaders() -> None:
     """A misspelt one and a missing one are refused before the run."""
-    Mixing("weighted", {"a": 1, "b": 2}).check({"a": [], "b": []})
-    Mixing("weighted").check({"a": []})
+    LoaderSchedule("weighted", {"a": 1, "b": 2}).check({"a": [], "b": []})
+    LoaderSchedule("weighted").check({"a": []})
     with pytest.raises(ConfigError, match=r"trainer\.loader_weights\.bools: no such loader; did you mean 'books'"):
-        Mixing("weighted", {"bools": 1}).check(["books", "web"])
+        LoaderSchedule("weighted", {"bools": 1}).check(["books", "web"])
     with pytest.raises(ConfigError, match=r"trainer\.loader_weights: no weight for 'web'"):
-        Mixing("weighted", {"books": 1}).check(["books", "web"])
+        LoaderSchedule("weighted", {"books": 1}).check(["books", "web"])
 
 
 def test_an_epoch_ends_with_the_first_or_the_last() -> None:
     """With the shortest, at the turn of a loader that has ended; with the longest, when all have."""
-    assert [Mixing(end="shortest").is_over([True, False], turn) for turn in (0, 1)] == [True, False]
-    assert [Mixing(end="longest").is_over(ended, 0) for ended in ([True, False], [True, True])] == [False, True]
+    assert [LoaderSchedule(end="shortest").is_over([True, False], turn) for turn in (0, 1)] == [True, False]
+    assert [LoaderSchedule(end="longest").is_over(ended, 0) for ended in ([True, False], [True, True])] == [False, True]
 
 
 def test_drawing_moves_no_other_stream() -> None:
@@ -101,5 +101,5 @@ def test_drawing_moves_no_other_stream() -> None:
     import random
 
     before = random.getstate()
-    list(islice(iter(Weighted([1, 2], 0, 0).take, None), 20))
+    list(islice(iter(Weighted([1, 2], 0, 0).next, None), 20))
     assert random.getstate() == before

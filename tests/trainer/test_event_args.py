@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hookline import StepContext, Trainer, TrainingHook, get_trainer
-from hookline.trainer.moment import numbers_of, respelled
+from hookline.trainer.event_args import replace_prefix, single_numbers
 
 
 def make_trainer(batches: int = 3, **options: Any) -> Trainer:
@@ -21,9 +21,10 @@ def make_trainer(batches: int = 3, **options: Any) -> Trainer:
 
 def test_before_the_first_batch() -> None:
     """There is no loss yet, and that is nan."""
-    moment = make_trainer().moment
-    assert math.isnan(moment.loss)
-    assert (moment.step, moment.epoch, moment.batch_idx, moment.batches) == (0, 0, -1, 0)
+    trainer = make_trainer()
+    args = trainer.event_args
+    assert math.isnan(args.loss)
+    assert (args.step, args.epoch, args.batch_idx, trainer.progress.batches) == (0, 0, -1, 0)
 
 
 @pytest.mark.req("004-12", "004-13", "004-17")
@@ -58,7 +59,7 @@ def test_a_context_read_too_late_says_so() -> None:
                 _ = kept[0].loss
 
     trainer.add_hook(Late())
-    with pytest.raises(RuntimeError, match=r"ctx\.loss of step 1 was not read in on_step_end; step 2 is under way"):
+    with pytest.raises(RuntimeError, match=r"ctx\.loss of step 1 was not read in on_step_end; step 2 has begun since"):
         trainer.train()
 
 
@@ -114,24 +115,28 @@ def test_metrics_survive_a_validation_in_the_same_event() -> None:
 def test_the_clock_starts_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time between making a trainer and training is not the run's; earlier attempts are."""
     now = [100.0]
-    monkeypatch.setattr("hookline.trainer.moment.monotonic", lambda: now[0])
-    moment = make_trainer().moment
+    monkeypatch.setattr("hookline.trainer.run_state.monotonic", lambda: now[0])
+    progress = make_trainer().progress
     now[0] = 500.0
-    moment.begin_run()
+    progress.begin_run(None)
     now[0] = 507.0
-    assert moment.seconds == 7.0
-    moment.elapsed_before = 3.0
-    assert moment.seconds == 10.0
+    assert progress.seconds == 7.0
+    progress.load_state_dict({**progress.state_dict(), "seconds": 3.0}, None)
+    assert progress.seconds == 10.0
 
 
 def test_respelling_and_numbers() -> None:
     """Prefixes change, other keys stay; of anything hooks put into metrics the single numbers are recorded."""
-    assert respelled({"val/loss": 1, "other": 2}, "val/", "eval/") == {"eval/loss": 1, "other": 2}
+    assert replace_prefix({"val/loss": 1, "other": 2}, "val/", "eval/") == {"eval/loss": 1, "other": 2}
     tensor = torch.ones(1)
-    assert numbers_of({"a": 1, "b": 2.0, "c": "x", "d": tensor, "e": torch.ones(2)}) == {"a": 1, "b": 2.0, "d": tensor}
+    assert single_numbers({"a": 1, "b": 2.0, "c": "x", "d": tensor, "e": torch.ones(2)}) == {
+        "a": 1,
+        "b": 2.0,
+        "d": tensor,
+    }
 
 
 def test_a_numpy_string_is_no_number() -> None:
     """A record holds numbers; what has one element need not be one."""
     numpy = pytest.importorskip("numpy")
-    assert numbers_of({"n": numpy.int64(3), "word": numpy.str_("good")}) == {"n": 3}
+    assert single_numbers({"n": numpy.int64(3), "word": numpy.str_("good")}) == {"n": 3}

@@ -15,11 +15,12 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from hookline import GenericTrainer, ResumableSampler, SimpleTrainer, TrainingHook, read_metrics
 from hookline.errors import CheckpointError, ConfigError, TrainingError
-from hookline.trainer.loaders import TrainLoaders
-from hookline.trainer.mixture import MixedBatches, batches_of_epoch
-from hookline.trainer.turns import Mixing
+from hookline.trainer.data.epoch_batches import MixedBatches, epoch_batches
+from hookline.trainer.data.loaders import TrainLoaders
+from hookline.trainer.data.mixing import LoaderSchedule
 
 Sample = tuple[torch.Tensor, torch.Tensor]
+Mixture = tuple[list[int], list[type], LoaderSchedule, int]
 SCHEDULES = [(schedule, end) for schedule in ("round_robin", "weighted") for end in ("longest", "shortest")]
 
 
@@ -51,9 +52,11 @@ KINDS = (list, Unknown, Boastful)
 class Told:
     """An epoch that writes down what it was told: loader, name, batch, whether it is the last."""
 
-    def __init__(self, loaders: dict[str, Any], mixing: Mixing, epoch: int = 0, limit: int | None = None) -> None:
+    def __init__(
+        self, loaders: dict[str, Any], mixing: LoaderSchedule, epoch: int = 0, limit: int | None = None
+    ) -> None:
         self.where = (-1, "")
-        self.batches = batches_of_epoch(TrainLoaders(loaders, mixing, limit), True, self.enter, epoch)
+        self.batches = epoch_batches(TrainLoaders(loaders, mixing, limit), True, self.enter, epoch)
 
     def enter(self, index: int, name: str) -> None:
         self.where = (index, name)
@@ -71,13 +74,13 @@ class Told:
         return told
 
 
-def declared(lengths: list[int], mixing: Mixing, epoch: int) -> list[tuple[int, int]]:
+def declared(lengths: list[int], mixing: LoaderSchedule, epoch: int) -> list[tuple[int, int]]:
     """The order that a schedule declares, as (loader, batch), written in the plainest way."""
-    turns = mixing.turns([str(index) for index in range(len(lengths))], epoch)
+    turns = mixing.order([str(index) for index in range(len(lengths))], epoch)
     given = [0] * len(lengths)
     order: list[tuple[int, int]] = []
     while True:
-        turn = turns.take()
+        turn = turns.next()
         if mixing.end == "shortest" and given[turn] == lengths[turn]:
             return order
         order.append((turn, given[turn] % lengths[turn]))
@@ -87,14 +90,14 @@ def declared(lengths: list[int], mixing: Mixing, epoch: int) -> list[tuple[int, 
 
 
 @st.composite
-def mixtures(draw: st.DrawFn) -> tuple[list[int], list[type], Mixing, int]:
+def mixtures(draw: st.DrawFn) -> Mixture:
     """Lengths and kinds of two to four loaders, how they are mixed, and an epoch."""
     lengths = draw(st.lists(st.integers(1, 5), min_size=2, max_size=4))
     kinds = [draw(st.sampled_from(KINDS)) for _ in lengths]
     schedule, end = draw(st.sampled_from(SCHEDULES))
     drawn = st.fixed_dictionaries({str(index): st.integers(1, 5) for index in range(len(lengths))})
     weights = draw(st.none() | drawn) if schedule == "weighted" else None
-    return lengths, kinds, Mixing(schedule, weights, end, draw(st.integers(0, 99))), draw(st.integers(0, 3))
+    return lengths, kinds, LoaderSchedule(schedule, weights, end, draw(st.integers(0, 99))), draw(st.integers(0, 3))
 
 
 def make(lengths: list[int], kinds: list[type]) -> dict[str, Any]:
@@ -107,7 +110,7 @@ def make(lengths: list[int], kinds: list[type]) -> dict[str, Any]:
 
 @given(mixtures())
 @settings(deadline=None, max_examples=150)
-def test_a_mixture_is_what_was_declared(mixture: tuple[list[int], list[type], Mixing, int]) -> None:
+def test_a_mixture_is_what_was_declared(mixture: Mixture) -> None:
     """Over random lengths, kinds, weights and ends: order, names, and which batch is known to be the last."""
     lengths, kinds, mixing, epoch = mixture
     order = declared(lengths, mixing, epoch)
@@ -115,34 +118,36 @@ def test_a_mixture_is_what_was_declared(mixture: tuple[list[int], list[type], Mi
     assert [batch for _, _, batch, _ in told] == order
     assert [(index, name) for index, name, _, _ in told] == [(index, str(index)) for index, _ in order]
     assert [last for *_, last in told] == [False] * (len(order) - 1) + [True]
-    if mixing.schedule == "round_robin":
+    if mixing.kind == "round_robin":
         assert mixing.length(lengths) == len(order)
 
 
 @given(mixtures(), st.data())
 @settings(deadline=None, max_examples=150)
-def test_a_mixture_is_entered_anywhere(mixture: tuple[list[int], list[type], Mixing, int], data: st.DataObject) -> None:
+def test_a_mixture_is_entered_anywhere(
+    mixture: tuple[list[int], list[type], LoaderSchedule, int], data: st.DataObject
+) -> None:
     """The position after any number of batches leads to the rest, also in loaders made anew, and again from there."""
     lengths, kinds, mixing, epoch = mixture
     order = declared(lengths, mixing, epoch)
     first, second = sorted(data.draw(st.tuples(*[st.integers(0, len(order) - 1)] * 2)))
     told = Told(make(lengths, kinds), mixing, epoch)
-    told.batches.begin()
+    told.batches.start()
     told.take(first)
     again = Told(make(lengths, kinds), mixing, epoch=99)
-    again.batches.go_on(told.batches.position, first)
+    again.batches.resume(told.batches.position, first)
     assert [batch for _, _, batch, _ in again.take(second - first)] == order[first:second]
     third = Told(make(lengths, kinds), mixing, epoch=99)
-    third.batches.go_on(again.batches.position, second)
+    third.batches.resume(again.batches.position, second)
     assert [batch for _, _, batch, _ in third.take()] == order[second:]
-    assert third.batches.given == second
+    assert third.batches.offset == second
 
 
 def test_only_what_must_is_read_ahead() -> None:
     """A loader whose length is known is asked for no batch before its turn; one that does not know it, for one."""
     known = DataLoader(Watched(4), batch_size=1)
     unknown = Unknown([1, 2, 3, 4])
-    Told({"a": known, "b": unknown}, Mixing("round_robin")).take(4)
+    Told({"a": known, "b": unknown}, LoaderSchedule("round_robin")).take(4)
     assert (known.dataset.read, unknown.read) == (2, 3)  # type: ignore[attr-defined]
 
 
@@ -162,8 +167,8 @@ class Watched(Dataset[torch.Tensor]):
 
 def test_one_loader_takes_no_turns() -> None:
     """A single loader is iterated over as it is, whatever the schedule; so are several one after the other."""
-    alone = batches_of_epoch(TrainLoaders({"a": [1]}, Mixing("round_robin")), False, lambda *_: None, 0)
-    chained = batches_of_epoch(TrainLoaders({"a": [1], "b": [2]}, Mixing()), False, lambda *_: None, 0)
+    alone = epoch_batches(TrainLoaders({"a": [1]}, LoaderSchedule("round_robin")), False, lambda *_: None, 0)
+    chained = epoch_batches(TrainLoaders({"a": [1], "b": [2]}, LoaderSchedule()), False, lambda *_: None, 0)
     assert not isinstance(alone, MixedBatches) and not isinstance(chained, MixedBatches)
 
 
@@ -172,49 +177,51 @@ def test_a_loader_that_gives_nothing_is_named(items: Any, said: str) -> None:
     """Found at its turn when its length is not known; an iterator has nothing left when it should begin again."""
     loader = Unknown([]) if items is not None else iter([1])
     with pytest.raises(TrainingError, match=f"the training loader 'b' gave no batch.*{said}"):
-        Told({"a": [1, 2, 3], "b": loader}, Mixing("round_robin")).take()
+        Told({"a": [1, 2, 3], "b": loader}, LoaderSchedule("round_robin")).take()
 
 
 def test_another_schedule_or_other_loaders_cannot_go_on() -> None:
     """Half an epoch says nothing about the rest of another one."""
-    told = Told({"a": [1, 2], "b": [3]}, Mixing("round_robin"))
+    told = Told({"a": [1, 2], "b": [3]}, LoaderSchedule("round_robin"))
     told.take(1)
     with pytest.raises(CheckpointError, match="loader_schedule='round_robin', which is 'weighted' now"):
-        Told({"a": [1, 2], "b": [3]}, Mixing("weighted")).batches.go_on(told.batches.position, 1)
+        Told({"a": [1, 2], "b": [3]}, LoaderSchedule("weighted")).batches.resume(told.batches.position, 1)
     with pytest.raises(CheckpointError, match="loader_schedule='round_robin', which is 'sequential' now"):
-        Told({"a": [1, 2], "b": [3]}, Mixing()).batches.go_on(told.batches.position, 1)
+        Told({"a": [1, 2], "b": [3]}, LoaderSchedule()).batches.resume(told.batches.position, 1)
     with pytest.raises(CheckpointError, match="was mixing the loaders a, b; now there are b, a"):
-        Told({"b": [3], "a": [1, 2]}, Mixing("round_robin")).batches.go_on(told.batches.position, 1)
+        Told({"b": [3], "a": [1, 2]}, LoaderSchedule("round_robin")).batches.resume(told.batches.position, 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("left", [1, 2])
 def test_a_mixture_does_not_go_on_with_a_shorter_loader(kind: type, left: int) -> None:
     """It was inside a pass that had more batches: the loader is named, with both numbers."""
-    told = Told({"a": kind([1, 2, 3]), "b": kind([4, 5, 6])}, Mixing("round_robin"))
+    told = Told({"a": kind([1, 2, 3]), "b": kind([4, 5, 6])}, LoaderSchedule("round_robin"))
     told.take(4)
-    again = Told({"a": kind([1, 2, 3]), "b": kind([4, 5, 6][:left])}, Mixing("round_robin"))
-    with pytest.raises(CheckpointError, match=f"behind batch 2 of the loader 'b'.* has only {left}: go on with the"):
-        again.batches.go_on(told.batches.position, 4)
+    again = Told({"a": kind([1, 2, 3]), "b": kind([4, 5, 6][:left])}, LoaderSchedule("round_robin"))
+    with pytest.raises(
+        CheckpointError, match=f"trained on 2 batches of the loader 'b'.* has only {left}: resume with the"
+    ):
+        again.batches.resume(told.batches.position, 4)
 
 
 def test_a_loader_that_was_a_list_may_go_on_as_another() -> None:
     """What was read ahead then and is not now, or the other way round, comes all the same."""
     for before, now in ((list, Unknown), (Unknown, list)):
-        told = Told({"a": before([1, 2, 3]), "b": before([4, 5, 6])}, Mixing("round_robin"))
+        told = Told({"a": before([1, 2, 3]), "b": before([4, 5, 6])}, LoaderSchedule("round_robin"))
         told.take(3)
-        again = Told({"a": now([1, 2, 3]), "b": now([4, 5, 6])}, Mixing("round_robin"))
-        again.batches.go_on(told.batches.position, 3)
+        again = Told({"a": now([1, 2, 3]), "b": now([4, 5, 6])}, LoaderSchedule("round_robin"))
+        again.batches.resume(told.batches.position, 3)
         assert [batch for _, _, batch, _ in again.take()] == [5, 3, 6]
 
 
 def test_a_mixture_is_not_entered_behind_its_limit() -> None:
     """A run that goes on may be told to cut its epochs off earlier."""
-    told = Told({"a": [1, 2, 3], "b": [4, 5, 6]}, Mixing("round_robin"))
+    told = Told({"a": [1, 2, 3], "b": [4, 5, 6]}, LoaderSchedule("round_robin"))
     told.take(4)
-    again = Told({"a": [1, 2, 3], "b": [4, 5, 6]}, Mixing("round_robin"), limit=3)
-    with pytest.raises(CheckpointError, match="behind batch 4 of an epoch, and epochs are cut off after 3 now"):
-        again.batches.go_on(told.batches.position, 4)
+    again = Told({"a": [1, 2, 3], "b": [4, 5, 6]}, LoaderSchedule("round_robin"), limit=3)
+    with pytest.raises(CheckpointError, match="had read 4 batches of an epoch, and epochs are cut off after 3 now"):
+        again.batches.resume(told.batches.position, 4)
 
 
 # ---- in a run ------------------------------------------------------------------------------------------------------
@@ -357,7 +364,7 @@ def test_epochs_of_turns_can_be_cut_short() -> None:
     assert trainer.total_steps == 6
     trainer.train()
     assert trainer.loader_batches == {"a": 3, "b": 3}
-    with pytest.raises(TrainingError, match=r"limit_train_batches=0\.5: turns are drawn; give a whole number"):
+    with pytest.raises(TrainingError, match=r"limit_train_batches=0\.5: loaders are drawn by weight; give an integer"):
         make_small(loaders, loader_schedule="weighted", limit_train_batches=0.5)
 
 
@@ -516,7 +523,7 @@ def test_with_workers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["shuffled", "stateful"])
 @pytest.mark.parametrize(("schedule", "end"), SCHEDULES)
 def test_a_mixture_goes_on_between_epochs(kind: str, schedule: str, end: str, tmp_path: Path) -> None:
-    """Turns and orders of the next epoch are those of the unbroken run, also of loaders left inside their data."""
+    """The next epoch is that of the uninterrupted run, also with loaders that were left inside their data."""
     options = {"loader_schedule": schedule, "loader_end": end}
     whole = stopped(LOADERS[kind], tmp_path / "whole", [], **options)
     assert whole.run_dir is not None
@@ -531,9 +538,9 @@ def test_the_comparison_can_fail(what: str, tmp_path: Path, monkeypatch: pytest.
     options = {"loader_schedule": "weighted"}
     whole = stopped(LOADERS["shuffled"], tmp_path / "whole", [], **options)
     if what == "turns":
-        monkeypatch.setattr("hookline.trainer.turns.Weighted.go_on", lambda turns, state: None)
+        monkeypatch.setattr("hookline.trainer.data.mixing.Weighted.restore", lambda turns, state: None)
     else:
-        monkeypatch.setattr("hookline.trainer.mixture.back_to_beginning", lambda loaders, state: None)
+        monkeypatch.setattr("hookline.trainer.data.epoch_batches.restore_start", lambda loaders, state: None)
     parts = stopped(LOADERS["shuffled"], tmp_path / "parts", [5], **options)
     assert fingerprint(parts) != fingerprint(whole)
 

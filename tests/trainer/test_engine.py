@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hookline.errors import TrainingError
-from hookline.trainer.engines import Engine, find_device
+from hookline.trainer.engine import Engine, find_device
 
 
 def model_and_optimizer() -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
@@ -22,7 +22,7 @@ def test_devices() -> None:
     best = "cuda" if torch.cuda.is_available() else "cpu"
     assert find_device("cpu") == find_device(torch.device("cpu")) == torch.device("cpu")
     assert find_device(None).type == best
-    with pytest.raises(TrainingError, match="'gpu' is no device"):
+    with pytest.raises(TrainingError, match="'gpu' is not a device"):
         find_device("gpu")
 
 

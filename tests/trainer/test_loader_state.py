@@ -9,13 +9,12 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from hookline import ResumableSampler
 from hookline.errors import CheckpointError
-from hookline.trainer.positions import (
-    begin_after,
-    own_states,
-    restore_own_states,
-    restore_states,
-    sources_of,
-    states_of,
+from hookline.trainer.data.loader_state import (
+    iterate_from,
+    loader_states,
+    restore_loader_states,
+    restore_source_states,
+    source_states,
 )
 
 
@@ -61,7 +60,7 @@ def generator() -> torch.Generator:
 )  # fmt: skip
 def test_what_has_a_state(loader: Any, names: list[str]) -> None:
     """Each once, by where it is."""
-    assert [source.name for source in sources_of({"x": loader()})] == names
+    assert list(source_states({"x": loader()})) == names
 
 
 def test_states_come_back() -> None:
@@ -71,13 +70,13 @@ def test_states_come_back() -> None:
         "a": DataLoader(range(4), shuffle=True, generator=shared),  # type: ignore[arg-type]
         "b": DataLoader(range(4), sampler=sampler, generator=shared),  # type: ignore[arg-type]
     }
-    states = states_of(loaders)
+    states = source_states(loaders)
     assert list(states) == ["a.generator", "b.sampler"]
     drawn = torch.rand(3, generator=shared)
     sampler.place = 9
-    restore_states(loaders, states)
+    restore_source_states(loaders, states)
     assert torch.equal(torch.rand(3, generator=shared), drawn) and sampler.place == 0
-    restore_states({"a": [1]}, states)
+    restore_source_states({"a": [1]}, states)
 
 
 def test_a_loader_that_refuses_its_state() -> None:
@@ -87,9 +86,9 @@ def test_a_loader_that_refuses_its_state() -> None:
         def load_state_dict(self, state: dict[str, int]) -> None:
             raise ValueError("another number of shards")
 
-    assert own_states({"a": Changed(), "b": [1]}) == {"a": {"place": 0}}
+    assert loader_states({"a": Changed(), "b": [1]}) == {"a": {"place": 0}}
     with pytest.raises(CheckpointError, match=r"loader 'a' does not take its saved state.*another number of shards"):
-        restore_own_states({"a": Changed()}, {"a": {"place": 0}})
+        restore_loader_states({"a": Changed()}, {"a": {"place": 0}})
 
 
 @pytest.mark.parametrize(("draws", "read"), [(False, 4), (True, 6)])
@@ -99,7 +98,7 @@ def test_where_a_loader_begins(draws: bool, read: int) -> None:
     loader: Any = DataLoader(range(12), batch_size=2, sampler=sampler, num_workers=1)  # type: ignore[arg-type]
     whole = [batch.tolist() for batch in loader]
     sampler.epoch = 0
-    rest = begin_after("a", loader, 2)
+    rest = iterate_from("a", loader, 2)
     assert [batch.tolist() for batch in rest] == whole[2:]
     assert rest._rcvd_idx == read  # type: ignore[attr-defined]
 
@@ -117,5 +116,5 @@ def test_where_a_loader_begins(draws: bool, read: int) -> None:
 def test_nothing_begins_behind_its_end(loader: Any) -> None:
     """However it is passed over; an iterator is named as what it is."""
     once = r" \(an iterator can be read only once\)" if isinstance(loader, Iterator) else ""
-    with pytest.raises(CheckpointError, match=f"behind batch 3 of the loader 'a'.* has only 2{once}: go on with the"):
-        begin_after("a", loader, 3)
+    with pytest.raises(CheckpointError, match=f"trained on 3 batches of the loader 'a'.* has only 2{once}: resume"):
+        iterate_from("a", loader, 3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hookline.errors import TrainingError
-from hookline.trainer.forward import check_trainable, count_tokens, loss_and_metrics, make_step
+from hookline.trainer.step_fn import check_trainable, count_tokens, loss_and_metrics, make_step
 
 ONE = torch.ones(2, 3)
 

@@ -21,8 +21,9 @@ from hookline.checkpoints import disk, list_checkpoints
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.errors import CheckpointError
 from hookline.record import read_json, read_jsonl
-from hookline.trainer.async_saves import BackgroundSaves
+from hookline.trainer.async_save import AsyncSave
 from hookline.trainer.checkpointing import Draft
+from hookline.trainer.event_args import EventArgs
 
 NEXT_STEP_S = 0.3  # how long a slow disk waits for the next step, which the last one of a run never gets
 
@@ -119,7 +120,7 @@ class Gate:
     def open(self, trainer: Trainer) -> None:
         """Let everything through, and wait until the save under way is over, so that the next boundary tells of it."""
         self.opened.set()
-        wait([trainer.background._save.written])  # type: ignore[union-attr]
+        wait([trainer.checkpointer._async.pending.written])  # type: ignore[union-attr]
 
     def fail(self, trainer: Trainer) -> None:
         """The same, but the disk is full."""
@@ -130,12 +131,12 @@ class Gate:
 
 def slow_disk(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A save in the background begins to write when training has made another step; returns how many wrote at once."""
-    real, real_begin, begun, writers, seen = os.write, BackgroundSaves.begin, set[threading.Thread](), [0], list[int]()
+    real, real_start, begun, writers, seen = os.write, AsyncSave.start, set[threading.Thread](), [0], list[int]()
     saved_at = [0]
 
-    def begin(self: BackgroundSaves, draft: Draft) -> None:
+    def start(self: AsyncSave, draft: Draft, args: EventArgs) -> None:
         saved_at[0] = trainer.step
-        real_begin(self, draft)
+        real_start(self, draft, args)
 
     def write(fd: int, data: Any) -> int:
         writers[0] += 1
@@ -148,7 +149,7 @@ def slow_disk(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         writers[0] -= 1
         return real(fd, data)
 
-    monkeypatch.setattr(BackgroundSaves, "begin", begin)
+    monkeypatch.setattr(AsyncSave, "start", start)
     monkeypatch.setattr(disk, "os", SimpleNamespace(**{**vars(os), "write": write}))
     return seen
 
@@ -221,7 +222,7 @@ def test_training_goes_on_and_hooks_are_told_at_a_later_boundary(monkeypatch: py
     @trainer.on("checkpoint_save")
     def saved(trainer: Trainer, step: int, epoch: int, tokens_seen: int, path: str, checkpoint_path: str) -> None:
         assert (Path(checkpoint_path) / "manifest.json").exists() and trainer.saving is None
-        names = (path, checkpoint_path, trainer.moment.checkpoint_path)
+        names = (path, checkpoint_path, trainer.event_args.checkpoint_path)
         heard.append((step, epoch, tokens_seen, trainer.step, trainer.epoch, threading.current_thread(), *names))
 
     @trainer.on("step_end", at=12)
@@ -248,7 +249,7 @@ def test_it_is_told_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer.train()
     assert story.told[-2:] == ["saved 8", "end"]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hookline-save")]
-    assert not trainer.background._memory._rooms  # nothing of the state is held on to
+    assert not trainer.checkpointer._async._memory._rooms  # nothing of the state is held on to
 
 
 def test_the_next_save_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +306,7 @@ def test_a_failure_may_be_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     trainer.train()
     assert [line for line in story.told if "saved" in line] == ["saved 7"]
     assert trainer.failed_saves == 1 and trainer.step == 8
-    assert "step 2 has no checkpoint, training goes on: cannot write checkpoint" in caplog.text
+    assert "step 2 has no checkpoint, training continues: cannot write checkpoint" in caplog.text
     lines, _ = read_jsonl(trainer.run_dir / "events.jsonl")  # type: ignore[operator]
     assert [line["step"] for line in lines if line["kind"] == "checkpoint_failed"] == [2]
 

@@ -408,8 +408,8 @@ def test_who_asks_to_run_beside_nobody_is_told_at_the_start(caplog: pytest.LogCa
     trainer.add_hook("scale", factor=0.5)
     trainer.add_hook("clip_norm", max_norm=1.0, before="scle")
     trainer.train()
-    (told,) = [record.getMessage() for record in caplog.records if "asks to run" in record.getMessage()]
-    assert told.startswith("'clip_norm' asks to run beside 'scle', which is not registered; did you mean 'scale'")
+    (told,) = [record.getMessage() for record in caplog.records if "is ordered by" in record.getMessage()]
+    assert told.startswith("'clip_norm' is ordered by 'scle', which is not registered; did you mean 'scale'")
 
 
 def test_the_hook_that_ended_a_run_is_in_its_closing_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,8 +208,8 @@ def test_training_is_untouched() -> None:
     ("metrics", "said"),
     [
         ([right], "expected a dict of metrics by name, got a list"),
-        ({"loss": right}, "'loss' is no free name; loss and perplexity are measured anyway"),
-        ({3: right}, "3 is no free name"),
+        ({"loss": right}, "'loss' cannot be a name; loss and perplexity are always measured"),
+        ({3: right}, "3 cannot be a name"),
         ({"accuracy": 0.5}, "'accuracy' is 0.5; give a function of"),
         ({"accuracy": Accuracy}, "an object with update, compute and reset"),
     ],

@@ -1,0 +1,1 @@
+"""Read batches: loaders by name, mixed or one after another, with a position from which a run resumes exactly."""

@@ -1,0 +1,130 @@
+"""Decide from which of several training loaders the next batch comes (the option `loader_schedule`)."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Protocol
+
+from hookline.errors import ConfigError, nearest
+from hookline.trainer.options import TrainerOptions
+from hookline.trainer.rng import as_tuples
+
+
+class LoaderOrder(Protocol):
+    """An endless sequence of loader indices whose state can be saved."""
+
+    def next(self) -> int:
+        """Return the index of the next loader."""
+
+    def state(self) -> Any:
+        """Return the state as plain values."""
+
+    def restore(self, state: Any) -> None:
+        """Restore a saved state."""
+
+
+class RoundRobin:
+    """Every loader in turn, then again from the first."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._taken = count, 0
+
+    def next(self) -> int:
+        """Return the index of the next loader."""
+        self._taken += 1
+        return (self._taken - 1) % self._count
+
+    def state(self) -> int:
+        """Return how many indices were returned."""
+        return self._taken
+
+    def restore(self, state: int) -> None:
+        """Restore a saved state."""
+        self._taken = state
+
+
+class Weighted:
+    """Loaders drawn by weight, from a separate generator: it does not move training's streams, nor do hooks move it."""
+
+    def __init__(self, weights: Sequence[float], seed: int, epoch: int) -> None:
+        self._bounds = list(accumulate(weights))
+        # Seeded by epoch, so that there is nothing to save between two epochs.
+        self._generator = random.Random(f"loaders of epoch {epoch}, seed {seed}")
+
+    def next(self) -> int:
+        """Return the index of the next loader."""
+        return bisect(self._bounds, self._generator.random() * self._bounds[-1], hi=len(self._bounds) - 1)
+
+    def state(self) -> Any:
+        """Return the generator's state."""
+        return self._generator.getstate()
+
+    def restore(self, state: Any) -> None:
+        """Restore a saved state."""
+        self._generator.setstate(as_tuples(state))
+
+
+@dataclass(frozen=True)
+class LoaderSchedule:
+    """The options `loader_schedule`, `loader_weights` and `loader_end`, and the seed for weighted drawing."""
+
+    kind: str = "sequential"
+    weights: Mapping[str, float] | None = None
+    end: str = "longest"
+    seed: int = 0
+
+    @classmethod
+    def from_options(cls, options: TrainerOptions) -> LoaderSchedule:
+        """Read the options of a run; loader names are strings, also those of a list of loaders."""
+        weights = options.loader_weights and {str(name): weight for name, weight in options.loader_weights.items()}
+        return cls(options.loader_schedule, weights, options.loader_end, options.seed or 0)
+
+    @property
+    def sequential(self) -> bool:
+        """Whether each loader is read to its end before the next one."""
+        return self.kind == "sequential"
+
+    def check(self, names: Collection[str]) -> None:
+        """Raise ConfigError unless the weights, if any, are those of the given loaders."""
+        for name in self.weights or ():
+            if name not in names:
+                raise ConfigError(f"trainer.loader_weights.{name}", f"no such loader; {nearest(name, names)}")
+        missing = [name for name in names if name not in (self.weights or names)]
+        if missing:
+            raise ConfigError("trainer.loader_weights", f"no weight for {', '.join(map(repr, missing))}")
+
+    def order(self, names: Sequence[str], epoch: int) -> LoaderOrder:
+        """Return the order in which one epoch reads the loaders."""
+        if self.kind == "round_robin":
+            return RoundRobin(len(names))
+        weights = self.weights or dict.fromkeys(names, 1.0)
+        return Weighted([weights[name] for name in names], self.seed, epoch)
+
+    def is_over(self, ended: Sequence[bool], following: int) -> bool:
+        """Return whether the epoch ends before the next batch.
+
+        Args:
+            ended: For each loader, whether it has been read to its end at least once.
+            following: The index of the loader that the next batch would come from.
+
+        Returns:
+            True once every loader has ended (`longest`), or once the following one has (`shortest`).
+        """
+        return all(ended) if self.end == "longest" else ended[following]
+
+    def length(self, lengths: Sequence[int | None]) -> int | None:
+        """Return the batches of one epoch; None if a length is unknown or the loaders are drawn."""
+        known = [length for length in lengths if length is not None]
+        if len(known) < len(lengths):
+            return None
+        if self.sequential or len(known) < 2:
+            return sum(known)
+        if self.kind == "weighted":
+            return None
+        if self.end == "shortest":  # up to the batch at which the first loader has none left
+            return min(length * len(known) + index for index, length in enumerate(known))
+        return max((length - 1) * len(known) + index + 1 for index, length in enumerate(known))

@@ -1,0 +1,134 @@
+"""Accumulate the losses and metrics of an epoch on their device; they are read only when a mean is needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+Number = torch.Tensor | float
+
+
+class EpochStats:
+    """Means over the micro-batches of one epoch, and the newest value of every metric of a step.
+
+    The metrics are the losses of each of several loaders and the numbers that `step_fn` returns beside the loss.
+    """
+
+    def __init__(self) -> None:
+        self.recent: list[torch.Tensor] = []  # detached losses that are not in the sum yet; the loop appends to it
+        self._count = 0
+        self._sum: Number = 0.0
+        self._non_finite: torch.Tensor | int = 0
+        self._recent: dict[str, list[Number]] = {}  # metrics that are not in the sums yet
+        self._sums: dict[str, Number] = {}
+        self._counts: dict[str, int] = {}
+        self._latest: dict[str, tuple[int, Number]] = {}  # with the step
+        self._began = -1  # the last step before the epoch
+
+    def next_epoch(self, step: int) -> EpochStats:
+        """Return the statistics of an epoch that starts after a step: new means, and the latest values so far."""
+        following = EpochStats()
+        following._latest, following._began = self._latest, step
+        return following
+
+    def add(self, name: str, value: Number) -> None:
+        """Add a detached metric of one micro-batch."""
+        self._recent.setdefault(name, []).append(value)
+
+    def set_latest(self, step: int, name: str, value: Number) -> None:
+        """Store a detached metric of a step."""
+        self._latest[name] = step, value
+
+    def fold(self) -> None:
+        """Add the recent values to the sums; never waits for an accelerator."""
+        for name, values in self._recent.items():
+            self._sums[name] = _add(self._sums.get(name, 0.0), values)
+            self._counts[name] = self._counts.get(name, 0) + len(values)
+        self._recent.clear()
+        if self.recent and self.recent[0].is_cpu:
+            self._fold_losses_on_host()
+        elif self.recent:
+            stacked = torch.stack(self.recent).double()
+            self._sum = self._sum + stacked.sum()
+            self._non_finite = self._non_finite + (~torch.isfinite(stacked)).sum()
+            self._count += len(self.recent)
+            self.recent.clear()
+
+    def _fold_losses_on_host(self) -> None:
+        """Add the recent losses with one operation instead of eight; one by one, so that no bit depends on when."""
+        if self.recent:
+            losses, total = torch.stack(self.recent).tolist(), float(self._sum)
+            for loss in losses:
+                total += loss
+            self._sum = total
+            self._non_finite = int(self._non_finite) + sum(not math.isfinite(loss) for loss in losses)
+            self._count += len(losses)
+            self.recent.clear()
+
+    def mean_loss(self) -> float:
+        """Return the mean loss of the epoch so far, NaN before the first batch; waits for the device."""
+        self._fold_losses_on_host()
+        return float(self._sum) / self._count if self._count else math.nan
+
+    def means(self) -> dict[str, float]:
+        """Return the means by recorded name (`train/epoch_acc`, `train/books/epoch_loss`); waits for the device."""
+        self.fold()
+        return {epoch_name(name): float(total) / self._counts[name] for name, total in self._sums.items()}
+
+    def latest(self, since: int | None = None) -> dict[str, float]:
+        """Return the latest values of steps after `since`, or else of this epoch; waits for the device."""
+        after = self._began if since is None else since
+        return {name: float(value) for name, (step, value) in self._latest.items() if step > after}
+
+    def take_non_finite(self) -> int:
+        """Return how many losses were NaN or infinite since the last call; waits for the device."""
+        self.fold()
+        count, self._non_finite = int(self._non_finite), 0
+        return count
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums as numbers; waits for the device."""
+        self.fold()
+        metrics = {
+            "sums": {name: [self._counts[name], float(total)] for name, total in self._sums.items()},
+            "newest": {name: [step, float(value)] for name, (step, value) in self._latest.items()},
+            "began": self._began,
+        }
+        return {"count": self._count, "sum": float(self._sum), "bad": int(self._non_finite), "beside": metrics}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the sums; checkpoints of an early version have no metrics."""
+        self.recent.clear()
+        self._recent.clear()
+        self._count, self._sum, self._non_finite = int(state["count"]), state["sum"], int(state["bad"])
+        metrics = state.get("beside", {})
+        self._counts = {name: count for name, (count, _) in metrics.get("sums", {}).items()}
+        self._sums = {name: total for name, (_, total) in metrics.get("sums", {}).items()}
+        self._latest = {name: (step, value) for name, (step, value) in metrics.get("newest", {}).items()}
+        self._began = metrics.get("began", -1)
+
+
+def epoch_name(name: str) -> str:
+    """Return the recorded name of a metric's mean over an epoch."""
+    place, slash, last = name.rpartition("/")
+    return f"{place}{slash}epoch_{last}"
+
+
+def detached_copy(value: Any) -> Any:
+    """Return a number without its graph that nothing else can write to: Python's own, or a copy on the device."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.item() if value.is_cpu else value.detach().clone()
+
+
+def _add(total: Number, values: Sequence[Number]) -> Number:
+    """Add values to a sum; on the host one by one, so that no bit depends on when it was done."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor) and not value.is_cpu]
+    if len(tensors) == len(values):
+        return total + torch.stack([one.reshape(()) for one in tensors]).double().sum()
+    for value in values:
+        total = total + float(value)
+    return total

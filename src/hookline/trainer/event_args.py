@@ -1,0 +1,459 @@
+"""The arguments of events: every value that a hook may name is an attribute of `EventArgs`, computed when read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import torch
+
+from hookline.core.run_control import MicroBatch
+from hookline.errors import TrainingError
+from hookline.events.context import StepContext
+from hookline.gradients.norms import total_norm
+from hookline.trainer.step_fn import is_numpy_number
+
+if TYPE_CHECKING:
+    from hookline.gradients.view import Gradients
+    from hookline.trainer.run_state import Progress
+    from hookline.trainer.trainer import Trainer
+
+LossRef = Callable[[], torch.Tensor | None]  # a weak reference to the loss that a value was computed from
+
+_OF_BATCH = (
+    "batch", "phase", "live_loss", "step_metrics", "_source",
+    "_loss", "_loss_ref", "_metrics", "_metrics_ref", "val_metrics", "eval_metrics",
+)  # fmt: skip
+
+
+def _no_loss() -> None:
+    """Stand for the weak reference where nothing was computed yet."""
+
+
+@dataclass
+class ValidationBatch:
+    """Which batch of which loader a validation is at."""
+
+    batch_idx: int
+    dataloader_idx: int
+    dataloader_name: str
+
+
+class EventArgs:
+    """The values of the current event. The loop writes plain attributes; properties are computed when they are read."""
+
+    def __init__(self, trainer: Trainer, progress: Progress, grads: Gradients) -> None:
+        self.trainer, self.progress, self.grads = trainer, progress, grads
+        self.batch: Any = None
+        self.live_loss: torch.Tensor | None = None
+        self.window: list[MicroBatch] = []  # of this step; empty if a step is one micro-batch
+        self.step_metrics: dict[str, Any] = {}  # what step_fn returned beside the loss
+        self.optimizer_idx = 0
+        self.used_lr: float | None = None  # the rate that this step used, if it may have changed since
+        self.phase = "train"
+        self.resumed = False
+        self.reason: str | None = None
+        self.exception: BaseException | None = None
+        self.checkpoint_path = ""
+        self.val_metrics: dict[str, Any] = {}
+        self.eval_metrics: dict[str, Any] = {}
+        self.skip_reason: str | None = None
+        self.skip_asked_at = -1  # the step whose optimizer step is to be skipped
+        self.overflowed_at = -1  # the step whose scaled gradients overflowed
+        self.validating: list[str | None] = []  # the hooks that called the validations in progress, outermost first
+        # Where batch_idx and the loader are read from: the run's progress, or the batch of a validation.
+        self._source: Progress | ValidationBatch = progress
+        self._train_batch: dict[str, Any] | None = None  # the training batch's values while other batches run
+        # A value is stored with a weak reference to the loss it was computed from, so that a new batch has nothing to
+        # reset. A strong one would keep the graph alive until the next loss is read.
+        self._loss = math.nan
+        self._loss_ref: LossRef = _no_loss
+        self._metrics: dict[str, Any] = {}
+        self._metrics_ref: LossRef = _no_loss
+        self._norm: torch.Tensor | float = math.nan
+        self._norm_at = self._kept_at = self._clipped_at = 0  # steps
+        self.kept_gradients: list[torch.Tensor] = []
+        self._state = StateDict(trainer)
+
+    # ---- the run -------------------------------------------------------------------------------------------------
+
+    # Made of attrgetter, these cost no Python call: a hook that names `step` reads it at every event.
+    step = property(attrgetter("progress.step"))
+    epoch = property(attrgetter("progress.epoch"))
+    tokens_seen = property(attrgetter("progress.tokens_seen"))
+    batch_idx = property(attrgetter("_source.batch_idx"))
+    dataloader_idx = property(attrgetter("_source.dataloader_idx"))
+    dataloader_name = property(attrgetter("_source.dataloader_name"))
+    model = property(attrgetter("trainer.model"))
+    device = property(attrgetter("trainer.device"))
+    config = property(attrgetter("trainer.config"))
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer that the event is about."""
+        return self.trainer.optimizers[self.optimizer_idx]
+
+    @property
+    def optimizer_lr(self) -> float:
+        """The learning rate of the optimizer that the event is about."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def lr(self) -> float:
+        """The learning rate that the step uses or used."""
+        return self.trainer.lr if self.used_lr is None else self.used_lr
+
+    @property
+    def path(self) -> str:
+        """The directory of the run's checkpoints."""
+        return str(self.trainer.checkpoint_dir)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The run as a dict."""
+        return self._state.refresh()
+
+    @property
+    def ctx(self) -> StepContext:
+        """The step as a `StepContext`."""
+        return LazyStepContext(self)
+
+    def request_stop(self, reason: str, by: str | None = None) -> None:
+        """Stop the run: the registry calls this for a hook that raises StopTraining."""
+        self.trainer.request_stop(reason, by)
+
+    def begin_run(self) -> None:
+        """Forget how the last run ended."""
+        self.exception = self.reason = None
+        self.forget_step()
+
+    def end_run(self, reason: str) -> None:
+        """Set the reason for on_train_end, and release the graph of the last loss, which stays readable."""
+        self.reason = reason
+        if self.live_loss is not None:
+            live, self.live_loss = self.live_loss, self.live_loss.detach()
+            detached = ref(self.live_loss)
+            self._loss_ref = detached if self._loss_ref() is live else _no_loss
+            self._metrics_ref = detached if self._metrics_ref() is live else _no_loss
+
+    def set_exception(self, error: BaseException) -> None:
+        """Set what ended the run."""
+        self.exception = error
+
+    def set_checkpoint(self, path: str) -> None:
+        """Set the checkpoint that was written."""
+        self.checkpoint_path = path
+
+    def set_resumed(self, path: str) -> None:
+        """Set the checkpoint that was loaded."""
+        self.checkpoint_path, self.resumed = path, True
+
+    def clear_resumed(self) -> None:
+        """Forget that the run was resumed: the next run of this trainer need not be."""
+        self.resumed = False
+
+    # ---- the step ------------------------------------------------------------------------------------------------
+
+    def skip_step(self, reason: str) -> None:
+        """Skip the optimizer step of the current window."""
+        self.skip_reason, self.skip_asked_at = reason, self.step
+
+    def mark_overflow(self) -> None:
+        """Note that the scaled gradients of this step overflowed."""
+        self.overflowed_at = self.step
+
+    def forget_step(self) -> None:
+        """Forget what was stored for a step's number: the counters were restored."""
+        self.skip_asked_at = self.overflowed_at = -1
+        self._norm_at = self._kept_at = 0
+        self.release_gradients()
+        self.window.clear()
+
+    # ---- losses and metrics ----------------------------------------------------------------------------------------
+
+    @property
+    def loss(self) -> float:
+        """This micro-batch's loss; waits for the device, once."""
+        if self.live_loss is not None and self._loss_ref() is not self.live_loss:
+            self._loss, self._loss_ref = self.live_loss.item(), ref(self.live_loss)
+            if not math.isfinite(self._loss):
+                self.trainer.report_non_finite_loss(self._loss)
+        return self._loss
+
+    @property
+    def train_loss(self) -> float:
+        """The loss of the last training batch, also while other batches run."""
+        if self._train_batch is None:
+            return self.loss
+        tensor = self._train_batch["live_loss"]
+        return math.nan if tensor is None else float(tensor)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """One dict per event, which its hooks share."""
+        if not self.metrics_were_read:
+            numbers = {
+                key: value.item() if isinstance(value, torch.Tensor) else value
+                for key, value in self.step_metrics.items()
+            }
+            self._metrics = {"loss": self.loss, **numbers}
+            self._metrics_ref = _no_loss if self.live_loss is None else ref(self.live_loss)
+        return self._metrics
+
+    @property
+    def metrics_were_read(self) -> bool:
+        """Whether a hook named `metrics` at this batch."""
+        return self._metrics_ref() is self.live_loss
+
+    def added_metrics(self) -> dict[str, Any]:
+        """Return the single numbers that hooks added to this event's metrics."""
+        added = {key: value for key, value in self._metrics.items() if key != "loss" and key not in self.step_metrics}
+        return single_numbers(added)
+
+    def mirror_metrics(self, name: str) -> None:
+        """Copy keys that were added to `val_metrics` to `eval_metrics`, the event's other spelling, or back."""
+        if name == "val_metrics":
+            self.eval_metrics.update(replace_prefix(self.val_metrics, "val/", "eval/"))
+        elif name == "eval_metrics":
+            self.val_metrics.update(replace_prefix(self.eval_metrics, "eval/", "val/"))
+
+    def set_validation_metrics(self, metrics: dict[str, Any]) -> None:
+        """Set the metrics of on_validation_end, under both spellings."""
+        self.val_metrics, self.eval_metrics = metrics, replace_prefix(metrics, "val/", "eval/")
+
+    def window_tensor(self) -> torch.Tensor:
+        """Return the step's loss on its device: the weighted mean over the window's micro-batches."""
+        if len(self.window) <= 1:
+            assert self.live_loss is not None
+            return self.live_loss
+        return _weighted_mean(self.window)
+
+    @property
+    def window_loss(self) -> float:
+        """The step's loss; waits for the device."""
+        return self.loss if len(self.window) <= 1 else float(self.window_tensor())
+
+    def step_means(self) -> dict[str, Any]:
+        """Return the step's metrics: weighted means, like the loss, over the micro-batches that have them."""
+        if len(self.window) <= 1:
+            return self.step_metrics
+        sums: dict[str, Any] = {}
+        weights: dict[str, float] = {}
+        for part in self.window:
+            for key, value in part.metrics.items():
+                sums[key], weights[key] = sums.get(key, 0.0) + value * part.weight, weights.get(key, 0.0) + part.weight
+        return {key: total / weights[key] for key, total in sums.items() if weights[key]}
+
+    def losses_by_loader(self) -> dict[str, torch.Tensor]:
+        """Return the step's loss for each loader that had micro-batches in the window."""
+        if len(self.window) <= 1:
+            return {self.dataloader_name: self.window_tensor().detach()}
+        parts: dict[str, list[MicroBatch]] = {}
+        for part in self.window:
+            parts.setdefault(part.loader, []).append(part)
+        return {name: _weighted_mean(some) for name, some in parts.items() if any(part.weight for part in some)}
+
+    def micro_losses(self) -> list[tuple[str, torch.Tensor]]:
+        """Return loader and loss of each of the step's micro-batches."""
+        if self.window:
+            return [(part.loader, part.loss) for part in self.window]
+        return [(self.dataloader_name, self.window_tensor().detach())]
+
+    # ---- gradients -------------------------------------------------------------------------------------------------
+
+    def clipped(self, norm: torch.Tensor, is_global: bool) -> None:
+        """Store the norm that a clip link found; the global norm before the first one is the step's."""
+        self._clipped, self._clipped_at = norm, self.step
+        if is_global and self._norm_at != self.step:
+            self._norm, self._norm_at = norm, self.step
+
+    @property
+    def clipped_norm(self) -> float:
+        """The norm before the clip link that ran last."""
+        return float(self._clipped)
+
+    def norm_before_clipping(self) -> torch.Tensor | float | None:
+        """Return this step's global norm if something clipped, still on the device if nothing read it; else None."""
+        return self._norm if self._clipped_at == self._norm_at == self.step else None
+
+    def keep_gradients(self) -> None:
+        """Keep the gradient tensors after zero_grad, in case a hook reads their norm."""
+        if self._norm_at != self.step:
+            self.kept_gradients, self._kept_at = self.grads.tensors(), self.step
+
+    def take_gradients(self) -> None:
+        """Clear the gradients as zero_grad does, and keep the tensors in case a hook reads their norm."""
+        taken = []
+        for param in self.grads.params.values():
+            if (grad := param.grad) is not None:
+                taken.append(grad)
+                param.grad = None
+        if self._norm_at != self.step:
+            self.kept_gradients, self._kept_at = taken, self.step
+
+    def release_gradients(self) -> None:
+        """Release the kept gradients, or the next backward pass would need memory for two sets."""
+        self.kept_gradients = []
+
+    @property
+    def grad_norm(self) -> float:
+        """The global norm of this step's gradients, before clipping; NaN once on_step_end is over."""
+        if self._norm_at != self.step:
+            tensors = self.kept_gradients if self._kept_at == self.step else self.grads.tensors()
+            self._norm = total_norm(tensors) if tensors else math.nan
+            self._norm_at = self.step
+        if not isinstance(self._norm, float):
+            self._norm = float(self._norm)
+        return self._norm
+
+    # ---- batches other than the training batch -----------------------------------------------------------------------
+
+    @property
+    def is_other_batch(self) -> bool:
+        """Whether another batch than the training batch runs: a validation, an inference or a replay."""
+        return self._train_batch is not None
+
+    @contextmanager
+    def preserve_train_batch(self, phase: str) -> Iterator[None]:
+        """Restore the values of the training batch after a block in which other batches run.
+
+        Args:
+            phase: What hooks see as `phase` inside the block.
+        """
+        values = {name: getattr(self, name) for name in _OF_BATCH}
+        outer, self._train_batch = self._train_batch, self._train_batch or values
+        self.phase = phase
+        try:
+            yield
+        finally:
+            self._train_batch = outer
+            for name, value in values.items():
+                setattr(self, name, value)
+
+    @contextmanager
+    def validation(self, caller: str | None) -> Iterator[None]:
+        """Count a validation that a hook, or the run itself, calls.
+
+        A hook may validate inside a validation, but not inside the one that it called: its own event would call it
+        without end. The outermost validation is inside of none, whichever hook called it.
+        """
+        if caller in self.validating[1:]:
+            who = "validate()" if caller is None else f"validate() by hook {caller!r}"
+            raise TrainingError(
+                f"{who} inside the validation that it called: that one has the same events; let the hook remember that "
+                "it is validating, or run the model in trainer.inference(), which has none"
+            )
+        self.validating.append(caller)
+        try:
+            yield
+        finally:
+            self.validating.pop()
+
+    def enter_validation_batch(self, batch: Any, index: int, loader_index: int, loader: str) -> None:
+        """Set the validation batch that runs next."""
+        self.batch, self._source = batch, ValidationBatch(index, loader_index, loader)
+
+    def set_batch_result(self, loss: torch.Tensor, metrics: dict[str, Any]) -> None:
+        """Set loss and metrics of the validation batch."""
+        self.live_loss, self.step_metrics = loss, metrics
+
+
+class LazyStepContext(StepContext):
+    """A `StepContext` whose loss and grad_norm are computed when they are first read."""
+
+    def __init__(self, args: EventArgs) -> None:
+        self._args = args
+        self.step = args.step
+        self.lr = args.lr
+        self.tokens_seen = args.tokens_seen
+        self.model = args.model
+        self.optimizer = args.trainer.optimizers[0]
+
+    def _read(self, name: str, attribute: str) -> float:
+        now = self._args.step
+        if now != self.step:
+            raise RuntimeError(
+                f"ctx.{name} of step {self.step} was not read in on_step_end; step {now} has begun since"
+            )
+        return float(getattr(self._args, attribute))
+
+    @property
+    def loss(self) -> float:  # type: ignore[override]
+        if "_loss" not in self.__dict__:
+            self._loss = self._read("loss", "window_loss")
+        return self._loss
+
+    @property
+    def grad_norm(self) -> float:  # type: ignore[override]
+        if "_norm" not in self.__dict__:
+            self._norm = self._read("grad_norm", "grad_norm")
+        return self._norm
+
+
+class StateDict:
+    """The argument `state`: one dict for the life of the trainer, updated when it is read; hooks may add keys."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._values: dict[str, Any] = {}
+        self._parameters = 0
+        self._counted_for: tuple[int, int] | None = None  # the epoch, and how many tensors were trained
+
+    def refresh(self) -> dict[str, Any]:
+        """Return the dict with current values; waits for the device, because two of them are losses."""
+        trainer, args, progress = self._trainer, self._trainer.event_args, self._trainer.progress
+        self._values.update(
+            model=trainer.model,
+            optimizer=trainer.optimizers[0],
+            device=trainer.device,
+            current_epoch=progress.epoch,
+            current_batch_idx=max(progress.batch_idx, 0),
+            latest_loss=self._read_loss(lambda: args.train_loss),
+            avg_loss=self._read_loss(trainer.loop.stats.mean_loss),
+            model_params=self._count_parameters(),
+            status=trainer.status,
+        )
+        return self._values
+
+    def _count_parameters(self) -> int:
+        """Count once per epoch and per change of the trained tensors: walking a model takes longer than the rest."""
+        now = self._trainer.progress.epoch, len(self._trainer.params)
+        if now != self._counted_for:
+            self._counted_for = now
+            self._parameters = sum(parameter.numel() for parameter in self._trainer.model.parameters())
+        return self._parameters
+
+    def _read_loss(self, read: Callable[[], float]) -> float:
+        """Read a loss; after a device error that is impossible, and the closing events must still fire."""
+        try:
+            return read()
+        except RuntimeError:
+            if self._trainer.status != "error":
+                raise
+            return math.nan
+
+
+def _weighted_mean(parts: Sequence[MicroBatch]) -> torch.Tensor:
+    total = sum(part.weight for part in parts)
+    return torch.stack([part.loss * (part.weight / total) for part in parts]).sum()
+
+
+def single_numbers(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return the metrics that are one number: hooks may pass each other anything, but a record holds numbers."""
+    return {
+        key: value
+        for key, value in metrics.items()
+        if isinstance(value, (int, float))
+        or is_numpy_number(value)
+        or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    }
+
+
+def replace_prefix(metrics: dict[str, Any], old: str, new: str) -> dict[str, Any]:
+    """Return the metrics with another prefix; keys without the old one stay as they are."""
+    return {new + key.removeprefix(old) if key.startswith(old) else key: value for key, value in metrics.items()}

@@ -1,0 +1,321 @@
+"""Begin and end a run: the record is opened before the first step, and closed whatever happens."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+
+from hookline import _device
+from hookline.checkpoints.abandoned import set_aside_later
+from hookline.errors import ConfigError, TrainingError, nearest
+from hookline.events.policy import Incident, logger
+from hookline.record.jsonsafe import field_values
+from hookline.record.redacted_log import secrets_kept_out
+from hookline.record.redaction import redact_text
+from hookline.registry.entry import Entry
+from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, load_weights, run_directory
+from hookline.trainer.data.loader_state import resume_warnings
+from hookline.trainer.data.loaders import epoch_length
+from hookline.trainer.rng import seed_everything
+from hookline.trainer.signals import SignalHandler, handle_signals
+from hookline.trainer.validation import sanity_check
+
+if TYPE_CHECKING:
+    from hookline.trainer.trainer import Trainer
+
+_unfinished: WeakSet[Generator[Any, Any, Any]] = WeakSet()
+
+
+@contextmanager
+def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False) -> Iterator[None]:
+    """Begin a run before the block and end it afterwards.
+
+    Fires on_train_start before the block, on_exception if it fails, and on_train_end always; closes the record always.
+
+    Args:
+        trainer: The trainer.
+        resume: A run or a checkpoint to resume from.
+        fork: Whether to continue as a new run.
+    """
+    stop_recording_incidents = _begin(trainer, resume, fork)
+    outcome, reason = "completed", None
+    with handle_signals(trainer.stop_on_signal) as signals, secrets_kept_out():
+        try:
+            with _deterministic(trainer.options.deterministic), _check_loader_schedules(trainer):
+                _prepare(trainer, resume)
+                if handler := trainer.hooks.fire.on_train_start:
+                    handler(trainer.event_args)
+                yield
+                trainer.checkpointer.save_requested()
+                trainer.checkpointer.finish()
+            trainer.run_status.complete()
+            outcome, reason = _outcome(trainer, signals)
+        except BaseException as error:
+            outcome = "failed" if isinstance(error, Exception) else "interrupted"
+            reason = _describe_error(error)
+            _fail(trainer, error)
+            raise
+        finally:
+            try:
+                _end(trainer, outcome, reason)
+            finally:
+                stop_recording_incidents()
+                trainer.run_status.end()
+    signals.exit()
+
+
+def close_at_exit(steps: Generator[Any, Any, Any]) -> None:
+    """Close a stepper that is unfinished when the interpreter exits, while closing a record is still possible."""
+    _register_at_exit()
+    _unfinished.add(steps)
+
+
+@cache
+def _register_at_exit() -> None:
+    def close_all() -> None:
+        for steps in list(_unfinished):
+            steps.close()
+
+    atexit.register(close_all)
+
+
+# ---- the beginning ---------------------------------------------------------------------------------------------------
+
+
+def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> Callable[[], None]:
+    """Seed and open the record; from here on everything is recorded. Returns how to stop recording incidents."""
+    options, hooks = trainer.options, trainer.hooks
+    if options.seed is not None:
+        seed_everything(options.seed)
+    run_dir = None if resume is None or fork else run_directory(Path(resume))
+    lineage = lineage_of(Path(resume)) if resume is not None and run_dir is None else None
+    trainer.begin_run(run_dir, _hook_list(trainer), lineage)
+    hooks.reopen()
+    devices = _device.device_indices([*trainer.model.parameters(), *trainer.model.buffers()])
+    hooks.guard.begin(options.seed or 0, lambda: trainer.progress.step, devices)
+    return hooks.desk.watch(lambda incident: _record_incident(trainer, incident))
+
+
+def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
+    """Do what else comes before on_train_start: clear gradients, load weights, try a validation, print a line."""
+    options = trainer.options
+    trainer.model.zero_grad(set_to_none=True)
+    if not trainer.model.training:  # as a model from a hub comes; single modules that are left in eval mode stay so
+        trainer.model.train()
+    _check_plateau_schedulers(trainer)
+    if options.init_from:
+        load_weights(trainer.model, options.init_from)
+    if resume is not None:
+        _resume(trainer, Path(resume))
+    _warn_before_start(trainer)
+    if trainer.val_loaders and options.sanity_batches and resume is None:
+        sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
+    if options.console:
+        print(opening_line(trainer), flush=True)
+
+
+def _resume(trainer: Trainer, path: Path) -> None:
+    """Load the checkpoint that a path means; a run that was killed before its first checkpoint starts again."""
+    if has_no_checkpoint_yet(path):
+        logger.warning("%s has no checkpoint yet: the run starts again at its first step", path)
+        trainer.note("begun_again", run=str(path))
+        trainer.record.resumed(0, 0)
+        return
+    trainer.load_checkpoint(path)
+    if trainer.checkpoint_dir is not None:  # later checkpoints are not states that the resumed run will reach
+        for moved in set_aside_later(trainer.checkpoint_dir, trainer.progress.steps_done):
+            logger.warning("moved a checkpoint of a later step away: %s", moved)
+            trainer.note("checkpoint_abandoned", path=moved)
+
+
+def _warn_before_start(trainer: Trainer) -> None:
+    """Warn about loaders that cannot resume exactly and about before/after targets that are not registered."""
+    for why in resume_warnings(trainer.train_loaders) if trainer.run_dir is not None else []:
+        logger.warning("resuming this run inside an epoch may not be exact: %s", why)
+        trainer.note("resume_not_exact", why=why)
+    for entry in trainer.hooks.entries():
+        for target in (*entry.before, *entry.after):
+            if target not in trainer.hooks:
+                nearby = nearest(target, [name for name in trainer.hooks if name != entry.name])
+                logger.warning("%r is ordered by %r, which is not registered; %s", entry.name, target, nearby)
+
+
+def _check_plateau_schedulers(trainer: Trainer) -> None:
+    """Raise TrainingError for a scheduler that waits for a validation loss that never comes."""
+    plateau = any(isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau) for one in trainer.schedulers)
+    if plateau and not (trainer.val_loaders and trainer.options.validate_every is not None):
+        raise TrainingError("ReduceLROnPlateau waits for val/loss: give a validation loader and validate_every")
+
+
+@contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    """Use deterministic algorithms inside the block, if wanted."""
+    if not wanted:
+        yield
+        return
+    before, warn_only = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+
+
+@contextmanager
+def _check_loader_schedules(trainer: Trainer) -> Iterator[None]:
+    """Reject hooks inside the block whose schedule counts the batches of a loader that does not exist."""
+
+    def check(entry: Entry) -> None:
+        for name in entry.schedule.loaders:
+            if name not in trainer.train_loaders:
+                why = f"{entry.schedule}: there is no training loader {name!r}; {nearest(name, trainer.train_loaders)}"
+                raise ConfigError(f"{entry.name}.every", why)
+
+    remove_check = trainer.hooks.admit_with(check)
+    try:
+        yield
+    finally:
+        remove_check()
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+def _outcome(trainer: Trainer, signals: SignalHandler) -> tuple[str, str | None]:
+    """Return outcome and reason of a run that did not fail."""
+    if signals.caught is not None:
+        trainer.note("stop_requested", reason=signals.caught.name, by="signal")
+        return "interrupted", signals.caught.name
+    if trainer.stop_reason is None:
+        return "completed", None
+    return "stopped", f"stopped by {trainer.stopped_by or 'request_stop'}: {trainer.stop_reason}"
+
+
+def _fail(trainer: Trainer, error: BaseException) -> None:
+    """Fire on_exception, and finish a checkpoint that is being written."""
+    trainer.run_status.fail()
+    trainer.event_args.set_exception(error)
+    trainer.record.event("exception", trainer.progress.step, error=_describe_error(error))
+    try:
+        if handler := trainer.hooks.fire.on_exception:
+            handler(trainer.event_args)
+    finally:
+        trainer.checkpointer.finish_after(error)
+
+
+def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
+    """Fire on_train_end, close hooks and record, and print a line that hides nothing."""
+    args, hooks, loop = trainer.event_args, trainer.hooks, trainer.loop
+    args.end_run(reason or outcome)
+    loop.close()
+    try:
+        non_finite = loop.stats.take_non_finite()
+    except Exception:  # the device is gone; the failure itself is recorded
+        non_finite = 0
+    loop.record_non_finite_losses(non_finite)
+    try:
+        if handler := hooks.fire.on_train_end:
+            handler(args)
+    finally:
+        hooks.close()
+        trainer.checkpointer.close()
+        loop.write_unrecorded()
+        trainer.record.close(outcome, reason, _hook_list(trainer), hooks.costs(), _counters(trainer))
+        hooks.guard.end()
+        args.clear_resumed()
+        if trainer.options.console:
+            print(closing_line(trainer, outcome, reason), flush=True)
+
+
+def _describe_error(error: BaseException) -> str:
+    """Return what went wrong and, if it was one, in which hook."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("raised by hook")]
+    return "; ".join([f"{type(error).__name__}: {error}".rstrip(": "), *notes])
+
+
+# ---- what is recorded and printed ------------------------------------------------------------------------------------
+
+
+def _hook_list(trainer: Trainer) -> list[dict[str, Any]]:
+    """Return every hook with its status; parameters are not copied, because one may be a model or hold a lock."""
+    return [field_values(hook) for hook in trainer.hooks.list_hooks()]
+
+
+def _counters(trainer: Trainer) -> dict[str, Any]:
+    """Return the counters that run.json ends with."""
+    progress, status = trainer.progress, trainer.run_status
+    return {
+        "step": progress.steps_done,
+        "epoch": progress.epoch,
+        "batches": progress.batches,
+        "tokens_seen": progress.tokens_seen,
+        **({"loader_batches": trainer.loader_batches} if len(trainer.train_loaders) > 1 else {}),
+        "seconds": round(progress.seconds, 3),
+        "skipped_steps": status.skipped_steps,
+        "failed_saves": status.failed_saves,
+        "non_finite_losses": status.non_finite_losses,
+        "hook_failures": status.hook_failures,
+    }
+
+
+def _record_incident(trainer: Trainer, incident: Incident) -> None:
+    """Write an incident to events.jsonl; failures are counted, also those of hooks that are removed later."""
+    if incident.kind == "failed":
+        trainer.run_status.count_hook_failure()
+    error = None if incident.error is None else f"{type(incident.error).__name__}: {incident.error}"
+    trainer.record.event(
+        f"hook_{incident.kind}",
+        incident.step,
+        hook=incident.hook,
+        on=incident.event,
+        message=incident.message,
+        error=error,
+    )
+
+
+def opening_line(trainer: Trainer) -> str:
+    """Return the line that is printed before the first step."""
+    options, length = trainer.options, epoch_length(trainer.train_loaders)
+    steps = _counted(options.max_steps, "step") if options.max_steps is not None else ""
+    epochs = _counted(options.epochs, "epoch") if options.epochs is not None else ""
+    of = f" of {_counted(length, 'batch')}" if length is not None and epochs else ""
+    assumed = " (give max_epochs or max_steps for more)" if options.max_epochs is None and not steps else ""
+    length_of_run = " or ".join(filter(None, [steps, epochs + of]))
+    path, here, where = trainer.record.path, Path.cwd(), ""
+    if path is not None:
+        where = f" → {path.relative_to(here) if path.is_relative_to(here) else path}"
+    return f"run {trainer.record.run_id}: {length_of_run} on {trainer.device}{assumed}{where}"
+
+
+def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
+    """Return the line that is printed after the run: outcome, duration, and everything that went wrong."""
+    count = _counters(trainer)
+    why = f" ({redact_text(reason)})" if reason else ""  # the text of an exception may quote a secret
+    words = [f"{outcome}{why}: {_counted(count['step'], 'step')} in {count['seconds']:.1f} s"]
+    for key, noun in (
+        ("hook_failures", "hook failure"),
+        ("non_finite_losses", "non-finite loss"),
+        ("skipped_steps", "skipped step"),
+        ("failed_saves", "failed save"),
+    ):
+        if count[key]:
+            words.append(_counted(count[key], noun))
+    disabled = [hook.name for hook in trainer.hooks.list_hooks() if not hook.enabled and hook.failures]
+    if disabled:
+        words.append(f"switched off: {', '.join(disabled)}")
+    return ", ".join(words)
+
+
+def _counted(count: int, noun: str) -> str:
+    plural = {"batch": "batches", "non-finite loss": "non-finite losses"}.get(noun, f"{noun}s")
+    return f"{count} {noun if count == 1 else plural}"

@@ -1,0 +1,128 @@
+"""Compute the loss of a batch: by the user's `step_fn`, or by a default that fits the batch and the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from hookline.errors import TrainingError
+
+StepFunction = Callable[[torch.nn.Module, Any], Any]
+
+LOSS_SOURCES = (
+    "the loss is, in order: what step_fn returns, what loss_fn returns, the output's 'loss' (out['loss'] or out.loss), "
+    "or an output that is itself a scalar requiring grad"
+)
+
+
+def make_step(model: Any, step_fn: StepFunction | None, loss_fn: Callable[..., Any] | None) -> Callable[[Any], Any]:
+    """Return the function that a run calls with every batch.
+
+    Args:
+        model: The model, compiled or not.
+        step_fn: The user's function of model and batch.
+        loss_fn: The loss function for the default step. A dict batch becomes keyword arguments of the model. The first
+            item of a tuple goes to the model, the second to `loss_fn`. A tensor is passed as it is.
+
+    Returns:
+        A function from a batch to a loss, or to a result that contains one.
+    """
+
+    def with_step_fn(batch: Any) -> Any:
+        assert step_fn is not None
+        return step_fn(model, batch)
+
+    def with_loss_fn(batch: Any) -> Any:
+        assert loss_fn is not None
+        if isinstance(batch, (tuple, list)):  # first, because isinstance(…, Mapping) is slow
+            return loss_fn(model(batch[0]), batch[1])
+        return loss_fn(model(**batch) if isinstance(batch, Mapping) else model(batch), batch)
+
+    def model_only(batch: Any) -> Any:
+        if not isinstance(batch, (tuple, list)):
+            return model(**batch) if isinstance(batch, Mapping) else model(batch)
+        try:
+            return model(*batch)
+        except TypeError as error:
+            error.add_note(f"every item of the batch went into the model, because there is no loss_fn; {LOSS_SOURCES}")
+            raise
+
+    return with_step_fn if step_fn is not None else with_loss_fn if loss_fn is not None else model_only
+
+
+def loss_and_metrics(result: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Return the loss in the result of a step, and the single numbers beside it in a dict.
+
+    'output' and 'target' are not metrics, even as single numbers: a validation passes them to the user's metrics.
+
+    Raises:
+        TrainingError: If there is no loss, or if it is not a single number.
+    """
+    loss: Any
+    metrics: dict[str, Any] = {}
+    if isinstance(result, torch.Tensor):
+        loss = result
+    elif isinstance(result, Mapping):
+        loss = result.get("loss")
+        metrics = {key: as_python_number(value) for key, value in result.items() if _is_metric(key, value)}
+    else:
+        loss = getattr(result, "loss", None)
+    if not isinstance(loss, torch.Tensor):
+        raise TrainingError(f"no loss was found in {_describe(result)}; {LOSS_SOURCES}")
+    if loss.numel() != 1:
+        raise TrainingError(
+            f"the loss must be one number, got shape {tuple(loss.shape)}; reduce it (mean); {LOSS_SOURCES}"
+        )
+    return loss if loss.dim() == 0 else loss.reshape(()), metrics
+
+
+def check_trainable(loss: torch.Tensor) -> None:
+    """Raise TrainingError for a loss without a graph, which would train nothing."""
+    if not loss.requires_grad:
+        raise TrainingError(
+            "the loss does not require grad, so nothing would be trained: was it detached, made under no_grad, or are "
+            f"all parameters frozen? ({LOSS_SOURCES})"
+        )
+
+
+def count_tokens(batch: Any) -> int:
+    """Return the elements of `input_ids`, or of a batch that is an integer tensor; else 0."""
+    if type(batch) in (tuple, list):
+        return 0
+    tokens = batch.get("input_ids") if isinstance(batch, Mapping) else batch
+    if not isinstance(tokens, torch.Tensor) or tokens.is_floating_point() or tokens.is_complex():
+        return 0
+    return tokens.numel()
+
+
+def is_numpy_number(value: Any) -> bool:
+    """Return whether a value is a real NumPy scalar or an array with one element; does not import NumPy."""
+    return type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1 and value.dtype.kind in "biuf"
+
+
+def as_python_number(value: Any) -> Any:
+    """Convert a NumPy number to Python's; return other values, tensors among them, as they are."""
+    if not is_numpy_number(value):
+        return value
+    number = value.item()
+    return number if isinstance(number, int) else float(number)  # the item of a longdouble is a longdouble
+
+
+def _is_metric(key: Any, value: Any) -> bool:
+    if key in ("loss", "output", "target") or not isinstance(key, str):
+        return False
+    if not isinstance(value, torch.Tensor):
+        return isinstance(value, (int, float)) or is_numpy_number(value)
+    if value.is_complex() and value.numel() == 1:
+        raise TrainingError(f"{key!r} beside the loss is complex, which a record cannot store; give a real number")
+    return value.numel() == 1
+
+
+def _describe(result: Any) -> str:
+    if isinstance(result, torch.Tensor):
+        return f"a tensor of shape {tuple(result.shape)}"
+    if isinstance(result, Mapping):
+        return f"a dict with {', '.join(map(repr, list(result)[:6]))}"
+    return f"{type(result).__name__}"

@@ -1,0 +1,247 @@
+"""Check that hooks leave training unchanged: train with and without each hook and compare the runs bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from hookline._tensors import iter_tensors
+from hookline.core.run_control import RunControl
+from hookline.events.policy import Incident
+from hookline.registry.base import TrainingHook
+from hookline.trainer.rng import rng_state
+from hookline.trainer.trainer import Trainer
+
+PROBE = "hookline_probe"
+FORWARD = "the forward pass"
+
+Observation = tuple[int, str, str, str]  # step, event, what was observed, its digest
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one hook did to training."""
+
+    hook: str
+    declared: bool
+    """Whether the hook is listed as an intervener: changing training is its purpose."""
+    step: int | None = None
+    """The first step at which training differed; None if it never did."""
+    event: str = ""
+    through: str = ""
+    """What differed first: random streams, batch, parameters, learning rate, activations, gradients."""
+    notes: tuple[str, ...] = ()
+    """What the hook did that was undone, and where it failed."""
+
+    @property
+    def harmless(self) -> bool:
+        """Whether training was the same."""
+        return self.step is None
+
+    @property
+    def fine(self) -> bool:
+        """Whether training was the same, or the hook declares that it changes training."""
+        return self.harmless or self.declared
+
+    def __str__(self) -> str:
+        if self.harmless:
+            return "changes nothing"
+        how = "as declared, " if self.declared else ""
+        return f"{how}changes training from step {self.step} on, through the {self.through} (seen at {self.event})"
+
+
+class NotRepeatable(Exception):
+    """Two runs without any hook differ, so that nothing can be said about hooks."""
+
+    def __init__(self, step: int, event: str, through: str) -> None:
+        super().__init__(
+            f"two runs without any hook already differ, from step {step} on, in the {through}: give trainer.seed and "
+            "trainer.deterministic, and check that the data comes in the same order"
+        )
+
+
+@dataclass
+class ObservedRun:
+    """The observations of one run, in order, and the incidents its hooks caused."""
+
+    observations: list[Observation]
+    incidents: list[Incident] = field(default_factory=list)
+
+
+class Probe(TrainingHook):
+    """Digest everything that training consists of: around each forward pass, and after all other hooks of an event.
+
+    Random streams are digested outside of events only, because what a hook draws is restored when its event is over.
+    """
+
+    built_in = True
+    runs_last = True
+    on_error = "raise"
+    name = PROBE
+
+    def __init__(self) -> None:
+        self.observations: list[Observation] = []
+        self._in_forward = False
+
+    def attach(self, trainer: Trainer) -> None:
+        """Observe the training batches of a trainer, and every activation while one of them is computed.
+
+        The loss alone does not show every change: a batch norm removes the scale of its input again. So the inputs of
+        all modules without children and the output of the model are compared, too. Inputs rather than outputs, since
+        a forward hook that is registered later runs after ours. A compiled model is observed from outside only.
+        """
+        compute = trainer.compute
+
+        def observed(batch: Any) -> Any:
+            if trainer.event_args.phase != "train":
+                return compute(batch)
+            self._observe(trainer.step, FORWARD, batch=batch, **{"random streams": rng_state()})
+            self._observe(trainer.step, FORWARD, **_parameters_and_rates(trainer))
+            self._in_forward = True
+            try:
+                return compute(batch)
+            finally:
+                self._in_forward = False
+
+        def observe_activations(module: torch.nn.Module, inputs: Any, values: Any) -> None:
+            if self._in_forward:  # a hook may run the model for itself
+                self._observe(trainer.step, FORWARD, activations=list(iter_tensors([inputs, values])))
+
+        trainer.replace_compute(observed)
+        trainer.called_model.register_forward_hook(observe_activations)
+        if not trainer.options.compile:
+            for module in trainer.model.modules():
+                if next(module.children(), None) is None:
+                    module.register_forward_pre_hook(observe_activations, with_kwargs=True)
+
+    def on_before_backward(self, step: int, loss: Any, batch: Any) -> None:
+        self._observe(step, "on_before_backward", batch=batch, activations=loss)
+
+    def on_gradients_ready(self, step: int, trainer: RunControl) -> None:
+        self._observe(step, "on_gradients_ready", gradients=_gradients(trainer))
+
+    def on_before_optimizer_step(self, step: int, trainer: RunControl) -> None:
+        observed = _parameters_and_rates(trainer)
+        self._observe(step, "on_before_optimizer_step", gradients=_gradients(trainer), **observed)
+
+    def on_train_batch_end(self, step: int, trainer: RunControl) -> None:
+        states = [optimizer.state_dict() for optimizer in trainer.optimizers]
+        self._observe(step, "on_train_batch_end", **_parameters_and_rates(trainer), **{"optimizer's state": states})
+
+    def _observe(self, step: int, event: str, **values: Any) -> None:
+        self.observations += [(step, event, name, digest(value)) for name, value in values.items()]
+
+
+def verify(make_trainer: Callable[[], Trainer], steps: int = 20, only: Iterable[str] = ()) -> list[Verdict]:
+    """Judge every hook of a trainer, each alone.
+
+    Args:
+        make_trainer: Makes a new trainer; all of them must train alike, seeds included.
+        steps: The number of optimizer steps to compare.
+        only: Names of the hooks to judge; all of them if empty.
+
+    Returns:
+        A verdict for each hook, in the order of registration.
+
+    Raises:
+        NotRepeatable: If two runs without any hook differ.
+    """
+    first = make_trainer()
+    names = [name for name in first.hooks if not only or name in set(only)]
+    declared = {hook.name: hook.intervenes for hook in first.hooks.list_hooks()}
+    plain, again = observe_run(first, (), steps), observe_run(make_trainer(), (), steps)
+    if (difference := first_difference(plain.observations, again.observations)) is not None:
+        raise NotRepeatable(*difference)
+    return [judge(name, declared[name], plain, observe_run(make_trainer(), (name,), steps)) for name in names]
+
+
+def observe_run(trainer: Trainer, keep: Iterable[str], steps: int) -> ObservedRun:
+    """Train for some steps with a few of the trainer's hooks, observed by a probe that runs after them.
+
+    Args:
+        trainer: The trainer; its other hooks are removed.
+        keep: Names of the hooks to keep.
+        steps: The number of optimizer steps.
+
+    Returns:
+        What the probe observed.
+    """
+    for name in [name for name in trainer.hooks if name not in tuple(keep)]:
+        trainer.hooks.remove(name)
+    probe, incidents = Probe(), list[Incident]()
+    trainer.add_hook(probe)
+    probe.attach(trainer)
+    trainer.options.console = False
+    stop_watching = trainer.hooks.desk.watch(incidents.append)
+    try:
+        trainer.fit(max_steps=steps)
+    finally:
+        stop_watching()
+    return ObservedRun(probe.observations, incidents)
+
+
+def judge(name: str, declared: bool, plain: ObservedRun, with_hook: ObservedRun) -> Verdict:
+    """Compare a hook's run with the run that had no hooks.
+
+    Args:
+        name: The hook's name.
+        declared: Whether the hook declares that it changes training.
+        plain: The run without hooks.
+        with_hook: The run with this hook alone.
+
+    Returns:
+        The verdict, with the messages of the incidents that the hook caused.
+    """
+    notes = tuple(dict.fromkeys(item.message for item in with_hook.incidents if item.hook == name))
+    step, event, through = first_difference(plain.observations, with_hook.observations) or (None, "", "")
+    return Verdict(name, declared, step, event, through, notes)
+
+
+def first_difference(one: list[Observation], other: list[Observation]) -> tuple[int, str, str] | None:
+    """Return step, event and name of the first observation that differs, None if there is none."""
+    for observation, counterpart in zip(one, other, strict=False):
+        if observation != counterpart:
+            return observation[:3]
+    if len(one) != len(other):
+        shorter = min(one, other, key=len)
+        return (shorter[-1][0] if shorter else 0), "on_train_end", "number of steps"
+    return None
+
+
+def digest(value: Any) -> str:
+    """Return a short hash that changes with any bit of a value, with dtypes, shapes and keys."""
+    found = hashlib.sha256()
+    for piece in _pieces(value):
+        found.update(piece)
+    return found.hexdigest()[:16]
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach().cpu().contiguous()
+        yield f"{tensor.dtype}{tuple(tensor.shape)}".encode()
+        yield tensor.flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    elif isinstance(value, dict):
+        for key in value:
+            yield repr(key).encode()
+            yield from _pieces(value[key])
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _pieces(item)
+    else:
+        yield value.tobytes() if hasattr(value, "tobytes") else repr(value).encode()
+
+
+def _parameters_and_rates(trainer: RunControl) -> dict[str, Any]:
+    return {
+        "parameters": [*trainer.model.parameters(), *trainer.model.buffers()],
+        "learning rate": [[group["lr"] for group in one.param_groups] for one in trainer.optimizers],
+    }
+
+
+def _gradients(trainer: RunControl) -> list[torch.Tensor | None]:
+    return [param.grad for param in trainer.model.parameters()]
