@@ -14,7 +14,8 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "hookline"
 SHARED = {"errors", "_checks", "_device", "_fs", "_host_copy", "_tensors"}  # helper modules that anything may import
 BELOW_HOOKS = SHARED | {"core", "events", "registry", "stats", "activations", "gradients", "record", "checkpoints"}
 BELOW_CONFIG = BELOW_HOOKS | {"hooks", "trainer"}
-EVERYTHING = BELOW_CONFIG | {"hosts", "config", "demo", "jobs", "build", "cli", "testing", "verification", "verify", "__init__"}
+ABOVE = {"hosts", "config", "demo", "jobs", "build", "cli", "testing", "verification", "verify", "__init__"}
+EVERYTHING = BELOW_CONFIG | ABOVE
 
 # Which parts of hookline each part may import; a part may always import itself.
 # Lists are transitive: what a part's own imports may use, it may use too. A dotted entry allows that one module.
