@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from hookline.core.catalog import ARGUMENT_ALIASES, ARGUMENTS, CATALOG, SPELLINGS, Events, find_event, select_events
+from hookline.core.catalog import ARGUMENT_ALIASES, ARGUMENTS, CATALOG, SPELLINGS, Events, find_event
 from hookline.core.dispatch import EventSlots
 from hookline.errors import RegistrationError
 
@@ -104,12 +104,6 @@ def test_the_loss_before_backward_is_the_live_tensor_and_free() -> None:
     assert CATALOG["on_before_backward"].free("loss")
     assert not CATALOG["on_train_batch_end"].free("loss")
     assert CATALOG["on_step_end"].attribute("loss", "on_step_end") == "window_loss"
-
-
-def test_select_events_keeps_the_order_of_a_run() -> None:
-    """Filtering by kind leaves the rows in the order in which they happen."""
-    assert [row.name for row in select_events(["forward", "update"])] == ["on_forward", "on_update"]
-    assert [row.name for row in select_events()] == list(CATALOG)
 
 
 def test_overriding_an_event_with_any_signature_is_legal_typing() -> None:

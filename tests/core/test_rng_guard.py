@@ -99,8 +99,8 @@ def test_positions_alone_would_miss_spare_normals() -> None:
 
     class PositionsAlone(TrainingStreams):
         def snapshot(self, positions: tuple[Any, ...]) -> Snapshot:
-            self._last = super().snapshot(positions)._replace(spares=(False,) * len(self.streams))
-            return self._last
+            self.last = super().snapshot(positions)._replace(spares=(False,) * len(self.streams), holds_spare=False)
+            return self.last
 
     assert mismatches(PositionsAlone) > 15
 

@@ -110,7 +110,17 @@ def cost_table(entries: Iterable[Entry], arguments: Mapping[str, Cost], scale: S
         arguments: The cost of each argument.
         scale: Scales sampled figures up.
     """
-    rows = [_hook_row(entry, scale(entry.name)) for entry in entries]
+    rows = []
+    for entry in entries:
+        inner, outer, times = entry.inner_cost, entry.outer_cost, scale(entry.name)
+        row = {
+            "hook": entry.name,
+            "kind": "+".join(entry.kinds),
+            "calls": round(inner.calls * times) + outer.calls,
+            "seconds": (inner.ns * times + outer.ns) / 1e9,
+        }
+        on_device = inner.all_device_ns * times / 1e9
+        rows.append(row | ({"device_seconds": on_device} if on_device else {}))
     rows += [
         {"hook": f"reading {name}", "kind": "argument", "calls": cost.calls, "seconds": cost.ns / 1e9}
         for name, cost in list(arguments.items())
@@ -119,17 +129,6 @@ def cost_table(entries: Iterable[Entry], arguments: Mapping[str, Cost], scale: S
     # The default transform of an update chain that never had to run is left out.
     listed = [row for row in rows if row["calls"] or row["kind"] != "update"]
     return sorted(listed, key=lambda row: -float(str(row["seconds"])))
-
-
-def _hook_row(entry: Entry, scale: float) -> dict[str, Any]:
-    row = {
-        "hook": entry.name,
-        "kind": "+".join(entry.kinds),
-        "calls": round(entry.inner_cost.calls * scale) + entry.outer_cost.calls,
-        "seconds": (entry.inner_cost.ns * scale + entry.outer_cost.ns) / 1e9,
-    }
-    on_device = entry.inner_cost.all_device_ns * scale / 1e9
-    return row | ({"device_seconds": on_device} if on_device else {})
 
 
 WARM_UP_SECONDS = 5.0  # Nothing is reported earlier, because the first steps pay for warming up.

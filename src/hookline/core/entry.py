@@ -13,7 +13,7 @@ from hookline.core.base import ForwardHook, UpdateHook
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import Cost
 from hookline.core.dispatch import BoundHook
-from hookline.core.failures import FailureCount, Policy, check_policy
+from hookline.core.failures import FailureCount, Policy
 from hookline.core.plugins import load_reference
 from hookline.core.rng_guard import isolates
 from hookline.core.schedule import Schedule
@@ -146,54 +146,38 @@ class HookList(list[HookRecord]):
 # ---- registration ----------------------------------------------------------------------------------------------------
 
 
-def make_entry(
-    hook: Any,
-    name: str | None,
-    event: str | None,
-    parameters: Mapping[str, Any],
-    *,
-    schedule: Schedule,
-    on_error: str | None,
-    before: str | Iterable[str],
-    after: str | Iterable[str],
-    ranks: int | Iterable[int] | None,
-    origin: str,
-    enabled: bool,
-    last: bool,
-) -> Entry:
-    """Read what is registered; what is not given comes from the hook's class. `HookRegistry.register` has the Args.
+def read_hook(hook: Any, event: str | None, parameters: Mapping[str, Any]) -> tuple[Any, dict[str, Listener]]:
+    """Make a hook if a class, a name or a dotted path is given, and read its listeners.
+
+    Args:
+        hook: What is registered.
+        event: The event of a function.
+        parameters: The parameters of the hook's constructor.
 
     Returns:
-        An entry that has no number yet.
+        The hook object and its listeners.
 
     Raises:
         RegistrationError: If the hook implements no event, misspells one, or names arguments that an event lacks.
     """
     if event:
-        made, listeners = hook, _function_listener(hook, event, parameters)
-    else:
-        made = hook
-        if parameters or isinstance(hook, (str, type)):
-            made = load_reference(MAKE_HOOK)(hook, parameters)
-        listeners = _listeners_of(made)
-    own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
-    built_in = bool(own.get("built_in", False))
-    return Entry(
-        name=name or (str(getattr(made, "__name__", "function")) if event else default_name(made)),
-        hook=made,
-        number=0,
-        listeners=listeners,
-        built_in=built_in,
-        policy=check_policy(on_error or str(getattr(made, "on_error", "warn"))),
-        schedule=(getattr(made, "schedule", None) or schedule) if schedule == Schedule() else schedule,
-        enabled=enabled,
-        last=last or bool(own.get("runs_last", False)),
-        before=as_names(before),
-        after=as_names(after),
-        ranks=None if ranks is None else frozenset((ranks,) if isinstance(ranks, int) else ranks),
-        origin="built-in" if built_in and origin == "code" else origin,
-        parameters={} if event else hook_parameters(made, parameters),
-    )
+        for key in parameters:  # A function has no constructor, so what is left over is a misspelt option.
+            raise RegistrationError(f"{key!r} is no option of a hook; {nearest(key, OPTIONS)}")
+        row, spelling = find_event(event), event if event.startswith("on_") else f"on_{event}"
+        return hook, {row.name: read_signature(hook, row, spelling, getattr(hook, "__name__", "function"))}
+    made = hook
+    if parameters or isinstance(hook, (str, type)):
+        made = load_reference(MAKE_HOOK)(hook, parameters)
+    listeners = find_listeners(made)
+    if not listeners and not isinstance(made, Events):
+        raise RegistrationError(
+            f"{getattr(made, '__name__', type(made).__name__)!r} listens to no event: give a function its event "
+            "(event=…), or a class a method named after one"
+        )
+    for kind, method in MAIN_EVENTS.items():
+        if isinstance(made, kind) and method not in listeners:
+            raise RegistrationError(f"{type(made).__name__!r} is a {kind.__name__} without a method {method!r}")
+    return made, listeners
 
 
 def as_names(value: str | Iterable[str]) -> tuple[str, ...]:
@@ -224,27 +208,6 @@ def snake_case(name: str) -> str:
     'json_log_hook'
     """
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-
-
-def _function_listener(function: Any, event: str, unknown: Mapping[str, Any]) -> dict[str, Listener]:
-    for key in unknown:  # A function has no constructor, so what is left over is a misspelt option.
-        raise RegistrationError(f"{key!r} is no option of a hook; {nearest(key, OPTIONS)}")
-    row, spelling = find_event(event), event if event.startswith("on_") else f"on_{event}"
-    return {row.name: read_signature(function, row, spelling, getattr(function, "__name__", "function"))}
-
-
-def _listeners_of(hook: Any) -> dict[str, Listener]:
-    """Reject objects that implement no event, and ForwardHook/UpdateHook subclasses without their main event."""
-    listeners = find_listeners(hook)
-    if not listeners and not isinstance(hook, Events):
-        raise RegistrationError(
-            f"{getattr(hook, '__name__', type(hook).__name__)!r} listens to no event: give a function its event "
-            "(event=…), or a class a method named after one"
-        )
-    for kind, method in MAIN_EVENTS.items():
-        if isinstance(hook, kind) and method not in listeners:
-            raise RegistrationError(f"{type(hook).__name__!r} is a {kind.__name__} without a method {method!r}")
-    return listeners
 
 
 def find_listeners(hook: Any) -> dict[str, Listener]:

@@ -89,6 +89,7 @@ class FailureHandler:
     ) -> None:
         self._entries, self._changed, self._disable = entries, changed, disable
         self._subscribers: list[Callable[[Incident], Any]] = []
+        self._listeners = self._subscribers  # Old name, until tests/hooks uses the new one.
         self.debug = False
         """Treat every hook's policy as 'raise'."""
         self.rank = 0

@@ -13,8 +13,8 @@ from hookline.core.catalog import SPELLINGS, Event, Events, find_event
 from hookline.core.costs import DeviceTimer, cost_table, inner_seconds
 from hookline.core.dispatch import BoundHook, event_source
 from hookline.core.dispatch_table import DispatchTable
-from hookline.core.entry import Entry, HookList, make_entry
-from hookline.core.failures import FailureHandler, Incident
+from hookline.core.entry import Entry, HookList, as_names, default_name, hook_parameters, read_hook
+from hookline.core.failures import FailureHandler, Incident, check_policy
 from hookline.core.handle import Handle
 from hookline.core.manual_fire import ManualFiring, event_method
 from hookline.core.order import Position, explanation, in_order
@@ -115,21 +115,33 @@ class HookRegistry(Events):
         Raises:
             RegistrationError: If the hook, its name or its order is not valid.
         """
-        schedule_path = name or (str(getattr(hook, "__name__", "function")) if event else "")
-        entry = make_entry(
-            hook,
-            name,
-            event,
-            parameters,
-            schedule=Schedule.parse(every, at, start, stop, schedule_path),
-            on_error=on_error,
-            before=before,
-            after=after,
-            ranks=ranks,
-            origin=origin,
-            enabled=enabled,
-            last=last,
+        schedule = Schedule.parse(
+            every, at, start, stop, name or (str(getattr(hook, "__name__", "function")) if event else "")
         )
+        made, listeners = read_hook(hook, event, parameters)
+        own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
+        built_in = bool(own.get("built_in", False))
+        entry = Entry(
+            name=name or (str(getattr(made, "__name__", "function")) if event else default_name(made)),
+            hook=made,
+            number=0,
+            listeners=listeners,
+            built_in=built_in,
+            policy=check_policy(on_error or str(getattr(made, "on_error", "warn"))),
+            schedule=schedule if schedule != Schedule() else getattr(made, "schedule", None) or schedule,
+            enabled=enabled,
+            last=last or bool(own.get("runs_last", False)),
+            before=as_names(before),
+            after=as_names(after),
+            ranks=None if ranks is None else frozenset((ranks,) if isinstance(ranks, int) else ranks),
+            origin="built-in" if built_in and origin == "code" else origin,
+            parameters={} if event else hook_parameters(made, parameters),
+        )
+        return self._add(entry)
+
+    register_hook = add_hook = register
+
+    def _add(self, entry: Entry) -> Handle:
         with self._lock:
             self._check_name(entry)
             self._registered += 1
@@ -146,8 +158,6 @@ class HookRegistry(Events):
             self._count(entry, 1)
             self._changed()
         return Handle(entry.name, partial(self._remove_entry, entry))
-
-    register_hook = add_hook = register
 
     def _check_name(self, entry: Entry) -> None:
         if entry.name in self._entries:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -55,6 +56,8 @@ class Library:
     draw: Callable[[Any], Any]
     addresses: Callable[[Any], Sequence[int]]
     """Return where the 8 bytes lie that together change with every draw."""
+    counters: Callable[[Any], Sequence[Callable[[], Any]]] | None = None
+    """Return functions that count draws, instead of addresses."""
 
 
 @cache
@@ -71,8 +74,9 @@ def _torch_holds_spare(state: torch.Tensor) -> bool:
     """Read the flags of spare normals; a state of unknown size may hold one."""
     if state.numel() != TORCH_STATE_BYTES:
         return True
-    flags = state.numpy()
-    return bool(flags[TORCH_SPARES[0]] or flags[TORCH_SPARES[1]])
+    # Tensor.numpy() would count as a read of a tensor where those are watched for, and indexing takes 20 µs.
+    flags = ctypes.string_at(state.data_ptr() + TORCH_SPARES[0], TORCH_SPARES[1] - TORCH_SPARES[0] + 1)
+    return bool(flags[0] or flags[-1])
 
 
 def _tuples(value: Any) -> Any:
@@ -110,6 +114,16 @@ NUMPY = Library(
     # State, then position (4 bytes).
     addresses=lambda generator: [int(generator._bit_generator.ctypes.state_address) + MERSENNE_BYTES - 4],
 )
+
+
+def _device_library(index: int) -> Library:
+    """Return the functions of an accelerator's generators, which count their draws and hold no spare normals."""
+    return replace(
+        TORCH,
+        make=lambda seed: torch.Generator(f"cuda:{index}").manual_seed(seed),
+        holds_spare=lambda state: False,
+        counters=lambda generator: [generator.initial_seed, generator.get_offset],
+    )
 
 
 def _words(addresses: Iterable[int]) -> list[memoryview]:
@@ -155,7 +169,9 @@ class Stream:
         self.name, self.library, self._generator = name, library, generator
         self.words: Sequence[Any]
         """What is read to detect a draw, by the `read` that follows it in source."""
-        if readable_in_place(library):
+        if library.counters is not None:
+            self.words, self.read = library.counters(generator), "()"
+        elif readable_in_place(library):
             self.words, self.read = _words(library.addresses(generator)), "[0]"
         else:
             self.words, self.read = [lambda: _comparable(self.get())], "()"
@@ -168,49 +184,6 @@ class Stream:
         """Restore a state."""
         self.library.put(self._generator, state)
 
-    def holds_spare(self, state: Any) -> bool:
-        """Return whether a state holds a spare normal, whose use `words` do not show."""
-        return self.library.holds_spare(state)
-
-    def new_state(self, seed: int) -> Any:
-        """Return the state of a new generator with this seed."""
-        return self.library.get(self.library.make(seed))
-
-    def normalized(self, state: Any) -> Any:
-        """Return a saved state as the library gives it; a checkpoint may hold lists instead of tuples."""
-        generator = self.library.make(0)
-        self.library.put(generator, state)
-        return self.library.get(generator)
-
-
-class DeviceStream(Stream):
-    """An accelerator's default generator, which counts its draws and holds no spare normals."""
-
-    def __init__(self, index: int) -> None:
-        self.name, self._device = f"cuda:{index}", f"cuda:{index}"
-        self._generator = _device.generator(index)
-        self.words, self.read = [self._generator.initial_seed, self._generator.get_offset], "()"
-
-    def get(self) -> Any:
-        """Return seed and offset, as torch gives them."""
-        return self._generator.get_state()
-
-    def put(self, state: Any) -> None:
-        """Restore seed and offset."""
-        self._generator.set_state(state)
-
-    def holds_spare(self, state: Any) -> bool:
-        """Return False: devices hold none."""
-        return False
-
-    def new_state(self, seed: int) -> Any:
-        """Return the state of a new generator with this seed."""
-        return torch.Generator(self._device).manual_seed(seed).get_state()
-
-    def normalized(self, state: Any) -> Any:
-        """Return a saved state unchanged."""
-        return state
-
 
 class Snapshot(NamedTuple):
     """The states of all streams at one time."""
@@ -218,6 +191,7 @@ class Snapshot(NamedTuple):
     positions: tuple[Any, ...]
     states: tuple[Any, ...]
     spares: tuple[bool, ...]
+    holds_spare: bool
 
 
 class TrainingStreams:
@@ -228,20 +202,22 @@ class TrainingStreams:
         if "numpy.random" in sys.modules:
             host.append(("numpy", NUMPY, _numpy_random().mtrand._rand))
         self.streams = [Stream(*one) for one in host]
-        self.streams += [DeviceStream(index) for index in device_indices]
-        self.positions = self._make_reader()
-        self._last: Snapshot | None = None
+        self.streams += [
+            Stream(f"cuda:{index}", _device_library(index), _device.generator(index)) for index in device_indices
+        ]
+        words = [(word, stream.read) for stream in self.streams for word in stream.words]
+        ends = list(accumulate(len(stream.words) for stream in self.streams))
+        self._spans = [slice(start, end) for start, end in pairwise([0, *ends])]
+        source = "".join(f"word{index}{read}, " for index, (_, read) in enumerate(words))
+        self.positions: Callable[[], tuple[Any, ...]] = eval(
+            f"lambda: ({source})", {f"word{index}": word for index, (word, _) in enumerate(words)}
+        )
+        """Reads where all streams are. It runs twice at every event; a loop over the words would take twice as long."""
+        self.last = Snapshot((), (), (), True)
 
-    def _make_reader(self) -> Callable[[], tuple[Any, ...]]:
-        """Make a function that reads the position of every stream; it runs twice at every event, so it is generated."""
-        names: dict[str, Any] = {}
-        tuples = []
-        for stream in self.streams:
-            here = {f"word{len(names) + index}": word for index, word in enumerate(stream.words)}
-            names.update(here)
-            tuples.append("(" + "".join(f"{name}{stream.read}, " for name in here) + ")")
-        reader: Callable[[], tuple[Any, ...]] = eval(f"lambda: ({', '.join(tuples)},)", names)
-        return reader
+    def _is_at(self, index: int, positions: tuple[Any, ...], snapshot: Snapshot) -> bool:
+        span = self._spans[index]
+        return positions[span] == snapshot.positions[span]
 
     def snapshot(self, positions: tuple[Any, ...]) -> Snapshot:
         """Return all states; only those that may have changed since the last snapshot are asked for.
@@ -249,16 +225,14 @@ class TrainingStreams:
         A stream whose position has not moved is unchanged unless it held a spare normal, which may be used up by now. A
         stream gets one only by a draw, which moves its position.
         """
-        last = self._last
-        if last is not None and positions == last.positions and not any(last.spares):
-            return last
+        last = self.last
         states = []
         for index, stream in enumerate(self.streams):
-            unchanged = last is not None and positions[index] == last.positions[index] and not last.spares[index]
-            states.append(last.states[index] if last is not None and unchanged else stream.get())
-        spares = [stream.holds_spare(state) for stream, state in zip(self.streams, states, strict=True)]
-        self._last = Snapshot(positions, tuple(states), tuple(spares))
-        return self._last
+            unchanged = last.states and self._is_at(index, positions, last) and not last.spares[index]
+            states.append(last.states[index] if unchanged else stream.get())
+        spares = tuple(stream.library.holds_spare(state) for stream, state in zip(self.streams, states, strict=True))
+        self.last = Snapshot(positions, tuple(states), spares, any(spares))
+        return self.last
 
     def moved(self, since: Snapshot) -> list[int]:
         """Return the indices of the streams that are not where they were; spare normals count."""
@@ -266,7 +240,7 @@ class TrainingStreams:
         return [
             index
             for index, stream in enumerate(self.streams)
-            if positions[index] != since.positions[index]
+            if not self._is_at(index, positions, since)
             or (since.spares[index] and _comparable(stream.get()) != _comparable(since.states[index]))
         ]
 
@@ -279,16 +253,17 @@ class TrainingStreams:
 
     def guard(self, call: Callable[..., Any], on_draw: Callable[[Snapshot], Any]) -> Callable[..., Any]:
         """Return the same function, but if it draws, `on_draw` is called afterwards with the snapshot before it."""
-        positions, take_snapshot, moved = self.positions, self.snapshot, self.moved
+        positions = self.positions
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             before = positions()
-            # Local, because another event may happen inside this one and take its own snapshot.
-            snapshot = take_snapshot(before)
+            snapshot = self.last  # Local, because another event may happen inside this one and take its own.
+            if before != snapshot.positions or snapshot.holds_spare:
+                snapshot = self.snapshot(before)
             try:
                 return call(*args, **kwargs)
             finally:
-                if positions() != before or (any(snapshot.spares) and moved(snapshot)):
+                if positions() != before or (snapshot.holds_spare and self.moved(snapshot)):
                     on_draw(snapshot)
 
         return guarded
@@ -299,9 +274,11 @@ class HookStreams:
 
     def __init__(self, training: TrainingStreams, seed: int, hook: str) -> None:
         self._training = training
-        self._states = {
-            stream.name: stream.new_state(_stream_seed(seed, hook, stream.name)) for stream in training.streams
-        }
+        self._states = {}
+        for stream in training.streams:
+            digest = hashlib.sha256(f"{seed}/{hook}/{stream.name}".encode()).digest()
+            generator = stream.library.make(int.from_bytes(digest[:6], "little"))
+            self._states[stream.name] = stream.library.get(generator)
 
     def used_by(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return the same function, drawing from these streams; exchanging the states costs about 60 µs a call."""
@@ -327,12 +304,10 @@ class HookStreams:
         """Restore saved states; a stream that was not in use when they were saved starts from its seed."""
         for stream in self._training.streams:
             if stream.name in saved:
-                self._states[stream.name] = stream.normalized(saved[stream.name])
-
-
-def _stream_seed(run_seed: int, hook: str, stream: str) -> int:
-    digest = hashlib.sha256(f"{run_seed}/{hook}/{stream}".encode()).digest()
-    return int.from_bytes(digest[:6], "little")
+                # Through a generator, because a checkpoint may hold lists where the library has tuples.
+                generator = stream.library.make(0)
+                stream.library.put(generator, saved[stream.name])
+                self._states[stream.name] = stream.library.get(generator)
 
 
 # ---- the guard -------------------------------------------------------------------------------------------------------
