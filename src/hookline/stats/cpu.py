@@ -68,6 +68,7 @@ class Chunk(NamedTuple):
     indices: list[int]
     sizes: Array
     starts: Array
+    slices: list[slice]
     total: int
 
 
@@ -117,7 +118,9 @@ def _chunks(indices: list[int], sizes: list[int]) -> Iterator[Chunk]:
     for end, index in enumerate([*indices, None]):
         if index is None or total + sizes[index] > SCRATCH:
             own = np.array([sizes[place] for place in indices[begin:end]])
-            yield Chunk(indices[begin:end], own.astype(np.float64), np.cumsum(own) - own, total)
+            ends = np.cumsum(own)
+            slices = [slice(*both) for both in zip((ends - own).tolist(), ends.tolist(), strict=True)]
+            yield Chunk(indices[begin:end], own.astype(np.float64), ends - own, slices, total)
             begin, total = end, 0
         total += 0 if index is None else sizes[index]
 
@@ -180,19 +183,15 @@ def _rows_in_float64(tensors: list[Tensor]) -> Array:
 
 def _sums_of_chunk(tensors: list[Tensor], chunk: Chunk) -> Array:
     """Return sum, sum of squares, minimum, maximum and number of nonzero elements, one column per tensor."""
-    dtype, starts = tensors[0].dtype, chunk.starts
-    values, squares = _scratch.buffers(wide_dtype(dtype))[:, : chunk.total]
-    memory, mask = torch.from_numpy(values), _scratch.mask[: chunk.total]
-    flat = [tensor.flatten() for tensor in tensors]
-    if dtype is memory.dtype:
-        torch.cat(flat, out=memory)
-    else:
-        memory.copy_(torch.cat(flat))
+    starts, mask = chunk.starts, _scratch.mask[: chunk.total]
+    values = _scratch.buffers(wide_dtype(tensors[0].dtype))[0, : chunk.total]
+    # Converting all at once would be faster alone, but would wait for torch's threads where the cores are busy.
+    torch.cat([tensor.flatten() for tensor in tensors], out=torch.from_numpy(values))
     np.not_equal(values, 0, out=mask)
-    np.multiply(values, values, out=squares)
+    parts = [values[own] for own in chunk.slices]
     found = np.empty((5, len(tensors)))
     found[0] = np.add.reduceat(values, starts)
-    found[1] = np.add.reduceat(squares, starts)
+    found[1] = [part.dot(part) for part in parts]
     found[2] = np.minimum.reduceat(values, starts)
     found[3] = np.maximum.reduceat(values, starts)
     found[4] = np.add.reduceat(mask.view(np.uint8), starts, dtype=np.uint32)
