@@ -15,13 +15,13 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 def ok(request: BaseHTTPRequestHandler) -> None:
-    """Take the message."""
+    """Accept the message."""
     request.send_response(200)
     request.end_headers()
 
 
 def status(code: int, **headers: str) -> Answer:
-    """Answer with this status."""
+    """Answer with a status."""
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(code)
@@ -33,12 +33,12 @@ def status(code: int, **headers: str) -> Answer:
 
 
 def silent(request: BaseHTTPRequestHandler) -> None:
-    """Say nothing for a while."""
+    """Do not answer for a while."""
     time.sleep(1.5)
 
 
 def dripping(request: BaseHTTPRequestHandler) -> None:
-    """A byte now and then, each of them just before a socket's timeout."""
+    """Send single bytes, each just before a socket's timeout."""
     for _ in range(30):
         try:
             request.wfile.write(b"H")
@@ -49,12 +49,12 @@ def dripping(request: BaseHTTPRequestHandler) -> None:
 
 
 def garbage(request: BaseHTTPRequestHandler) -> None:
-    """What is no HTTP."""
+    """Answer with bytes that are not HTTP."""
     request.wfile.write(b"\x00\xff\x00 hello\r\n\r\n")
 
 
 class Server(ThreadingHTTPServer):
-    """Notes every message; answers come from `answers`, then from `then`."""
+    """Stores every message; answers come from `answers`, then from `then`."""
 
     daemon_threads = True
 
@@ -74,7 +74,7 @@ class Server(ThreadingHTTPServer):
         return [message["text"] for message in self.received]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hung up is no news here."""
+        """Ignore clients that hung up."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -93,13 +93,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture(autouse=True)
 def own_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test allows is forgotten after it."""
+    """Restore the allowed hosts after each test."""
     monkeypatch.setattr(webhook, "_allowed", set())
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server on 127.0.0.1, which webhooks are allowed to reach."""
+    """Start a server on 127.0.0.1, which webhooks are allowed to use."""
     made = Server()
     webhook.allow_host("127.0.0.1")
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)

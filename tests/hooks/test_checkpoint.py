@@ -1,6 +1,8 @@
-"""The checkpoint hook saves when it should and keeps what it should, and a save that fails ends the run."""
+"""The checkpoint hook saves when it should and keeps what it should; a save that fails ends the run."""
 
+import logging
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,10 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_control import PlainRun
+from torch import nn
 
 from hookline import CheckpointHook, GenericTrainer, HooksConfig, ModelCheckpoint, Trainer, get_trainer
 from hookline.checkpoints import read_checkpoint, retention
 from hookline.errors import ConfigError, MetricMissing
+from hookline.hooks.checkpoint import _is_deleted
 
 
 def make_trainer(**options: Any) -> Trainer:
@@ -45,19 +49,19 @@ def saved(trainer: Trainer) -> list[str]:
     ids=str,
 )
 def test_when_checkpoints_are_saved(parameters: dict[str, Any], steps: list[int]) -> None:
-    """Every few epochs, every few steps, or both; one asked for twice is made once."""
+    """Every few epochs, every few steps, or both; a step that is requested twice is saved once."""
     trainer = make_trainer(max_epochs=2)
     trainer.add_hook(CheckpointHook(**parameters))
-    heard: list[int] = []
-    trainer.on("checkpoint_save", name="ear")(lambda step: heard.append(step))
+    saved_steps: list[int] = []
+    trainer.on("checkpoint_save", name="ear")(lambda step: saved_steps.append(step))
     trainer.train()
     assert saved(trainer) == [f"step-{step:08d}" for step in steps]
-    assert heard == steps
+    assert saved_steps == steps
 
 
 @pytest.mark.req("001-27", "004-30", "002-67")
-def test_the_checkpoint_is_durable_when_it_is_told() -> None:
-    """A hook that uploads finds every file in place, with the step and the path it is told."""
+def test_the_checkpoint_is_durable_at_its_event() -> None:
+    """A hook that uploads finds every file in place, at the path and step of the event."""
     trainer = make_trainer()
     trainer.add_checkpointing()
     uploaded: list[str] = []
@@ -177,7 +181,7 @@ def test_after_validation_or_at_the_end_of_the_epoch() -> None:
     assert links(run([9, 9, 9], losses)) == {"best": "step-00000006"}
 
 
-def test_an_old_value_is_never_taken_for_a_new_one() -> None:
+def test_an_old_value_is_never_reused() -> None:
     """Epochs without a validation have no score, whatever the last validation said, and are not among the best."""
     config = {"monitor": "val/loss", "save_top_k": -1, "save_on_train_epoch_end": True}
     config["filename"] = "{epoch}_{val/loss}"
@@ -189,18 +193,18 @@ def test_an_old_value_is_never_taken_for_a_new_one() -> None:
     assert [one.score for one in with_last.hooks.get("checkpoint").kept] == [None, 1.0, None]
 
 
-def test_steps_between_validations_roll() -> None:
+def test_steps_between_validations_keep_the_newest() -> None:
     """Saves by steps have no score: the newest two stay, beside the best; one that is validated too is written once."""
     config = {"monitor": "val/loss", "save_top_k": 1, "save_every_n_steps": 1}
-    heard: list[str] = []
+    saved_steps: list[str] = []
     model = Scripted([1, 2, 3])
     trainer = GenericTrainer(
         HooksConfig(lifecycle=[{"name": "checkpoint", **config}]), model, torch.optim.SGD(model.parameters(), 1.0),
         device="cpu", console=False, sanity_batches=0, validate_every=2,
     )  # fmt: skip
-    trainer.on("checkpoint_save", name="ear")(lambda checkpoint_path: heard.append(Path(checkpoint_path).name))
+    trainer.on("checkpoint_save", name="ear")(lambda checkpoint_path: saved_steps.append(Path(checkpoint_path).name))
     trainer.fit([torch.ones(2)] * 7, [torch.ones(1)], max_epochs=1)
-    assert heard == [f"step-{step:08d}" for step in range(1, 8)]
+    assert saved_steps == [f"step-{step:08d}" for step in range(1, 8)]
     assert saved(trainer) == ["best", "step-00000002", "step-00000006", "step-00000007"]
     assert links(trainer) == {"best": "step-00000002"}
 
@@ -225,22 +229,22 @@ def test_a_metric_of_training_needs_no_validation(every: int, validates: bool) -
     assert [one.step for one in trainer.hooks.get("checkpoint").kept] == ([5, 6] if every == 1 else [])
 
 
-def test_a_metric_of_training_is_looked_at_with_every_epoch() -> None:
-    """Without steps to save, at the end of epochs; a misspelt one is told there, or at the first step."""
+def test_a_metric_of_training_is_evaluated_after_every_epoch() -> None:
+    """Without steps to save, at the end of epochs; a misspelt one is an error there, or at the first step."""
     assert links(run([9, 9, 9], {"monitor": "train/epoch_loss"})) == {"best": "step-00000006"}
     for more in ({}, {"save_every_n_steps": 1}):
-        with pytest.raises(MetricMissing, match=r"there is no metric 'train/los' at .*did you mean 'train/loss'"):
+        with pytest.raises(MetricMissing, match=r"metric 'train/los' was not measured at .*did you mean 'train/loss'"):
             run([9], {"monitor": "train/los", **more})
 
 
 def test_a_monitored_metric_needs_no_number_of_epochs() -> None:
-    """With save_every_n_epochs null, every validation is looked at."""
+    """With save_every_n_epochs null, every validation is evaluated."""
     config = {"monitor": "val/loss", "save_every_n_epochs": None, "save_top_k": -1}
     assert saved(run([3, 2, 1], config)) == ["best", *(f"step-{step:08d}" for step in (2, 4, 6))]
 
 
 def test_another_run_has_another_ranking(tmp_path: Path) -> None:
-    """A hook that goes on to a second trainer, or a second fit, ranks what that run measures and nothing before."""
+    """A hook that is used by a second trainer, or in a second fit, ranks what that run measures and nothing before."""
     hook = CheckpointHook(monitor="val/loss", save_last=True)
     for losses, best in (([3, 1, 2], 2), ([6, 5, 7], 2)):
         model = Scripted([*losses, 9])
@@ -256,8 +260,8 @@ def test_another_run_has_another_ranking(tmp_path: Path) -> None:
     assert links(trainer) == {"best": "step-00000004", "last": "step-00000004"} and hook.best_score == 9.0
 
 
-def test_a_slip_in_the_file_name_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """A metric that a validation does not have would be 'none' for ever; saves by steps may go without one."""
+def test_a_misspelt_metric_in_the_file_name_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """A metric that a validation does not have would always be 'none'; saves by steps need not have it."""
     config = {"monitor": "val/loss", "filename": "{epoch}_{val/los:.1f}_{eval/loss:.1f}", "save_every_n_steps": 1}
     trainer = run([2, 1], {**config, "auto_insert_metric_name": False, "save_top_k": -1})
     assert "1_none_1.0" in saved(trainer)
@@ -267,7 +271,7 @@ def test_a_slip_in_the_file_name_is_told(caplog: pytest.LogCaptureFixture) -> No
     ]
 
 
-def test_values_that_are_not_finite_are_never_the_best() -> None:
+def test_non_finite_values_are_never_the_best() -> None:
     """NaN and infinity are not ranked, in either mode; with save_last they are still saved."""
     for mode, best in (("min", "step-00000006"), ("max", "step-00000004")):
         trainer = run([math.nan, 2, 1, -math.inf, math.inf, math.nan], {"monitor": "val/loss", "mode": mode})
@@ -276,19 +280,20 @@ def test_values_that_are_not_finite_are_never_the_best() -> None:
     assert links(trainer) == {"last": "step-00000004"}
 
 
-def test_of_equal_ones_the_first_stays() -> None:
+def test_the_first_of_equal_scores_stays() -> None:
     """A tie replaces nothing and is not written."""
     assert saved(run([1, 1, 1], {"monitor": "val/loss"})) == ["best", "step-00000002"]
 
 
-def test_a_metric_that_is_not_there_ends_the_run() -> None:
-    """A run that saves nothing because of a slip is told at its first validation, with the metrics there are."""
-    with pytest.raises(MetricMissing, match=r"no metric 'val/acuracy' after the validation at step 2.*Valid: val/loss"):
+def test_a_missing_metric_ends_the_run() -> None:
+    """A misspelt metric is an error at the first validation, which lists the metrics."""
+    message = r"metric 'val/acuracy' was not measured after the validation at step 2.*Valid: val/loss"
+    with pytest.raises(MetricMissing, match=message):
         run([1, 2], {"monitor": "val/acuracy"})
 
 
-def test_a_run_that_would_never_save_is_told() -> None:
-    """Whoever saves after validations only, and has none, hears it after the first epoch."""
+def test_a_run_that_would_never_save_fails() -> None:
+    """Saving after validations only, without any, is an error after the first epoch."""
     trainer = make_trainer(max_epochs=3)
     trainer.add_checkpointing(save_on_train_epoch_end=False)
     with pytest.raises(MetricMissing, match="checkpoint waits for a validation, and there are no val_loaders"):
@@ -296,7 +301,7 @@ def test_a_run_that_would_never_save_is_told() -> None:
     assert trainer.epoch == 0
 
 
-def test_a_metric_that_is_missing_now_and_then_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_metric_that_is_sometimes_missing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     """Once it has been there, a validation without it is not ranked and not saved, and the log says so once."""
     config = {"name": "checkpoint", "monitor": "bleu", "mode": "max", "save_top_k": -1}
     model = Scripted([1] * 4)
@@ -312,7 +317,7 @@ def test_a_metric_that_is_missing_now_and_then_is_warned_of(caplog: pytest.LogCa
 
     trainer.fit([torch.ones(2)], [torch.ones(1)], max_epochs=4)
     assert saved(trainer) == ["best", "step-00000001", "step-00000003"]
-    assert caplog.text.count("there is no metric 'bleu'") == 1
+    assert caplog.text.count("metric 'bleu' was not measured") == 1
 
 
 def test_without_a_metric_the_newest_are_kept() -> None:
@@ -332,7 +337,7 @@ def test_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_n_epochs_counts_validations_of_those_epochs() -> None:
-    """With save_every_n_epochs=2 the validations of every second epoch are looked at."""
+    """With save_every_n_epochs=2 the validations of every second epoch are evaluated."""
     config = {"monitor": "val/loss", "save_top_k": -1, "save_every_n_epochs": 2}
     assert saved(run([4, 3, 2, 1], config)) == ["best", "step-00000004", "step-00000008"]
 
@@ -355,14 +360,14 @@ def test_every_n_epochs_counts_validations_of_those_epochs() -> None:
     ],
     ids=str,
 )
-def test_wrong_options_are_refused(parameters: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_rejected(parameters: dict[str, Any], words: str) -> None:
     """At construction, with the parameter and what would be right."""
     with pytest.raises(ConfigError) as caught:
         CheckpointHook(**parameters)
     assert words in str(caught.value)
 
 
-def test_it_is_one_hook_under_two_names() -> None:
+def test_model_checkpoint_is_the_same_class() -> None:
     """Seed 001's CheckpointHook and seed 002's model checkpoint are the same class."""
     assert ModelCheckpoint is CheckpointHook
 
@@ -405,7 +410,7 @@ def test_what_is_on_disk_equals_a_brute_force_search(
 
 
 def test_two_hooks_do_not_delete_each_other_s(tmp_path: Path) -> None:
-    """A checkpoint that two hooks share stays as long as one of them wants it; each has links of its own."""
+    """A checkpoint that two hooks share stays as long as one of them wants it; each has separate links."""
     model = Scripted([1, 2, 3, 4, 5])
     hooks = HooksConfig(
         lifecycle=[
@@ -422,7 +427,7 @@ def test_two_hooks_do_not_delete_each_other_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, 4, 5])
-def test_the_ranking_goes_on_over_a_resume(epochs: int, tmp_path: Path) -> None:
+def test_the_ranking_continues_after_a_resume(epochs: int, tmp_path: Path) -> None:
     """Interrupted after any epoch and resumed from the last checkpoint, the run ends with the unbroken run's files."""
     losses = [0.5, 0.3, 0.4, 0.2, 0.6, 0.25]
     config = {**SEED, "save_top_k": 2}
@@ -434,7 +439,7 @@ def test_the_ranking_goes_on_over_a_resume(epochs: int, tmp_path: Path) -> None:
     assert second.hooks.get("checkpoint").kept == whole.hooks.get("checkpoint").kept
 
 
-def test_a_resume_forgets_what_is_deleted_and_deletes_nothing_of_another_run(tmp_path: Path) -> None:
+def test_a_resume_deletes_nothing_of_another_run(tmp_path: Path) -> None:
     """Loading into a trainer that writes elsewhere leaves the old run's checkpoints alone, whatever is saved later."""
     first = run([3, 2, 1], {"monitor": "val/loss", "save_top_k": 2})
     before = saved(first)
@@ -453,7 +458,7 @@ def test_a_resume_forgets_what_is_deleted_and_deletes_nothing_of_another_run(tmp
 def test_a_deletion_that_fails_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A disk that refuses to delete is warned of; the run goes on, and the next save tidies up."""
+    """A failed deletion is warned of, and the next save tries again."""
     real, calls = retention.delete_checkpoint, [0]
 
     def refuse_once(path: Path) -> None:
@@ -492,7 +497,7 @@ def test_a_step_that_is_saved_is_not_saved_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_failure_in_a_step_is_saved_apart(accumulate: int, tmp_path: Path) -> None:
-    """The unfinished step is left out; resumed from there, the run goes on behind the batch that failed."""
+    """The unfinished step is skipped; the run resumes after the batch that failed."""
 
     def train(bad: float, resume: Path | None = None) -> Trainer:
         model = Scripted([])
@@ -521,8 +526,67 @@ def test_a_failure_in_a_step_is_saved_apart(accumulate: int, tmp_path: Path) -> 
     assert (trainer.step, trainer.model.weight.item()) == (done + 2 // accumulate, done + 2 // accumulate)  # type: ignore[operator, union-attr]
 
 
-def test_without_being_asked_a_failure_saves_nothing(tmp_path: Path) -> None:
+def test_a_failure_saves_nothing_by_default(tmp_path: Path) -> None:
     """save_on_exception is off by default."""
     with pytest.raises(IndexError):
         run([], {}, max_epochs=1, output_dir=str(tmp_path))
     assert not list(tmp_path.glob("*/checkpoints/*"))
+
+
+# ---- checkpoints that were deleted from disk -------------------------------------------------------------------------
+
+
+BATCH = (torch.ones(2, 3), torch.zeros(2, 1))
+
+
+def run_and_delete(scores: list[float], deleted_after: int, **checkpoint: Any) -> Trainer:
+    """An epoch of two steps for each score; what the first one saved is deleted at the end of a later one."""
+    model = nn.Linear(3, 1)
+    entry = {"name": "checkpoint", "monitor": "val/score", **checkpoint}
+    config = {"max_epochs": len(scores), "console": False, "hooks": {"lifecycle": [entry]}}
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    trainer = GenericTrainer(config, model, optimizer, device="cpu", loss_fn=nn.functional.mse_loss)
+
+    @trainer.on("validation_end")
+    def score(metrics: dict[str, float], epoch: int) -> None:
+        metrics["val/score"] = scores[epoch]
+
+    @trainer.on("epoch_end")
+    def tidy(trainer: Trainer, epoch: int) -> None:
+        if epoch == deleted_after and trainer.checkpoint_dir is not None:
+            shutil.rmtree(trainer.checkpoint_dir / "step-00000002")
+
+    trainer.fit([BATCH, BATCH], [BATCH])
+    return trainer
+
+
+@pytest.mark.parametrize("options", [{"save_top_k": 1}, {"save_top_k": 2, "save_last": True}])
+def test_a_deleted_best_checkpoint_is_replaced(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """The best remaining one is linked and returned; the deletion is warned of once."""
+    with caplog.at_level(logging.WARNING, logger="hookline"):
+        trainer = run_and_delete([0.1, 3, 2, 5], deleted_after=1, **options)
+    hook, directory = trainer.hooks.get("checkpoint"), trainer.checkpoint_dir
+    assert directory is not None
+    assert hook.best_path == (directory / "best").resolve() == directory / "step-00000006"
+    assert hook.best_score == 2
+    assert [line for line in caplog.messages if "step-00000002 was deleted" in line] == [
+        "hook 'checkpoint': step-00000002 was deleted from disk; no longer ranked"
+    ]
+
+
+def test_deleting_a_surplus_checkpoint_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """The newest two stay on disk although only one is wanted; deleting the other is not warned of."""
+    with caplog.at_level(logging.WARNING, logger="hookline"):
+        trainer = run_and_delete([3, 2, 1], deleted_after=1, save_top_k=1)
+    assert trainer.hooks.get("checkpoint").best_score == 1
+    assert not caplog.messages
+
+
+def test_a_disk_that_does_not_answer_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only checkpoints that certainly do not exist are dropped: a stale mount must not change the ranking."""
+    monkeypatch.setattr("hookline.hooks.checkpoint.Path.stat", _stale)
+    assert not _is_deleted(Path("runs/x/checkpoints/step-00000002"))
+
+
+def _stale(path: Path) -> None:
+    raise OSError(116, "Stale file handle", str(path))

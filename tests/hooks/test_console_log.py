@@ -36,7 +36,7 @@ def make_trainer(batches: int = 4, **options: Any) -> Trainer:
 
 @pytest.mark.req("001-25")
 def test_progress_lines() -> None:
-    """Every so many batches a line with epoch, step of total, loss, mean, speed and time left."""
+    """Every n batches, a line with epoch, step of total, loss, mean, speed and time left."""
     out = io.StringIO()
     trainer = make_trainer()
     trainer.add_hook(ConsoleLogHook(log_every_n_batches=2, stream=out, costs=False))
@@ -65,7 +65,7 @@ def test_the_shortcut(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_terminal_line_is_rewritten_in_place() -> None:
-    """Progress overwrites itself; what should stay begins on a line of its own."""
+    """Progress overwrites itself; other output starts on a new line."""
     out = Terminal()
     trainer = make_trainer(2, val_dataloader=[(torch.randn(2, 3), torch.randn(2, 1))])
     trainer.add_hook(ConsoleLogHook(log_every_n_batches=1, stream=out, costs=False))
@@ -76,7 +76,7 @@ def test_a_terminal_line_is_rewritten_in_place() -> None:
     assert text.endswith("\n")
 
 
-def test_a_warning_begins_on_a_line_of_its_own() -> None:
+def test_a_warning_starts_on_a_new_line() -> None:
     """At a terminal the progress line is ended first; when the run is over the log is left alone."""
     out = Terminal()
     handler = logging.StreamHandler(out)
@@ -94,8 +94,8 @@ def test_a_warning_begins_on_a_line_of_its_own() -> None:
     assert logger.filters == []
 
 
-def test_what_somebody_prints_begins_on_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on the other stream; afterwards both are the process's own again."""
+def test_other_output_starts_on_a_new_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On both streams, which are restored afterwards."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -109,7 +109,7 @@ def test_what_somebody_prints_begins_on_a_line_of_its_own(monkeypatch: pytest.Mo
 
 
 def test_a_crash_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The progress line is ended, and the streams are the process's own again."""
+    """The progress line is ended, and the streams are restored."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     trainer = make_trainer(3, loss_fn=lambda prediction, target: losses.pop())
@@ -121,7 +121,7 @@ def test_a_crash_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) 
     assert sys.stdout is terminal
 
 
-def test_validation_and_checkpoints_are_told() -> None:
+def test_validation_and_checkpoints_are_printed() -> None:
     """With the metrics' values and the checkpoint's place."""
     out = io.StringIO()
     trainer = make_trainer(2, record=True, val_dataloader=[(torch.randn(2, 3), torch.randn(2, 1))])
@@ -137,8 +137,8 @@ def test_validation_and_checkpoints_are_told() -> None:
     assert "What each hook cost" in text and "checkpoint" in text
 
 
-def test_printing_costs_leaves_the_random_streams_alone() -> None:
-    """Rich draws numbers; training must not notice."""
+def test_printing_costs_restores_the_random_state() -> None:
+    """Rich draws random numbers; the generator's state is restored."""
     state = random.getstate()
     out = io.StringIO()
     print_costs([{"hook": "a", "kind": "lifecycle", "calls": 3, "seconds": 0.25}], 1.0, out)
@@ -146,14 +146,14 @@ def test_printing_costs_leaves_the_random_streams_alone() -> None:
     assert "25.0%" in out.getvalue()
 
 
-def test_words_for_speed_and_time() -> None:
-    """Slow runs are told in seconds per step, long ones in hours."""
+def test_speed_and_time_are_formatted() -> None:
+    """Slow runs are in seconds per step, long ones in hours."""
     assert (_speed(2.0), _speed(0.5), _speed(0.0)) == ("2.0 steps/s", "2.0 s/step", "? steps/s")
     assert (_duration(5), _duration(65), _duration(3661)) == ("0:05", "1:05", "1:01:01")
 
 
 def test_it_prints_to_where_standard_output_is_now(capsys: pytest.CaptureFixture[str]) -> None:
-    """After a run whose output somebody caught and let go of; it can be copied, too."""
+    """After a run whose output was redirected; the hook can be copied too."""
     trainer = make_trainer(2, val_dataloader=[(torch.randn(2, 3), torch.randn(2, 1))])
     trainer.add_hook(copy.deepcopy(ConsoleLogHook(log_every_n_batches=1, costs=False)))
     with io.StringIO() as caught, contextlib.redirect_stdout(caught):

@@ -1,4 +1,4 @@
-"""The debugging hook opens the debugger where somebody sits, writes a dump elsewhere, and prints shapes."""
+"""The hook opens the debugger at a terminal, writes a crash folder elsewhere, and prints shapes."""
 
 import bdb
 from pathlib import Path
@@ -13,7 +13,7 @@ from hookline.hooks import debug_training
 
 
 def make_trainer(hook: DebugHook, bad: int | None = 1, sizes: tuple[int, ...] = (4, 4, 4)) -> Trainer:
-    """Three batches, one of which may be poisoned."""
+    """Make a trainer with three batches, one of which may contain a NaN."""
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     batches = [(torch.randn(size, 3), torch.randn(size, 1)) for size in sizes]
@@ -27,7 +27,7 @@ def make_trainer(hook: DebugHook, bad: int | None = 1, sizes: tuple[int, ...] = 
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Somebody sits there; what the debugger would show is noted."""
+    """Pretend to be at a terminal, and store what the debugger would show."""
     shown: list[tuple[Any, ...]] = []
     monkeypatch.setattr(debug_training, "at_terminal", lambda: True)
     monkeypatch.setattr(debug_training, "_open_debugger", lambda *frame: shown.append(frame))
@@ -36,7 +36,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 @pytest.mark.req("002-78", "002-06")
 def test_without_a_terminal_it_writes_a_dump() -> None:
-    """No debugger is opened where nobody could answer it; the run goes on."""
+    """Without a terminal no debugger is opened, and the run continues."""
     hook = DebugHook(break_on_nan=True)
     trainer = make_trainer(hook)
     assert trainer.train()["status"] == "completed"
@@ -47,7 +47,7 @@ def test_without_a_terminal_it_writes_a_dump() -> None:
 
 @pytest.mark.req("002-78")
 def test_at_a_terminal_it_opens_the_debugger(terminal: list[tuple[Any, ...]]) -> None:
-    """With trainer, batch, autopsy and reason at hand, before the optimizer's step; nothing is written."""
+    """With trainer, batch, autopsy and reason as arguments, before the optimizer step; nothing is written."""
     hook = DebugHook()
     trainer = make_trainer(hook)
     trainer.train()
@@ -70,7 +70,7 @@ def test_quitting_the_debugger_ends_the_run(terminal: Any, monkeypatch: pytest.M
     assert trainer.step == 2
 
 
-def test_without_break_it_only_tells(caplog: pytest.LogCaptureFixture, terminal: list[Any]) -> None:
+def test_without_break_it_only_reports(caplog: pytest.LogCaptureFixture, terminal: list[Any]) -> None:
     """One warning with what was found; neither debugger nor dump."""
     hook = DebugHook(break_on_nan=False)
     make_trainer(hook).train()

@@ -1,4 +1,4 @@
-"""A batch that is run again names the module, the tensor or the operation that went wrong first."""
+"""Running a batch again names the module, tensor or operation that went wrong first."""
 
 from typing import Any
 
@@ -112,7 +112,7 @@ def test_bad_parameters_are_named() -> None:
     assert "parameters were not finite already: 2.bias" in str(found)
 
 
-def test_a_loss_that_goes_bad_by_itself() -> None:
+def test_a_loss_that_is_bad_although_outputs_are_finite() -> None:
     """When every output is finite, the loss function is to blame."""
     found = diagnosis_of(make_trainer(nn.ReLU(), lambda out, target: (out - target).sum() / 0 * 0))
     assert found.module is None
@@ -128,15 +128,15 @@ def test_a_backward_that_goes_bad_is_named() -> None:
     assert str(found).endswith("the first bad one was given by the backward of 1.inner; the first NaN by MulBackward0")
 
 
-def test_a_healthy_batch_is_said_to_be_so() -> None:
-    """What cannot be reproduced is not blamed on anybody."""
+def test_a_healthy_batch_is_reported_as_such() -> None:
+    """What cannot be reproduced is reported as such."""
     found = diagnosis_of(make_trainer(nn.ReLU()))
     assert found.finite
     assert "it cannot be reproduced" in str(found)
 
 
 @pytest.mark.parametrize("middle", [Nested(Root()), nn.Dropout(0.5)], ids=["bad", "healthy"])
-def test_the_autopsy_leaves_no_trace(middle: nn.Module) -> None:
+def test_the_diagnosis_leaves_no_trace(middle: nn.Module) -> None:
     """Gradients, random streams, buffers, modes and the model's hooks are as they were."""
     trainer = make_trainer(nn.Sequential(nn.BatchNorm1d(3), middle))
     trainer.model.eval()
@@ -161,8 +161,8 @@ def test_the_random_streams_decide_what_dropout_does() -> None:
     assert losses[0] == losses[2] != losses[1]
 
 
-def test_tensors_by_their_place_in_a_batch() -> None:
-    """Nested batches of every kind; what is no tensor is passed over."""
+def test_tensors_are_named_by_their_keys() -> None:
+    """Nested batches of every kind; other values are skipped."""
     one, two = torch.ones(1), torch.ones(2)
     assert name_batch_tensors(one) == {"batch": one}
     nested = name_batch_tensors({"a": (one, [two]), "b": "text", "c": 3})

@@ -89,7 +89,7 @@ def test_nothing_is_pickled() -> None:
         read_crash(folder)
 
 
-def test_without_weights_somebody_must_bring_them() -> None:
+def test_without_weights_a_replay_needs_them_loaded() -> None:
     """A small crash can be replayed once the right weights are loaded, and says so before."""
     trainer, folder = crash(torch.ones(4, 3), with_state=False)
     assert not (folder / "state" / "model.safetensors").exists()
@@ -98,7 +98,7 @@ def test_without_weights_somebody_must_bring_them() -> None:
     assert replay_crash(folder, trainer, weights_loaded=True).same
 
 
-def test_a_batch_that_cannot_be_written_is_left_out_and_told() -> None:
+def test_a_batch_that_cannot_be_written_is_left_out() -> None:
     """The rest of the evidence is kept; a replay says what is missing and why."""
     _, folder = crash(object())
     assert "no exact form without pickle" in json.loads((folder / "crash.json").read_text())["left_out"]["batch"]
@@ -106,7 +106,7 @@ def test_a_batch_that_cannot_be_written_is_left_out_and_told() -> None:
         read_crash(folder)
 
 
-def test_a_folder_that_is_none_is_refused() -> None:
+def test_another_folder_is_rejected() -> None:
     """With a hint at what one looks like."""
     with pytest.raises(HooklineError, match=r"has no crash\.json"):
         read_crash("nowhere")

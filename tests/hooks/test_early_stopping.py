@@ -1,4 +1,4 @@
-"""Early stopping stops when it should, says why, and goes on waiting over a resume."""
+"""Early stopping stops when it should, records why, and resumes its count."""
 
 import math
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ def test_it_stops_when_the_metric_stops_improving() -> None:
 
 @pytest.mark.req("002-30")
 def test_max_looks_for_the_highest() -> None:
-    """With mode max a falling metric is no improvement."""
+    """With mode max a falling metric does not improve."""
     trainer = run([1, 2, 1.9, 1.8, 3], {"mode": "max", "patience": 2})
     assert ending(trainer)[0] == 4
 
@@ -121,7 +121,7 @@ def test_a_validation_s_metric_is_new_at_the_end_of_its_epoch_only() -> None:
 
 
 def test_steps_can_be_checked() -> None:
-    """A metric of training is checked every so many steps, also one that step_fn returns beside the loss."""
+    """A metric of training is checked every n steps, also one that step_fn returns beside the loss."""
     for monitor in ("train/loss", "loss", "train/error", "error"):
         model = Scripted([])
 
@@ -151,7 +151,7 @@ def test_steps_can_be_checked() -> None:
     ],
     ids=str,
 )
-def test_what_else_ends_a_run(config: dict[str, Any], losses: list[float], stops_after: int, words: str) -> None:
+def test_other_reasons_end_a_run(config: dict[str, Any], losses: list[float], stops_after: int, words: str) -> None:
     """A target, a threshold, NaN by rule, and nothing at all while the run warms up."""
     made, outcome, reason = ending(run(losses, config))
     assert (made, outcome) == (stops_after, "stopped") and reason is not None and words in reason
@@ -220,27 +220,27 @@ def test_it_equals_an_oracle_over_random_sequences(values: list[float | None], c
 
 
 @pytest.mark.req("002-33")
-def test_strict_gets_through_an_isolating_policy() -> None:
+def test_strict_ends_the_run_despite_the_failure_policy() -> None:
     """A missing metric ends the run though the hook's failures are only warned of; those that are there are named."""
-    sentence = r"no metric 'val/los'.*did you mean 'val/loss'\? Valid: val/loss"
+    sentence = r"metric 'val/los' was not measured.*did you mean 'val/loss'\? Valid: val/loss"
     with pytest.raises(MetricMissing, match=sentence) as caught:
         run([1, 2], {"monitor": "val/los", "on_error": "warn"})
     assert "raised by hook 'early_stopping' in on_validation_end, step 2" in caught.value.__notes__
 
 
 @pytest.mark.req("002-33")
-def test_without_strict_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    """With strict off the run goes on, and the log names what is missing and what there is, once."""
+def test_without_strict_it_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """With strict off the run continues, and one warning names the missing metric and those that exist."""
     trainer = run([1, 2, 3], {"monitor": "val/los", "strict": False})
     assert ending(trainer)[:2] == (3, "completed")
     assert [record.message for record in caplog.records] == [
-        "hook 'early_stopping': there is no metric 'val/los' after the validation at step 2; "
+        "hook 'early_stopping': metric 'val/los' was not measured after the validation at step 2; "
         "did you mean 'val/loss'? Valid: val/loss"
     ]
 
 
-def test_a_run_without_validation_is_told_after_the_first_epoch() -> None:
-    """Whoever waits for a validation that cannot come would wait for ever."""
+def test_a_run_without_validation_fails_after_the_first_epoch() -> None:
+    """Waiting for a validation that cannot happen is an error."""
     trainer = GenericTrainer(
         HooksConfig(enable_early_stopping_hook=True), model := Scripted([]),
         torch.optim.SGD(model.parameters(), lr=1.0), device="cpu", record=False, console=False,
@@ -252,7 +252,7 @@ def test_a_run_without_validation_is_told_after_the_first_epoch() -> None:
 
 @pytest.mark.req("002-34")
 def test_verbose_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    """Improvements, waiting and the end are told in a line each; without verbose, nothing."""
+    """One line for each improvement, check and the end; nothing without verbose."""
     run([2, 1, 3, 4], {"patience": 2, "verbose": True})
     assert capsys.readouterr().out.splitlines() == [
         "early_stopping: val/loss improved to 2",
@@ -285,8 +285,8 @@ def test_what_reaches_the_target_is_the_best(min_delta: float) -> None:
     assert trainer.hooks.get("early_stopping").best == 1.0
 
 
-def test_another_run_begins_to_wait_anew() -> None:
-    """A hook that goes on to a second trainer, or a second fit, knows nothing of the first run."""
+def test_another_run_starts_over() -> None:
+    """A hook that is used by a second trainer, or in a second fit, starts over."""
     hook = EarlyStopping(patience=2, restore_best_weights=True)
     for _ in range(2):
         model = Scripted([5, 6, 4, 4, 4])
@@ -312,13 +312,13 @@ def test_a_metric_is_not_missed_before_the_first_validation() -> None:
         if ends is None:
             trainer.fit([torch.ones(2)], [torch.ones(1)], max_epochs=4)
         else:
-            with pytest.raises(MetricMissing, match="there is no metric 'blue' at the end of the epoch, step 2"):
+            with pytest.raises(MetricMissing, match="metric 'blue' was not measured at the end of the epoch, step 2"):
                 trainer.fit([torch.ones(2)], [torch.ones(1)], max_epochs=4)
             assert trainer.step == ends
 
 
 def test_a_failed_run_keeps_its_weights() -> None:
-    """After an exception the weights are those that failed, to be looked at."""
+    """After an exception the weights are not restored, so that they can be examined."""
     with pytest.raises(IndexError):
         run([3, 1], {"restore_best_weights": True}, max_epochs=3)
     model = Scripted([2, 3])
@@ -332,7 +332,7 @@ def test_a_failed_run_keeps_its_weights() -> None:
     assert model.weight.item() == 6.0
 
 
-def test_it_goes_on_waiting_over_a_resume(tmp_path: Path) -> None:
+def test_the_count_continues_after_a_resume(tmp_path: Path) -> None:
     """Cut off in mid-wait and resumed, it stops where the unbroken run stops, with the same best weights."""
     losses, config = [3, 1, 2, 2, 2, 2], {"patience": 4, "restore_best_weights": True}
 
@@ -369,14 +369,14 @@ def test_it_goes_on_waiting_over_a_resume(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_wrong_options_are_refused(parameters: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_rejected(parameters: dict[str, Any], words: str) -> None:
     """At construction, with the parameter and what would be right."""
     with pytest.raises(ConfigError) as caught:
         EarlyStopping(**parameters)
     assert words in str(caught.value)
 
 
-def test_unknown_options_are_refused_with_the_nearest() -> None:
+def test_unknown_options_are_rejected_with_the_nearest() -> None:
     """A misspelt key of early_stopping_config is named with its path."""
     words = r"^hooks\.early_stopping_config: .* no parameter 'patients'; did you mean 'patience'"
     with pytest.raises(HooklineError, match=words):
@@ -384,7 +384,7 @@ def test_unknown_options_are_refused_with_the_nearest() -> None:
 
 
 def test_a_validation_outside_the_run_decides_nothing() -> None:
-    """trainer.validate() before or after the run is no check."""
+    """trainer.validate() before or after the run does not count as a check."""
     trainer = run([2, 1, 9], {"patience": 1}, max_epochs=2)
     trainer.validate()
     hook = trainer.hooks.get("early_stopping")

@@ -1,4 +1,4 @@
-"""The average is the average; validation sees it, and training never notices."""
+"""The average is right; validation uses it, and training is unchanged."""
 
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def test_it_is_the_average(warmup: bool) -> None:
         torch.testing.assert_close(average.double(), expected[name], rtol=1e-6, atol=1e-7)
 
 
-def test_validation_sees_the_average_and_training_does_not() -> None:
+def test_validation_uses_the_average_and_training_does_not() -> None:
     """Inside a validation the weights are the average; before and after they are training's own, bit for bit."""
     trainer = make_trainer(hook := EMAHook(0.9), max_epochs=3)
     seen: list[tuple[str, dict[str, torch.Tensor]]] = []
@@ -90,7 +90,7 @@ def test_training_is_bit_for_bit_the_same(buffers: bool) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
-def test_a_validation_that_fails_is_put_right() -> None:
+def test_weights_are_restored_after_a_failed_validation() -> None:
     """Whether its failure ends the run or a hook forgives it, the model has its own weights again."""
     for forgiven in (True, False):
         trainer = make_trainer(EMAHook(0.5), validate_every=None)
@@ -114,7 +114,7 @@ def test_a_validation_that_fails_is_put_right() -> None:
             assert same(kept[0], weights_of(trainer.model))
 
 
-def test_a_validation_that_fails_inside_another_is_put_right() -> None:
+def test_weights_are_restored_after_a_failed_nested_validation() -> None:
     """At the end of the outer one: a checkpoint that comes next has training's own weights."""
     tried: list[int] = []
     trainer = make_trainer(EMAHook(0.5, warmup=False), validate_every=2)
@@ -164,8 +164,8 @@ def test_half_precision_is_averaged_in_full() -> None:
     assert model.weight[0, 0].item() == 2.0
 
 
-def test_another_model_can_be_given_the_average_in_mid_run() -> None:
-    """Copying to another model touches that one, and averaging goes on with the first."""
+def test_another_model_can_be_given_the_average_during_a_run() -> None:
+    """Copying to another model does not affect the average of the first."""
     trainer, other = make_trainer(hook := EMAHook(0.9)), make_model()
     trainer.on("step_end", at=3, name="copies")(lambda: hook.copy_to(other))
     plain = make_trainer(EMAHook(0.9))
@@ -189,7 +189,7 @@ def test_a_step_that_was_not_made_does_not_count() -> None:
     assert hook.updates == 6
 
 
-def test_it_goes_on_over_a_resume(tmp_path: Path) -> None:
+def test_the_average_continues_after_a_resume(tmp_path: Path) -> None:
     """Saved and resumed, the average ends where the unbroken run's ends, bit for bit."""
     whole = make_trainer(EMAHook(0.9), max_epochs=3)
     whole.train()
@@ -242,7 +242,7 @@ def test_early_stopping_keeps_the_weights_that_were_validated(ema_first: bool) -
 
 
 def test_the_validated_weights_are_kept_for_the_end_of_the_epoch() -> None:
-    """Checked at the end of the epoch, by when training goes on, the best weights are still those validated."""
+    """Checked after training's weights were restored, the best weights are still the validated ones."""
     options: dict[str, Any] = {"mode": "max", "min_delta": 1e9, "check_on_train_epoch_end": True}
     trainer = make_trainer(EMAHook(0.5), EarlyStopping(restore_best_weights=True, **options), max_epochs=2)
     kept: list[dict[str, torch.Tensor]] = []
@@ -253,7 +253,7 @@ def test_the_validated_weights_are_kept_for_the_end_of_the_epoch() -> None:
 
 @pytest.mark.parametrize("event", ["validation_start", "validation_batch_end", "validation_end"])
 @pytest.mark.parametrize("how", ["disable_hook", "remove_hook"])
-def test_switched_off_in_a_validation_it_puts_the_weights_back(event: str, how: str) -> None:
+def test_disabling_it_during_a_validation_restores_the_weights(event: str, how: str) -> None:
     """At whichever of its events, the model has its own weights again, and training is what it would be without."""
     results = []
     for off in (False, True):
@@ -270,20 +270,20 @@ def test_switched_off_in_a_validation_it_puts_the_weights_back(event: str, how: 
 
 
 def test_its_failure_ends_the_run() -> None:
-    """Half an average in the model would spoil training without a word."""
+    """A partly applied average would corrupt training silently."""
     assert make_trainer(EMAHook()).hooks.entry("ema").policy == "raise"
 
 
-def test_wrong_options_are_refused() -> None:
-    """A decay that is no share."""
+def test_invalid_options_are_rejected() -> None:
+    """The decay must be between 0 and 1."""
     with pytest.raises(ConfigError, match=r"decay: expected a finite number at least 0 and at most 1, got 1\.5"):
         EMAHook(1.5)
     with pytest.raises(HooklineError, match="has no parameter 'decays'; did you mean 'decay'"):
         make_trainer().add_hook("ema", decays=0.5)
 
 
-def test_of_two_the_first_is_validated_and_training_notices_neither() -> None:
-    """To put back what another one had put in would mix an average into training."""
+def test_of_two_hooks_the_first_is_validated() -> None:
+    """Restoring another hook's average would corrupt training."""
     bare = make_trainer(max_epochs=3)
     bare.train()
     first, second = EMAHook(decay=0.5), EMAHook(decay=0.9)
@@ -301,8 +301,8 @@ def test_of_two_the_first_is_validated_and_training_notices_neither() -> None:
         assert torch.equal(weight, weights_of(trainer.model)[name])
 
 
-def test_another_model_begins_another_average() -> None:
-    """The same model goes on with its own."""
+def test_another_model_starts_another_average() -> None:
+    """The same model continues its average."""
     hook = EMAHook(decay=0.9)
     first = make_trainer(hook)
     first.train()

@@ -1,4 +1,4 @@
-"""The gradient monitor sees every layer's true gradient, says which are in trouble, and changes nothing."""
+"""The gradient monitor records every layer's true gradient, reports layers in trouble, and changes nothing."""
 
 import io
 import logging
@@ -71,8 +71,8 @@ def watch(trainer: Trainer, event: str) -> list[dict[str, torch.Tensor]]:
     return seen
 
 
-def told(trainer: Trainer) -> list[dict[str, Any]]:
-    """What the monitor wrote into events.jsonl."""
+def flow_events(trainer: Trainer) -> list[dict[str, Any]]:
+    """Return what the monitor wrote into events.jsonl."""
     return [event for event in trainer.record.events if event["kind"] == "gradient_flow"]  # type: ignore[attr-defined]
 
 
@@ -128,7 +128,7 @@ def total_norm(grads: dict[str, torch.Tensor]) -> float:
 
 
 def test_untouched_gradients_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody changes them, the final norm is known; a chain that replaces them has them read again."""
+    """If nothing changes them, the final norm is known; after a chain that replaces them they are read again."""
     from hookline.hooks import gradient_snapshot
 
     reads: list[int] = []
@@ -222,7 +222,7 @@ def test_update_ratio_needs_no_learning_rate() -> None:
 
 
 def test_an_optimizer_that_leaves_the_step_out_has_no_ratio() -> None:
-    """Of parameters that were not stepped there is no ratio, and that of all is of those that were."""
+    """Parameters of a skipped optimizer have no ratio, and the total leaves them out."""
     model = make_model()
     optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=0.1)]
     trainer = GenericTrainer(
@@ -317,7 +317,7 @@ def test_a_filter_that_matches_nothing_ends_the_run_before_its_first_step() -> N
         ({"vanishing": 1.0, "exploding": 0.5}, "vanishing=1.0 must be"),
     ],
 )
-def test_wrong_parameters_are_refused(parameters: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_rejected(parameters: dict[str, Any], message: str) -> None:
     """Each with its name, the value and what would be right."""
     with pytest.raises(HooklineError, match=message):
         GradientMonitor(**parameters)
@@ -326,7 +326,7 @@ def test_wrong_parameters_are_refused(parameters: dict[str, Any], message: str) 
 @pytest.mark.req("002-09")
 def test_the_documents_configuration(tmp_path: Path) -> None:
     """Seed 002's block as it stands, and what it promises is in the run's directory."""
-    from hookline import HooksConfig  # here, so that the rest runs where there is no pydantic
+    from hookline import HooksConfig  # here, so that the rest runs without pydantic
 
     config = HooksConfig(
         enable_gradient_monitor=True,
@@ -360,7 +360,7 @@ def test_the_documents_configuration(tmp_path: Path) -> None:
 
 
 class Faint(nn.Module):
-    """A layer that lets next to nothing of the gradient through to what is below, until told otherwise."""
+    """A layer that lets next to nothing of the gradient through to what is below, unless `through` is 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -375,7 +375,7 @@ class Faint(nn.Module):
 
 
 @pytest.mark.req("002-17")
-def test_trouble_is_told_once_when_it_begins_and_once_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_trouble_is_reported_once_when_it_starts_and_once_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
     """Vanishing layers are named in the record at the step they begin and the step they recover, not every step."""
     torch.manual_seed(0)
     model = Faint()
@@ -385,7 +385,7 @@ def test_trouble_is_told_once_when_it_begins_and_once_when_it_ends(caplog: pytes
     trainer.on("train_batch_start", name="valve")(lambda step: setattr(model, "through", through.get(step, 1.0)))
     with caplog.at_level(logging.WARNING, "hookline"):
         trainer.train()
-    events = [(event["measured_at"], event["parameters"], event["over"]) for event in told(trainer)]
+    events = [(event["measured_at"], event["parameters"], event["over"]) for event in flow_events(trainer)]
     vanishing = {"below.weight": "vanishing", "below.bias": "vanishing"}
     assert events == [
         (1, {"never.weight": "never arrived", "never.bias": "never arrived"}, []),
@@ -393,8 +393,8 @@ def test_trouble_is_told_once_when_it_begins_and_once_when_it_ends(caplog: pytes
         (6, {}, ["below.weight", "below.bias"]),
         (7, vanishing, []),
     ]
-    assert all(event["by"] == "gradient_monitor" for event in told(trainer))
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["step 1", "step 3"]  # 7 is no news
+    assert all(event["by"] == "gradient_monitor" for event in flow_events(trainer))
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["step 1", "step 3"]  # 7 repeats 3
     metrics = metrics_of(trainer)
     assert [metrics[step]["gradients/layers_vanishing"] for step in (2, 4, 6, 8)] == [0, 2, 0, 2]
     assert metrics[1]["gradients/layers_missing"] == 2
@@ -414,7 +414,7 @@ def test_exploding_and_non_finite_layers_are_named() -> None:
             model[2].bias.grad.mul_(1e6)
 
     trainer.train()
-    assert told(trainer)[0]["parameters"] == {"0.weight": "non-finite", "2.bias": "exploding"}
+    assert flow_events(trainer)[0]["parameters"] == {"0.weight": "non-finite", "2.bias": "exploding"}
     metrics = metrics_of(trainer)[2]
     assert (metrics["gradients/nans"], metrics["gradients/infs"]) == (1, 2)
     assert (metrics["gradients/layers_exploding"], metrics["gradients/layers_non_finite"]) == (1, 1)
@@ -434,19 +434,19 @@ class Overflows(nn.Module):
 
 
 def test_a_scaler_that_finds_its_scale_is_no_trouble() -> None:
-    """The steps that it leaves out are recorded and not judged; gradients that overflow at every scale are told."""
+    """Skipped steps are recorded and not judged; gradients that overflow at every scale are reported."""
     batches = make_batches(20)
     model = Overflows(30.0)
     still = torch.optim.SGD(model.parameters(), lr=0.0)
     settling = make_trainer(model, batches, precision="fp16", optimizer=still)
     settling.add_hook(GradientMonitor(log_frequency=1, exploding=1e9, log_moments=True))
     settling.train()
-    assert 0 < settling.skipped_steps <= 16 and told(settling) == []
+    assert 0 < settling.skipped_steps <= 16 and flow_events(settling) == []
     assert metrics_of(settling)[1]["gradients/infs"] + metrics_of(settling)[1]["gradients/nans"] > 0
     hopeless = make_trainer(Overflows(math.inf), batches, precision="fp16")
     hopeless.add_hook(GradientMonitor(log_frequency=1, exploding=1e9))
     hopeless.train()
-    assert [event["measured_at"] for event in told(hopeless)] == [17]
+    assert [event["measured_at"] for event in flow_events(hopeless)] == [17]
 
 
 def test_what_a_users_link_writes_unseen_is_measured() -> None:
@@ -466,8 +466,8 @@ def test_what_a_users_link_writes_unseen_is_measured() -> None:
             assert values["gradients/final_norm"] == pytest.approx(3 * values["gradients/norm"], rel=1e-5)
 
 
-def test_what_a_users_hook_writes_unseen_before_the_optimizer_steps_is_measured() -> None:
-    """Not only links have gradients in their hands."""
+def test_writes_that_no_version_counts_are_measured() -> None:
+    """Lifecycle hooks may write to gradients too."""
     trainer = make_trainer()
 
     @trainer.on("before_optimizer_step")
@@ -482,8 +482,8 @@ def test_what_a_users_hook_writes_unseen_before_the_optimizer_steps_is_measured(
             assert values["gradients/final_norm"] == pytest.approx(3 * values["gradients/norm"], rel=1e-5)
 
 
-def test_a_link_of_the_users_that_is_switched_on_in_mid_run_is_noticed() -> None:
-    """Who may write to gradients is asked again when the hooks are others."""
+def test_a_users_hook_that_is_enabled_during_a_run_is_noticed() -> None:
+    """Whether hooks may write to gradients is decided again after every change."""
 
     trainer = make_trainer(batches=make_batches(3))
     trainer.add_hook(GradientMonitor(log_frequency=1))
@@ -502,8 +502,8 @@ def test_a_link_of_the_users_that_is_switched_on_in_mid_run_is_noticed() -> None
     assert ratios == {1: 1.0, 2: pytest.approx(3.0), 3: pytest.approx(3.0)}
 
 
-def test_what_was_told_is_saved() -> None:
-    """A resumed run does not repeat what is known."""
+def test_layers_in_trouble_are_saved() -> None:
+    """A resumed run does not report them again."""
     monitor = GradientMonitor()
     assert monitor.saves == ("troubled",)
     trainer = make_trainer(Faint())
@@ -514,7 +514,7 @@ def test_what_was_told_is_saved() -> None:
     second.add_hook(GradientMonitor(log_frequency=1), "first")
     second.hooks.load_state_dict({"first": state})
     second.train()
-    assert told(trainer) and not told(second)
+    assert flow_events(trainer) and not flow_events(second)
 
 
 # ---- every kind of training ------------------------------------------------------------------------------------------
@@ -529,7 +529,7 @@ def norms_of_both(trainer: Trainer) -> list[tuple[float, float]]:
 
 
 def test_scaled_gradients_are_seen_unscaled() -> None:
-    """Under fp16 with a GradScaler the values are the true ones, near those of fp32; skipped steps are told."""
+    """Under fp16 with a GradScaler the values are the true ones, near those of fp32; skipped steps are not finite."""
     full = norms_of_both(make_trainer())
     half = norms_of_both(make_trainer(precision="fp16"))
     for (found, wanted), (exact, _) in zip(half[1:], full[1:], strict=True):
@@ -545,7 +545,7 @@ def test_bfloat16_parameters() -> None:
 
 
 def test_accumulated_gradients_are_measured_once_a_step() -> None:
-    """A window of three gives one look, at the complete gradients."""
+    """A window of three is measured once, with complete gradients."""
     pairs = norms_of_both(make_trainer(accumulate=3))
     assert len(pairs) == 2 and all(found == pytest.approx(wanted, rel=1e-5) for found, wanted in pairs)
 
@@ -604,7 +604,7 @@ def test_sparse_gradients_are_those_of_the_dense_ones() -> None:
 
 
 def test_parameters_that_begin_to_be_trained() -> None:
-    """A layer that is unfrozen in mid-run is there from then on; frozen ones are left out, not called missing."""
+    """A layer that is unfrozen during a run is measured from then on; frozen ones are left out, not missing."""
     model = make_model()
     model[0].requires_grad_(False)
     trainer = make_trainer(model)
@@ -614,18 +614,18 @@ def test_parameters_that_begin_to_be_trained() -> None:
     layers = layers_of(trainer)
     assert list(layers[3]) == ["2.weight", "2.bias"]
     assert list(layers[4]) == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    assert told(trainer) == []
+    assert flow_events(trainer) == []
 
 
 def test_no_gradient_anywhere() -> None:
-    """A step without any gradient is a look with nothing in it, not a failure."""
+    """A step without any gradient is recorded without values, and is not a failure."""
     trainer = make_trainer()
     trainer.add_hook(GradientMonitor(log_frequency=1, percentiles=[50], log_histogram=True, log_update_ratio=True))
     trainer.on("after_backward", name="thief")(lambda model: model.zero_grad(set_to_none=True))
     trainer.train()
     assert all(math.isnan(row["norm"]) for row in layers_of(trainer)[1].values())
     assert [hook.failures for hook in trainer.hooks.list_hooks()] == [0] * len(trainer.hooks)
-    assert "no gradient has arrived" in told(trainer)[0]["verdict"]
+    assert "no gradient has arrived" in flow_events(trainer)[0]["verdict"]
 
 
 # ---- harmless --------------------------------------------------------------------------------------------------------
@@ -738,7 +738,7 @@ def test_nothing_waits_for_the_device() -> None:
         )
 
 
-def test_two_monitors_log_under_names_of_their_own() -> None:
+def test_two_monitors_log_under_different_names() -> None:
     """The second does not overwrite the first one's."""
     norms: dict[str, float] = {}
     trainer = make_trainer()
@@ -755,7 +755,7 @@ def test_two_monitors_log_under_names_of_their_own() -> None:
     assert metrics["gradients/heads/layers_vanishing"] == 0
 
 
-def test_word_of_trouble_does_not_wait_for_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trouble_is_reported_as_soon_as_values_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a device has measured is picked up at the end of the first step at which it has arrived, due or not."""
     trainer = make_trainer(batches=make_batches(20))
     monkeypatch.setattr("hookline.stats.flush._has_arrived", lambda event: trainer.step >= 12)
@@ -765,7 +765,7 @@ def test_word_of_trouble_does_not_wait_for_the_next_look(monkeypatch: pytest.Mon
     noticed: list[tuple[int, bool]] = []
     trainer.on("step_end", name="look", last=True)(lambda step: noticed.append((step, bool(monitor.troubled))))
     trainer.train()
-    told = [event for event in trainer.record.events if event["kind"] == "gradient_flow"]  # type: ignore[attr-defined]
-    assert [(event["measured_at"], event["step"]) for event in told] == [(10, 12)]
+    events = [event for event in trainer.record.events if event["kind"] == "gradient_flow"]  # type: ignore[attr-defined]
+    assert [(event["measured_at"], event["step"]) for event in events] == [(10, 12)]
     assert next(step for step, troubled in noticed if troubled) == 12
     assert list(layers_of(trainer)) == [10, 20]

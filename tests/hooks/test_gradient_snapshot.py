@@ -1,4 +1,4 @@
-"""One look at the gradients becomes one table, whose columns are known beforehand."""
+"""A snapshot of the gradients is one table, whose columns are known beforehand."""
 
 import math
 
@@ -28,11 +28,11 @@ def test_the_table_has_the_columns_that_were_wanted(
     """Whatever is asked for, each named column holds what its name says, and bins come last."""
     layer = layer_with_gradients()
     wanted = SnapshotSpec(moments, per_octave, points, update_ratio)
-    look = GradientSnapshot(7, dict(layer.named_parameters()), wanted)
+    snapshot = GradientSnapshot(7, dict(layer.named_parameters()), wanted)
     assert layer.weight.grad is not None
     layer.weight.grad.mul_(2)
-    look.measure_final()
-    (_, _, named), table = look.table()
+    snapshot.measure_final()
+    (_, _, named), table = snapshot.table()
     layer.weight.grad.div_(2)
     columns = dict(zip(named, table[0].tolist(), strict=False))
     assert columns["l2"] == pytest.approx(layer.weight.grad.norm().item())
@@ -53,34 +53,34 @@ def test_norms_alone_need_no_statistics() -> None:
     assert SnapshotSpec(moments=False, points=(5,)).columns == (*STATISTICS, "p5")
 
 
-def test_gradients_that_nobody_changed_are_not_measured_again() -> None:
-    """Then the table has no column for their final norms; where no optimizer came to step, it is there, and NaN."""
-    look = GradientSnapshot(1, dict(layer_with_gradients().named_parameters()), SnapshotSpec(moments=False))
-    (_, _, before), table = look.table()
+def test_unchanged_gradients_are_not_measured_again() -> None:
+    """Then the table has no column for their final norms; if no optimizer stepped, it is NaN."""
+    snapshot = GradientSnapshot(1, dict(layer_with_gradients().named_parameters()), SnapshotSpec(moments=False))
+    (_, _, before), table = snapshot.table()
     assert before == ("final_l2", "l2")
     assert table[:, 0].isnan().all()
-    look.measure_final()
-    assert look.table()[0].columns == ("l2",)
+    snapshot.measure_final()
+    assert snapshot.table()[0].columns == ("l2",)
 
 
-def test_it_says_which_gradients_are_there() -> None:
+def test_the_layout_lists_the_gradients_that_are_present() -> None:
     """A parameter without a gradient keeps its row, which is NaN."""
     layer = layer_with_gradients()
     layer.bias.grad = None
-    look = GradientSnapshot(1, dict(layer.named_parameters()), SnapshotSpec())
-    (names, there, _), table = look.table()
+    snapshot = GradientSnapshot(1, dict(layer.named_parameters()), SnapshotSpec())
+    (names, there, _), table = snapshot.table()
     assert (names, there) == (("weight", "bias"), (0,))
     assert table[1].isnan().all()
 
 
-def test_a_write_between_the_two_looks_is_seen() -> None:
-    """The final norm is measured anew when a gradient was written to or replaced."""
+def test_a_write_between_the_two_measurements_is_detected() -> None:
+    """The final norm is measured again if a gradient was written to or replaced."""
     for change in (lambda layer: layer.weight.grad.mul_(2), lambda layer: setattr(layer.bias, "grad", torch.ones(2))):
         layer = layer_with_gradients()
-        look = GradientSnapshot(1, dict(layer.named_parameters()), SnapshotSpec(moments=False))
+        snapshot = GradientSnapshot(1, dict(layer.named_parameters()), SnapshotSpec(moments=False))
         change(layer)
-        look.measure_final()
-        found = look.table()[1][:, 0].tolist()
+        snapshot.measure_final()
+        found = snapshot.table()[1][:, 0].tolist()
         assert found == pytest.approx([param.grad.norm().item() for param in layer.parameters()])
 
 
@@ -100,12 +100,12 @@ def test_percentiles_have_short_names() -> None:
 
 @pytest.mark.parametrize("moments", [True, False])
 def test_gradients_made_in_inference_mode_are_measured_again(moments: bool) -> None:
-    """They have no version that could tell of a write between the two looks."""
+    """They have no version that could tell of a write between the two measurements."""
     param = nn.Parameter(torch.ones(3))
     with torch.inference_mode():
         param.grad = torch.full((3,), 2.0)
-    look = GradientSnapshot(1, {"p": param}, SnapshotSpec(moments, 0, (), False))
+    snapshot = GradientSnapshot(1, {"p": param}, SnapshotSpec(moments, 0, (), False))
     with torch.inference_mode():
         param.grad.mul_(3)
-    look.measure_final()
-    assert look.table()[1][0, 0].item() == pytest.approx(6 * math.sqrt(3))
+    snapshot.measure_final()
+    assert snapshot.table()[1][0, 0].item() == pytest.approx(6 * math.sqrt(3))

@@ -1,4 +1,4 @@
-"""The JSON log and the activation statistics."""
+"""The JSON log has a line for each part of the run."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookline import ActivationStats, JSONLogHook, Trainer, get_trainer, read_layers, read_metrics
+from hookline import JSONLogHook, Trainer, get_trainer
 
 
 def make_trainer(batches: int = 4, **options: Any) -> Trainer:
@@ -20,7 +20,7 @@ def make_trainer(batches: int = 4, **options: Any) -> Trainer:
 
 
 def refuse(name: str) -> Any:
-    """NaN is no JSON."""
+    """Reject NaN, which is not JSON."""
     raise AssertionError(name)
 
 
@@ -31,7 +31,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.req("001-26")
 def test_the_json_log() -> None:
-    """One object a line: the start, every so many batches, each epoch and validation, the end."""
+    """One object a line: the start, every n batches, each epoch and validation, the end."""
     trainer = make_trainer(val_dataloader=[(torch.randn(2, 3), torch.randn(2, 1))])
     trainer.add_json_logging(log_every_n_batches=2)
     losses: list[float] = []
@@ -52,7 +52,7 @@ def test_the_json_log() -> None:
 
 @pytest.mark.req("001-26", "001-31")
 def test_the_json_log_elsewhere_and_its_default() -> None:
-    """A path of one's own, every 100 batches unless told otherwise, and the name 'json_log'."""
+    """A path can be given; the default is every 100 batches, and the name is 'json_log'."""
     assert JSONLogHook().log_every_n_batches == 100
     trainer = make_trainer(record=False)
     trainer.add_json_logging(path="mine.jsonl")
@@ -61,8 +61,8 @@ def test_the_json_log_elsewhere_and_its_default() -> None:
     assert "json_log" in trainer.hooks
 
 
-def test_the_json_log_without_a_place(caplog: pytest.LogCaptureFixture) -> None:
-    """A run that keeps no record needs a path; the run itself goes on."""
+def test_the_json_log_without_a_path(caplog: pytest.LogCaptureFixture) -> None:
+    """A run without a record needs a path; the run itself continues."""
     trainer = make_trainer(record=False)
     trainer.add_json_logging(log_every_n_batches=1)
     trainer.train()
@@ -78,46 +78,3 @@ def test_a_failed_run_is_in_the_json_log() -> None:
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     assert read(trainer.run_dir / "log.jsonl")[-1]["status"] == "error"  # type: ignore[operator]
-
-
-@pytest.mark.req("000-11", "000-12")
-def test_activation_statistics_are_those_of_torch() -> None:
-    """Mean and standard deviation of the selected modules, recorded at their step."""
-    trainer = make_trainer(2)
-    trainer.add_hook(ActivationStats(modules="0"))
-    expected: list[tuple[float, float]] = []
-
-    @trainer.on("forward", name="check")
-    def check(name: str, output: torch.Tensor) -> None:
-        if name == "0":
-            expected.append((output.mean().item(), output.std().item()))
-
-    trainer.train()
-    series = read_layers(trainer.run_dir)["activations"]  # type: ignore[arg-type]
-    assert (series.names, series.columns, series.steps) == (("0",), ("mean", "std"), (1, 2))
-    for found, true in zip(series.values[:, 0].tolist(), expected, strict=True):
-        assert found == pytest.approx(true, rel=1e-4)
-    latest = trainer.hooks.get("activation_stats").latest()["0"]
-    assert latest == pytest.approx(dict(zip(("mean", "std"), expected[-1], strict=True)), rel=1e-4)
-
-
-def test_activation_statistics_leave_the_metrics_short() -> None:
-    """metrics.jsonl holds one number for all modules: how many values were NaN or infinite."""
-    trainer = make_trainer(2)
-    trainer.add_hook("activation_stats")
-    trainer.train()
-    records = read_metrics(trainer.run_dir)  # type: ignore[arg-type]
-    assert [record["activations/non_finite"] for record in records] == [0, 0]
-    assert {key for record in records for key in record if "activations" in key} == {"activations/non_finite"}
-
-
-def test_validation_does_not_count_as_training() -> None:
-    """Only the training passes are in the statistics, and outputs that are no floats are left alone."""
-    trainer = make_trainer(1, val_dataloader=[(torch.randn(2, 3) + 100, torch.randn(2, 1))])
-    trainer.add_hook(ActivationStats(modules="0"))
-    trainer.train()
-    assert abs(trainer.hooks.get("activation_stats").latest()["0"]["mean"]) < 10
-    hook = ActivationStats()
-    hook.on_forward("x", torch.ones(2, dtype=torch.long), 0)
-    hook.on_forward("y", {"logits": [torch.ones(2)]}, 0)
-    assert list(hook.latest()) == ["y"]

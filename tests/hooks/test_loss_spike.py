@@ -1,4 +1,4 @@
-"""Losses that stand out are found, and ordinary noise is not."""
+"""Losses far above the others are reported, and ordinary noise is not."""
 
 import random
 from typing import Any
@@ -38,7 +38,7 @@ def test_a_spike_is_found_with_its_batch() -> None:
     assert run.stop_reason is None
 
 
-def test_noise_is_no_spike() -> None:
+def test_noise_is_not_reported() -> None:
     """Neither over a thousand noisy steps, nor where the loss hardly moves, nor where it falls at once."""
     for losses in (noise(1000), [1.0] * 50 + [1.0001] * 50, [5.0] * 50 + [0.1] * 50):
         hook = LossSpike()
@@ -57,14 +57,14 @@ def test_spikes_do_not_hide_the_next_one() -> None:
 
 
 def test_a_new_level_becomes_ordinary() -> None:
-    """A loss that jumps and stays is told for a while, then it is what is compared with."""
+    """A loss that jumps and stays is reported at first, and is then compared with."""
     hook = LossSpike(window=20, warmup=10)
     feed(hook, noise(40) + noise(40, level=6.0))
     assert 1 <= len(hook.spikes) <= 12
 
 
-def test_nothing_is_judged_before_the_warmup_and_nan_is_passed_over() -> None:
-    """Early losses are wild, and a NaN would poison the median."""
+def test_nothing_is_judged_before_the_warmup_and_nan_is_ignored() -> None:
+    """Early losses vary, and a NaN would make the median NaN."""
     hook = LossSpike(warmup=20)
     feed(hook, [2.0, 50.0, float("nan"), *[2.0] * 10, 60.0])
     assert hook.spikes == []
@@ -106,8 +106,8 @@ def test_it_can_end_the_run_and_its_memory_is_saved() -> None:
     ],
     ids=str,
 )
-def test_wrong_parameters_are_refused(parameters: dict[str, Any]) -> None:
-    """A window that is never full, or a factor that everything exceeds."""
+def test_invalid_parameters_are_rejected(parameters: dict[str, Any]) -> None:
+    """Such as a window that is never full, or a factor that everything exceeds."""
     with pytest.raises(ConfigError):
         LossSpike(**parameters)
 

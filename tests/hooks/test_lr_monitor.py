@@ -1,4 +1,4 @@
-"""What the optimizers are set to is in the record, at the step that used it."""
+"""The record has the learning rates, at the step that used them."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_all_groups_by_name() -> None:
     assert not any(key.startswith(("momentum/Adagrad", "beta2/Adagrad")) for key in line)
 
 
-def test_groups_of_one_name_are_told_apart() -> None:
+def test_groups_of_one_name_get_numbers() -> None:
     """The second of a name gets a number, so that it does not overwrite the first."""
     model = nn.Linear(3, 1)
     groups = [{"params": [model.weight], "name": "a", "lr": 0.1}, {"params": [model.bias], "name": "a", "lr": 0.2}]
@@ -82,14 +82,14 @@ def test_groups_of_one_name_are_told_apart() -> None:
     assert {key: value for key, value in line.items() if key.startswith("lr")} == {"lr/a": 0.1, "lr/a-1": 0.2}
 
 
-def test_a_schedule_thins_it_out() -> None:
+def test_it_can_have_a_schedule() -> None:
     """Registered with every=2, it costs nothing at the other steps."""
     model = nn.Linear(3, 1)
     lines = recorded({"every": 2}, torch.optim.SGD(model.parameters(), lr=1.0), model)
     assert [line["step"] for line in lines if "lr" in line] == [2, 4, 6]
 
 
-def test_a_wrong_frequency_is_refused() -> None:
+def test_an_invalid_frequency_is_rejected() -> None:
     """With the nearest right word."""
     with pytest.raises(ConfigError, match="frequency: invalid value 'epochs'; did you mean 'epoch'"):
         LearningRateMonitor(frequency="epochs")

@@ -1,5 +1,8 @@
-"""Checkpoints and early stopping look at any number that training records: of a loader, of step_fn, of an epoch."""
+"""Checkpoints and early stopping follow any metric, and a value is evaluated once, at the step that measured it."""
 
+import logging
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import EarlyStopping, GenericTrainer, ModelCheckpoint, Trainer, read_metrics
+from hookline import CheckpointHook, EarlyStopping, GenericTrainer, ModelCheckpoint, Trainer, TrainingHook, read_metrics
 from hookline.errors import ConfigError, MetricMissing, TrainingError
 from hookline.hooks.monitored import Measurement
-from hookline.registry.base import TrainingHook
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -27,8 +29,8 @@ def step_fn(model: nn.Module, batch: Batch) -> dict[str, torch.Tensor]:
     return {"loss": loss, "acc": loss * 2}
 
 
-class Looks(EarlyStopping):
-    """Keeps the values it was shown."""
+class StoresValues(EarlyStopping):
+    """Stores the values it is given."""
 
     def __init__(self, monitor: str, **options: Any) -> None:
         super().__init__(monitor=monitor, patience=99, **options)
@@ -61,7 +63,7 @@ def recorded(trainer: Trainer, name: str) -> list[tuple[int, float]]:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_the_means_of_an_epoch_are_over_its_micro_batches(accumulate: int) -> None:
-    """Those of a loader are of its own, those of step_fn's numbers of all that had them."""
+    """A loader's mean is over its micro-batches, that of a metric of step_fn over all that had it."""
     losses: dict[str, list[float]] = {"books": [], "web": []}
 
     class Listens(TrainingHook):
@@ -81,21 +83,20 @@ def test_the_means_of_an_epoch_are_over_its_micro_batches(accumulate: int) -> No
 @pytest.mark.parametrize("monitor", ["train/loss", "train/acc", "train/books/loss", "train/web/loss"])
 def test_at_the_end_of_an_epoch_the_newest_step_counts(monitor: str, schedule: str, accumulate: int) -> None:
     """The newest that had the number: the last steps may be another loader's."""
-    hook = Looks(monitor)
+    hook = StoresValues(monitor)
     trainer = fit(hook, loader_schedule=schedule, accumulate=accumulate)
     values, ends = recorded(trainer, monitor), [step for step, _ in recorded(trainer, "train/epoch_loss")]
     assert hook.shown == [(end, [value for step, value in values if step <= end][-1]) for end in ends]
 
 
 @pytest.mark.parametrize("monitor", ["train/epoch_loss", "train/epoch_acc", "train/books/epoch_loss"])
-def test_the_means_of_an_epoch_are_looked_at_there(monitor: str) -> None:
+def test_the_means_of_an_epoch_are_evaluated_at_its_end(monitor: str) -> None:
     """And nowhere else: to check them by steps is refused; what may be a name of step_fn's own is missed there."""
-    hook = Looks(monitor)
+    hook = StoresValues(monitor)
     trainer = fit(hook)
     assert hook.shown == recorded(trainer, monitor) and len(hook.shown) == 2
-    with pytest.raises(
-        (ConfigError, MetricMissing), match=f"{monitor} comes with the end of an epoch|'{monitor}' at step 2"
-    ):
+    message = f"{monitor} comes with the end of an epoch|'{monitor}' was not measured at step 2"
+    with pytest.raises((ConfigError, MetricMissing), match=message):
         fit(EarlyStopping(monitor=monitor, check_every_n_steps=2))
 
 
@@ -108,12 +109,12 @@ def test_a_checkpoint_is_ranked_by_any_of_them() -> None:
     assert fit(by_steps) and by_steps.best_score == min(value for _, value in recorded(trainer, "train/books/loss"))
 
 
-def test_at_steps_the_newest_loss_of_a_loader_since_the_last_look_counts() -> None:
+def test_at_steps_the_newest_loss_of_a_loader_counts() -> None:
     """Turns and checks may never meet; where it had no part in between there is nothing to check."""
-    turns = Looks("train/books/loss", check_every_n_steps=2)
+    turns = StoresValues("train/books/loss", check_every_n_steps=2)
     values = dict(recorded(fit(turns, loader_schedule="round_robin", max_epochs=1), "train/books/loss"))
     assert turns.shown == [(2, values[1]), (4, values[3]), (6, values[5])]
-    one_by_one = Looks("train/books/loss", check_every_n_steps=3)
+    one_by_one = StoresValues("train/books/loss", check_every_n_steps=3)
     values = dict(recorded(fit(one_by_one, max_epochs=1), "train/books/loss"))
     assert one_by_one.shown == [(3, values[3]), (6, values[4])]
 
@@ -127,33 +128,33 @@ def test_at_steps_the_newest_loss_of_a_loader_since_the_last_look_counts() -> No
         ("train/epoch_acc", {}),
     ],
 )
-def test_a_run_that_goes_on_knows_what_was_measured(monitor: str, options: dict[str, Any]) -> None:
+def test_a_resumed_run_knows_what_was_measured(monitor: str, options: dict[str, Any]) -> None:
     """Inside an epoch, behind the last batch of the loader."""
-    whole = Looks(monitor, **options)
+    whole = StoresValues(monitor, **options)
     fit(whole, max_epochs=1)
-    first, second = Looks(monitor, **options), Looks(monitor, **options)
+    first, second = StoresValues(monitor, **options), StoresValues(monitor, **options)
     trainer = fit(first, ModelCheckpoint(save_every_n_steps=5), max_steps=5)
     fit(second, ModelCheckpoint(), max_epochs=1, max_steps=None, resume=trainer.run_dir)
     assert [*first.shown, *second.shown] == whole.shown
 
 
 @pytest.mark.parametrize("options", [{}, {"check_every_n_steps": 2}], ids=["epochs", "steps"])
-def test_a_slip_in_a_loaders_name_is_told_with_those_there_are(options: dict[str, Any]) -> None:
-    """Also those that had no part in the step."""
+def test_a_misspelt_loader_is_an_error_that_lists_the_loaders(options: dict[str, Any]) -> None:
+    """Also loaders that had no batch in the step."""
     with pytest.raises(MetricMissing, match=r"'train/boks/loss'.*did you mean 'train/books/loss'.*train/web/"):
         fit(EarlyStopping(monitor="train/boks/loss", **options))
 
 
 def test_at_steps_a_loaders_newest_loss_may_be_of_the_epoch_before() -> None:
     """At step 9 it is that of step 7, the last of the web's in the first epoch."""
-    looks = Looks("train/web/loss", check_every_n_steps=9)
+    looks = StoresValues("train/web/loss", check_every_n_steps=9)
     of_web = dict(recorded(fit(looks), "train/web/loss"))
     assert looks.shown == [(9, pytest.approx(of_web[7]))]
 
 
 def test_step_fn_may_call_a_number_as_the_means_of_epochs_are_called() -> None:
-    """It is looked at where it is measured."""
-    looks = Looks("train/epoch_share", check_every_n_steps=3)
+    """It is evaluated at the steps that measure it."""
+    looks = StoresValues("train/epoch_share", check_every_n_steps=3)
 
     def with_share(model: nn.Module, batch: Batch) -> dict[str, Any]:
         return {"loss": step_fn(model, batch)["loss"], "epoch_share": 0.5}
@@ -176,3 +177,296 @@ def test_a_name_of_a_file_may_have_a_loaders_loss(caplog: pytest.LogCaptureFixtu
     """Where the loader had no part yet, 'none' is written and no other loader is proposed."""
     fit(ModelCheckpoint(save_every_n_steps=3, filename="{step}_{train/web/loss:.3f}"), max_epochs=1)
     assert "did you mean" not in caplog.text
+
+
+# ---- metrics that cannot be measured ---------------------------------------------------------------------------------
+
+
+BATCHES = [(torch.ones(2, 3), torch.zeros(2, 1))]
+
+
+def fit_two_epochs(hook: Any, validate_every: str | None, val_loaders: Any = BATCHES) -> None:
+    """One epoch of one batch."""
+    model = nn.Linear(3, 1)
+    trainer = GenericTrainer(
+        None, model, torch.optim.SGD(model.parameters(), 0.1), device="cpu", loss_fn=nn.functional.mse_loss,
+        record=False, console=False, validate_every=validate_every, sanity_batches=0,
+    )  # fmt: skip
+    trainer.add_hook(hook)
+    trainer.fit(BATCHES, val_loaders, max_epochs=2)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        EarlyStopping("val/loss"),
+        EarlyStopping("eval/loss", check_on_train_epoch_end=True),
+        CheckpointHook(monitor="val/loss"),
+    ],
+)
+def test_a_metric_that_nothing_measures_is_warned_of_at_the_start(hook: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """With loaders to validate on and no plan when, the metric never comes: one warning says what would bring it."""
+    with caplog.at_level(logging.WARNING, "hookline"):
+        fit_two_epochs(hook, None)
+    warnings = [record.getMessage() for record in caplog.records if "validate_every" in record.getMessage()]
+    assert len(warnings) == 1
+    assert f"{hook.monitor!r} is measured by validations" in warnings[0]
+    assert "call trainer.validate()" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("hook", "validate_every"),
+    [(EarlyStopping("val/loss"), "1 epochs"), (EarlyStopping("train/loss", check_on_train_epoch_end=True), None)],
+)
+def test_a_metric_that_can_be_measured_is_not_warned_of(
+    hook: Any, validate_every: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Validations are planned, or training itself measures the metric."""
+    with caplog.at_level(logging.WARNING, "hookline"):
+        fit_two_epochs(hook, validate_every)
+    assert not [record for record in caplog.records if "validate_every" in record.getMessage()]
+
+
+def test_the_loss_at_an_epoch_s_end_is_that_of_the_step(tmp_path: Path) -> None:
+    """Of all its micro-batches, as the record has it, and not of the last one."""
+    model = nn.Linear(3, 1)
+    data = [(torch.full((2, 3), float(number)), torch.zeros(2, 1)) for number in range(4)]
+    trainer = GenericTrainer(
+        None, model, torch.optim.SGD(model.parameters(), 0.01), device="cpu", loss_fn=nn.functional.mse_loss,
+        console=False, accumulate=2, output_dir=str(tmp_path),
+    )  # fmt: skip
+    hook = EarlyStopping("train/loss", check_on_train_epoch_end=True, verbose=False)
+    trainer.add_hook(hook)
+    trainer.fit(data, max_epochs=1)
+    assert trainer.run_dir is not None
+    recorded = [record["train/loss"] for record in read_metrics(trainer.run_dir) if "train/loss" in record]
+    assert hook.best == pytest.approx(recorded[-1], rel=1e-6)
+
+
+# ---- resumed runs, links and runs without an evaluation --------------------------------------------------------------
+
+
+
+
+def pairs(count: int) -> list[Batch]:
+    """The same every time."""
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(4, 2, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(count)]
+
+
+class Script(TrainingHook):
+    """Gives each validation the next of some values."""
+
+    saves = ("used",)
+
+    def __init__(self, *values: float) -> None:
+        self.values, self.used = values, 0
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        metrics["val/m"] = self.values[self.used]
+        self.used += 1
+
+
+def trainer_with(*hooks: Any, **options: Any) -> Trainer:
+    """Made with these hooks."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    options = {"loss_fn": nn.functional.mse_loss, "console": False, "sanity_batches": 0, **options}
+    trainer = GenericTrainer({}, model, torch.optim.SGD(model.parameters(), 0.01), device="cpu", **options)
+    for hook in hooks:
+        trainer.add_hook(hook)
+    return trainer
+
+
+def fit_with(*hooks: Any, train: Any = None, resume: Path | None = None, **options: Any) -> Trainer:
+    """Train two steps per epoch with one validation, by default."""
+    trainer = trainer_with(*hooks, **options)
+    trainer.fit(train or pairs(2), pairs(1), resume=resume)
+    return trainer
+
+
+def names(trainer: Trainer) -> list[str]:
+    """What lies among the checkpoints."""
+    assert trainer.checkpoint_dir is not None
+    return sorted(path.name for path in trainer.checkpoint_dir.iterdir())
+
+
+def test_early_stopping_on_another_metric_starts_over(caplog: pytest.LogCaptureFixture) -> None:
+    """The best value of the one says nothing of the other."""
+    first = fit_with(Script(0.001, 0.001), EarlyStopping(monitor="val/m"), ModelCheckpoint(), max_epochs=2)
+    stopping = EarlyStopping(monitor="val/loss", patience=8)
+    fit_with(Script(*[9.0] * 9), stopping, ModelCheckpoint(), max_epochs=4, resume=first.run_dir)
+    assert stopping.best is not None and stopping.best > 0.01
+    assert "the checkpoint's state is about val/m (min); starting over with val/loss (min)" in caplog.text
+
+
+def test_checkpoints_of_another_metric_are_not_ranked() -> None:
+    """Nor are they deleted: they were the best by what was asked for then."""
+    first = fit_with(Script(3, 1, 2), ModelCheckpoint(monitor="val/m", save_top_k=3), max_epochs=3)
+    hook = ModelCheckpoint(monitor="val/m", mode="max", save_top_k=1)
+    second = fit_with(Script(3, 1, 2, 5, 7), hook, max_epochs=5, resume=first.run_dir)
+    assert hook.best_score == 7 and hook.best_path is not None and hook.best_path.name == "step-00000010"
+    assert set(names(second)) >= {"step-00000002", "step-00000004", "step-00000006", "step-00000010"}
+
+
+def test_links_are_valid_after_a_resume_from_an_earlier_step() -> None:
+    """The best one was set aside with all that came later; what is left has a best one, too."""
+    first = fit_with(Script(5, 4, 3, 1), ModelCheckpoint(monitor="val/m"), max_epochs=4)
+    assert first.checkpoint_dir is not None
+    hook = ModelCheckpoint(monitor="val/m")
+    earlier = first.checkpoint_dir / "step-00000006"
+    second = fit_with(Script(5, 4, 3, 7, 8), hook, max_epochs=5, resume=earlier)
+    assert second.checkpoint_dir is not None and hook.best_path is not None
+    assert (second.checkpoint_dir / "best").resolve() == hook.best_path.resolve() == earlier.resolve()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_step_that_is_requested_twice_is_saved_once(asynchronous: bool) -> None:
+    """By a hook and by `save`; what `save` requested is not deleted by hooks."""
+    trainer = trainer_with(ModelCheckpoint(save_top_k=1), max_epochs=4, async_save=asynchronous)
+    trainer.on("epoch_end")(lambda trainer, epoch: trainer.save() if epoch == 0 else None)
+    trainer.fit(pairs(2))
+    assert names(trainer) == ["step-00000002", "step-00000006", "step-00000008"]
+
+
+def test_a_file_name_has_what_was_measured_at_its_step() -> None:
+    """Also where the validation's value was not good enough to be ranked."""
+    name = "s{step}_{val/m:.1f}"
+    hook = ModelCheckpoint(monitor="val/m", save_every_n_steps=2, filename=name, auto_insert_metric_name=False)
+    trainer = fit_with(Script(1, 5, 4), hook, train=pairs(7), max_epochs=1, validate_every=2)
+    assert {name for name in names(trainer) if name != "best"} == {"s2_1.0", "s4_5.0", "s6_4.0"}
+
+
+def test_batches_that_no_step_ends_with_are_saved_with_their_step() -> None:
+    """The third and the sixth batch are inside of steps 2 and 3."""
+    trainer = trainer_with(ModelCheckpoint(save_every="3 batches", save_every_n_epochs=None), accumulate=2)
+    trainer.fit(pairs(8))
+    assert [name for name in names(trainer) if name.startswith("step")] == ["step-00000002", "step-00000003"]
+
+
+def test_a_metric_of_training_is_checked_at_the_end_of_epochs() -> None:
+    """By default, because no validation measures it."""
+    stopping = EarlyStopping(monitor="train/loss", patience=50)
+    trainer_with(stopping, max_epochs=3).fit(pairs(2))
+    assert stopping.best is not None
+    with pytest.raises(ConfigError, match="comes with the end of an epoch"):
+        EarlyStopping(monitor="train/epoch_loss", check_every_n_steps=2)
+
+
+def test_steps_are_saved_beside_the_loss_of_the_epoch() -> None:
+    """It does not come with steps."""
+    hook = ModelCheckpoint(monitor="train/epoch_loss", save_every_n_steps=3)
+    fit_with(hook, train=pairs(4), max_epochs=2)
+    assert hook.best_score is not None and hook.best_path is not None and hook.best_path.name == "step-00000008"
+
+
+def test_metrics_that_hooks_add_to_batches_are_measured_at_steps() -> None:
+    """It is not measured at the end of an epoch; the error names the metrics that are."""
+    trainer = trainer_with(ModelCheckpoint(monitor="train/extra"))
+    trainer.on("train_batch_end")(lambda metrics: metrics.update(extra=0.5))
+    with pytest.raises(MetricMissing, match=r"are evaluated at steps only; .*train/epoch_loss, train/loss"):
+        trainer.fit(pairs(2))
+
+
+@pytest.mark.parametrize("hook", [ModelCheckpoint(monitor="val/loss"), EarlyStopping()], ids=["checkpoint", "stopping"])
+def test_a_metric_that_was_never_evaluated_is_warned_of_at_the_end(hook: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A run that is too short for a validation would otherwise look healthy."""
+    with caplog.at_level(logging.WARNING, "hookline"):
+        fit_with(hook, train=pairs(9), max_steps=3)
+    assert "'val/loss' was never evaluated: no validation happened in 3 steps" in caplog.text
+    caplog.clear()
+    fit_with(hook, train=pairs(3), max_epochs=1)
+    assert "never evaluated" not in caplog.text
+
+
+def test_requested_checkpoints_of_one_run_protect_nothing_in_the_next() -> None:
+    """Another run has another directory, and its hooks delete what is too many there."""
+    trainer = trainer_with(ModelCheckpoint(save_top_k=1), max_epochs=4)
+    trainer.on("epoch_end", name="by hand")(lambda trainer, epoch: trainer.save() if epoch == 0 else None)
+    trainer.fit(pairs(2))
+    assert trainer.requested_checkpoints == {"step-00000002"}
+    trainer.hooks.remove("by hand")
+    trainer.fit(pairs(2), max_epochs=6)
+    assert trainer.requested_checkpoints == set()
+
+
+# ---- checkpoints between a validation and the end of its epoch -------------------------------------------------------
+
+
+BATCH = (torch.ones(2, 3), torch.zeros(2, 1))
+
+
+class FourBatches:
+    """A loader without a length: the last batch is known to be the last only when it ends."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from [BATCH] * 4
+
+
+class Scores(TrainingHook):
+    """Values for `val/score`, one a validation."""
+
+    saves = ("made",)
+
+    def __init__(self, scores: list[float]) -> None:
+        self.scores, self.made = scores, 0
+
+    def on_validation_end(self, metrics: dict[str, float]) -> None:
+        metrics["val/score"] = self.scores[self.made]
+        self.made += 1
+
+
+def make_scored_trainer(scores: list[float], *entries: dict[str, Any]) -> GenericTrainer:
+    """Validates at the last step of each epoch of four; every step is saved."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    every_step = {"name": "checkpoint", "as": "steps", "save_every_n_epochs": None, "save_every_n_steps": 1}
+    hooks = {"lifecycle": [every_step, *entries]}
+    config = {"max_epochs": len(scores), "validate_every": 4, "console": False, "hooks": hooks}
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = GenericTrainer(config, model, optimizer, device="cpu", loss_fn=nn.functional.mse_loss)
+    trainer.train_loaders["train"] = FourBatches()
+    trainer.val_loaders["val"] = [BATCH]
+    trainer.add_hook(Scores(scores))
+    return trainer
+
+
+def resumed_from(trainer: GenericTrainer, made: GenericTrainer, step: int, place: Path) -> GenericTrainer:
+    """Resume from a copy of the checkpoint of a step, as a new run."""
+    assert made.checkpoint_dir is not None
+    shutil.copytree(made.checkpoint_dir / f"step-{step:08d}", place / f"step-{step}")
+    trainer.fit(resume=place / f"step-{step}")
+    return trainer
+
+
+@pytest.mark.parametrize("step", [3, 4, 5, 8])
+def test_early_stopping_counts_the_check_that_was_left(step: int, tmp_path: Path) -> None:
+    """It ends the run at the step at which the unbroken one ended, for the same reason."""
+    entry = {"name": "early_stopping", "monitor": "val/score", "patience": 2, "check_on_train_epoch_end": True}
+    scores = [3.0, 4.0, 5.0, 6.0]
+    whole = make_scored_trainer(scores, entry)
+    whole.fit()
+    assert (whole.step, whole.stop_reason) == (12, "val/score has not improved on 3 for 2 checks")
+    other = resumed_from(make_scored_trainer(scores, entry), whole, step, tmp_path)
+    assert (other.step, other.stop_reason) == (whole.step, whole.stop_reason)
+
+
+def test_the_weights_that_were_validated_are_the_ones_restored(tmp_path: Path) -> None:
+    """Under `ema` these are the averaged ones, which training's own weights must not take the place of."""
+    stopping = {"name": "early_stopping", "monitor": "val/score", "patience": 1, "check_on_train_epoch_end": True}
+    entries = [{**stopping, "restore_best_weights": True}, {"name": "ema", "decay": 0.5, "warmup": False}]
+    whole = make_scored_trainer([3.0, 4.0], *entries)
+    whole.fit()
+    other = resumed_from(make_scored_trainer([3.0, 4.0], *entries), whole, 4, tmp_path)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, other.model.state_dict()[name]), name
+
+
+def test_a_checkpoint_at_the_end_of_the_epoch_has_its_score(tmp_path: Path) -> None:
+    """The metric of that validation ranks the checkpoint of the epoch's end, over the resume as without."""
+    entry = {"name": "checkpoint", "as": "best_ones", "monitor": "val/score", "save_on_train_epoch_end": True}
+    whole = make_scored_trainer([3.0, 4.0], entry)
+    whole.fit()
+    other = resumed_from(make_scored_trainer([3.0, 4.0], entry), whole, 4, tmp_path)
+    assert whole.hooks.get("best_ones").best_score == 3
+    assert other.hooks.get("best_ones").best_score == 3

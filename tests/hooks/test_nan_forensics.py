@@ -1,4 +1,4 @@
-"""The first loss or gradient that is not finite is found before it reaches the weights, and kept."""
+"""The first loss or gradient that is not finite is found before it reaches the weights."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import NanForensics, Trainer, get_trainer, replay_crash
+from hookline import NanForensics, SimpleTrainer, Trainer, get_trainer, replay_crash
 from hookline.record import read_jsonl
 
 
@@ -19,7 +19,7 @@ class Root(nn.Module):
 
 
 def make_trainer(middle: nn.Module | None = None, bad: int | None = None, **options: Any) -> Trainer:
-    """Eight batches, one of which may be poisoned."""
+    """Make a trainer with eight batches, one of which may contain a NaN."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5), middle or nn.ReLU(), nn.Linear(3, 1))
     batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(8)]
@@ -35,7 +35,7 @@ def finite(trainer: Trainer) -> bool:
 
 @pytest.mark.req("002-06", "002-78")
 def test_a_bad_loss_ends_the_run_with_good_weights() -> None:
-    """Named, kept, recorded; the step is left out, so that the weights are those of the step before."""
+    """Named, kept, recorded; the step is skipped, so that the weights are those of the step before."""
     trainer, hook = make_trainer(bad=4), NanForensics()
     trainer.add_hook(hook)
     state = trainer.train()
@@ -49,7 +49,7 @@ def test_a_bad_loss_ends_the_run_with_good_weights() -> None:
 
 
 def test_its_crash_is_replayed_to_the_same_nan() -> None:
-    """By a trainer that was made anew, like the one that crashed."""
+    """By a new trainer, built like the one that crashed."""
     trainer, hook = make_trainer(bad=4), NanForensics()
     trainer.add_hook(hook)
     trainer.train()
@@ -70,8 +70,8 @@ def test_bad_gradients_of_a_good_loss_are_found() -> None:
     assert replay_crash(hook.crash, trainer).same  # type: ignore[arg-type]
 
 
-def test_without_stop_the_run_goes_on() -> None:
-    """One crash is kept, the record says so, and nothing more is looked at."""
+def test_without_stop_the_run_continues() -> None:
+    """One crash is written, and nothing more is checked."""
     trainer, hook = make_trainer(bad=2), NanForensics(stop_run=False)
     trainer.add_hook(hook)
     trainer.train()
@@ -102,7 +102,7 @@ def test_the_micro_batch_whose_gradients_are_bad_is_found(bad: int) -> None:
     assert replay.same and replay.then["batch_idx"] == bad
 
 
-def test_a_step_that_is_over_is_forgotten() -> None:
+def test_batches_of_other_steps_are_released() -> None:
     """On a schedule by batches, and after a run that failed: no batch of another step is blamed or held."""
     trainer, hook = make_trainer(accumulate=2), NanForensics()
     trainer.add_hook(hook, every="3 batches")
@@ -128,7 +128,7 @@ def test_a_run_without_a_record_keeps_its_crash_elsewhere() -> None:
     assert hook.crash is not None and (hook.crash / "crash.json").exists()
 
 
-def test_large_but_finite_gradients_are_no_trouble() -> None:
+def test_large_but_finite_gradients_are_not_reported() -> None:
     """A norm that overflows is not taken for a gradient that did."""
     trainer, hook = make_trainer(loss_fn=lambda out, y: (out * 1e30).sum(), max_steps=1), NanForensics()
     trainer.add_hook(hook)
@@ -147,8 +147,8 @@ def test_a_healthy_run_is_the_same_with_and_without() -> None:
     assert all(map(torch.equal, *results))
 
 
-def test_under_a_grad_scaler_gradients_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There they are non-finite now and then, and the scaler skips the step by itself."""
+def test_under_a_grad_scaler_gradients_are_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Non-finite gradients are normal there, and the scaler skips the step."""
     trainer, hook = make_trainer(Root(), max_steps=1), NanForensics()
     trainer.add_hook(hook)
     monkeypatch.setattr(type(trainer), "uses_grad_scaler", True)
@@ -158,7 +158,7 @@ def test_under_a_grad_scaler_gradients_are_not_looked_at(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("what", ["diagnose", "write_crash"])
 def test_a_failing_examination_still_ends_the_run_with_good_weights(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hook's failure is reported as any hook's, and the bad step is left out all the same."""
+    """The hook's failure is reported as any hook's, and the bad step is skipped all the same."""
 
     def fails(*arguments: Any, **more: Any) -> Any:
         raise OSError("no space left")
@@ -172,7 +172,7 @@ def test_a_failing_examination_still_ends_the_run_with_good_weights(what: str, m
     assert ("the examination failed" in str(trainer.stop_reason)) == (what == "diagnose")
 
 
-def test_a_trial_tells_and_writes_nothing(
+def test_a_trial_run_reports_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not even into a temporary directory; the run ends all the same."""
@@ -186,3 +186,32 @@ def test_a_trial_tells_and_writes_nothing(
     assert "step 1: loss nan; the batch itself is not finite in batch[0]" in caplog.text
     assert "non_finite" in [event["kind"] for event in trainer.record.events]  # type: ignore[attr-defined]
     assert list((tmp_path / "temporary").iterdir()) == [] and not Path("runs").exists()
+
+
+# ---- models that write into their input ------------------------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    """Adds 1 to what it is given, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x.add_(1.0))
+        return out
+
+
+def test_the_run_s_batches_are_written_to_once() -> None:
+    """Two epochs add 2 to every batch, also to the one that was run again because its loss was NaN."""
+    model, batches = Counting(), [(torch.zeros(4, 2), torch.zeros(4, 1)) for _ in range(3)]
+    batches[1][0][0, 0] = float("nan")
+    trainer = SimpleTrainer(
+        model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu",
+        loss_fn=nn.functional.mse_loss, record=False, console=False, max_epochs=2,
+    )  # fmt: skip
+    trainer.add_hook(NanForensics(stop_run=False))
+    trainer.train()
+    assert trainer.hooks.get("nan_forensics").autopsy.batch == ("batch[0]",)
+    assert all(torch.equal(x[1:], torch.full((3, 2), 2.0)) for x, _ in batches)

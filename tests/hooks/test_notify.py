@@ -1,4 +1,4 @@
-"""The webhook hears what it was asked to hear, training is none the worse for it, and the URL stays secret."""
+"""The webhook gets the requested messages, training is unaffected, and the URL stays secret."""
 
 import copy
 import logging
@@ -43,7 +43,7 @@ def events_of(trainer: Trainer, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.req("002-77", "002-05")
-def test_best_models_and_the_end_are_told(server: Server) -> None:
+def test_best_models_and_the_end_are_reported(server: Server) -> None:
     """Every improvement of the monitored metric, and the end with the best value, in Slack's JSON."""
     trainer = make_trainer(NotifyHook(server.url, notify_on=["training_end", "best_model"]), max_epochs=2)
     trainer.train()
@@ -58,8 +58,8 @@ def test_best_models_and_the_end_are_told(server: Server) -> None:
     }  # fmt: skip
 
 
-def test_a_trial_run_is_no_news(server: Server) -> None:
-    """Trying whether everything runs tells nobody; the same hook in a run afterwards does."""
+def test_a_trial_run_sends_nothing(server: Server) -> None:
+    """A trial run sends nothing; the same hook in a run afterwards does."""
     hook = NotifyHook(server.url, EVERYTHING, heartbeat="1 batches")
     make_trainer(hook, fast_dev_run=2).train()
     assert server.texts == []
@@ -67,8 +67,8 @@ def test_a_trial_run_is_no_news(server: Server) -> None:
     assert any("new best model" in text for text in server.texts) and "ended: completed" in server.texts[-1]
 
 
-def test_only_improvements_are_told(server: Server) -> None:
-    """In the direction of `mode`; NaN and a missing metric are no improvement, and the latter is said once."""
+def test_only_improvements_are_reported(server: Server) -> None:
+    """In the direction of `mode`; NaN does not improve."""
     hook = NotifyHook(server.url, ["best_model"], monitor="val/accuracy", mode="max")
     run = PlainRun()
     for value in (0.5, 0.4, float("nan"), 0.5, 0.6):
@@ -84,7 +84,7 @@ def test_a_missing_metric_is_named_once(server: Server, caplog: pytest.LogCaptur
     """With the metrics that do exist, nearest first."""
     make_trainer(NotifyHook(server.url, monitor="val/los"), max_epochs=2).train()
     warned = [record.getMessage() for record in caplog.records]
-    assert warned == ["hook 'notify': no metric 'val/los'; did you mean 'val/loss'? Valid: val/loss"]
+    assert warned == ["hook 'notify': metric 'val/los' was not measured; did you mean 'val/loss'? Valid: val/loss"]
 
 
 def test_the_metric_may_be_spelled_eval(server: Server) -> None:
@@ -93,7 +93,7 @@ def test_the_metric_may_be_spelled_eval(server: Server) -> None:
     assert "new best model: eval/loss " in server.texts[0]
 
 
-def test_a_validation_outside_of_a_run_is_no_news(server: Server) -> None:
+def test_a_validation_outside_of_a_run_is_not_reported(server: Server) -> None:
     """trainer.validate() before or after the run posts nothing and moves no best value."""
     hook = NotifyHook(server.url, ["best_model"])
     make_trainer(hook).validate()
@@ -102,7 +102,7 @@ def test_a_validation_outside_of_a_run_is_no_news(server: Server) -> None:
 
 
 def test_a_second_run_has_its_own_best(server: Server) -> None:
-    """A hook that goes on to another run compares with nothing of the first."""
+    """A hook that is used by another run does not compare with the first."""
     hook = NotifyHook(server.url, ["best_model"])
     make_trainer(hook).train()
     hook.best = -1.0  # better than the next run will ever be
@@ -110,20 +110,20 @@ def test_a_second_run_has_its_own_best(server: Server) -> None:
     assert len(server.texts) == 2 and "(before: " not in server.texts[1]
 
 
-@pytest.mark.parametrize("occasions", [EVERYTHING, ["exception"], ["training_end"]], ids=str)
-def test_an_exception_is_told_once(server: Server, occasions: list[str]) -> None:
+@pytest.mark.parametrize("topics", [EVERYTHING, ["exception"], ["training_end"]], ids=str)
+def test_an_exception_is_reported_once(server: Server, topics: list[str]) -> None:
     """As an exception where that is asked for, else as the end; the error itself gets through unchanged."""
-    trainer = make_trainer(NotifyHook(server.url, occasions), val_dataloader=None)
+    trainer = make_trainer(NotifyHook(server.url, topics), val_dataloader=None)
     trainer.on("step_end", name="bomb", on_error="raise")(lambda step: 1 / 0 if step == 2 else None)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     of_the_hook = [text for text in server.texts if "hook 'bomb'" in text and "raised by hook" not in text]
-    told = [text for text in server.texts if "ZeroDivisionError" in text and text not in of_the_hook]
-    assert len(told) == 1
-    assert ("failed at step 2: ZeroDivisionError: division by zero" in told[0]) == ("exception" in occasions)
+    messages = [text for text in server.texts if "ZeroDivisionError" in text and text not in of_the_hook]
+    assert len(messages) == 1
+    assert ("failed at step 2: ZeroDivisionError: division by zero" in messages[0]) == ("exception" in topics)
 
 
-def test_an_early_stop_is_told_with_its_reason(server: Server) -> None:
+def test_an_early_stop_is_reported_with_its_reason(server: Server) -> None:
     """As the one message about the run's end."""
     trainer = make_trainer(NotifyHook(server.url, ["training_end", "early_stop"]))
     trainer.on("step_end", name="patience")(lambda trainer, step: trainer.request_stop("no better") if step == 2 else 0)
@@ -133,7 +133,7 @@ def test_an_early_stop_is_told_with_its_reason(server: Server) -> None:
 
 
 def test_without_early_stop_in_the_list_a_stop_is_an_end(server: Server) -> None:
-    """`training_end` hears every end; `early_stop` alone does not hear a normal one."""
+    """`training_end` reports every end; `early_stop` alone does not report a normal one."""
     make_trainer(NotifyHook(server.url, ["early_stop"])).train()
     assert server.texts == []
     trainer = make_trainer(NotifyHook(server.url, ["training_end"]))
@@ -149,7 +149,7 @@ class Fragile(TrainingHook):
         raise OSError("disk full")
 
 
-def test_failing_hooks_are_told_once_each(server: Server) -> None:
+def test_failing_hooks_are_reported_once_each(server: Server) -> None:
     """The first failure of a hook at an event, and that it was switched off; not every repetition."""
     trainer = make_trainer(NotifyHook(server.url, ["hook_failure"]), steps=8)
     trainer.add_hook(Fragile())
@@ -172,11 +172,11 @@ def test_heartbeats_come_on_their_schedule(server: Server) -> None:
     ]
 
 
-def test_what_is_not_asked_for_is_not_heard(server: Server) -> None:
-    """Without heartbeat and best_model the hook hears no inner event, so it costs steps nothing."""
+def test_it_listens_only_to_what_it_reports(server: Server) -> None:
+    """Without heartbeat and best_model the hook listens to no inner event, so it costs steps nothing."""
     trainer = make_trainer(NotifyHook(server.url, ["training_end"]))
-    heard = trainer.hooks.entry("notify").listeners
-    assert sorted(heard) == ["on_exception", "on_train_end", "on_train_start"]
+    listeners = trainer.hooks.entry("notify").listeners
+    assert sorted(listeners) == ["on_exception", "on_train_end", "on_train_start"]
 
 
 @pytest.mark.parametrize("answer", [silent, status(500), status(404)], ids=["slow", "broken", "gone"])
@@ -196,8 +196,8 @@ def test_a_bad_server_neither_blocks_nor_fails_training(server: Server, answer: 
     assert steps[-1] - steps[0] < 1
     assert time.monotonic() - began < 3
     assert all(map(torch.equal, alone.model.parameters(), trainer.model.parameters()))
-    told = events_of(trainer, "notified")[0]
-    assert told["failed"] + told["unsent"] + told["dropped"] >= 20
+    counts = events_of(trainer, "notified")[0]
+    assert counts["failed"] + counts["unsent"] + counts["dropped"] >= 20
     assert any("not delivered" in line or "were not sent" in line for line in caplog.messages)
     assert trainer.hooks.entry("notify").failures.total == 0
 
@@ -210,7 +210,7 @@ def test_no_thread_outlives_the_run(server: Server) -> None:
     assert [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("hookline")] == []
 
 
-def test_a_second_run_is_told_too(server: Server) -> None:
+def test_a_second_run_is_reported_too(server: Server) -> None:
     """A hook that was closed with its first run serves the next one."""
     trainer = make_trainer(NotifyHook(server.url, ["training_end", "hook_failure"]))
     trainer.train()
@@ -239,7 +239,7 @@ def test_the_url_is_in_no_record(server: Server, caplog: pytest.LogCaptureFixtur
 
 
 def test_the_url_is_taken_out_of_what_others_say(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line, and somebody's error that repeats the URL or its path, do not bring it into the record."""
+    """Neither the command line nor an error that repeats the URL brings it into the record."""
     monkeypatch.setattr("sys.argv", ["train.py", f"hooks.lifecycle=[{{webhook_url: {server.url}}}]", server.url])
     trainer = make_trainer(NotifyHook(server.url, []))
     secret = "/services/T000/SECRETPART"
@@ -297,7 +297,7 @@ def test_a_config_cannot_allow_hosts() -> None:
     ],
     ids=str,
 )
-def test_wrong_parameters_are_refused_without_showing_the_url(parameters: dict[str, Any], complaint: str) -> None:
+def test_invalid_parameters_are_rejected_without_showing_the_url(parameters: dict[str, Any], complaint: str) -> None:
     """Also when the hook is made by name, where errors usually repeat the parameters."""
     given = {"name": "notify", "webhook_url": "https://example.org/SECRETPART", **parameters}
     with pytest.raises(HooklineError, match=complaint) as caught:
@@ -345,8 +345,8 @@ def test_a_wrong_parameter_is_called_by_its_name(given: dict[str, Any], message:
         NotifyHook("https://relay.example.org/services/T0", **given)
 
 
-def test_a_copy_has_told_nothing_yet(server: Server) -> None:
-    """Made in the middle of a run, it has the same parameters, and sends for a run of its own."""
+def test_a_copy_has_its_own_queue(server: Server) -> None:
+    """Made in the middle of a run, it has the same parameters, and sends for another run."""
 
     class Mine(NotifyHook):
         def __init__(self, url: str, words: list[str]) -> None:
@@ -361,7 +361,7 @@ def test_a_copy_has_told_nothing_yet(server: Server) -> None:
     assert type(twin) is Mine and twin.words == ["a"] and twin.words is not hook.words
     assert (twin.webhook_url, twin.notify_on, twin.wait_at_end) == (server.url, hook.notify_on, 5)
     assert math.isinf(twin.best) and twin._trainer is None and twin.on_step_end is None
-    told = len(server.texts)
+    sent = len(server.texts)
     make_trainer(twin).train()
-    assert len(server.texts) == told + 2
-    assert hook._outbox.sent == told and twin._outbox.sent == 2
+    assert len(server.texts) == sent + 2
+    assert hook._outbox.sent == sent and twin._outbox.sent == 2

@@ -1,4 +1,4 @@
-"""The outbox never keeps anybody waiting, and loses nothing that could have been delivered."""
+"""The outbox never blocks, and loses nothing that could have been delivered."""
 
 import threading
 import time
@@ -11,7 +11,7 @@ from hookline.hooks.webhook import DeliveryError
 
 
 class Line:
-    """Stands for the way to a server: refuses the first few messages, then takes them."""
+    """Replaces a server: rejects the first messages, then accepts them."""
 
     def __init__(self, refusals: int = 0, try_again: bool = True, wait: float = 0.0) -> None:
         self.refusals, self.try_again, self.wait = refusals, try_again, wait
@@ -26,8 +26,8 @@ class Line:
 
 
 def wait_for(condition: Any) -> None:
-    """Until it holds, or two seconds have passed."""
-    until = time.monotonic() + 2
+    """Wait until a condition holds, for at most 30 seconds."""
+    until = time.monotonic() + 30
     while not condition() and time.monotonic() < until:
         time.sleep(0.005)
     assert condition()
@@ -45,7 +45,7 @@ def test_messages_go_out_in_order() -> None:
 
 
 def test_a_full_outbox_drops_the_oldest_and_counts_it() -> None:
-    """The latest news are kept, and putting never waits, even while nothing moves."""
+    """The newest messages are kept, and `put` never waits."""
     stuck, free = threading.Event(), threading.Event()
     sent: list[bytes] = []
 
@@ -79,18 +79,18 @@ def test_failures_are_tried_again_with_growing_pauses() -> None:
 
 
 @pytest.mark.parametrize(("line", "attempts"), [(Line(9), 3), (Line(9, try_again=False), 1)], ids=["busy", "refused"])
-def test_what_cannot_be_delivered_is_given_up_and_told(line: Line, attempts: int) -> None:
+def test_undeliverable_messages_are_given_up_and_reported(line: Line, attempts: int) -> None:
     """After the last attempt, or at once when another would not help; the next message gets its own chance."""
-    told: list[str] = []
-    outbox = Outbox(line, retries=2, backoff=0.001, on_failure=told.append)
+    failures: list[str] = []
+    outbox = Outbox(line, retries=2, backoff=0.001, on_failure=failures.append)
     outbox.put(b"x")
     outbox.put(b"y")
     assert outbox.close(5) == 0
     assert line.attempts == [b"x"] * attempts + [b"y"] * attempts
-    assert told == ["busy", "busy"] and outbox.failed == 2
+    assert failures == ["busy", "busy"] and outbox.failed == 2
 
 
-def test_a_server_s_wish_to_wait_is_heeded() -> None:
+def test_retry_after_is_respected() -> None:
     """Retry-After is longer than the pause that would have been made."""
     line = Line(refusals=1, wait=0.1)
     outbox = Outbox(line, backoff=0.001)
@@ -100,7 +100,7 @@ def test_a_server_s_wish_to_wait_is_heeded() -> None:
 
 
 def test_closing_does_not_wait_for_pauses() -> None:
-    """The last attempts are made at once: whoever ends a run should not sit through a backoff of minutes."""
+    """The last attempts are made at once, so that the end of a run does not wait for pauses."""
     line = Line(refusals=2)
     outbox = Outbox(line, retries=2, backoff=30)
     outbox.put(b"x")
@@ -134,39 +134,39 @@ def test_closing_is_limited_in_time_and_says_what_is_left() -> None:
 
 
 def test_a_fault_in_sending_does_not_end_the_thread() -> None:
-    """An error that nobody foresaw is counted, told by its type, and the next message goes out."""
-    told: list[str] = []
+    """An unexpected error is counted and reported by its type, and the next message is sent."""
+    failures: list[str] = []
     sent: list[bytes] = []
 
     def send(message: bytes) -> None:
-        if not told:
+        if not failures:
             raise ValueError("with something secret in it")
         sent.append(message)
 
-    outbox = Outbox(send, on_failure=told.append)
+    outbox = Outbox(send, on_failure=failures.append)
     outbox.put(b"x")
     outbox.put(b"y")
     assert outbox.close(5) == 0
-    assert told == ["ValueError while sending"] and sent == [b"y"]
+    assert failures == ["ValueError while sending"] and sent == [b"y"]
 
 
-def test_neither_nonsense_nor_a_failing_listener_ends_the_thread() -> None:
+def test_a_failing_callback_does_not_end_the_thread() -> None:
     """Whatever goes wrong around one message, the next one is tried."""
-    told: list[str] = []
+    failures: list[str] = []
 
     def listen(why: str) -> None:
-        told.append(why)
-        raise OSError("nobody listens")
+        failures.append(why)
+        raise OSError("the callback fails")
 
     outbox = Outbox(lambda message: None, retries=1.5, on_failure=listen)  # type: ignore[arg-type]
     outbox.put(b"x")
     outbox.put(b"y")
     assert outbox.close(5) == 0
-    assert told == ["TypeError while sending"] * 2 and outbox.failed == 2
+    assert failures == ["TypeError while sending"] * 2 and outbox.failed == 2
 
 
 def test_without_messages_there_is_no_thread() -> None:
-    """A run that tells nobody anything has nothing running beside it."""
+    """A run without messages has no extra thread."""
     before = threading.active_count()
     outbox = Outbox(lambda message: None)
     assert threading.active_count() == before

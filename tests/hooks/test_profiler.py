@@ -77,18 +77,18 @@ def test_a_run_that_ends_in_the_window_still_writes() -> None:
 
 
 def test_a_run_that_ends_in_the_warm_up_writes_nothing() -> None:
-    """There is no step to show."""
+    """There is nothing to show."""
     trainer = train(profiler := Profiler(first_step=9, warmup=2), steps=8)
     assert profiler.traces == [] and not (Path(str(trainer.run_dir)) / "traces").exists()
 
 
-BLOCKS = "torch 2.11 lets nobody else begin after a profile that it had prepared and could not start"
+BLOCKS = "torch 2.11 cannot start a profile after one that was prepared and failed to start"
 STARTS = pytest.param("start_trace", marks=pytest.mark.skipif(torch.__version__ < "2.13", reason=BLOCKS))
 
 
 @pytest.mark.parametrize("moment", ["prepare_trace", STARTS])
-def test_a_profile_that_cannot_begin_is_let_go(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To go on with one that has half begun would end the process; the next window is traced."""
+def test_a_profile_that_cannot_start_is_dropped(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Using one that is half started would end the process; the next trace works."""
     works = getattr(torch.profiler.profile, moment)
 
     def fails_once(profile: Any) -> None:
@@ -105,14 +105,14 @@ def test_a_profile_that_cannot_begin_is_let_go(moment: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_another_schedule_traces_single_steps(accumulate: int) -> None:
-    """Registered with every=4, each due step is a trace of its own, wherever its own windows would be."""
+    """Registered with every=4, each due step is a trace, whatever `first_step` says."""
     train(profiler := Profiler(first_step=4), steps=9 * accumulate, every=4, accumulate=accumulate)
     assert [path.name for path in profiler.traces] == ["step-00000004.json.gz", "step-00000008.json.gz"]
     assert [names_in(path).count("aten::linear") for path in profiler.traces] == [2 * accumulate] * 2
 
 
 def test_a_schedule_of_batches_traces_micro_batches() -> None:
-    """The end of the step may not be heard there, so the trace ends with the micro-batch."""
+    """The end of the step may not be due, so the trace ends with the micro-batch."""
     train(profiler := Profiler(), every="3 batches", accumulate=2)
     assert [names_in(path).count("aten::linear") for path in profiler.traces] == [2, 2]
 
@@ -134,7 +134,7 @@ def test_without_a_record_it_needs_a_directory(tmp_path: Path, caplog: pytest.Lo
     assert profiler.traces == [tmp_path / "there" / "step-00000002.json.gz"] and profiler.traces[0].exists()
 
 
-def test_wrong_options_are_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     """Steps count from 1."""
     with pytest.raises(ConfigError, match="first_step: expected an integer of at least 1, got 0"):
         Profiler(first_step=0)
@@ -158,28 +158,28 @@ def test_one_profiler_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
     assert "hook 'second': step 4 is not traced, because another profiler is active" in caplog.text
 
 
-def test_a_profile_of_the_users_own_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_users_profile_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     """It would come back empty."""
     with torch.profiler.profile() as own:
         train(hook := Profiler(first_step=2, steps=2))
     assert own.key_averages() and not hook.traces and "another profiler is active" in caplog.text
 
 
-def test_no_step_at_all_is_refused() -> None:
+def test_an_empty_list_of_steps_is_rejected() -> None:
     """A list of none."""
     with pytest.raises(ConfigError, match="first_step: expected a step or a list of steps, got an empty list"):
         Profiler(first_step=[])
 
 
-def test_a_trial_writes_nothing(tmp_path: Path) -> None:
-    """Neither a trace nor a log, wherever they were told to."""
+def test_a_trial_run_writes_nothing(tmp_path: Path) -> None:
+    """Neither a trace nor a log, even to explicit paths."""
     profiler = Profiler(first_step=1, steps=1, directory=str(tmp_path / "traces"))
     train(profiler, fast_dev_run=2, hooks={"lifecycle": [{"name": "json_log", "path": str(tmp_path / "log.jsonl")}]})
     assert not list(tmp_path.iterdir())
 
 
-def test_only_steps_that_are_lost_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    """One that another profiler left no time to warm up is traced all the same; a window never reached is told."""
+def test_only_steps_that_are_lost_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """A trace without warm-up is still made; one that is never reached is warned of."""
     first, second = Profiler(first_step=2, steps=2), Profiler(first_step=4, steps=2)
     first.name, second.name = "first", "second"
     model = nn.Linear(3, 1)

@@ -17,7 +17,7 @@ CONFIG = config_with('{name: quoting, password: "${env:RELAY_PASSWORD}", on_erro
 
 @pytest.fixture
 def fresh_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test teaches is forgotten after it."""
+    """Forget the secrets of each test."""
     monkeypatch.setattr("hookline.record.redaction.for_good", KnownSecrets())
 
 
@@ -38,7 +38,7 @@ def test_a_part_that_is_quoted_is_taken_out(said: str, written: str) -> None:
 
 
 class Quoting(TrainingHook):
-    """Fails with what it knows."""
+    """Fails with its password in the message."""
 
     def __init__(self, password: str) -> None:
         self.password = password

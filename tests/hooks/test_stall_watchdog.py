@@ -26,7 +26,7 @@ def events_of(trainer: Trainer) -> list[dict[str, Any]]:
     return [event for event in read_jsonl(trainer.run_dir / "events.jsonl")[0] if event["kind"].startswith("stall")]
 
 
-def a_hand_that_sleeps(seconds: float) -> None:
+def sleep_in_a_hook(seconds: float) -> None:
     time.sleep(seconds)
 
 
@@ -34,30 +34,30 @@ def test_a_hanging_step_is_in_the_record(caplog: pytest.LogCaptureFixture) -> No
     """Once, with the line on which the training thread hangs, and once more when it is over."""
     trainer, hook = make_trainer(), StallWatchdog(seconds=0.1)
     trainer.add_hook(hook)
-    trainer.on("before_backward", name="hang")(lambda step: a_hand_that_sleeps(0.5) if step == 3 else None)
+    trainer.on("before_backward", name="hang")(lambda step: sleep_in_a_hook(0.5) if step == 3 else None)
     trainer.train()
     stall, over = events_of(trainer)
     assert (stall["kind"], stall["step"], stall["by"]) == ("stall", 3, "stall_watchdog")
     assert 0.1 <= stall["seconds"] < 0.4
     main = next(stack for stack in stall["stacks"] if stack["thread"] == threading.main_thread().name)
-    assert "in a_hand_that_sleeps: time.sleep(seconds)" in main["stack"][-1]
+    assert "in sleep_in_a_hook: time.sleep(seconds)" in main["stack"][-1]
     assert over["kind"] == "stall_over" and 0.4 < over["seconds"] < 2
-    assert any("a_hand_that_sleeps" in line for line in caplog.messages)
+    assert any("sleep_in_a_hook" in line for line in caplog.messages)
     assert hook.stalls == 1
 
 
-def test_other_threads_are_in_it() -> None:
+def test_other_threads_are_recorded() -> None:
     """Where they wait is often what a hang is about."""
     free = threading.Event()
-    waiting = threading.Thread(target=free.wait, args=(5,), name="waits for godot")
+    waiting = threading.Thread(target=free.wait, args=(5,), name="waits forever")
     waiting.start()
     trainer = make_trainer(steps=1)
     trainer.add_hook(StallWatchdog(seconds=0.05))
-    trainer.on("before_backward", name="hang")(lambda: a_hand_that_sleeps(0.3))
+    trainer.on("before_backward", name="hang")(lambda: sleep_in_a_hook(0.3))
     trainer.train()
     free.set()
     waiting.join()
-    assert "waits for godot" in [stack["thread"] for stack in events_of(trainer)[0]["stacks"]]
+    assert "waits forever" in [stack["thread"] for stack in events_of(trainer)[0]["stacks"]]
 
 
 def test_a_run_that_moves_is_left_alone() -> None:
@@ -65,13 +65,13 @@ def test_a_run_that_moves_is_left_alone() -> None:
     hook = StallWatchdog(seconds=0.4)
     trainer = make_trainer(steps=5, val_dataloader=[(torch.ones(2, 2), torch.ones(2, 1))] * 3)
     trainer.add_hook(hook)
-    trainer.on("step_end", name="slow")(lambda: a_hand_that_sleeps(0.1))
-    trainer.on("validation_batch_end", name="slow too")(lambda: a_hand_that_sleeps(0.1))
+    trainer.on("step_end", name="slow")(lambda: sleep_in_a_hook(0.1))
+    trainer.on("validation_batch_end", name="slow too")(lambda: sleep_in_a_hook(0.1))
 
     @trainer.on("epoch_end", name="long work")
     def long_work() -> None:
         for _ in range(5):
-            a_hand_that_sleeps(0.1)
+            sleep_in_a_hook(0.1)
             hook.beat()
 
     trainer.train()
@@ -79,22 +79,22 @@ def test_a_run_that_moves_is_left_alone() -> None:
     assert [thread.name for thread in threading.enumerate() if "watchdog" in thread.name] == []
 
 
-def test_each_stall_is_told_once() -> None:
+def test_each_stall_is_reported_once() -> None:
     """Two hangs, two stalls; a long one is not repeated."""
     trainer, hook = make_trainer(steps=3), StallWatchdog(seconds=0.05)
     trainer.add_hook(hook)
-    trainer.on("before_backward", name="hang")(lambda step: a_hand_that_sleeps(0.3) if step != 2 else None)
-    trainer.on("step_end", name="pause")(lambda: a_hand_that_sleeps(0.02))
+    trainer.on("before_backward", name="hang")(lambda step: sleep_in_a_hook(0.3) if step != 2 else None)
+    trainer.on("step_end", name="pause")(lambda: sleep_in_a_hook(0.02))
     trainer.train()
     assert [event["kind"] for event in events_of(trainer)][:3] == ["stall", "stall_over", "stall"]
     assert hook.stalls == 2
 
 
-def test_added_in_mid_run_it_begins_to_look() -> None:
-    """It hears no on_train_start, and needs none."""
+def test_it_can_be_added_during_a_run() -> None:
+    """It does not get on_train_start, and does not need it."""
     trainer, hook = make_trainer(), StallWatchdog(seconds=0.1)
     trainer.on("step_end", at=1, name="add")(lambda trainer: trainer.add_hook(hook))
-    trainer.on("before_backward", at=3, name="hang")(lambda: a_hand_that_sleeps(0.4))
+    trainer.on("before_backward", at=3, name="hang")(lambda: sleep_in_a_hook(0.4))
     trainer.train()
     assert hook.stalls == 1 and [event["step"] for event in events_of(trainer)][:1] == [3]
 
@@ -103,7 +103,7 @@ class SlowToBegin(list[Any]):
     """A loader that takes its time for the first batch."""
 
     def __iter__(self) -> Any:
-        a_hand_that_sleeps(0.4)
+        sleep_in_a_hook(0.4)
         return super().__iter__()
 
 
@@ -112,41 +112,41 @@ def test_a_sanity_check_that_hangs_is_seen(where: str) -> None:
     """Whether the first batch does not come, or the model does not return."""
 
     def step(model: Any, batch: Any) -> torch.Tensor:
-        a_hand_that_sleeps(0.4 if where == "model" and not model.training else 0.0)
+        sleep_in_a_hook(0.4 if where == "model" and not model.training else 0.0)
         return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
 
     batches = [(torch.ones(2, 2), torch.ones(2, 1))]
     data = SlowToBegin(batches) if where == "loader" else batches
     trainer, hook = make_trainer(val_dataloader=data, validate_every=None, step_fn=step), StallWatchdog(seconds=0.1)
     trainer.add_hook(hook)
-    heard: list[str] = []
-    trainer.on("validation_start", name="other")(lambda: heard.append("validation"))
+    validations: list[str] = []
+    trainer.on("validation_start", name="other")(lambda: validations.append("validation"))
     trainer.train()
     assert [event["kind"] for event in events_of(trainer)] == ["stall", "stall_over"]
     assert events_of(trainer)[0]["step"] == 0
     assert [thread.name for thread in threading.enumerate() if "watchdog" in thread.name] == []
-    assert heard == []  # nobody else hears of it
+    assert validations == []  # other hooks do not get the sanity check
 
 
-def test_what_comes_after_the_last_step_is_no_stall() -> None:
+def test_the_time_after_the_last_step_does_not_count() -> None:
     """Hooks that take their time when the run has ended hang nothing."""
     trainer, hook = make_trainer(), StallWatchdog(seconds=0.1)
     trainer.add_hook(hook)
-    trainer.on("train_end", name="slow")(lambda: a_hand_that_sleeps(0.4))
+    trainer.on("train_end", name="slow")(lambda: sleep_in_a_hook(0.4))
     trainer.train()
     assert hook.stalls == 0
 
 
-def test_steps_by_hand_are_watched_and_the_time_between_them_is_not() -> None:
-    """Whoever makes single steps may think between them; no thread is left waiting."""
+def test_single_steps_are_watched_and_the_time_between_them_is_not() -> None:
+    """The time between single steps does not count, and no thread is left."""
     trainer, hook = make_trainer(record=False), StallWatchdog(seconds=0.1)
     trainer.add_hook(hook)
-    trainer.on("before_backward", at=2, name="hang")(lambda: a_hand_that_sleeps(0.4))
+    trainer.on("before_backward", at=2, name="hang")(lambda: sleep_in_a_hook(0.4))
     batch = trainer.train_loaders["train"][0]  # type: ignore[index]
     for stalls in (0, 1):
         trainer.training_step(batch)
         assert hook.stalls == stalls
-        a_hand_that_sleeps(0.3)
+        sleep_in_a_hook(0.3)
         assert [thread.name for thread in threading.enumerate() if "watchdog" in thread.name] == []
 
 
@@ -158,7 +158,7 @@ def test_it_warns_before_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer.add_hook(StallWatchdog(seconds=0.05))
     note = trainer.note
     monkeypatch.setattr(trainer, "note", lambda kind, **fields: order.append(kind) or note(kind, **fields))
-    trainer.on("before_backward", at=2, name="hang")(lambda: a_hand_that_sleeps(0.3))
+    trainer.on("before_backward", at=2, name="hang")(lambda: sleep_in_a_hook(0.3))
     trainer.train()
     assert order[:2] == ["warned", "stall"]
 
@@ -176,14 +176,14 @@ def test_a_failing_run_stops_it_too() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, True, "5", float("inf"), float("nan")])
-def test_a_wrong_time_is_refused(seconds: Any) -> None:
+def test_an_invalid_time_is_rejected(seconds: Any) -> None:
     """It must be a number above zero."""
     with pytest.raises(ConfigError, match="seconds"):
         StallWatchdog(seconds)
 
 
 def test_a_copy_watches_nothing_yet() -> None:
-    """Made in the middle of a run, it has the same parameters, no thread, and watches a run of its own."""
+    """Made in the middle of a run, it has the same parameters, no thread, and watches another run."""
 
     class Mine(StallWatchdog):
         def __init__(self, words: list[str]) -> None:

@@ -112,14 +112,14 @@ def test_rates_and_waits(clock: Clock) -> None:
 def test_the_steps_that_are_left_are_reported_at_the_end(clock: Clock, steps: int) -> None:
     """A run shorter than a window, or just as long, has its report, with every step and token in it."""
     found = reports(trained(clock, ThroughputMonitor(10), [tokens()] * steps))
-    seconds = 4.0 * steps - 1  # nobody waits for a batch after the last one
+    seconds = 4.0 * steps - 1  # there is no wait after the last batch
     assert list(found) == [steps]
     assert found[steps]["step_seconds"] == pytest.approx(seconds / steps)
     assert found[steps]["tokens_per_s"] == pytest.approx(16 * steps / seconds)
     assert found[steps]["samples_per_s"] == pytest.approx(2 * steps / seconds)
 
 
-def test_hooks_are_no_wait_for_data(clock: Clock) -> None:
+def test_hooks_do_not_count_as_wait_for_data(clock: Clock) -> None:
     """What other hooks do when a step is over makes it longer, and nothing else."""
     slow = FunctionHooks(on_step_end=lambda: clock.passes(7.0), on_train_batch_end=lambda: clock.passes(5.0))
     found = reports(trained(clock, ThroughputMonitor(5), [tokens()] * 11, hooks=[slow]))
@@ -128,7 +128,7 @@ def test_hooks_are_no_wait_for_data(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("validates", [True, False])
-def test_the_turn_of_an_epoch_is_left_out(clock: Clock, validates: bool) -> None:
+def test_the_time_between_epochs_is_excluded(clock: Clock, validates: bool) -> None:
     """With a validation before it or without: neither slow hooks there nor what comes after them count."""
     slow = FunctionHooks(on_epoch_end=lambda: clock.passes(50.0), on_epoch_start=lambda: clock.passes(20.0))
     more = {"val_dataloader": [tokens()]} if validates else {}
@@ -146,8 +146,8 @@ def test_accumulation_counts_steps(clock: Clock) -> None:
     assert found[4]["data_wait_seconds"] == pytest.approx(2.0)
 
 
-def test_validation_is_left_out(clock: Clock) -> None:
-    """A validation of a hundred seconds slows no step down and is no wait for data."""
+def test_validation_is_excluded(clock: Clock) -> None:
+    """A validation of a hundred seconds does not count as step time or as wait for data."""
     trainer = trained(clock, ThroughputMonitor(4), [tokens()] * 9, val_dataloader=[tokens()], validate_every=3)
     values = reports(trainer)[8]
     assert values["step_seconds"] == pytest.approx(4.0) and values["data_wait_seconds"] < 1.01
@@ -182,8 +182,8 @@ def test_on_a_schedule_the_wait_for_data_is_known(clock: Clock, every: int | str
             assert values["data_wait_seconds"] == pytest.approx(accumulate)
 
 
-def test_what_passed_while_it_was_off_is_no_wait_for_data(clock: Clock) -> None:
-    """Steps that it did not hear were not spent waiting."""
+def test_time_while_disabled_does_not_count_as_wait_for_data(clock: Clock) -> None:
+    """Steps that it did not see were not spent waiting."""
 
     def switch(trainer: Any, step: int) -> None:
         if step in (3, 8):
@@ -194,7 +194,7 @@ def test_what_passed_while_it_was_off_is_no_wait_for_data(clock: Clock) -> None:
 
 
 def test_on_a_schedule_validations_are_left_out_and_steps_are_not(clock: Clock) -> None:
-    """Steps between the last one heard and a validation are training all the same."""
+    """Steps between the last due one and a validation count as training."""
     options = {"val_dataloader": [tokens()], "validate_every": 7, "every": 5}
     found = reports(trained(clock, ThroughputMonitor(1), [tokens()] * 21, **options))
     assert [values["step_seconds"] for values in found.values()] == pytest.approx([4.0] * 4)
@@ -219,7 +219,7 @@ def test_devices_are_asked_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(ThroughputMonitor()._device_figures(torch.device("cuda")))["device_utilisation"] == 0.75
 
 
-def test_wrong_options_are_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     """With the parameter's name."""
     with pytest.raises(ConfigError, match="log_every_n_steps"):
         ThroughputMonitor(0)
@@ -227,7 +227,7 @@ def test_wrong_options_are_refused() -> None:
         ThroughputMonitor(peak_flops=0)
 
 
-def test_a_monitor_that_served_another_run_counts_anew(clock: Clock) -> None:
+def test_a_monitor_starts_over_with_another_run(clock: Clock) -> None:
     """A run may begin at the very step that the last one ended with."""
     monitor = ThroughputMonitor(log_every_n_steps=1)
     trained(clock, monitor, [tokens()] * 2, accumulate=2, max_steps=1)

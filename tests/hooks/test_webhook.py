@@ -1,4 +1,4 @@
-"""A webhook is posted to where it may be, at the address that was judged, and nowhere else."""
+"""A webhook posts only to hosts that it may use."""
 
 import socket
 import ssl
@@ -47,7 +47,7 @@ def test_it_posts_json_with_the_host_s_name(server: Server) -> None:
         ("https://169.254.169.254/latest", "always rejected"),
     ],
 )
-def test_a_url_that_will_not_do_is_refused_at_once(url: Any, complaint: str) -> None:
+def test_an_invalid_url_is_rejected_at_once(url: Any, complaint: str) -> None:
     """What can be seen without asking a name server is refused when the hook is made, without repeating the URL."""
     with pytest.raises(RegistrationError, match=complaint) as caught:
         read_url(url)
@@ -61,27 +61,27 @@ def test_the_parts_of_a_good_url() -> None:
     assert (place.scheme, place.host, place.port, place.path) == ("https", "hooks.example.org", 443, "/services/a?b=c")
 
 
-ALWAYS_REFUSED = [
+ALWAYS_REJECTED = [
     "169.254.169.254", "169.254.0.23", "fe80::1", "fe80::1%1", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe",
     "2002:a9fe:a9fe::1", "::169.254.169.254", "fd00:ec2::254", "100.100.100.200", "168.63.129.16", "192.0.0.192",
     "224.0.0.1", "ff02::1", "0.0.0.0", "::", "240.0.0.1", "255.255.255.255",
 ]  # fmt: skip
-ONLY_WHEN_NAMED = [
+ONLY_WHEN_ALLOWED = [
     "127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "100.64.0.1",
     "fd12:3456::1", "fec0::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::1",
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("address", ALWAYS_REFUSED)
-def test_link_local_and_metadata_addresses_are_always_refused(address: str) -> None:
+@pytest.mark.parametrize("address", ALWAYS_REJECTED)
+def test_link_local_and_metadata_addresses_are_always_rejected(address: str) -> None:
     """In every way of writing them, and also when the host was named."""
     assert problem_with(address, named=False, host="relay.corp")
     assert problem_with(address, named=True, host="relay.corp")
 
 
-@pytest.mark.parametrize("address", ONLY_WHEN_NAMED)
-def test_local_and_private_addresses_must_be_named(address: str) -> None:
-    """Refused with the remedy, unless somebody named the host in code or on the command line."""
+@pytest.mark.parametrize("address", ONLY_WHEN_ALLOWED)
+def test_local_and_private_addresses_must_be_allowed(address: str) -> None:
+    """Rejected with the remedy, unless the host was allowed in code or on the command line."""
     assert "--allow-host relay.corp" in str(problem_with(address, named=False, host="relay.corp"))
     assert problem_with(address, named=True, host="relay.corp") is None
 
@@ -92,7 +92,7 @@ def test_public_addresses_are_fine(address: str) -> None:
     assert problem_with(address, named=False, host="relay.corp") is None
 
 
-def test_a_name_that_leads_inside_is_refused_when_it_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_leads_inside_is_rejected_when_it_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A public name whose address is private is not talked to, and trying again would not help."""
     answers = [("93.184.216.34", 443), ("10.0.0.7", 443)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", answer) for answer in answers])
@@ -133,7 +133,7 @@ def test_the_timeout_includes_the_look_up(server: Server, monkeypatch: pytest.Mo
 
 
 def test_a_name_that_is_not_found_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The look-up's own error is told."""
+    """The error of the look-up is reported."""
 
     def nothing(name: str) -> Any:
         raise socket.gaierror(-2, "Name or service not known")
@@ -177,7 +177,7 @@ def _only_for(host: str, lookup: Any) -> Any:
         (dripping, "no answer within 0.3 s", True),
     ],
 )
-def test_bad_answers_are_told_and_judged(server: Server, answer: Any, why: str, try_again: bool) -> None:
+def test_bad_answers_are_reported(server: Server, answer: Any, why: str, try_again: bool) -> None:
     """Each says whether another attempt makes sense; none takes longer than its deadline or shows the secret."""
     server.then = answer
     began = time.monotonic()
@@ -190,7 +190,7 @@ def test_bad_answers_are_told_and_judged(server: Server, answer: Any, why: str, 
     assert caught.value.wait == (7.0 if "429" in why else 0.0)
 
 
-def test_nobody_there(server: Server) -> None:
+def test_a_refused_connection(server: Server) -> None:
     """A refused connection may be tried again."""
     server.shutdown()
     server.server_close()
@@ -210,7 +210,7 @@ def test_allowing_hosts_for_a_block() -> None:
 
 
 @pytest.mark.parametrize("host", ["https://example.org", "example.org:443", "", "a b"])
-def test_what_is_no_host_is_refused(host: str) -> None:
+def test_an_invalid_host_is_rejected(host: str) -> None:
     """A URL or a port in the place of a host is a mistake."""
     with pytest.raises(HooklineError, match="is not a host"):
         allow_host(host)
@@ -218,7 +218,7 @@ def test_what_is_no_host_is_refused(host: str) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A key and a certificate of its own making for `localhost`, which trusts nobody else."""
+    """Make a key and a self-signed certificate for `localhost`."""
     folder = tmp_path_factory.mktemp("tls")
     key, made = folder / "key.pem", folder / "cert.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
@@ -259,7 +259,7 @@ def test_tls_checks_the_certificate_against_the_name(
         Webhook(url.replace("localhost", "127.0.0.1"), 5).post(b"{}")
 
 
-def test_an_address_is_not_shared_between_threads_badly(server: Server) -> None:
+def test_several_threads_may_post(server: Server) -> None:
     """Posts from several threads all arrive."""
     hook = Webhook(server.url, 5)
     threads = [threading.Thread(target=hook.post, args=(b"{}",)) for _ in range(8)]

@@ -164,7 +164,7 @@ class MetricHook(NamedHook):
             from_hooks = measurement.source == "epoch" and self._is_measured_by_steps
             hint = "; metrics that hooks add to a batch are evaluated at steps only" if from_hooks else ""
             nearby = nearest(self.key, [*measurement.metrics, *measurement.optional])
-            self._handle_missing(f"there is no metric {self.monitor!r} {measurement}{hint}; {nearby}")
+            self._handle_missing(f"metric {self.monitor!r} was not measured {measurement}{hint}; {nearby}")
         return None
 
     def _is_expected(self, measurement: Measurement) -> bool:

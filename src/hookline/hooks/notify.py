@@ -142,7 +142,7 @@ class NotifyHook(NamedHook):
         key = metric_key(self.monitor)
         value = floats(metrics).get(key)
         if value is None:
-            self._warn_once(self.monitor, f"no metric {self.monitor!r}; {nearest(key, metrics)}")
+            self._warn_once(self.monitor, f"metric {self.monitor!r} was not measured; {nearest(key, metrics)}")
         elif is_better(self.mode, value, self.best):
             before = f" (before: {self.best:.4g})" if math.isfinite(self.best) else ""
             self.best = value
