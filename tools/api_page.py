@@ -25,11 +25,13 @@ SECTIONS = ("Args", "Returns", "Raises", "Yields")
 
 
 def api_reference() -> str:
-    """Return a section for every public name, by group."""
+    """Return a table of all public names, and a section for each of them, by group."""
+    docs = {name: inspect.getdoc(getattr(hookline, name)) or "" for name in hookline.__all__}
+    overview = [(f"`{name}`", visible(_first_sentence(text))) for name, text in docs.items()]
     groups: dict[str, list[str]] = {title: [] for title in GROUPS}
     for name in hookline.__all__:
         groups[_group(hookline._MODULES[name])].append(name)
-    lines: list[str] = []
+    lines = [*table(("name", "what it is"), overview), ""]
     for title, names in groups.items():
         lines += [f"## {title}", ""]
         for name in names:

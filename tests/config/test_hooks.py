@@ -340,6 +340,17 @@ def test_errors_of_a_named_hook_show_its_parameters() -> None:
         make_hook("watch", {"event": "e", "last": None})
 
 
+def test_a_hook_can_keep_its_parameters_out_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A RegistrationError of the constructor is raised as it is: the parameters may be secrets."""
+
+    def picky(url: str) -> Any:
+        raise RegistrationError("url: use https")
+
+    monkeypatch.setattr(names.HOOKS, "_added", {"picky": picky})
+    with pytest.raises(RegistrationError, match=r"^hooks\.lifecycle\.0: url: use https$"):
+        HookRegistry({"lifecycle": [{"name": "picky", "url": "http://host/hunter2"}]})
+
+
 def test_a_resolved_reference_is_shown_as_written() -> None:
     """The value of a secret never gets into an error message."""
 

@@ -126,15 +126,12 @@ def _parameters(factory: Any) -> dict[str, Any]:
     found = {}
     for parameter in _config_parameters(factory):
         try:
-            kind = TypeAdapter(type_hint(parameter, factory)).json_schema() if _is_annotated(parameter) else {}
+            annotated = parameter.annotation is not parameter.empty
+            kind = TypeAdapter(type_hint(parameter, factory)).json_schema() if annotated else {}
         except Exception:  # pydantic raises several kinds of errors for types that it does not support
             kind = {}
         found[parameter.name] = {**(_or_reference(kind) if kind else kind), **_default(parameter)}
     return found
-
-
-def _is_annotated(parameter: inspect.Parameter) -> bool:
-    return parameter.annotation is not parameter.empty
 
 
 def _default(parameter: inspect.Parameter) -> dict[str, Any]:

@@ -141,6 +141,8 @@ def construct(
     except (HooklineError, RuntimeError, TypeError, ValueError) as error:  # what torch and Python raise for bad values
         if path and isinstance(error, HooklineError):  # says what is wrong already
             raise ConfigError(path, str(error)) from error
+        if isinstance(error, RegistrationError):  # a hook with secret parameters, which must not be shown, raises this
+            raise
         shown = ", ".join(f"{key}={written(value)}" for key, value in {**filled, **given}.items()) or "its defaults"
         raise ConfigError(path, f"{name} cannot be made with {shown}: {error}") from error
 
