@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from bench.interleave import Contender, Direct, close_all, interleave, on_one_core, standard_error_of_median
 from bench.table import Table
 from hookline import HookManager
-from hookline.activations.block import forget
 from hookline.activations.capture import Capture
+from hookline.activations.capture_session import forget_sessions
 
 TITLE = "Capturing all 64 modules of a tiny model"
 COLUMNS = ("forward pass", "µs", "ratio to plain", "± s.e.", "µs more per module", "goal")
@@ -102,7 +102,7 @@ def first_time(model: nn.Module, batch: Tensor) -> Forward:
     manager = HookManager()
 
     def forward() -> None:
-        forget(model)
+        forget_sessions(model)
         with manager.capturing(model, "?*"):
             model(batch)
 

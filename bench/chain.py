@@ -16,9 +16,9 @@ from bench.gpt import GPT
 from bench.interleave import standard_error_of_median
 from bench.table import Table
 from bench.turns import in_turn, wanted
+from hookline.core.registry import HookRegistry
 from hookline.gradients.chain import UpdateChain
 from hookline.record.metrics import MetricBuffer
-from hookline.registry.registry import HookRegistry
 
 TITLE = "A chain of update hooks over 124M parameters"
 COLUMNS = ("what is done with the gradients", "time", "ratio", "± s.e.", "goal", "host alone", "device alone", "ratio")
@@ -89,7 +89,7 @@ class Run:
 
     def update(self) -> None:
         """What the training loop does with the chain at each step."""
-        if heard := self.registry.fire.on_update:
+        if heard := self.registry.slots.on_update:
             self.step += 1
             heard(self)
 

@@ -85,7 +85,7 @@ class Monitored(Compiled):
     def step(self, watcher: Plain) -> None:
         """The same step; what has arrived is picked up when it is over."""
         manager = self.watched.manager
-        manager.tap.run.step = self.steps_made + 1
+        manager.dispatcher.run.step = self.steps_made + 1
         super().step(watcher)
         manager.get("monitor").on_step_end(None, self.steps_made)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from bench.table import Table
 from hookline import HookRegistry, HookRunner, TrainingHook
-from hookline.events.schedule import Reading
+from hookline.core.schedule import Reading
 
 np.random.seed(0)  # NumPy loads its streams on first use
 
@@ -56,7 +56,7 @@ def registry(heard: int = 0, elsewhere: int = 0) -> HookRegistry:
 
 def fires(hooks: HookRegistry) -> Callable[[int], None]:
     """Fire the event as the training loop does."""
-    fire, moment = hooks.fire, Moment()
+    fire, moment = hooks.slots, Moment()
 
     def loop(count: int) -> None:
         for _ in range(count):
@@ -97,7 +97,7 @@ def measure(rounds: int, only: list[str]) -> Table:
         "1,000 listen elsewhere": registry(0, 1000),
         "10 hooks hear it, streams guarded": registry(10),
     }
-    registries["10 hooks hear it, streams guarded"].guard.begin(0, lambda: 0)
+    registries["10 hooks hear it, streams guarded"].rng_guard.begin(0, lambda: 0)
     loops: dict[str, Callable[[int], None]] = {
         "empty": empty,
         **{name: fires(made) for name, made in registries.items()},

@@ -20,9 +20,8 @@ from bench.table import Table
 from bench.turns import above, in_turn, seconds_of, wanted
 from bench.watched import FLUSH_STEPS, Plain, Recorder, Training
 from hookline.hooks.gradient_monitor import GradientMonitor
-from hookline.record.memory_record import MemoryRecord
-from hookline.record.run_record import RunRecord
-from hookline.stats.norms import norms
+from hookline.record import Record
+from hookline.stats.rows import norms
 
 TITLE = "The gradient monitor, every parameter at every step"
 COLUMNS = ("what is watched, and how", "time", "above or ratio", "± s.e.", "goal")
@@ -117,7 +116,7 @@ def rows_of_model(
     title: str, training: Training, steps: int, root: str, rounds: int, only: list[str]
 ) -> Iterator[tuple[str, ...]]:
     """One row per watcher, timed in turn."""
-    record = RunRecord.create(root, config={}, seed=None)
+    record = Record.on_disk(root, config={}, seed=None)
     everybody = gpu_watchers(training, Recorder(training.model, record))
     plain = "plain step"
     watchers = {name: who for name, who in everybody.items() if wanted(f"{title}: {name}", only) or name == plain}
@@ -144,7 +143,7 @@ def rows_of_size(name: str, size: int, rounds: int) -> Iterator[tuple[str, ...]]
     gradients = [torch.randn(size) for _ in range(500)]
     for parameter, gradient in zip(model, gradients, strict=True):
         parameter.grad = gradient
-    look = partial(whole_look, GradientMonitor(1, log_moments=False), Recorder(model, MemoryRecord(keep=200)))
+    look = partial(whole_look, GradientMonitor(1, log_moments=False), Recorder(model, Record.in_memory(keep=200)))
     calls: Mapping[str, Callable[[], object]] = {
         "naive loop with item()": partial(naive_norms, gradients),
         "_foreach_norm": lambda: torch.stack(torch._foreach_norm(gradients)).tolist(),

@@ -16,7 +16,7 @@ from bench.interleave import no_garbage_collection
 from bench.overhead import scratch_directory
 from bench.table import Table
 from hookline import SimpleTrainer
-from hookline.jobs.char_gpt import CharGPT
+from hookline.demo.char_gpt import CharGPT
 
 TITLE = "Monitors, each every ten steps"
 COLUMNS = (

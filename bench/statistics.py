@@ -26,8 +26,8 @@ from bench.watchers import (
     OurOutputs,
     naive,
 )
-from hookline.record.run_record import RunRecord
-from hookline.stats.statistics import summarize
+from hookline.record import Record
+from hookline.stats.rows import summarize
 
 TITLE = "Statistics of activations and gradients"
 COLUMNS = ("what is watched, and how", "time", "above or ratio", "± s.e.", "goal", "peak memory", "in no_grad")
@@ -80,7 +80,7 @@ def rows_of_model(
     title: str, training: Training, goal: str, steps: int, root: str, rounds: int, only: list[str]
 ) -> Iterator[tuple[str, ...]]:
     """One row per watcher, timed in turn."""
-    record = RunRecord.create(root, config={}, seed=None)
+    record = Record.on_disk(root, config={}, seed=None)
     everybody = gpu_watchers(goal, Recorder(training.model, record))
     plain = "plain step"
     watchers = {name: who for name, who in everybody.items() if wanted(f"{title}: {name}", only) or name == plain}

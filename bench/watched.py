@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bench.gpt import GPT, VOCABULARY
-from hookline.record.run_record import Record
+from hookline.record.record import Record
 
 FLUSH_STEPS = 10
 Hook = Callable[[nn.Module, Any, Tensor], None]
@@ -60,7 +60,7 @@ class Recorder:
 
     def log_layers(self, series: str, names: Sequence[str], columns: Sequence[str], values: Tensor, step: int) -> None:
         """Numbers of every layer."""
-        self.record.layers(series, step, names, columns, values)
+        self.record.log_layers(series, step, names, columns, values)
 
 
 class Training:

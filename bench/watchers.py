@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from bench.watched import FLUSH_STEPS, Hook, Plain, Recorder, is_leaf
 from hookline.activations.manager import HookManager
 from hookline.activations.monitor import Monitor
-from hookline.stats.collector import Collector
-from hookline.stats.flush import Flush
+from hookline.stats.collector import Collector, HostQueue
 from hookline.stats.histograms import histograms, percentiles
-from hookline.stats.statistics import summarize
+from hookline.stats.rows import summarize
 
 
 def naive(tensor: Tensor) -> tuple[float, ...]:
@@ -49,7 +48,7 @@ class DeferredOutputs(Plain):
 
     def __init__(self) -> None:
         self.seen: list[Tensor] = []
-        self.flush = Flush()
+        self.flush = HostQueue()
 
     def hook(self, name: str) -> Hook:
         """Six results that stay on the device."""
@@ -67,7 +66,7 @@ class OurOutputs(Plain):
 
     def __init__(self, goal: str = "", **options: Any) -> None:
         self.goal = goal
-        self.collector, self.flush = Collector(**options), Flush()
+        self.collector, self.flush = Collector(**options), HostQueue()
 
     def hook(self, name: str) -> Hook:
         """A note of the output."""
@@ -86,7 +85,7 @@ class OurMonitor(Plain):
     def __init__(self, recorder: Recorder, goal: str) -> None:
         self.recorder, self.goal = recorder, goal
         self.monitor, self.manager = Monitor(is_leaf), HookManager()
-        self.manager.tap.run.step = 1
+        self.manager.dispatcher.run.step = 1
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
@@ -106,7 +105,7 @@ class OurMonitor(Plain):
         self.monitor.on_step_end(self.recorder, step)
         if step % FLUSH_STEPS == 0:
             self.recorder.record.flush()
-        self.manager.tap.run.step = step + 1
+        self.manager.dispatcher.run.step = step + 1
         self.monitor.on_train_batch_start()
 
 
@@ -116,7 +115,7 @@ class OurGradients(Plain):
     goal = "≤ +1.5 %"
 
     def __init__(self) -> None:
-        self.flush = Flush()
+        self.flush = HostQueue()
 
     def after_backward(self, step: int, gradients: list[Tensor]) -> None:
         """Read, start the copy, pick up what has come."""

@@ -22,8 +22,8 @@ from hookline import (
 from hookline.build import trainer_from_config
 from hookline.config.load import load_config
 from hookline.config.schema import HooksConfig, RunConfig
+from hookline.core.plugins import DATA, MODELS
 from hookline.errors import ConfigError, HooklineError
-from hookline.registry.names import DATA, MODELS
 
 DEFAULT = Path(__file__).parents[1] / "src" / "hookline" / "demo" / "default.yaml"
 

@@ -8,7 +8,7 @@ import torch
 from hookline import ForwardHook, TrainingHook, UpdateHook
 from hookline.testing import assert_harmless, small_trainer
 from hookline.trainer.trainer import Trainer
-from hookline.verification import NotRepeatable, digest, first_difference, verify
+from hookline.verify import NotRepeatable, digest, first_difference, verify
 
 
 class AtStep3(TrainingHook):

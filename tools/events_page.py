@@ -10,8 +10,8 @@ from typing import Literal, get_args, get_origin, get_type_hints
 from pages import DOCS, table, visible, write_part
 
 from hookline.cli.hooks import first_sentence, kind_of, parameter_list
-from hookline.events.catalog import ARGUMENT_ALIASES, ARGUMENTS, CATALOG, Event
-from hookline.registry.names import HOOKS
+from hookline.core.catalog import ARGUMENT_ALIASES, ARGUMENTS, CATALOG, Event
+from hookline.core.plugins import HOOKS
 from hookline.trainer.options import TrainerOptions
 
 HEAD = """# Events

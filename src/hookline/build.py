@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import asdict, fields
-from pathlib import Path
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,17 +12,15 @@ import torch
 from hookline.activations.manager import HookManager
 from hookline.config.factory import Factory, ImportPolicy, find_factory
 from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
+from hookline.core.plugins import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS
+from hookline.core.plugins import TRAINERS as TRAINER_NAMES
 from hookline.errors import ConfigError, HooklineError, TrainingError
-from hookline.record.memory_record import MemoryRecord
-from hookline.record.run_record import Record, RunRecord
-from hookline.registry.names import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS
-from hookline.registry.names import TRAINERS as TRAINER_NAMES
-from hookline.trainer.engines import Engine, find_device
-from hookline.trainer.forward import StepFunction, count_tokens
-from hookline.trainer.loaders import Loaders, epoch_length, to_train_on
+from hookline.trainer.components import Components
+from hookline.trainer.data.loaders import Loaders, epoch_length, make_train_loaders
+from hookline.trainer.engine import Engine, find_device
 from hookline.trainer.options import TrainerOptions
-from hookline.trainer.parts import Parts
 from hookline.trainer.rng import seed_everything
+from hookline.trainer.step_fn import StepFunction, count_tokens
 from hookline.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -224,7 +221,7 @@ def make_scheduler(factory: Factory | None, optimizer: Any, options: TrainerOpti
     """
     if factory is None:
         return None
-    steps, length = options.max_steps, epoch_length(to_train_on(train, options))
+    steps, length = options.max_steps, epoch_length(make_train_loaders(train, options))
     if steps is None and length is not None and options.epochs is not None:
         steps = -(-length // options.accumulate) * options.epochs
     if steps is None or options.scheduler_interval == "epoch":
@@ -274,7 +271,7 @@ def make_parts(
     resolved: Mapping[str, Any] | None = None,
     options: TrainerOptions | None = None,
     **keywords: Any,
-) -> Parts:
+) -> Components:
     """Check what a constructor was given, and return the parts of a trainer.
 
     The arguments are those of `SimpleTrainer`, and:
@@ -294,7 +291,7 @@ def make_parts(
         options = TrainerOptions.make(keywords)
     settings = options
     engine = Engine(find_device(device), settings.precision)
-    return Parts(
+    return Components(
         model=engine.prepare(model),
         optimizers=checked_optimizers(optimizers),
         hooks=manager,
@@ -309,18 +306,13 @@ def make_parts(
         metrics=metrics,
         count_tokens=count_tokens,
         config=settings if config is None else config,
-        describe=lambda: (
-            describe(model, optimizers, settings, manager)
-            if resolved is None
-            else {**resolved, "trainer": {**resolved.get("trainer", {}), **asdict(settings)}}
-        ),
-        make_record=lambda described, run_dir: make_record(settings, described, run_dir),
+        resolved=resolved,
     )
 
 
 def attach(trainer: Trainer, manager: HookManager) -> None:
     """Connect the finished trainer with its hooks."""
-    manager.watch(trainer.model, trainer.moment)
+    manager.watch(trainer.model, trainer.event_args)
     add_clipping(manager, trainer.options)
 
 
@@ -330,15 +322,6 @@ def add_clipping(manager: HookManager, options: TrainerOptions) -> None:
         if "clip_norm" in manager:
             raise ConfigError("trainer.max_grad_norm", "there is a clip_norm hook already; keep one of the two")
         manager.register("clip_norm", origin="max_grad_norm", last=True, max_norm=options.max_grad_norm)
-
-
-def make_record(options: TrainerOptions, resolved: Mapping[str, Any], run_dir: Path | None) -> Record:
-    """Make the run's record, on disk unless `record` is false; a resumed run keeps its directory and its id."""
-    if not options.record:
-        return MemoryRecord(config=resolved, seed=options.seed)
-    if run_dir is not None:
-        return RunRecord.create(run_dir.parent, config=resolved, seed=options.seed, run_id=run_dir.name)
-    return RunRecord.create(options.output_dir, config=resolved, seed=options.seed)
 
 
 def checked_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
@@ -377,19 +360,3 @@ def checked_function(function: Any, name: str) -> Any:
     if function is not None and not callable(function):
         raise TrainingError(f"{name}: expected a function, got {function!r} ({type(function).__name__})")
     return function
-
-
-def describe(model: torch.nn.Module, optimizers: Any, options: TrainerOptions, manager: HookManager) -> dict[str, Any]:
-    """Describe a trainer that was made in code, for the record and its config hash."""
-    return {
-        "model": {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())},
-        "optimizers": [
-            {
-                "class": type(one).__name__,
-                **{k: v for k, v in getattr(one, "defaults", {}).items() if isinstance(v, (int, float, str, tuple))},
-            }
-            for one in checked_optimizers(optimizers)
-        ],
-        "trainer": asdict(options),
-        "hooks": [{"name": hook.name, "enabled": hook.enabled, **hook.parameters} for hook in manager.list_hooks()],
-    }

@@ -42,7 +42,7 @@ def assert_harmless(hook: Any, make_trainer: Callable[[], Trainer] = small_train
     """
     plain = observe_run(make_trainer(), (), steps)
     trainer = make_trainer()
-    trainer.hooks.desk.debug = True  # an exception of the hook is one of the test
+    trainer.hooks.failures.debug = True  # an exception of the hook is one of the test
     name = str(trainer.add_hook(hook))
     verdict = judge(name, False, plain, observe_run(trainer, (name,), steps))
     if not verdict.harmless:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from hookline._tensors import iter_tensors
+from hookline.core.base import TrainingHook
+from hookline.core.failures import Incident
 from hookline.core.run_control import RunControl
-from hookline.events.policy import Incident
-from hookline.registry.base import TrainingHook
 from hookline.trainer.rng import rng_state
 from hookline.trainer.trainer import Trainer
 
@@ -176,7 +176,7 @@ def observe_run(trainer: Trainer, keep: Iterable[str], steps: int) -> ObservedRu
     trainer.add_hook(probe)
     probe.attach(trainer)
     trainer.options.console = False
-    stop_watching = trainer.hooks.desk.watch(incidents.append)
+    stop_watching = trainer.hooks.failures.subscribe(incidents.append)
     try:
         trainer.fit(max_steps=steps)
     finally:

@@ -15,7 +15,7 @@ from hookline import HooklineError, HookManager, TrainingHook, get_trainer
 from hookline.activations import attention
 from hookline.activations.attention import AttentionCost
 from hookline.activations.attention_weights import ATTENTION_FUNCTIONS
-from hookline.jobs.char_gpt import CharGPT
+from hookline.demo.char_gpt import CharGPT
 
 
 class ByHand(nn.Module):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from hookline import HookManager
 from hookline.activations.capture import Capture
+from hookline.core.schedule import Reading
 from hookline.errors import ConfigError
-from hookline.events.schedule import Reading
 
 INPUT = torch.arange(8.0).reshape(2, 4)
 
@@ -60,7 +60,7 @@ def test_on_forward_and_bind_module_capture_the_same(what: str) -> None:
     hook = Capture("?", what=what)
     manager = captured(model, hook, INPUT)
     manager.entry("capture").failures.add("on_forward")
-    manager.tables.reset()
+    manager.dispatch_table.reset()
     model(INPUT)
     states = manager.get_captured_states("capture")
     assert [state.call for state in states] == [1, 1, 1, 2, 2, 2]

@@ -153,7 +153,7 @@ def test_a_finding_has_place_time_and_statistics() -> None:
     encoder = nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16, batch_first=True)
     hook = Debug("self_attn", {"absmax": "> 0"})
     manager = watched(encoder, hook)
-    manager.tap.run.step = 7
+    manager.dispatcher.run.step = 7
     encoder(torch.randn(2, 3, 8))  # the line that the stack must show
     finding = hook.findings[0]
     assert (finding.module, finding.step, finding.phase, finding.call) == ("self_attn", 7, "inference", 1)

@@ -5,8 +5,8 @@ import torch
 
 from hookline.activations.metric_spec import DEFAULT_METRICS, MetricSpec
 from hookline.errors import ConfigError
-from hookline.stats.newest import summarize_once
-from hookline.stats.wide_rows import measure_with_histograms
+from hookline.stats.cache import summarize_cached
+from hookline.stats.histograms import summarize_with_histograms
 
 
 def test_columns_have_the_requested_order() -> None:
@@ -19,20 +19,20 @@ def test_columns_have_the_requested_order() -> None:
 
 def test_histograms_are_counted_only_on_request() -> None:
     """Plain statistics need no histograms."""
-    assert MetricSpec.parse(DEFAULT_METRICS, []).measure is summarize_once
-    assert MetricSpec.parse([], [50]).measure is measure_with_histograms
-    assert MetricSpec.parse(["histogram"], []).measure is measure_with_histograms
+    assert MetricSpec.parse(DEFAULT_METRICS, []).measure is summarize_cached
+    assert MetricSpec.parse([], [50]).measure is summarize_with_histograms
+    assert MetricSpec.parse(["histogram"], []).measure is summarize_with_histograms
 
 
 def test_select() -> None:
     """Each column has the values of its name, for every row."""
     tensors = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-4.0, 0.0, 4.0])]
     spec = MetricSpec.parse(["max", "mean", "histogram"], [50])
-    found = spec.select(measure_with_histograms(tensors))
+    found = spec.select(summarize_with_histograms(tensors))
     torch.testing.assert_close(found[:, :2], torch.tensor([[3, 2], [4, 0]], dtype=torch.float64))
     assert found[:, 2].tolist() == pytest.approx([2, 0], rel=0.05)
     assert found[:, 3].tolist() == [1, 2]
-    assert MetricSpec.parse(["zeros"], []).select(summarize_once(tensors)).tolist() == [[0], [1]]
+    assert MetricSpec.parse(["zeros"], []).select(summarize_cached(tensors)).tolist() == [[0], [1]]
 
 
 @pytest.mark.parametrize("point", [-1, 101, "50", True, float("nan")])

@@ -13,8 +13,8 @@ from hookline import HookManager, SimpleTrainer, read_layers, read_metrics
 from hookline.activations import monitor as monitor_module
 from hookline.activations.monitor import Monitor
 from hookline.errors import ConfigError, HooklineError
-from hookline.record import MemoryRecord
-from hookline.stats import collector, flush, per_step
+from hookline.record import Record
+from hookline.stats import collector
 from hookline.stats.histograms import percentiles
 
 
@@ -54,8 +54,8 @@ def watched(monitor: Monitor, model: nn.Module) -> HookManager:
 
 def in_memory(trainer: SimpleTrainer, columns: tuple[str, ...]) -> dict[int, torch.Tensor]:
     """By step, what a run that kept no record on disk logged for these columns."""
-    assert isinstance(trainer.record, MemoryRecord)
-    return {layers.step: layers.values for layers in trainer.record.layer_steps if layers.table.columns == columns}
+    assert isinstance(trainer.record, Record)
+    return {layers.step: layers.values for layers in trainer.record.layer_rows if layers.header.columns == columns}
 
 
 @pytest.mark.req("003-24", "000-12")
@@ -308,7 +308,7 @@ def test_without_a_run_there_is_an_entry_for_each_call() -> None:
 def test_without_a_run_memory_is_bounded(metrics: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Old results are dropped although nothing reads them, and the newest of every kind are there."""
     monkeypatch.setattr(monitor_module, "MAX_PENDING_CALLS", 4)
-    monkeypatch.setattr(per_step, "MOST_GATHERED", 4)
+    monkeypatch.setattr(collector, "MOST_COLLECTED", 4)
     monkeypatch.setattr(monitor_module, "HISTORY_LIMIT", 10)
     monitor, model = Monitor("0", metrics), nn.Sequential(nn.Identity())
     watched(monitor, model)
@@ -377,7 +377,7 @@ def test_a_failing_step_is_recorded() -> None:
 def test_values_arrive_a_flush_later_under_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """No event waits for a busy device; the end of the run records every step."""
     waited: list[bool] = []
-    monkeypatch.setattr(flush, "_has_arrived", lambda event: False)
+    monkeypatch.setattr("hookline._host_copy.HostCopy.is_ready", lambda copy: False)
     trainer = make_trainer(record=True)
     trainer.add_hook("monitor", modules="0", metrics=["mean"], gradients=True)
     record = trainer.record
@@ -398,7 +398,7 @@ def test_in_training_everything_is_read_in_one_launch(monkeypatch: pytest.Monkey
         launches.append(len(tensors))
         return summarize(tensors, names)
 
-    monkeypatch.setattr("hookline.stats.newest.summarize", counted)
+    monkeypatch.setattr("hookline.stats.cache.summarize", counted)
     model = nn.Sequential(nn.Linear(8, 8), *[nn.Tanh() for _ in range(8)], nn.Linear(8, 2))  # tanh keeps its output
     data = [(torch.randn(16, 8), torch.randn(16, 2))]
     trainer = SimpleTrainer(
@@ -543,7 +543,7 @@ def test_two_monitors_share_one_reading(monkeypatch: pytest.MonkeyPatch) -> None
         reads.append(len(tensors))
         return summarize(tensors, names)
 
-    monkeypatch.setattr("hookline.stats.newest.summarize", counted)
+    monkeypatch.setattr("hookline.stats.cache.summarize", counted)
     trainer = make_trainer(lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(6, 2)), 1)
     every, some = Monitor("*", ["mean", "absmax"]), Monitor(["0", "1"], ["std"])
     trainer.add_hook(every, name="every")

@@ -11,8 +11,8 @@ from small_config import config_with
 import hookline
 from hookline import __version__
 from hookline.cli import main
-from hookline.events.catalog import CATALOG
-from hookline.registry.names import HOOKS
+from hookline.core.catalog import CATALOG
+from hookline.core.plugins import HOOKS
 
 SMALL = config_with("{name: console_log, costs: false}")
 Captured = pytest.CaptureFixture[str]

@@ -14,7 +14,7 @@ from torch import nn
 from hookline.cli import main
 from hookline.cli.formatting import table
 from hookline.cli.modules import COLUMNS, describe_output, format_output
-from hookline.registry import names
+from hookline.core import plugins
 
 SMALL = """
 model: {name: char_gpt, context: 16, width: 8, heads: 2, layers: 2}
@@ -31,7 +31,7 @@ Captured = pytest.CaptureFixture[str]
 def small_config(monkeypatch: pytest.MonkeyPatch) -> None:
     """A config in the current directory whose hooks' patterns are wrong; what tests register is forgotten."""
     Path("small.yaml").write_text(SMALL, encoding="utf-8")
-    monkeypatch.setattr(names.MODELS, "_added", dict(names.MODELS._added))
+    monkeypatch.setattr(plugins.MODELS, "_added", dict(plugins.MODELS._added))
 
 
 def printed(capsys: Captured, *words: str) -> list[str]:
@@ -124,7 +124,7 @@ def test_modules_that_run_twice_and_frozen_parameters(capsys: Captured) -> None:
     """Calls are counted, and a shared parameter counts once; the model is left in train mode, with no hook on it."""
     made: list[nn.Module] = []
 
-    @names.register_model("twice")
+    @plugins.register_model("twice")
     class Twice(nn.Module):
         def __init__(self, vocab_size: int) -> None:
             super().__init__()

@@ -8,10 +8,10 @@ import torch
 
 from hookline import NanForensics, get_trainer, register_model, trainer_from_config
 from hookline.cli import main
-from hookline.config.loading import load_config
+from hookline.config.load import load_config
+from hookline.core import plugins
 from hookline.demo.char_gpt import CharGPT
-from hookline.hooks.crash import read_crash
-from hookline.registry import names
+from hookline.hooks.nan_forensics.dump import read_crash
 
 CONFIG = """
 model: {name: fragile_gpt, context: 16, width: 8, heads: 2, layers: 1}
@@ -36,7 +36,7 @@ class FragileGPT(CharGPT):
 @pytest.fixture(autouse=True)
 def own_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model under a registered name, as `--import` would bring it."""
-    monkeypatch.setattr(names.MODELS, "_added", dict(names.MODELS._added))
+    monkeypatch.setattr(plugins.MODELS, "_added", dict(plugins.MODELS._added))
     register_model("fragile_gpt")(FragileGPT)
 
 

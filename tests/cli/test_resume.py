@@ -13,8 +13,8 @@ import yaml
 from hookline import get_trainer, read_metrics
 from hookline.checkpoints import read_checkpoint
 from hookline.cli import main
+from hookline.core import plugins
 from hookline.record import read_jsonl
-from hookline.registry import names
 
 CONFIG = """
 model: {name: char_gpt, context: 16, width: 8, heads: 2, layers: 1, dropout: 0.3}
@@ -118,7 +118,7 @@ def test_a_secret_must_be_given_again(capsys: Captured, monkeypatch: pytest.Monk
         def on_train_start(self) -> None: ...
 
     keys: list[str] = []
-    monkeypatch.setitem(names.HOOKS._added, "teller", Teller)
+    monkeypatch.setitem(plugins.HOOKS._added, "teller", Teller)
     run = train(capsys, "train", "run.yaml", "hooks.lifecycle=[checkpoint, {name: teller, api_key: sk-hidden-1234567}]")
     assert "sk-hidden" not in (run / "config.yaml").read_text()
     assert "hooks.teller.api_key: was a secret and is not recorded" in refusal(capsys, "resume", str(run))
@@ -148,7 +148,7 @@ def test_a_signal_is_the_exit_status(
                 sent.append(os.kill(os.getpid(), number))
 
     sent: list[Any] = []
-    monkeypatch.setitem(names.HOOKS._added, "sender", Sender)
+    monkeypatch.setitem(plugins.HOOKS._added, "sender", Sender)
     whole = train(capsys, "train", "run.yaml")
     assert main(["train", "run.yaml", "hooks.lifecycle=[{name: checkpoint, save_every_n_steps: 4}, sender]"]) == status
     run = Path(capsys.readouterr().out.splitlines()[-1])

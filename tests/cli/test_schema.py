@@ -16,8 +16,8 @@ from hookline.config.hooks import OPTIONS
 from hookline.config.references import resolve_references
 from hookline.config.schema import HooksConfig, RunConfig, as_run_config
 from hookline.config.values import read_yaml
+from hookline.core.plugins import HOOKS
 from hookline.errors import HooklineError
-from hookline.registry.names import HOOKS
 
 LEAST: dict[str, Any] = {"model": "char_gpt", "data": "stdlib_text", "optimizer": {"name": "sgd", "lr": 0.1}}
 TYPES = {

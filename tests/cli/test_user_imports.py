@@ -14,10 +14,10 @@ from small_config import config_with
 
 from hookline.cli import main
 from hookline.cli.user_imports import allowed_hosts, import_user_module, user_imports
+from hookline.core import plugins
 from hookline.errors import HooklineError, RegistrationError
 from hookline.hooks import webhook
 from hookline.hooks.webhook import read_url
-from hookline.registry import names
 
 PARTS = """
 from types import SimpleNamespace
@@ -54,7 +54,7 @@ def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A module and a config in the current directory; what the module registers is forgotten after the test."""
     Path("ownparts.py").write_text(PARTS, encoding="utf-8")
     Path("own.yaml").write_text(CONFIG, encoding="utf-8")
-    for registry in (names.MODELS, names.DATA, names.HOOKS):
+    for registry in (plugins.MODELS, plugins.DATA, plugins.HOOKS):
         monkeypatch.setattr(registry, "_added", dict(registry._added))
     yield
     for module in ("ownparts", "broken"):

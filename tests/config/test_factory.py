@@ -16,8 +16,8 @@ from hookline.cli import main
 from hookline.config.factory import Factory, ImportPolicy, find_factory
 from hookline.config.hooks import make_hook
 from hookline.config.references import Resolved, resolve_references, without_values
+from hookline.core.plugins import MODELS, load_reference
 from hookline.errors import ConfigError, HooklineError, RegistrationError
-from hookline.registry.names import MODELS, load_reference
 
 if TYPE_CHECKING:
     pass

@@ -9,9 +9,9 @@ import pytest
 from hookline import ForwardHook, HookRegistry, TrainingHook
 from hookline.config.factory import ImportPolicy, import_dotted
 from hookline.config.hooks import FunctionHook, find_hook, hook_parameters, make_hook, read_hook_specs, register_specs
+from hookline.core import plugins
 from hookline.errors import ConfigError, HooklineError, RegistrationError
 from hookline.gradients.transforms import ClipNorm
-from hookline.registry import names
 
 
 class Watch(ForwardHook):
@@ -36,7 +36,7 @@ class Report(TrainingHook):
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two hooks that configs may name, gone after the test."""
-    monkeypatch.setattr(names.HOOKS, "_added", {"watch": Watch, "report": Report})
+    monkeypatch.setattr(plugins.HOOKS, "_added", {"watch": Watch, "report": Report})
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_registry_made_with_a_config_loads_its_hooks() -> None:
 def test_enabled_false_in_a_config_is_listed_and_off() -> None:
     """A hook that a config switches off is there, disabled."""
     registry = HookRegistry({"lifecycle": [{"name": "report", "enabled": False}]})
-    assert not registry.is_enabled("report") and registry.fire.on_train_end is not None
+    assert not registry.is_enabled("report") and registry.slots.on_train_end is not None
     assert "report: disabled" in str(registry.list_hooks())
     assert registry.entry("report").origin == "config"
 
@@ -346,7 +346,7 @@ def test_a_hook_can_keep_its_parameters_out_of_messages(monkeypatch: pytest.Monk
     def picky(url: str) -> Any:
         raise RegistrationError("url: use https")
 
-    monkeypatch.setattr(names.HOOKS, "_added", {"picky": picky})
+    monkeypatch.setattr(plugins.HOOKS, "_added", {"picky": picky})
     with pytest.raises(RegistrationError, match=r"^hooks\.lifecycle\.0: url: use https$"):
         HookRegistry({"lifecycle": [{"name": "picky", "url": "http://host/hunter2"}]})
 
@@ -393,7 +393,7 @@ def test_attributes_of_a_function_count_as_those_of_a_class() -> None:
 def test_a_function_of_gradients_is_a_hook_and_other_functions_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name may stand for either; only the arguments of the event are not parameters."""
     factory = lambda scale: ClipNorm(scale)  # noqa: E731
-    monkeypatch.setattr(names.HOOKS, "_added", {"double": double, "made": factory})
+    monkeypatch.setattr(plugins.HOOKS, "_added", {"double": double, "made": factory})
     assert make_hook("double", {"factor": 4.0}).on_update({"a": 1}, step=1) == {"a": 4.0}
     assert make_hook("made", {"scale": 2}).max_norm == 2.0
     with pytest.raises(RegistrationError, match="double has no parameter 'step'"):

@@ -7,8 +7,8 @@ import pytest
 
 from hookline.config.hooks import FLAGS, KEYS, read_hook_specs
 from hookline.config.schema import HooksConfig, RunConfig, TrainerConfig, as_run_config, as_trainer_config
+from hookline.core.registry import HookRegistry
 from hookline.errors import ConfigError, HooklineError
-from hookline.registry.registry import HookRegistry
 from hookline.trainer.options import TrainerOptions
 
 LEAST: dict[str, Any] = {"model": "char_gpt", "data": "stdlib_text", "optimizer": {"name": "sgd", "lr": 0.1}}

@@ -3,7 +3,7 @@
     python killed_run.py ROOT KILLS SEED [async_save]
 
 Importing torch takes longer than the training, so one process imports it and forks a child per attempt. Half of the
-children are killed from outside after a random time, the others kill themselves at a random call of a save to the disk.
+children are killed from outside after a random time, the others kill themselves at a random call of a save to the _fs.
 With async_save, that call is made while training goes on. The run that is never stopped always waits for its saves.
 Prints JSON: what each attempt came to, and the fingerprint of the run that was never stopped and of the one that was.
 """
@@ -23,13 +23,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from hookline import GenericTrainer, ResumableSampler, read_metrics
-from hookline.checkpoints import disk
-from hookline.registry.names import HOOKS
+from hookline import GenericTrainer, ResumableSampler, _fs, read_metrics
+from hookline.core.plugins import HOOKS
 
 STEPS_PER_EPOCH, EPOCHS, SAVE_EVERY = 18, 2, 2
 STEPS_AHEAD_S = 0.05  # some steps' time
-CALLS_PER_SAVE = 60  # to the disk, about: open, write, fsync and rename
+CALLS_PER_SAVE = 60  # to the _fs, about: open, write, fsync and rename
 CURVE = ("train/loss", "train/lr", "train/grad_norm", "train/epoch_loss", "val/loss")
 LEFT_OUT = {"sample_text", "notify", "profiler", "identity"}  # no text here, no network, and a trace per attempt
 NEEDED: dict[str, dict[str, Any]] = {
@@ -117,7 +116,7 @@ def die_at_call(number: int) -> None:
         return call
 
     for name in ("open", "write", "fsync", "rename"):
-        setattr(disk.os, name, counted(getattr(os, name)))
+        setattr(_fs.os, name, counted(getattr(os, name)))
 
 
 class DiskCalls:
@@ -134,7 +133,7 @@ def attempt(root: Path, kill_after: float | None, kill_at_call: int | None, asyn
     if child == 0:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the console hook's lines
-            disk.os = DiskCalls()  # type: ignore[attr-defined]
+            _fs.os = DiskCalls()  # type: ignore[attr-defined]
             if kill_at_call is not None:
                 die_at_call(kill_at_call)
             train(root, newest_run(root), async_save)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hookline import TrainingHook, get_trainer
-from hookline.registry.loading import find_hook
-from hookline.registry.names import HOOKS
+from hookline.config.hooks import find_hook
+from hookline.core.plugins import HOOKS
 
 OBSERVERS = [name for name in HOOKS.names() if not find_hook(name).intervenes]
 PARAMETERS: dict[str, dict[str, Any]] = {  # where the default would do little in so short a run, or cannot be

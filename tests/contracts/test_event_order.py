@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hookline import StepContext, StopTraining, Trainer, get_trainer
-from hookline.events.catalog import ARGUMENTS, CATALOG
+from hookline.core.catalog import ARGUMENTS, CATALOG
 
 Story = list[tuple[str, dict[str, Any]]]
 Grads = dict[str, torch.Tensor]

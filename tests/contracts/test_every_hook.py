@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from hookline import GenericTrainer, HookManager, HooksConfig
-from hookline.registry.loading import RESERVED, find_hook
-from hookline.registry.names import HOOKS
+from hookline.config.hooks import RESERVED, find_hook
+from hookline.core.plugins import HOOKS
 
 NEEDED: dict[str, dict[str, Any]] = {
     "notify": {"webhook_url": "https://hooks.example.org/x", "notify_on": []},  # parameters without a default

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from hookline import ForwardHook, Trainer, TrainingHook, UpdateHook, get_trainer
-from hookline.events.catalog import CATALOG
-from hookline.events.policy import STRIKES
+from hookline.core.catalog import CATALOG
+from hookline.core.failures import STRIKES
 
 EVENTS = [event.name for event in CATALOG.values() if event.kind == "lifecycle"]
 NOT_HERE = {"on_exception", "on_checkpoint_load"}  # nothing fails but hooks, and nothing is resumed

@@ -34,9 +34,9 @@ def staying() -> Callable[[], None]:
     manager.register_monitoring_hook("?", "monitor", metrics=["mean", "time"])
 
     def forward() -> None:
-        manager.tap.run.step += 1
+        manager.dispatcher.run.step += 1
         model(INPUT).sum().backward()
-        if manager.tap.run.step % 50 == 0:
+        if manager.dispatcher.run.step % 50 == 0:
             manager.get("monitor").latest()  # in a run every step is picked up; here somebody must
 
     return forward

@@ -5,10 +5,10 @@ from dataclasses import fields
 import pytest
 
 import hookline
-from hookline.config.schemas import HooksConfig, RunConfig
-from hookline.events.catalog import CATALOG
-from hookline.registry.loading import RESERVED
-from hookline.registry.names import HOOKS
+from hookline.config.hooks import RESERVED
+from hookline.config.schema import HooksConfig, RunConfig
+from hookline.core.catalog import CATALOG
+from hookline.core.plugins import HOOKS
 from hookline.trainer.options import TrainerOptions
 
 NAMES = """

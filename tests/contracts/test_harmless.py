@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from hookline import ForwardHook, HooklineError, Trainer, TrainingHook, get_trainer
-from hookline.registry.loading import find_hook
-from hookline.registry.names import HOOKS
+from hookline.config.hooks import find_hook
+from hookline.core.plugins import HOOKS
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 

@@ -16,9 +16,9 @@ import pytest
 
 from hookline.build import trainer_from_config
 from hookline.cli import main
-from hookline.config.loading import load_config
+from hookline.config.load import load_config
+from hookline.core import plugins
 from hookline.errors import ConfigError
-from hookline.registry import names
 
 SECONDS, MEGABYTES = 2.0, 200
 EXECUTES = (
@@ -384,14 +384,14 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     (tmp_path / "site" / "shadow_plugin.py").write_text("open('was-here', 'w')\nraise SystemExit('owned')\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    for table in (names.HOOKS, names.MODELS, names.OPTIMIZERS):
+    for table in (plugins.HOOKS, plugins.MODELS, plugins.OPTIMIZERS):
         monkeypatch.setattr(table, "_plugins", None)
 
 
 def test_an_entry_point_cannot_take_a_built_ins_place(installed: None, capsys: Captured) -> None:
     """Built-ins are found first; a plug-in of the same name is never imported, though it is there."""
-    assert names.HOOKS.plugins["json_log"].value == "shadow_plugin:Hook"  # a control: it is installed indeed
-    assert names.HOOKS.origin("json_log") == names.MODELS.origin("char_gpt") == "built-in"
+    assert plugins.HOOKS.plugins["json_log"].value == "shadow_plugin:Hook"  # a control: it is installed indeed
+    assert plugins.HOOKS.origin("json_log") == plugins.MODELS.origin("char_gpt") == "built-in"
     Path("c.yaml").write_text(hook("json_log"))
     assert main(["train", "c.yaml"]) == 0
     assert "shadow_plugin" not in sys.modules and not Path("was-here").exists()

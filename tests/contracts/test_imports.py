@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "hookline"
 
 SHARED = {"errors", "_checks", "_device", "_fs", "_host_copy", "_tensors"}  # helper modules that anything may import
-BELOW_HOOKS = SHARED | {"core", "events", "registry", "stats", "activations", "gradients", "record", "checkpoints"}
+BELOW_HOOKS = SHARED | {"core", "stats", "activations", "gradients", "record", "checkpoints"}
 BELOW_CONFIG = BELOW_HOOKS | {"hooks", "trainer"}
 ABOVE = {"hosts", "config", "demo", "jobs", "build", "cli", "testing", "verification", "verify", "__init__"}
 EVERYTHING = BELOW_CONFIG | ABOVE
@@ -27,17 +27,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_host_copy": {"_device"},
     "_tensors": set(),
     "core": SHARED,
-    "events": SHARED | {"core"},
-    "registry": SHARED | {"core", "events"},
     "stats": SHARED | {"core"},
-    "activations": SHARED | {"core", "registry", "events", "stats"},
-    "gradients": SHARED | {"core", "registry", "events", "stats"},
+    "activations": SHARED | {"core", "stats"},
+    "gradients": SHARED | {"core", "stats"},
     "record": SHARED | {"core"},
     "checkpoints": SHARED | {"core"},
     "hooks": BELOW_HOOKS,
-    "trainer": SHARED | {"core", "events", "registry", "gradients", "record", "checkpoints"},
+    "trainer": SHARED | {"core", "gradients", "record", "checkpoints"},
     "hosts": BELOW_CONFIG,
-    "config": SHARED | {"core", "events", "registry", "trainer.options"},
+    "config": SHARED | {"core", "trainer.options"},
     "demo": EVERYTHING,
     "jobs": EVERYTHING,
     "build": EVERYTHING,
@@ -49,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": EVERYTHING,
 }
 
-HOT_PATH = ("events", "registry", "stats", "activations", "gradients", "trainer")
+HOT_PATH = ("stats", "activations", "gradients", "trainer")
 HEAVY = {"pydantic", "rich", "yaml"}
 LOADED_ON_FIRST_USE = ("hosts", "config", "demo", "jobs", "build", "cli", "testing", "verification", "verify")
 

@@ -8,7 +8,7 @@ import torch
 
 from hookline import HookRegistry, TrainingHook
 from hookline.core.schedule import Reading
-from hookline.hooks.console import print_costs
+from hookline.hooks.console_log import print_costs
 
 
 class Clock:

@@ -58,7 +58,7 @@ class BuiltIn(Speaker):
 def incidents(registry: HookRegistry) -> list[Incident]:
     """Everything the registry reports from now on."""
     told: list[Incident] = []
-    registry.desk.watch(told.append)
+    registry.failures.subscribe(told.append)
     return told
 
 
@@ -313,7 +313,7 @@ def test_ranks_limit_where_a_hook_runs() -> None:
     """A hook of rank 0 is listed on the others and silent there."""
     heard: Heard = []
     registry = HookRegistry()
-    registry.desk.rank = 1
+    registry.failures.rank = 1
     registry.register(says(heard, "zero"), "zero", event="train_end", ranks=0)
     registry.register(says(heard, "one"), "one", event="train_end", ranks=[1, 2])
     registry.on_train_end()
@@ -460,7 +460,7 @@ def test_debug_makes_every_policy_raise_and_strict_errors_always_do() -> None:
     with pytest.raises(MetricMissing):
         registry.on_epoch_end()
     registry.register(failing(itertools.repeat(True)), "broken", event="train_batch_end")
-    registry.desk.debug = True
+    registry.failures.debug = True
     with pytest.raises(ValueError, match="boom"):
         registry.on_train_batch_end()
 
@@ -511,7 +511,7 @@ def test_stop_training_is_a_request_where_somebody_can_stop() -> None:
 
     registry = HookRegistry()
     registry.register(stop, "stopper", event="step_end")
-    fired = registry.fire.on_step_end
+    fired = registry.slots.on_step_end
     assert fired is not None
     fired(Moment())
     assert asked == [("StopTraining", "stopper")]
@@ -534,7 +534,7 @@ def test_the_failure_of_a_hook_that_removed_itself_is_not_hidden() -> None:
 def test_the_rank_is_told() -> None:
     """On another rank the note says which."""
     registry = HookRegistry()
-    registry.desk.rank = 3
+    registry.failures.rank = 3
     told = incidents(registry)
     registry.register(failing(itertools.repeat(True)), "broken", event="train_batch_end")
     registry.on_train_batch_end()
@@ -603,7 +603,7 @@ def test_a_hook_may_remove_itself() -> None:
     registry.register(once, "once", event="train_batch_end")
     registry.on_train_batch_end()
     registry.on_train_batch_end()
-    assert heard == ["once"] and registry.fire.on_train_batch_end is None
+    assert heard == ["once"] and registry.slots.on_train_batch_end is None
 
 
 def test_an_event_may_be_fired_from_inside_another() -> None:
@@ -634,7 +634,7 @@ def test_a_change_keeps_the_batchs_due_set() -> None:
     for step in range(1, 5):
         registry.begin_batch(Reading(step, step, 1))
         for event in ("on_train_batch_start", "on_train_batch_end"):
-            if fired := getattr(registry.fire, event):
+            if fired := getattr(registry.slots, event):
                 fired(None)
     assert heard == ["start", "end"] * 2
 
@@ -691,7 +691,7 @@ def test_registering_and_removing_while_another_thread_fires() -> None:
     while time.monotonic() < until:
         fired += 1
         registry.begin_batch(Reading(fired, fired, 1))
-        heard_slot = registry.fire.on_train_batch_end
+        heard_slot = registry.slots.on_train_batch_end
         assert heard_slot is not None
         heard_slot(type("Moment", (), {"step": fired})())
     done.set()
@@ -780,8 +780,8 @@ def test_watchers_can_stop_watching() -> None:
     """Both kinds of listener come with a way to end it."""
     registry = HookRegistry()
     changes, told = [], []
-    stop_changes = registry.watch_changes(lambda: changes.append(1))
-    stop_incidents = registry.desk.watch(told.append)
+    stop_changes = registry.on_change(lambda: changes.append(1))
+    stop_incidents = registry.failures.subscribe(told.append)
     stop_changes()
     stop_incidents()
     registry.register(failing(itertools.repeat(True)), "broken", event="epoch_end")

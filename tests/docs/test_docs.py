@@ -22,15 +22,23 @@ import hookline
 from hookline.cli import main, make_parser, read_arguments
 from hookline.config.overrides import apply_override
 from hookline.config.references import resolve_references
-from hookline.config.schemas import as_run_config
-from hookline.config.yaml_text import read_yaml
+from hookline.config.schema import as_run_config
+from hookline.config.values import read_yaml
+from hookline.core import plugins
 from hookline.hooks import webhook
-from hookline.registry import names
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-REGISTRIES = (names.HOOKS, names.MODELS, names.DATA, names.OPTIMIZERS, names.SCHEDULERS, names.LOSSES, names.TRAINERS)
+REGISTRIES = (
+    plugins.HOOKS,
+    plugins.MODELS,
+    plugins.DATA,
+    plugins.OPTIMIZERS,
+    plugins.SCHEDULERS,
+    plugins.LOSSES,
+    plugins.TRAINERS,
+)
 RUNNABLE = ("hookline events", "hookline hooks")
 NEXT = "-- next example --"
 # One interpreter for all of them: importing torch takes longer than any example.

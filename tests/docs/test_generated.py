@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import hookline
-from hookline.events.catalog import ARGUMENTS, CATALOG, SPELLINGS
-from hookline.registry.names import HOOKS
+from hookline.core.catalog import ARGUMENTS, CATALOG, SPELLINGS
+from hookline.core.plugins import HOOKS
 from hookline.trainer.options import TrainerOptions
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hookline.core.registry import HookRegistry
 from hookline.gradients.chain import UpdateChain
-from hookline.registry.registry import HookRegistry
 
 Params = dict[str, torch.nn.Parameter]
 SHAPES = {"matrix": (7, 3), "kernel": (4, 3, 2, 2), "vector": (5,), "scalar": (), "frozen": (2, 2)}
@@ -46,7 +46,7 @@ class Rig:
         self.steps += 1
         moment = SimpleNamespace(step=self.steps, epoch=0, model=None, trainer=self.trainer)
         moment.clipped = lambda norm, is_global: setattr(self, "clipped", (norm, is_global))
-        if fired := self.registry.fire.on_update:
+        if fired := self.registry.slots.on_update:
             fired(moment)
         return {name: None if p.grad is None else p.grad.clone() for name, p in self.params.items()}
 

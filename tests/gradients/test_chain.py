@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from hookline.core.base import TrainingHook, UpdateHook
+from hookline.core.failures import Incident
+from hookline.core.registry import HookRegistry
 from hookline.errors import GradientError, HooklineError, MissingArgument, StopTraining
-from hookline.events.policy import Incident
 from hookline.gradients.chain import UpdateChain
 from hookline.gradients.transforms import ClipNorm, Identity, Mask
-from hookline.registry.base import TrainingHook, UpdateHook
-from hookline.registry.registry import HookRegistry
 
 Grads = Mapping[str, torch.Tensor]
 
@@ -35,7 +35,7 @@ class Bench:
         self.chain = UpdateChain(self.registry, lambda: self.params)
         self.norms: list[torch.Tensor] = []
         self.told: list[Incident] = []
-        self.registry.desk.watch(self.told.append)
+        self.registry.failures.subscribe(self.told.append)
         self.reset()
 
     def reset(self) -> None:
@@ -44,7 +44,7 @@ class Bench:
 
     def step(self) -> list[float]:
         """Run the chain as a step does; returns the first element of each gradient."""
-        if fired := self.registry.fire.on_update:
+        if fired := self.registry.slots.on_update:
             fired(
                 SimpleNamespace(
                     step=1, epoch=0, model=None, trainer=None, clipped=lambda norm, is_global: self.norms.append(norm)
@@ -173,7 +173,7 @@ def test_three_failures_in_a_row_switch_a_link_off_and_a_success_breaks_the_row(
 def test_a_link_that_is_off_does_nothing(bench: Bench) -> None:
     """Switched off, the gradients reach the optimizer as they were."""
     bench.registry.register(link(scaled(10), "scale"), enabled=False)
-    assert bench.step() == [1.0, 2.0] and bench.registry.fire.on_update is None
+    assert bench.step() == [1.0, 2.0] and bench.registry.slots.on_update is None
 
 
 def test_params_select_and_a_pattern_that_matches_nothing_is_an_error(bench: Bench) -> None:
@@ -316,7 +316,7 @@ def test_a_clip_link_announces_its_norm_after_it_ran(bench: Bench) -> None:
     heard: list[float] = []
     bench.registry.register(ClipNorm(1.0), on_error="warn")
     bench.registry.register(lambda grad_norm: heard.append(grad_norm), "clip", event="gradient_clip")
-    fired = bench.registry.fire.on_update
+    fired = bench.registry.slots.on_update
     assert fired is not None
     moment = SimpleNamespace(step=1, clipped_norm=3.5, clipped=lambda norm, is_global: bench.norms.append(norm))
     fired(moment)
@@ -341,7 +341,7 @@ def test_a_value_that_is_not_there_is_not_the_links_failure(bench: Bench) -> Non
 
 def test_an_empty_chain_has_no_callable(bench: Bench) -> None:
     """No update hook, no cost."""
-    assert bench.registry.fire.on_update is None and bench.chain.compile([], False) is None
+    assert bench.registry.slots.on_update is None and bench.chain.compile([], False) is None
 
 
 def test_a_wrong_return_says_what_was_wrong(bench: Bench) -> None:
@@ -365,8 +365,8 @@ def test_a_step_that_a_guard_leaves_out_goes_no_further(bench: Bench) -> None:
     bench.registry.register(Guard())
     bench.registry.register(link(lambda grads: called.append("behind") or grads, "behind"))
     moment = SimpleNamespace(step=3, epoch=0, model=None, skip_asked_at=-1)
-    moment.trainer = SimpleNamespace(skip_step=lambda reason: setattr(moment, "skip_asked_at", 3))
-    fired = bench.registry.fire.on_update
+    moment.trainer = SimpleNamespace(skip_step=lambda reason: setattr(moment, "skip_requested_at", 3))
+    fired = bench.registry.slots.on_update
     assert fired is not None
     fired(moment)
     assert called == ["before"]
@@ -414,7 +414,7 @@ class Skipping:
 
 def ran(bench: Bench) -> Skipping:
     """The chain, run once where steps can be left out."""
-    moment, fired = Skipping(), bench.registry.fire.on_update
+    moment, fired = Skipping(), bench.registry.slots.on_update
     assert fired is not None
     fired(moment)
     return moment
@@ -498,7 +498,7 @@ def test_norms_are_read_anew_behind_a_users_link(bench: Bench, write: Callable[[
     bench.registry.register(ClipNorm(1.0))
     moment = Skipping()
     moment.log = lambda name, value: None  # type: ignore[attr-defined]
-    fired = bench.registry.fire.on_update
+    fired = bench.registry.slots.on_update
     assert fired is not None
     fired(moment)
     assert moment.norms == [(pytest.approx(1000**0.5 * 10**0.5 * 10**0.5), True)]

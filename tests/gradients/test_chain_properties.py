@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hookline.registry.base import UpdateHook
+from hookline.core.base import UpdateHook
 
 Grads = dict[str, torch.Tensor]
 Pure = Callable[[Grads], Grads]
@@ -114,7 +114,7 @@ def test_a_chain_is_the_composition_of_what_works(
     """In order, bit for bit, in place or not; a broken link leaves everything as it was and is the one that is told."""
     made = rig(params(seed=seed))
     told: list[str] = []
-    made.registry.desk.watch(lambda incident: told.append(incident.hook))
+    made.registry.failures.subscribe(lambda incident: told.append(incident.hook))
     for place, (kind, in_place) in enumerate(chain):
         made.registry.register(link(kind, in_place), f"{place}_{kind}")
     wanted, failed = composed(chain, gradients(made.params))

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from hookline.core.base import UpdateHook
+from hookline.core.costs import Cost
 from hookline.errors import GradientError
-from hookline.events.dispatch import Cost
 from hookline.gradients.finite_check import FiniteCheck
 from hookline.gradients.view import Gradients
-from hookline.registry.base import UpdateHook
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_a_link_that_writes_nan_is_named_and_undone(rig: Any, inplace: bool, val
     """By the policy 'warn' the gradients are as they were before it, and the parameter is in the message."""
     chain = chain_of(rig, Spoils(inplace, value))
     told: list[Any] = []
-    chain.registry.desk.watch(told.append)
+    chain.registry.failures.subscribe(told.append)
     after = chain.step(FINITE)
     assert torch.equal(after["a"], FINITE["a"]) and torch.equal(after["b"], FINITE["b"])
     assert [incident.hook for incident in told] == ["spoils"] and isinstance(told[0].error, GradientError)
@@ -133,7 +133,7 @@ def test_a_link_may_decline(rig: Any) -> None:
     hook = Spoils()
     hook.check_finite = False
     chain = chain_of(rig, hook)
-    assert chain.step(FINITE)["b"].isnan().all() and not chain.registry.desk.arguments
+    assert chain.step(FINITE)["b"].isnan().all() and not chain.registry.dispatch_table.argument_costs
 
 
 def test_with_debug_every_link_is_checked(rig: Any) -> None:
@@ -141,7 +141,7 @@ def test_with_debug_every_link_is_checked(rig: Any) -> None:
     hook = Spoils()
     hook.check_finite = False
     chain = chain_of(rig, hook)
-    chain.registry.desk.debug = True
+    chain.registry.failures.debug = True
     with pytest.raises(GradientError, match="'b'"):
         chain.step(FINITE)
 
@@ -151,7 +151,7 @@ def test_the_wait_has_a_row_in_the_cost_table(rig: Any) -> None:
     chain = chain_of(rig, Spoils())
     for _ in range(2):
         chain.step(FINITE)
-    assert chain.registry.desk.arguments["whether spoils left finite gradients"].calls == 2
+    assert chain.registry.dispatch_table.argument_costs["whether spoils left finite gradients"].calls == 2
 
 
 @pytest.mark.parametrize("in_place", [False, True])

@@ -27,7 +27,7 @@ def test_a_frozen_parameter_does_not_move_under_adamw_and_a_zeroed_one_does(rig:
         param.grad = torch.ones(3)
         optimizer.step()
         before = param.detach().clone()
-        chain.registry.tables.decide_who_is_due(Clock(2), [(link, chain.registry.entry(link).schedule)], False)
+        chain.registry.dispatch_table.decide_due_hooks(Clock(2), [(link, chain.registry.entry(link).schedule)], False)
         chain.step({"w": torch.ones(3)})
         optimizer.step()
         moved[link] = not torch.equal(param.detach(), before)

@@ -135,7 +135,7 @@ def test_its_wait_for_the_device_has_a_row_in_the_cost_table(rig: Any, link: Any
     for _ in range(3):
         chain.step(of_norm(1.0))
     name = next(iter(chain.registry))
-    account = chain.registry.desk.arguments[f"the verdict of {name}"]
+    account = chain.registry.dispatch_table.argument_costs[f"the verdict of {name}"]
     assert account.calls == (3 if name == "skip_nonfinite" else 2) and account.ns > 0
     account.ns += 10**9
     rows = {row["hook"]: row["kind"] for row in chain.registry.costs()}

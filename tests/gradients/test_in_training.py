@@ -13,10 +13,10 @@ from torch import nn
 
 from hookline import GenericTrainer, TrainingHook, UpdateHook, get_trainer, register_hook
 from hookline.cli import main
+from hookline.core import plugins
+from hookline.core.registry import HookRegistry
 from hookline.errors import GradientError, HooklineError
 from hookline.gradients.chain import UpdateChain
-from hookline.registry import names
-from hookline.registry.registry import HookRegistry
 from hookline.trainer.trainer import Trainer
 
 Grads = Mapping[str, torch.Tensor]
@@ -150,7 +150,7 @@ def test_a_function_is_an_update_hook() -> None:
 @pytest.fixture
 def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     """A registered function of gradients with a parameter of its own."""
-    monkeypatch.setattr(names.HOOKS, "_added", dict(names.HOOKS._added))
+    monkeypatch.setattr(plugins.HOOKS, "_added", dict(plugins.HOOKS._added))
 
     @register_hook("shrink")
     def shrink(grads: Grads, step: int, factor: float = 0.5) -> dict[str, torch.Tensor]:
@@ -289,8 +289,8 @@ def test_complex_gradients_are_handled_or_refused_by_name(link: dict[str, Any]) 
         for seed in range(4):
             pairs = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(seed))
             param.grad = pairs if as_pairs else torch.view_as_complex(pairs)
-            assert registry.fire.on_update is not None
-            registry.fire.on_update(moment)
+            assert registry.slots.on_update is not None
+            registry.slots.on_update(moment)
         assert param.grad is not None
         return param.grad if as_pairs else torch.view_as_real(param.grad)
 
@@ -388,7 +388,7 @@ def test_half_written_gradients_cost_their_steps_and_nothing_else(
 ) -> None:
     """A link that fails half-way through writing: its three steps are left out and told, then it is off."""
     caplog.set_level(logging.CRITICAL, "hookline")
-    monkeypatch.setattr(names.HOOKS, "_added", dict(names.HOOKS._added))
+    monkeypatch.setattr(plugins.HOOKS, "_added", dict(plugins.HOOKS._added))
 
     @register_hook("scribbles")
     def scribbles(grads: Grads) -> None:
@@ -505,7 +505,7 @@ def test_on_the_command_line_a_link_that_fails_is_named(
     link: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one line that says what went wrong says whose fault it was, too."""
-    monkeypatch.setattr(names.HOOKS, "_added", dict(names.HOOKS._added))
+    monkeypatch.setattr(plugins.HOOKS, "_added", dict(plugins.HOOKS._added))
 
     @register_hook("drops")
     def drops(grads: Grads) -> Grads:

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from hookline.events.schedule import Quantity, Reading, Schedule
+from hookline.core.schedule import Quantity, Reading, Schedule
 
 UNITS = ("steps", "batches", "epochs", "tokens", "seconds")
 

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from hookline import ForwardHook, HookManager
 from hookline.activations.compile import compiled_stats
 from hookline.stats.columns import STATISTICS
-from hookline.stats.merging import merge
-from hookline.stats.statistics import summarize
+from hookline.stats.merge import merge
+from hookline.stats.rows import summarize
 
 CPU = torch.device("cpu")
 INPUT = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
@@ -27,7 +27,7 @@ COMPILING = [
 """Marks of tests that compile."""
 
 
-def make_tallies(many: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+def make_accumulators(many: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
     """Make rows: here [calls, calls that were due, statistics]."""
     table = torch.zeros((many, 2 + WIDTH), dtype=torch.float64)
     return table, list(table.split(1))
@@ -55,7 +55,7 @@ def take(rows: list[Tensor], counts: Tensor) -> Tensor:
 
 
 STAND_IN = SimpleNamespace(
-    make_tallies=make_tallies,
+    make_accumulators=make_accumulators,
     make_flag=lambda device: torch.zeros((), dtype=torch.int32),
     make_counts=lambda many, device: torch.zeros((many, 2), dtype=torch.float64),
     addresses_of=lambda rows: rows,
@@ -66,7 +66,7 @@ STAND_IN = SimpleNamespace(
 
 def kernels_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Reset the compiler, and let the CPU have kernels for one test."""
-    monkeypatch.setitem(sys.modules, "hookline.stats.cuda_tally", STAND_IN)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "hookline.stats.cuda_accumulators", STAND_IN)  # type: ignore[arg-type]
     monkeypatch.setattr(compiled_stats, "has_kernels", lambda device: device == CPU)
     torch._dynamo.reset()
     counters.clear()

@@ -14,7 +14,7 @@ from torch import nn
 
 from hookline import EarlyStopping, GenericTrainer, HooklineError, HooksConfig, Trainer
 from hookline.errors import ConfigError, MetricMissing
-from hookline.record.memory_record import MemoryRecord
+from hookline.record import Record
 
 NAN = math.nan
 
@@ -47,7 +47,7 @@ def run(losses: Sequence[float], config: dict[str, Any], **options: Any) -> Trai
 
 def ending(trainer: Trainer) -> tuple[int, str, str | None]:
     """Validations made, outcome and reason."""
-    assert isinstance(trainer.record, MemoryRecord)
+    assert isinstance(trainer.record, Record)
     return trainer.step // 2, trainer.record.run["outcome"], trainer.record.run["reason"]
 
 
@@ -269,7 +269,7 @@ def test_the_best_weights_come_back() -> None:
     for losses in ([3, 1, 2, 2], [3, 1, 2]):
         trainer = run(losses, {"patience": 2, "restore_best_weights": True})
         assert trainer.model.weight.item() == 4.0 < trainer.step  # type: ignore[union-attr, operator]
-        assert isinstance(trainer.record, MemoryRecord)
+        assert isinstance(trainer.record, Record)
         event = next(one for one in trainer.record.events if one["kind"] == "best_weights_restored")
         assert (event["by"], event["saved_at"], event["value"]) == ("early_stopping", 4, 1.0)
         assert trainer.hooks.entry("early_stopping").intervenes

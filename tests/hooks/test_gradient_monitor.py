@@ -15,7 +15,7 @@ from torch import nn
 
 from hookline import GenericTrainer, HooklineError, Trainer, get_trainer, read_metrics
 from hookline.hooks.gradient_monitor import GradientMonitor
-from hookline.record.layer_series import read_layers
+from hookline.record.reader import read_layers
 from hookline.stats.histograms import BINS, ZERO
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -47,11 +47,11 @@ def layers_of(trainer: Trainer, series: str = "gradients") -> dict[int, Rows]:
     """What the record in memory holds: step -> layer -> column -> value."""
     return {
         layers.step: {
-            name: dict(zip(layers.table.columns, row.tolist(), strict=True))
-            for name, row in zip(layers.table.names, layers.values, strict=True)
+            name: dict(zip(layers.header.columns, row.tolist(), strict=True))
+            for name, row in zip(layers.header.names, layers.values, strict=True)
         }
-        for layers in trainer.record.layer_steps  # type: ignore[attr-defined]
-        if layers.table.series == series
+        for layers in trainer.record.layer_rows  # type: ignore[attr-defined]
+        if layers.header.series == series
     }
 
 
@@ -191,7 +191,7 @@ def test_histograms_count_every_element(per_octave: int) -> None:
     with torch.no_grad():
         model[0].bias.fill_(-100.0)  # all units are dead
     trainer.train()
-    found = [layers for layers in trainer.record.layer_steps if layers.table.series == "gradient_histograms"]  # type: ignore[attr-defined]
+    found = [layers for layers in trainer.record.layer_rows if layers.header.series == "gradient_histograms"]  # type: ignore[attr-defined]
     assert [layers.step for layers in found] == [3, 6]
     bins = BINS if per_octave == 8 else 4 + 2 * 32
     assert found[0].values.shape == (4, 1, bins)
@@ -597,7 +597,7 @@ def test_sparse_gradients_are_those_of_the_dense_ones() -> None:
         trainer.add_hook(GradientMonitor(1, log_histogram=True, percentiles=[5, 95], log_update_ratio=True))
         trainer.train()
         results.append(trainer)
-    steps = [trainer.record.layer_steps for trainer in results]  # type: ignore[attr-defined]
+    steps = [trainer.record.layer_rows for trainer in results]  # type: ignore[attr-defined]
     assert len(steps[0]) == len(steps[1]) == 8
     for sparse_step, dense_step in zip(*steps, strict=True):
         torch.testing.assert_close(sparse_step.values, dense_step.values, rtol=1e-4, atol=1e-7)
@@ -758,7 +758,7 @@ def test_two_monitors_log_under_different_names() -> None:
 def test_trouble_is_reported_as_soon_as_values_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a device has measured is picked up at the end of the first step at which it has arrived, due or not."""
     trainer = make_trainer(batches=make_batches(20))
-    monkeypatch.setattr("hookline.stats.flush._has_arrived", lambda event: trainer.step >= 12)
+    monkeypatch.setattr("hookline._host_copy.HostCopy.is_ready", lambda copy: trainer.step >= 12)
     monitor = GradientMonitor(log_frequency=10, exploding=1e-6)
     monitor.always_hears = ("on_step_end",)  # as where torch knows CUDA
     trainer.add_hook(monitor)

@@ -36,8 +36,8 @@ def make_model() -> nn.Sequential:
 
 def assert_same_record(whole: Any, cut: Any) -> None:
     """Every layer's row and bins, and what is true of all layers."""
-    assert len(whole.record.layer_steps) == len(cut.record.layer_steps) == 6  # statistics and bins of three steps
-    for wanted, found in zip(whole.record.layer_steps, cut.record.layer_steps, strict=True):
+    assert len(whole.record.layer_rows) == len(cut.record.layer_rows) == 6  # statistics and bins of three steps
+    for wanted, found in zip(whole.record.layer_rows, cut.record.layer_rows, strict=True):
         assert (wanted.step, wanted.table) == (found.step, found.table)
         torch.testing.assert_close(found.values, wanted.values, rtol=1e-4, atol=1e-6, equal_nan=True)
     for wanted, found in zip(whole.record.metrics, cut.record.metrics, strict=True):

@@ -9,7 +9,7 @@ from torch import nn
 
 from hookline import GenericTrainer, HooksConfig, LearningRateMonitor
 from hookline.errors import ConfigError
-from hookline.record.memory_record import MemoryRecord
+from hookline.record import Record
 
 
 def recorded(config: dict[str, Any], optimizers: Any, model: nn.Module, **options: Any) -> list[dict[str, Any]]:
@@ -18,7 +18,7 @@ def recorded(config: dict[str, Any], optimizers: Any, model: nn.Module, **option
     options = {"record": False, "console": False, "loss_fn": nn.functional.mse_loss, **options}
     trainer = GenericTrainer(hooks, model, optimizers, device="cpu", **options)
     trainer.fit([(torch.ones(2, 3), torch.ones(2, 1))] * 3, max_epochs=2)
-    assert isinstance(trainer.record, MemoryRecord)
+    assert isinstance(trainer.record, Record)
     lines = [{key: value for key, value in line.items() if key != "time"} for line in trainer.record.metrics]
     return [{key: value for key, value in line.items() if not key.startswith("train/")} for line in lines]
 

@@ -14,7 +14,7 @@ import torch
 from run_control import PlainRun
 
 from hookline import HooksConfig, NotifyHook, Trainer, TrainingHook, get_trainer, trainer_from_config
-from hookline.config.loading import load_config
+from hookline.config.load import load_config
 from hookline.errors import HooklineError, RegistrationError
 from hookline.record import read_jsonl
 
@@ -159,7 +159,7 @@ def test_failing_hooks_are_reported_once_each(server: Server) -> None:
         "hook 'fragile' in on_step_end, step 3: switched off after 3 failures in a row",
     ]
     trainer.remove_hook("notify")
-    assert trainer.hooks.desk._listeners == []
+    assert trainer.hooks.failures._subscribers == []
 
 
 def test_heartbeats_come_on_their_schedule(server: Server) -> None:

@@ -7,9 +7,8 @@ from small_config import config_with
 
 from hookline import TrainingHook
 from hookline.cli import main
-from hookline.record.known_secrets import KnownSecrets
-from hookline.record.redaction import keep_secret, redact_text
-from hookline.registry.names import HOOKS
+from hookline.core.plugins import HOOKS
+from hookline.record.redaction import SecretValues, add_secret_url, redact_text
 
 TOKEN = "q8Xw2Zr5Tn1Lk7Vb3Mc9Pd4s"
 CONFIG = config_with('{name: quoting, password: "${env:RELAY_PASSWORD}", on_error: raise}')
@@ -18,7 +17,7 @@ CONFIG = config_with('{name: quoting, password: "${env:RELAY_PASSWORD}", on_erro
 @pytest.fixture
 def fresh_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the secrets of each test."""
-    monkeypatch.setattr("hookline.record.redaction.for_good", KnownSecrets())
+    monkeypatch.setattr("hookline.record.redaction.for_good", SecretValues())
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,7 @@ def fresh_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fresh_secrets")
 def test_a_part_that_is_quoted_is_taken_out(said: str, written: str) -> None:
     """The path without its slash or its query, and the long token in it; a short part may be an everyday word."""
-    keep_secret(f"https://relay.example.org/services/T01/B02/{TOKEN}?key=value123")
+    add_secret_url(f"https://relay.example.org/services/T01/B02/{TOKEN}?key=value123")
     assert redact_text(said) == written
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from hookline import ThroughputMonitor, Trainer, TrainingHook, get_trainer
 from hookline.errors import ConfigError
 from hookline.hooks import throughput
-from hookline.record.memory_record import MemoryRecord
+from hookline.record import Record
 
 PREFIX = "throughput/"
 
@@ -77,7 +77,7 @@ class FunctionHooks(TrainingHook):
 
 def reports(trainer: Trainer) -> dict[int, dict[str, float]]:
     """What was reported, by step."""
-    assert isinstance(trainer.record, MemoryRecord)
+    assert isinstance(trainer.record, Record)
     found: dict[int, dict[str, float]] = {}
     for line in trainer.record.metrics:
         values = {key[len(PREFIX) :]: value for key, value in line.items() if key.startswith(PREFIX)}

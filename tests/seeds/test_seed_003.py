@@ -305,14 +305,14 @@ def test_monitoring_hook_measures_what_it_is_asked_for():
     """Statistics equal torch's, time and memory are there when asked for, and per-step values are kept."""
     model, manager = make_model(), HookManager()
     hook_id = manager.register_monitoring_hook(model[0], "head", metrics=["mean", "std", "absmax", "time", "memory"])
-    manager.tap.run.step = 1
+    manager.dispatcher.run.step = 1
     output = model[0](INPUT)
     latest = manager.get(hook_id).latest()["head"]
     assert latest["mean"] == pytest.approx(output.mean().item(), rel=1e-5)
     assert latest["std"] == pytest.approx(output.std().item(), rel=1e-5)
     assert latest["absmax"] == pytest.approx(output.abs().max().item(), rel=1e-6)
     assert latest["time"] > 0 and latest["memory"] == output.nbytes
-    manager.tap.run.step = 2
+    manager.dispatcher.run.step = 2
     model[0](INPUT * 2)
     steps = [step for step, values in manager.get(hook_id).history("head") if "mean" in values]
     assert steps == [1, 2]
@@ -354,7 +354,7 @@ def test_monitoring_in_training_is_logged_under_its_true_step():
             trainer.add_hook("monitor", modules="0", metrics=["mean", "time"])
         trainer.train()
         results.append(trainer.record)
-    means = [layers for layers in results[0].layer_steps if layers.table.columns == ("mean",)]
+    means = [layers for layers in results[0].layer_rows if layers.header.columns == ("mean",)]
     logged = {layers.step: layers.values.item() for layers in means}
     assert logged == {step: pytest.approx(value, rel=1e-5) for step, value in enumerate(expected, 1)}
     watched, plain = ([record["train/loss"] for record in result.metrics] for result in results)

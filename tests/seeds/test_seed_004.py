@@ -237,7 +237,7 @@ def test_the_gradient_monitor_sees_what_the_hook_stashes(monkeypatch):
     trainer.add_hook(PopulatedGradHistogramHook())
     trainer.add_hook("gradient_monitor", log_frequency=1)
     trainer.train()
-    layers = {one.step: one for one in trainer.record.layer_steps}
+    layers = {one.step: one for one in trainer.record.layer_rows}
     assert sorted(layers) == sorted(logged) == [1, 2, 3, 4, 5, 6]
     for step, found in layers.items():
         norms = dict(zip(found.table.names, found.values[:, found.table.columns.index("norm")].tolist(), strict=True))
@@ -317,7 +317,7 @@ def test_loss_function_changes_in_mid_run_and_is_recorded():
 def test_a_learning_rate_schedule_comes_from_a_registry(monkeypatch):
     """A custom schedule is registered under a name; no hook is needed."""
     from hookline import register_scheduler
-    from hookline.registry.names import SCHEDULERS
+    from hookline.core.plugins import SCHEDULERS
 
     monkeypatch.setattr(SCHEDULERS, "_added", {})
 

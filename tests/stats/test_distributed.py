@@ -168,8 +168,8 @@ def trained(sharded):
     return trainer.record
 
 alone, together = trained(False), trained(True)
-assert len(together.layer_steps) == 6
-for whole, sharded in zip(alone.layer_steps, together.layer_steps, strict=True):
+assert len(together.layer_rows) == 6
+for whole, sharded in zip(alone.layer_rows, together.layer_rows, strict=True):
     torch.testing.assert_close(sharded.values, whole.values, rtol=1e-4, atol=1e-6)
 for whole, sharded in zip(alone.metrics, together.metrics, strict=True):
     for name in ("gradients/norm", "gradients/final_norm", "gradients/update_ratio"):

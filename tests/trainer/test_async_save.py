@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from hookline import Trainer, TrainingHook, UpdateHook, get_trainer
-from hookline.checkpoints import disk, list_checkpoints
+from hookline import Trainer, TrainingHook, UpdateHook, _fs, get_trainer
+from hookline.checkpoints import list_checkpoints
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.errors import CheckpointError
 from hookline.record import read_json, read_jsonl
@@ -108,7 +108,7 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened, self.error, self.reached = threading.Event(), 0, threading.Event()
         self._real = os.write
-        monkeypatch.setattr(disk, "os", SimpleNamespace(**{**vars(os), "write": self.write}))
+        monkeypatch.setattr(_fs, "os", SimpleNamespace(**{**vars(os), "write": self.write}))
 
     def write(self, fd: int, data: Any) -> int:
         self.reached.set()
@@ -150,7 +150,7 @@ def slow_disk(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return real(fd, data)
 
     monkeypatch.setattr(AsyncSave, "start", start)
-    monkeypatch.setattr(disk, "os", SimpleNamespace(**{**vars(os), "write": write}))
+    monkeypatch.setattr(_fs, "os", SimpleNamespace(**{**vars(os), "write": write}))
     return seen
 
 

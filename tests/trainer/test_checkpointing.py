@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from hookline import Trainer, TrainingHook, UpdateHook, get_trainer
-from hookline.checkpoints import disk, list_checkpoints
+from hookline import Trainer, TrainingHook, UpdateHook, _fs, get_trainer
+from hookline.checkpoints import list_checkpoints
 from hookline.errors import CheckpointError
 from hookline.record import read_json, read_jsonl
 
@@ -126,14 +126,14 @@ def test_a_damaged_checkpoint_is_passed_over_loudly(caplog: pytest.LogCaptureFix
 
 def break_the_third_save(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full during one step."""
-    real = disk.os.write
+    real = _fs.os.write
 
     def write(fd: int, data: Any) -> int:
         if trainer.step == 3:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(fd, data)
 
-    monkeypatch.setattr(disk, "os", SimpleNamespace(**{**vars(os), "write": write}))
+    monkeypatch.setattr(_fs, "os", SimpleNamespace(**{**vars(os), "write": write}))
 
 
 def test_a_failed_save_ends_the_run_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

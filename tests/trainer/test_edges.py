@@ -367,7 +367,7 @@ def test_the_default_link_is_not_called_in_steps_that_have_more_to_bear() -> Non
     """Where a scheduled hook is due, nothing is done for the sake of a cost that is nothing."""
     trainer = make_trainer(batches(40))
     due: list[bool] = []
-    trainer.on("before_optimizer_step", every=4)(lambda: due.append(trainer.hooks.fire.on_update is not None))
+    trainer.on("before_optimizer_step", every=4)(lambda: due.append(trainer.hooks.slots.on_update is not None))
     trainer.train()
     assert due == [False] * 10
 
@@ -413,13 +413,13 @@ def test_asking_for_the_norm_counts_from_the_next_step_on() -> None:
 
     trainer.train()
     assert [step for step, norm in norms if norm > 0] == [3, 4]
-    assert trainer.hooks.tables.norm_readers == 0
+    assert trainer.hooks.dispatch_table.norm_readers == 0
 
 
 def test_what_hooks_may_ask_for_is_made_ready_only_where_one_does() -> None:
     """The rate that a step used and the metrics to add to; a hook that names neither costs neither."""
     trainer, seen = make_trainer(batches(4)), []
-    tables = trainer.hooks.tables
+    tables = trainer.hooks.dispatch_table
     trainer.on("step_end", name="plain")(lambda step: None)
     assert (tables.norm_readers, tables.lr_readers, tables.metric_readers) == (0, 0, 0)
 

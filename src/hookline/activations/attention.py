@@ -22,8 +22,8 @@ from hookline.activations.capture import Capture
 from hookline.activations.capture_session import Cache, CaptureSession
 from hookline.activations.hooked_modules import RunningModules
 from hookline.activations.torch_compile import run_uncompiled
+from hookline.core.patterns import select
 from hookline.errors import HooklineError, nearest
-from hookline.registry.select import select
 
 if TYPE_CHECKING:  # the manager makes sessions
     from hookline.activations.manager import HookManager

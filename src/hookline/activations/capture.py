@@ -17,9 +17,9 @@ from hookline._tensors import map_tensors
 from hookline.activations.capture_store import CapturedState, CaptureSource, CaptureStore, capture_file, save_states
 from hookline.activations.cow_views import copy_on_write
 from hookline.activations.hooked_modules import weak_selection
+from hookline.core.base import ForwardHook
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, nearest
-from hookline.registry.base import ForwardHook
 
 PARTS = ("input", "output")
 

@@ -10,7 +10,7 @@ from torch._C import _data_address, _set_grad_enabled  # type: ignore[attr-defin
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from hookline._tensors import map_tensors, tensor_version
-from hookline.stats import loan
+from hookline.stats import borrowed
 
 _NOT_SUPPORTED = (RuntimeError, AttributeError, NotImplementedError)  # What torch raises where it has no lazy clone.
 
@@ -21,7 +21,7 @@ def copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
     It is a clone at once where torch cannot do that, and for a borrowed tensor, because torch does not see the writes
     of compiled code into its own buffers.
     """
-    if loan.lenders and loan.on_loan():
+    if borrowed.threads and borrowed.is_borrowed():
         return tensor.detach().clone()
     grad = is_grad_enabled()
     if grad:

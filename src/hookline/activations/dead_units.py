@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookline import _checks
 from hookline.activations.series import StepTable
-from hookline.stats.flush import Flush
+from hookline.stats.collector import HostQueue
 
 
 class DeadUnits:
@@ -27,7 +27,7 @@ class DeadUnits:
         self._window, self._unit_dim = _checks.integer(window, "dead_window", at_least=1), unit_dim
         self._maxima: dict[str, Tensor] = {}  # of the current window, by module
         self._steps = 0
-        self._flush = Flush()
+        self._flush = HostQueue()
         self._last_window: dict[str, Tensor] = {}
 
     def add(self, name: str, output: Tensor) -> None:

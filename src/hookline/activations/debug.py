@@ -24,10 +24,10 @@ from hookline._tensors import iter_tensors
 from hookline.activations.cow_views import unwrap
 from hookline.activations.fire_report import format_table
 from hookline.activations.hooked_modules import weak_selection
+from hookline.core.base import ForwardHook
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, nearest
-from hookline.registry.base import ForwardHook
-from hookline.stats.statistics import STATISTICS, summarize
+from hookline.stats.rows import STATISTICS, summarize
 
 logger = logging.getLogger("hookline")
 
@@ -338,6 +338,3 @@ def _user_stack() -> tuple[str, ...]:
     frames = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(_HIDDEN_FILES)]
     shown = frames[-MAX_STACK_FRAMES:]
     return tuple(f"{frame.filename}:{frame.lineno} in {frame.name}: {frame.line}" for frame in shown)
-
-
-described = describe_tensors  # the old name, until every import is rewritten

@@ -12,12 +12,12 @@ from typing import Literal
 import torch
 
 from hookline.activations.fire_report import format_table
+from hookline.core.base import TrainingHook
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
 from hookline.errors import HooklineError
-from hookline.registry.base import TrainingHook
-from hookline.stats.newest import recall_norms
-from hookline.stats.pieces import Pieces
+from hookline.stats.cache import cached_norms
+from hookline.stats.distributed import LocalTensors
 
 Verdict = Literal["ok", "vanishing", "exploding", "non-finite", "never arrived", "frozen"]
 # The verdicts that mean trouble, in the order and with the words in which they are reported.
@@ -195,7 +195,7 @@ def _verdict(param: torch.nn.Parameter, norm: float | None, low: float, high: fl
 
 def gradient_norms(gradients: Sequence[torch.Tensor]) -> list[float]:
     """Return the norm of each gradient in one host read; a norm is finite only if the gradient is."""
-    norms: list[float] = Pieces(gradients).norms().tolist()
+    norms: list[float] = LocalTensors(gradients).norms().tolist()
     return norms
 
 
@@ -231,7 +231,7 @@ class GradientFlowHook(TrainingHook):
         params = dict(model.named_parameters())
         present = {name: param.grad for name, param in params.items() if param.grad is not None}
         gradients = list(present.values())
-        read = recall_norms(gradients)  # another hook may have read them at this event
+        read = cached_norms(gradients)  # another hook may have read them at this event
         norms = dict(zip(present, gradient_norms(gradients) if read is None else read.tolist(), strict=True))
         self._newest = params, norms
         trainable = sum(param.requires_grad for param in params.values())

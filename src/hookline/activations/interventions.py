@@ -19,8 +19,8 @@ from hookline.activations.capture_session import Cache
 from hookline.activations.capture_store import CapturedState
 from hookline.activations.forward_hooks import first_floating
 from hookline.activations.hooked_modules import weak_selection
+from hookline.core.base import ForwardHook
 from hookline.errors import HooklineError, nearest
-from hookline.registry.base import ForwardHook
 
 Indices = int | slice | Sequence[int]
 logger = logging.getLogger("hookline")

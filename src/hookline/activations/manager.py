@@ -17,10 +17,11 @@ from hookline.activations.debug import Debug
 from hookline.activations.fire_report import FireReport, fire_report
 from hookline.activations.forward_hooks import ForwardDispatcher
 from hookline.activations.monitor import Monitor
+from hookline.core.entry import MAKE_HOOK, OPTIONS
+from hookline.core.handle import Handle
+from hookline.core.plugins import load_reference
+from hookline.core.registry import HookRegistry
 from hookline.errors import HooklineError
-from hookline.registry.handle import Handle
-from hookline.registry.loading import OPTIONS, make_hook
-from hookline.registry.registry import HookRegistry
 
 
 class HookManager(HookRegistry):
@@ -66,11 +67,6 @@ class HookManager(HookRegistry):
             self.load(config, **loading)
 
     # ---- watching --------------------------------------------------------------------------------------------------
-
-    @property
-    def tap(self) -> ForwardDispatcher:
-        """The dispatcher, under its earlier name."""
-        return self.dispatcher
 
     def watch(self, model: torch.nn.Module, run: Any = None) -> ForwardDispatcher:
         """Resolve module patterns against this model from now on; hooks get step and phase from `run`."""
@@ -151,7 +147,7 @@ class HookManager(HookRegistry):
         """Make a hook with its own options, and register it with the others."""
         own = {key: value for key, value in options.items() if key not in OPTIONS}
         rest = {key: value for key, value in options.items() if key in OPTIONS}
-        return self.register(make_hook(kind, dict(**parameters, **own)), hook_id, **rest)
+        return self.register(load_reference(MAKE_HOOK)(kind, dict(**parameters, **own)), hook_id, **rest)
 
     def fire_report(self) -> FireReport:
         """Return how often each forward hook was called at each of its modules, and why one never was."""

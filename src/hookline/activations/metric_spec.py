@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from torch import Tensor, cat
 
 from hookline import _checks
+from hookline._device import cached_table
 from hookline.errors import ConfigError, nearest
+from hookline.stats.cache import summarize_cached
 from hookline.stats.collector import Measure
 from hookline.stats.columns import STATISTICS
-from hookline.stats.histograms import percentiles
-from hookline.stats.layout import kept_table
-from hookline.stats.newest import summarize_once
-from hookline.stats.wide_rows import histograms_of, measure_with_histograms
+from hookline.stats.histograms import histograms_in, percentiles, summarize_with_histograms
 
 COSTS = ("time", "memory")
 METRICS = (*STATISTICS, *COSTS, "histogram", "dead_units")
@@ -72,7 +71,7 @@ class MetricSpec:
     @property
     def measure(self) -> Measure:
         """The function that makes statistics rows; percentiles are computed from histograms."""
-        return measure_with_histograms if self.percentiles or self.histogram else summarize_once
+        return summarize_with_histograms if self.percentiles or self.histogram else summarize_cached
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -83,9 +82,9 @@ class MetricSpec:
     def select(self, rows: Tensor) -> Tensor:
         """Return the requested numbers from statistics rows on the host: [rows, columns]."""
         indices = tuple(STATISTICS.index(name) for name in self.statistics)
-        parts = [rows.index_select(1, kept_table(rows.device, indices))]
+        parts = [rows.index_select(1, cached_table(rows.device, indices))]
         if self.percentiles:
-            parts.append(percentiles(histograms_of(rows), self.percentiles))
+            parts.append(percentiles(histograms_in(rows), self.percentiles))
         if self.histogram:
             parts.append(rows[:, -1:])
         return cat(parts, dim=1) if len(parts) > 1 else parts[0]

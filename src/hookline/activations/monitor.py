@@ -14,9 +14,9 @@ from hookline.activations.forward_hooks import first_floating
 from hookline.activations.hooked_modules import weak_selection
 from hookline.activations.metric_spec import DEFAULT_METRICS, MetricSpec
 from hookline.activations.series import CallCosts, History, Source, StepTable, TensorStatistics, column_means
+from hookline.core.base import ForwardHook
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, HooklineError, nearest
-from hookline.registry.base import ForwardHook
 from hookline.stats.histograms import Histograms
 
 HISTORY_LIMIT = 1000  # values per module

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from hookline.activations.metric_spec import MetricSpec
 from hookline.errors import HooklineError, nearest
+from hookline.stats.collector import StepCollector, StepRows
 from hookline.stats.columns import INFS, NANS
-from hookline.stats.histograms import Histograms
-from hookline.stats.per_step import PerStep, StepRows
-from hookline.stats.wide_rows import histograms_of
+from hookline.stats.histograms import Histograms, histograms_in
 
 
 class StepTable(NamedTuple):
@@ -67,7 +66,7 @@ class TensorStatistics:
     def __init__(self, spec: MetricSpec, prefix: str = "") -> None:
         self._spec, self._prefix = spec, prefix
         self._columns = tuple(prefix + column for column in spec.columns)
-        self._per_step = PerStep(spec.measure)
+        self._per_step = StepCollector(spec.measure)
         self._newest: StepRows | None = None
         # Bound methods, because one more call per module and step would cost as much as the work itself.
         self.add = self._per_step.add
@@ -94,14 +93,14 @@ class TensorStatistics:
         if rows is None or name not in names:
             raise HooklineError(f"there is no histogram of {name!r} yet; {nearest(name, names)}")
         last = len(names) - 1 - names[::-1].index(name)
-        return histograms_of(rows.rows[last : last + 1])
+        return histograms_in(rows.rows[last : last + 1])
 
     def _tables(self, rows: StepRows) -> Iterator[StepTable]:
         names = list(map(str, rows.keys))
         totals = {f"{self._prefix}non_finite": rows.rows[:, NANS : INFS + 1].sum().item()}
         yield StepTable(rows.step, names, self._columns, self._spec.select(rows.rows), totals)
         if self._spec.histogram:
-            counts = histograms_of(rows.rows).counts.double().unsqueeze(1)
+            counts = histograms_in(rows.rows).counts.double().unsqueeze(1)
             yield StepTable(rows.step, names, (f"{self._prefix}counts",), counts)
 
 

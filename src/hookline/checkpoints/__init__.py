@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hookline import _fs as disk  # noqa: F401 - the old name, for tests that replace its `os`
 from hookline.checkpoints.format import decode, encode
 from hookline.checkpoints.store import (
     list_checkpoints,

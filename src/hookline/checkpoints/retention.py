@@ -104,10 +104,3 @@ def _newest_verified(directory: Path, trusted: Collection[str]) -> set[str]:
         if len(found) == NEVER_DELETED:
             break
     return found
-
-
-# Old names, until the hooks import the new ones.
-ALL = KEEP_ALL
-Kept = RankedCheckpoint
-point_to = update_link
-would_be_kept = is_among_best

@@ -9,8 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hookline.checkpoints.files import list_checkpoints, verify_checkpoint
-from hookline.checkpoints.manifest import MANIFEST, read_manifest
+from hookline.checkpoints.store import MANIFEST, list_checkpoints, read_manifest, verify_checkpoint
 from hookline.cli import FAILED
 from hookline.cli.formatting import heading, open_console, paragraph
 from hookline.errors import CheckpointError, HooklineError

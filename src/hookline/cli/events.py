@@ -7,7 +7,7 @@ import argparse
 from rich.console import Console
 
 from hookline.cli.formatting import heading, labelled, open_console, paragraph
-from hookline.events.catalog import ARGUMENT_ALIASES, ARGUMENTS, CATALOG, Event, find_event
+from hookline.core.catalog import ARGUMENT_ALIASES, ARGUMENTS, CATALOG, Event, find_event
 
 _PREFACE = (
     "The events of a run, in order. A hook's method has the name of an event and names the arguments it wants; "

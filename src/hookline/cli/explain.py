@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def run(options: argparse.Namespace) -> int:
     """Make the config's hooks, and nothing else, and print what each event calls."""
-    from hookline.events.catalog import CATALOG, find_event
+    from hookline.core.catalog import CATALOG, find_event
 
     manager = make_hooks(options)
     console = open_console()

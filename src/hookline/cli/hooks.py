@@ -12,8 +12,8 @@ from rich.console import Console
 from hookline.cli.formatting import heading, labelled, open_console, paragraph
 from hookline.config.factory import parameters_of
 from hookline.config.hooks import RESERVED
-from hookline.registry.base import ForwardHook, UpdateHook
-from hookline.registry.names import HOOKS
+from hookline.core.base import ForwardHook, UpdateHook
+from hookline.core.plugins import HOOKS
 
 NOT_FOR_CONFIGS = ("stream", "name")  # a config cannot hold an open file, and `name:` is the hook's type there
 

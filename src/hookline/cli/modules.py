@@ -13,7 +13,7 @@ from rich.console import Console
 from hookline.cli.config_args import read_config
 from hookline.cli.formatting import heading, open_console, paragraph, table
 from hookline.config.load import FORMATS
-from hookline.registry.base import ForwardHook
+from hookline.core.base import ForwardHook
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
 
 def select_modules(model: torch.nn.Module, patterns: Sequence[str]) -> dict[str, torch.nn.Module]:
     """Return the modules that a hook with these patterns would select; without patterns, every module."""
-    from hookline.registry.select import select
+    from hookline.core.patterns import select
 
     modules = dict(model.named_modules())
     return select(patterns, modules, "module") if patterns else modules

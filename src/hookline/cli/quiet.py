@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 
-from hookline.events.policy import logger
+from hookline.core.failures import logger
 
 
 @contextmanager

@@ -13,13 +13,13 @@ from hookline.cli.formatting import heading, labelled, open_console
 from hookline.errors import ConfigError, HooklineError
 
 if TYPE_CHECKING:
-    from hookline.hooks.crash import Replay
+    from hookline.hooks.nan_forensics.dump import Replay
     from hookline.trainer.trainer import Trainer
 
 
 def run(options: argparse.Namespace) -> int:
     """Rebuild the run that crashed, without its hooks, and run the batch; return 0 if it fails in the same way."""
-    from hookline.hooks.crash import read_crash, replay_crash
+    from hookline.hooks.nan_forensics.dump import read_crash, replay_crash
 
     report, _, _ = read_crash(options.crash)
     trainer = rebuild(report, options)

@@ -19,9 +19,9 @@ from hookline.cli.hooks import NOT_FOR_CONFIGS, first_sentence
 from hookline.config.factory import parameters_of, type_hint
 from hookline.config.hooks import FLAGS, KINDS
 from hookline.config.schema import RunConfig
+from hookline.core.failures import POLICIES
+from hookline.core.plugins import DATA, HOOKS, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS, PluginTable
 from hookline.errors import HooklineError
-from hookline.events.policy import POLICIES
-from hookline.registry.names import DATA, HOOKS, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS, Names
 from hookline.trainer.options import TrainerOptions
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -95,7 +95,7 @@ def _by_name(entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"anyOf": [*([{"enum": bare}] if bare else []), DOTTED, REFERENCE, *entries.values(), own_class]}
 
 
-def _component_entry(key: str, name: str, names: Names) -> dict[str, Any]:
+def _component_entry(key: str, name: str, names: PluginTable) -> dict[str, Any]:
     """Return the schema of a component. Types are left open, because many factories take more than they say."""
     positional, provided = PROVIDED.get(key, (0, ()))
     factory = _factory(names, name)
@@ -159,7 +159,7 @@ def _named_parameters(factory: Any) -> list[inspect.Parameter]:
     return [one for one in (parameters_of(factory) or {}).values() if one.kind not in spread]
 
 
-def _factory(names: Names, name: str) -> Any:
+def _factory(names: PluginTable, name: str) -> Any:
     """Return the factory of a name, or None if it cannot be imported: one broken plugin must not hide the others."""
     try:
         return names.find(name)

@@ -54,7 +54,7 @@ def _train(trainer: Trainer, debug: bool, resume: Path | None, fork: bool) -> in
     except Exception as error:
         if not trainer.run_ended:  # the run never began: the output is not writable, or there is nothing to train on
             raise
-        from hookline.record.known_secrets import without_known  # imports torch, which is loaded by now
+        from hookline.record.redaction import redact_values
 
-        return print_error(error, debug, FAILED, hide=without_known)
+        return print_error(error, debug, FAILED, hide=redact_values)
     return 0

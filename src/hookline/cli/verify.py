@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hookline.trainer.trainer import Trainer
-    from hookline.verification import Verdict
+    from hookline.verify import Verdict
 
 
 def run(options: argparse.Namespace) -> int:
@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     config.setdefault("trainer", {}).setdefault("seed", 0)
     config["trainer"]["record"] = True  # hooks that write need a directory; it is temporary
     from hookline.build import trainer_from_config
-    from hookline.verification import verify
+    from hookline.verify import verify
 
     def make_trainer() -> Trainer:
         return trainer_from_config(config, allow=options.allow, from_file=from_file)

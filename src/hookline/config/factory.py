@@ -20,8 +20,8 @@ from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from hookline.core.plugins import PluginTable
 from hookline.errors import ConfigError, HooklineError, RegistrationError, got, nearest, written
-from hookline.registry.names import Names
 
 OWN_CODE_HINT = "your own must be registered first: import its module (on the command line: --import MODULE)"
 
@@ -45,7 +45,7 @@ class ImportPolicy:
             )
         return dotted
 
-    def check_name(self, name: str, names: Names, path: str) -> str:
+    def check_name(self, name: str, names: PluginTable, path: str) -> str:
         """Return a name that is registered, or a dotted path that may be imported, without importing anything."""
         if name in names:
             return name
@@ -55,7 +55,7 @@ class ImportPolicy:
         raise ConfigError(path, f"there is no {names.noun} named {name!r}; {close}; {OWN_CODE_HINT}")
 
 
-def find_factory(name: str, names: Names) -> Any:
+def find_factory(name: str, names: PluginTable) -> Any:
     """Return the class or function that a registered name or a dotted path stands for."""
     return names.find(name) if name in names or "." not in name else import_dotted(name)
 

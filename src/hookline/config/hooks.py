@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from hookline.config.factory import ImportPolicy, check_parameters, construct, find_factory, parameters_of
+from hookline.config.factory import ImportPolicy, check_parameters, construct, find_factory
+from hookline.core.base import UpdateHook
+from hookline.core.catalog import CATALOG
+from hookline.core.entry import OPTIONS
+from hookline.core.failures import check_policy
+from hookline.core.plugins import HOOKS
+from hookline.core.schedule import Schedule
 from hookline.errors import ConfigError, RegistrationError, got, nearest
-from hookline.events.catalog import CATALOG
-from hookline.events.policy import check_policy
-from hookline.events.schedule import Schedule
-from hookline.registry.base import UpdateHook
-from hookline.registry.names import HOOKS
 
 KINDS = ("lifecycle", "forward", "update")
-OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks")
 RESERVED = ("name", "as", *OPTIONS)
 FLAGS = {  # seed 002's switches: flag -> built-in hook and the key of its parameters
     "enable_logging_hook": ("console_log", "logging_config"),
@@ -279,12 +279,3 @@ class FunctionHook(UpdateHook):
 def is_update_function(given: Any) -> bool:
     """Return True for a function that takes gradients itself, rather than one that makes a hook."""
     return inspect.isfunction(given) and "grads" in inspect.signature(given).parameters
-
-
-def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a hook's parameters for the record: those of its constructor, with the values that the instance has."""
-    names = parameters_of(type(hook))
-    if names is None:
-        return dict(given)
-    values = {name: getattr(hook, name) for name in names if name != "name" and hasattr(hook, name)}
-    return {**values, **given}

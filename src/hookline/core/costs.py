@@ -160,4 +160,3 @@ class CostMonitor:
             message = f"takes {share:.0%} of the run's time (limit {self._limit:.0%}); {remedy}, or read fewer values"
             hooks.failures.report(Incident("costly", name, "its steps", self._run.step, message), True)
 
-    look = check  # Old name, until the trainer uses the new one.

@@ -137,16 +137,3 @@ class DispatchTable:
     def scale(self, hook: str) -> float:
         """Return how many micro-batches each timed one of a hook stands for."""
         return self.scheduler.scale(hook, max(self.scheduler.wait - self.countdown, 0))
-
-    # Old names, until every folder uses the new ones.
-    dress_with, decide_who_is_due = add_wrapper, decide_due_hooks
-
-    @property
-    def agenda(self) -> Scheduler:
-        """The old name of `scheduler`."""
-        return self.scheduler
-
-    @property
-    def hearers(self) -> dict[str, int]:
-        """The old name of `listener_counts`."""
-        return self.listener_counts

@@ -23,7 +23,7 @@ from hookline.errors import RegistrationError, nearest
 OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks")
 """What configs and code may say about a hook beside its parameters."""
 MAIN_EVENTS: dict[type, str] = {ForwardHook: "on_forward", UpdateHook: "on_update"}
-MAKE_HOOK = "hookline.registry.loading:make_hook"
+MAKE_HOOK = "hookline.config.hooks:make_hook"
 """Makes hooks from classes, names and dotted paths; it belongs to the folder that reads configs, which is above."""
 
 

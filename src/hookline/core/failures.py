@@ -89,7 +89,6 @@ class FailureHandler:
     ) -> None:
         self._entries, self._changed, self._disable = entries, changed, disable
         self._subscribers: list[Callable[[Incident], Any]] = []
-        self._listeners = self._subscribers  # Old name, until tests/hooks uses the new one.
         self.debug = False
         """Treat every hook's policy as 'raise'."""
         self.rank = 0
@@ -207,8 +206,3 @@ class FailureHandler:
         if (mirror := getattr(type(args), "mirror_metrics", None)) is not None:
             mirror(args, name)
         return dict(metrics)
-
-    # Old names, until every folder uses the new ones.
-    watch, failed, recovered, overruled, settle = subscribe, handle, reset_strikes, report_revert, restore_metrics
-    argument_cost: Callable[[str], Any]
-    arguments: Mapping[str, Any]

@@ -93,11 +93,11 @@ def load_reference(reference: str) -> Any:
 
 # Built-ins are in folders above this one, which it cannot import.
 HOOKS = PluginTable("hook", "hooks", "hookline.hooks:BUILT_IN")
-MODELS = PluginTable("model", "models", "hookline.jobs:MODELS")
-DATA = PluginTable("data", "data", "hookline.jobs:DATA")
-SCHEDULERS = PluginTable("scheduler", "schedulers", "hookline.jobs:SCHEDULERS")
-OPTIMIZERS = PluginTable("optimizer", "optimizers", "hookline.jobs:OPTIMIZERS")
-LOSSES = PluginTable("loss", "losses", "hookline.jobs:LOSSES")
+MODELS = PluginTable("model", "models", "hookline.demo:MODELS")
+DATA = PluginTable("data", "data", "hookline.demo:DATA")
+SCHEDULERS = PluginTable("scheduler", "schedulers", "hookline.demo:SCHEDULERS")
+OPTIMIZERS = PluginTable("optimizer", "optimizers", "hookline.demo:OPTIMIZERS")
+LOSSES = PluginTable("loss", "losses", "hookline.demo:LOSSES")
 TRAINERS = PluginTable("trainer", "trainers", "hookline.build:TRAINERS")
 
 register_hook = HOOKS.add

@@ -23,7 +23,7 @@ from hookline.core.rng_guard import RngGuard
 from hookline.core.schedule import Clock, Schedule
 from hookline.errors import HooklineError, RegistrationError, nearest
 
-LOAD_HOOKS = "hookline.registry.load_hooks:load_hooks"
+LOAD_HOOKS = "hookline.config.hooks:load_hooks"
 """Registers what a config lists; it belongs to the folder that reads configs, which is above this one."""
 
 
@@ -61,11 +61,6 @@ class HookRegistry(Events):
         self.device_timer = DeviceTimer()
         self.dispatch_table.add_wrapper(self.device_timer.wrap)
         self._manual = ManualFiring(self)
-        # Old names, until every folder uses the new ones.
-        self.desk, self.guard, self.tables, self.fire = self.failures, self.rng_guard, self.dispatch_table, self.slots
-        self.device_time = self.device_timer
-        self.failures.arguments = self.dispatch_table.argument_costs
-        self.failures.argument_cost = self.dispatch_table.argument_costs.__getitem__
         if config is not None:
             self.load(config, allow=allow, from_file=from_file)
 
@@ -454,9 +449,6 @@ class HookRegistry(Events):
         self.device_timer.collect(wait=True)
         return cost_table(self.entries(), self.dispatch_table.argument_costs, self.dispatch_table.scale)
 
-    # Old names, until every folder uses the new ones.
-    watch_changes, admit_with, who_is_calling = on_change, add_registration_check, calling_hook
-    decide_who_is_due, fire_by_hand = decide_due_hooks, fire_manually
 
 
 for _spelling in SPELLINGS:

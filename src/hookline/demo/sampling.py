@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 import torch
 from torch import Tensor, nn
 
+from hookline.core.base import TrainingHook
 from hookline.errors import HooklineError
-from hookline.hooks.named_hook import is_trial
-from hookline.registry.base import TrainingHook
 
 if TYPE_CHECKING:
+    from hookline.core.run_control import RunControl
     from hookline.demo.stdlib_text import Vocabulary
 
 
@@ -32,9 +32,9 @@ class SampleText(TrainingHook):
         self.temperature = temperature
         self._stream = stream
 
-    def on_train_end(self, trainer: Any, state: Mapping[str, Any]) -> None:
+    def on_train_end(self, trainer: RunControl, state: Mapping[str, Any]) -> None:
         """Print the sample, or why there is none."""
-        if is_trial(trainer):
+        if trainer.is_trial_run:
             return
         vocab = trainer.hook_data.get("vocab")
         if state["status"] == "error":

@@ -13,12 +13,12 @@ import triton
 from torch import Tensor
 
 from hookline import _device
+from hookline._device import stream_handle, to_device, upload
 from hookline.gradients import centralize_kernels
 from hookline.gradients.view import GradientList
-from hookline.stats.cuda_path import ELEMENTS
-from hookline.stats.kinds import Kinds
-from hookline.stats.launching import Launch
-from hookline.stats.layout import VECTOR_BYTES, current_stream, on_device, upload
+from hookline.stats.cuda import ELEMENTS
+from hookline.stats.layout import VECTOR_BYTES, Launch
+from hookline.stats.tensor_meta import TensorMeta
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 AT_ONCE = 8192  # elements of a row that one program holds in registers
@@ -61,7 +61,7 @@ def which_fit(grads: GradientList) -> tuple[GradientList, list[Tensor]]:
 
 
 @lru_cache(maxsize=16)
-def all_fit(kinds: Kinds) -> bool:
+def all_fit(kinds: TensorMeta) -> bool:
     """Return whether the kernels can handle all tensors of these kinds."""
     return kinds.contiguous and all(map(_fits, kinds.shapes, kinds.dtypes))
 
@@ -83,7 +83,7 @@ def centralize(grads: GradientList) -> Tensor:
 
 def launch(grads: GradientList, device: torch.device) -> Tensor:
     """Queue the kernels without waiting for the device."""
-    tensors, stream = grads.tensors, current_stream(device)
+    tensors, stream = grads.tensors, stream_handle(device)
     layout = layout_of(device, stream, grads.kinds, grads.is_aligned)
     pointers = grads.pointers(device)
     squares = torch.empty(layout.programs, dtype=torch.float32, device=device)
@@ -96,7 +96,7 @@ def launch(grads: GradientList, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def layout_of(device: torch.device, stream: int, kinds: Kinds, aligned: bool) -> Layout:
+def layout_of(device: torch.device, stream: int, kinds: TensorMeta, aligned: bool) -> Layout:
     """Make the layout for tensors of these kinds; `aligned` ones begin at multiples of 16 bytes.
 
     The stream is part of the key, because the tables are filled in its order: another stream might read them too early.
@@ -112,8 +112,8 @@ def layout_of(device: torch.device, stream: int, kinds: Kinds, aligned: bool) ->
     owners = torch.repeat_interleave(torch.tensor(order), torch.tensor([counts[index] for index in order]))
     numbers = torch.arange(starts[-1]) - torch.tensor(first)[owners]
     tables = (
-        on_device(owners.int(), device),
-        on_device((numbers * torch.tensor(taken)[owners]).int(), device),  # the first row of each program
+        to_device(owners.int(), device),
+        to_device((numbers * torch.tensor(taken)[owners]).int(), device),  # the first row of each program
         upload([rows for rows, _ in shapes], torch.int32, device),
     )
     programs = upload(first, torch.int32, device), upload(counts, torch.int32, device)  # of each tensor

@@ -12,20 +12,18 @@ from typing import Any
 import torch
 
 from hookline._tensors import tensor_version
-from hookline.core.dispatch import FAILED, BoundHook, invoke
+from hookline.core.catalog import CATALOG
+from hookline.core.dispatch import FAILED, BoundHook, Dispatch, invoke
+from hookline.core.entry import Entry
+from hookline.core.failures import argument_if_any
+from hookline.core.registry import HookRegistry
 from hookline.errors import GradientError, HooklineError
-from hookline.events.catalog import CATALOG
-from hookline.events.dispatch import Fired
-from hookline.events.moment import known
 from hookline.gradients.finite_check import FiniteCheck
 from hookline.gradients.local_storage import is_sharded
 from hookline.gradients.parameters import Parameters, select_parameters
 from hookline.gradients.view import GradientCache, Gradients
-from hookline.registry.entry import Entry
-from hookline.registry.registry import HookRegistry
 
 ON_UPDATE = CATALOG["on_update"]
-OVERFLOWED = "non-finite gradients under GradScaler"  # why a step may be skipped before the chain
 DECLARE = "an update hook that writes in place sets inplace = True (on its class, or on the function)"
 
 
@@ -47,13 +45,13 @@ class UpdateChain:
         self._owners: dict[str, Any] = {}  # the hook of each state: another hook of the same name gets a new state
         self._unclaimed: dict[str, Any] = {}  # a checkpoint's states of hooks that are not registered yet
         self._cache = GradientCache()
-        registry.admit_with(self._check)
-        registry.watch_changes(self._drop_removed)
-        registry.tables.compile_with("on_update", self.compile)
+        registry.add_registration_check(self._check)
+        registry.on_change(self._drop_removed)
+        registry.dispatch_table.compile_with("on_update", self.compile)
 
-    def compile(self, bound: list[BoundHook], timed: bool) -> Fired | None:
+    def compile(self, bound: list[BoundHook], timed: bool) -> Dispatch | None:
         """Return the callable that runs these hooks; None if there is nothing to run."""
-        measures_cost = timed and not self.registry.tables.agenda.due
+        measures_cost = timed and not self.registry.dispatch_table.scheduler.due
         if not measures_cost and all(map(_passes_through, bound)):
             return None  # the default hook alone has nothing to do, and is only called to measure its cost
         links = [self._link(item) for item in bound]
@@ -62,15 +60,15 @@ class UpdateChain:
         reads_total = first_clip is not None and not first_clip.clips_globally  # it finds another norm than the step's
 
         @torch.no_grad()
-        def on_update(moment: Any) -> None:
+        def on_update(args: Any) -> None:
             try:
                 for link in links:
                     if reads_total and link is first_clip:
-                        moment.clipped(Gradients(self._params(), self._cache).norm(), True)
+                        args.clipped(Gradients(self._params(), self._cache).norm(), True)
                     reported = reporter if not _passes_through(link.bound) else None
-                    self._report_norm(reported, link, "before", moment)
-                    proceed = self._run(link, moment, timed)
-                    self._report_norm(reported, link, "after", moment)
+                    self._report_norm(reported, link, "before", args)
+                    proceed = self._run(link, args, timed)
+                    self._report_norm(reported, link, "after", args)
                     if not proceed:
                         break  # no optimizer uses these gradients, and hooks with a memory should not see them
             finally:
@@ -78,33 +76,33 @@ class UpdateChain:
 
         return on_update
 
-    def _run(self, link: Link, moment: Any, timed: bool) -> bool:
+    def _run(self, link: Link, args: Any, timed: bool) -> bool:
         """Run one hook under its failure policy; return whether the step proceeds."""
-        desk = self.registry.desk
-        if invoke(ON_UPDATE, link.bound, desk, moment, read=link.read, call=link.run, timed=timed) is FAILED:
+        failures = self.registry.failures
+        if invoke(ON_UPDATE, link.bound, failures, args, read=link.read, call=link.run, timed=timed) is FAILED:
             if link.half_written is None:
                 return True
-            skip = getattr(known(moment, "trainer", None), "skip_step", None)
+            skip = getattr(argument_if_any(args, "trainer", None), "skip_step", None)
             if skip is None:
                 raise link.half_written  # only the owner of the loop could skip the step
             skip(f"{link.bound.hook} left half-written gradients")
             return False
         if link.clips:
-            moment.clipped(link.bound.owner.clipped_norm, link.clips_globally)
-            if handler := self.registry.fire.on_gradient_clip:
+            args.clipped(link.bound.owner.clipped_norm, link.clips_globally)
+            if handler := self.registry.slots.on_gradient_clip:
                 with torch.enable_grad():  # as at every other event
-                    handler(moment)
+                    handler(args)
                 self._cache.replaced()  # its hooks may write gradients
-        return not (link.may_skip and getattr(moment, "skip_asked_at", None) == moment.step)
+        return not (link.may_skip and getattr(args, "skip_requested_at", None) == args.step)
 
-    def _report_norm(self, reporter: Link | None, link: Link, when: str, moment: Any) -> None:
+    def _report_norm(self, reporter: Link | None, link: Link, when: str, args: Any) -> None:
         """Log the norm of what a hook selects, if the hook `link_norms` is due."""
         if reporter is None:
             return
         try:
-            moment.trainer.log(f"update/{link.bound.hook}/norm_{when}", link.cached_grads.norm())
+            args.trainer.log(f"update/{link.bound.hook}/norm_{when}", link.cached_grads.norm())
         except Exception as error:
-            if self.registry.desk.failed(ON_UPDATE, reporter.bound, error, moment) is not None:
+            if self.registry.failures.handle(ON_UPDATE, reporter.bound, error, args) is not None:
                 raise
 
     # ---- hooks and their state -------------------------------------------------------------------------------------
@@ -122,10 +120,10 @@ class UpdateChain:
             selects_all=len(selected) == len(self._params()),
         )
         # Checked for NaN: a user's hook unless it declines, any hook that asks for it, and with `debug` every hook.
-        desk, asks = self.registry.desk, getattr(bound.owner, "check_finite", None)
-        wait = bool(desk.debug or asks)
+        asks = getattr(bound.owner, "check_finite", None)
+        wait = bool(self.registry.failures.debug or asks)
         if not _passes_through(bound) and (wait or (asks is None and not bound.built_in)):
-            cost = desk.argument_cost(f"whether {bound.hook} left finite gradients")
+            cost = self.registry.dispatch_table.argument_costs[f"whether {bound.hook} left finite gradients"]
             link.finite_check = FiniteCheck(link.cached_grads, cost, wait)
         return link
 
@@ -155,16 +153,16 @@ class UpdateChain:
             else:
                 self._unclaimed[name] = state
 
-    def choose_again(self) -> None:
+    def reselect_parameters(self) -> None:
         """Select among changed parameters, and add to the states what new parameters need."""
         for name, hook in self._owners.items():
             if isinstance(state := self.states.get(name), dict):
                 self.states[name] = {**_initial_state(name, hook, self._select(name, hook)), **state}
-        self.registry.tables.reset()
+        self.registry.dispatch_table.reset()
 
     def _drop_removed(self) -> None:
         """Drop the states of removed hooks."""
-        if len(self.states) > self.registry.tables.hearers["on_update"]:
+        if len(self.states) > self.registry.dispatch_table.listener_counts["on_update"]:
             for name in [name for name in self.states if name not in self.registry]:
                 del self.states[name], self._owners[name]
 

@@ -7,11 +7,11 @@ from time import perf_counter_ns
 
 import torch
 
+from hookline.core.costs import Cost
 from hookline.errors import GradientError
-from hookline.events.dispatch import Cost
 from hookline.gradients.view import Gradients
 from hookline.stats.columns import INFS, NANS
-from hookline.stats.pieces import Pieces
+from hookline.stats.distributed import LocalTensors
 
 
 class FiniteCheck:
@@ -60,6 +60,6 @@ def _finite(tensors: list[torch.Tensor]) -> list[bool]:
     """Return for each tensor whether all its elements are finite."""
     if not tensors:
         return []
-    rows = Pieces(tensors, [f"a gradient of shape {tuple(tensor.shape)}" for tensor in tensors]).summarize()
+    rows = LocalTensors(tensors, [f"a gradient of shape {tuple(tensor.shape)}" for tensor in tensors]).summarize()
     finite: list[bool] = (rows[:, NANS] + rows[:, INFS] == 0).tolist()
     return finite

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hookline.errors import GradientError
 from hookline.stats.columns import wide_dtype
-from hookline.stats.kinds import PLAIN
+from hookline.stats.tensor_meta import PLAIN_TYPES
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -27,7 +27,7 @@ def is_plain(tensors: Sequence[Tensor]) -> bool:
     """Return whether none of the tensors is sharded, sparse or complex."""
     # Few types and layouts occur, so comparing sets of them is faster than asking each tensor.
     types, layouts = {type(tensor) for tensor in tensors}, {tensor.layout for tensor in tensors}
-    return types <= PLAIN and layouts <= {torch.strided} and not any(map(torch.is_complex, tensors))
+    return types <= PLAIN_TYPES and layouts <= {torch.strided} and not any(map(torch.is_complex, tensors))
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

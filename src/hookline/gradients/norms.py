@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline._device import cached_table
 from hookline.gradients.local_storage import indices_by_kind, is_sharded, local_tensors
 from hookline.stats.columns import wide_dtype
-from hookline.stats.layout import kept_table
-from hookline.stats.shards import find_shards
+from hookline.stats.distributed import group_by_mesh
 
 
 def norms_of(tensors: list[Tensor], local: list[Tensor] | None = None) -> Tensor:
@@ -31,10 +31,10 @@ def norms_of(tensors: list[Tensor], local: list[Tensor] | None = None) -> Tensor
         home = memory[0].device
         parts = [_norms_of_one_kind([memory[index] for index in indices]).to(home) for indices in groups]
         order = sorted(range(len(memory)), key=[index for indices in groups for index in indices].__getitem__)
-        norms = torch.cat(parts)[kept_table(home, tuple(order))]
+        norms = torch.cat(parts)[cached_table(home, tuple(order))]
     if any(map(is_sharded, tensors)):
         names = [f"a gradient of shape {tuple(tensor.shape)}" for tensor in tensors]
-        for shards in find_shards(tensors, names):  # one reduction for all gradients of a mesh
+        for shards in group_by_mesh(tensors, names):  # one reduction for all gradients of a mesh
             norms = shards.sums(norms.square()).sqrt()
     return norms
 

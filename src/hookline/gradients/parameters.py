@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from hookline.core.patterns import select
 from hookline.errors import HooklineError
-from hookline.registry.select import select
 
 Parameters = Mapping[str, torch.nn.Parameter]
 

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline._device import cached_table
 from hookline.errors import GradientError, nearest
 from hookline.gradients.local_storage import group_by_kind, is_sharded, local_tensor
 from hookline.gradients.norms import norms_of
-from hookline.stats.kinds import Kinds, kinds_of
-from hookline.stats.layout import VECTOR_BYTES, kept_table
+from hookline.stats.layout import VECTOR_BYTES
+from hookline.stats.tensor_meta import TensorMeta, tensor_meta
 
 Parameters = Mapping[str, torch.nn.Parameter]
 
@@ -32,9 +33,9 @@ class GradientList:
         self._pointers: Tensor | None = None
 
     @cached_property
-    def kinds(self) -> Kinds:
+    def kinds(self) -> TensorMeta:
         """Dtypes, shapes and layouts."""
-        return kinds_of(self.tensors)
+        return tensor_meta(self.tensors)
 
     @property
     def is_plain(self) -> bool:
@@ -69,7 +70,7 @@ class GradientList:
     def pointers(self, device: torch.device) -> Tensor:
         """Return the addresses as a tensor on the device, for kernels; only for plain ones that are all on it."""
         if self._pointers is None:
-            self._pointers = kept_table(device, self.addresses)
+            self._pointers = cached_table(device, self.addresses)
         return self._pointers
 
     def norms(self, generation: int | None, exact: bool = False) -> Tensor:
@@ -179,8 +180,6 @@ class Gradients(MutableMapping[str, Tensor]):
     def local_tensors(self) -> list[Tensor]:
         """Return the gradients' memory, to be written in place: of a DTensor its shard, of a sparse one its values."""
         return list(self._writable().local)
-
-    numbers = local_tensors  # the name that the training loop uses
 
     def groups(self) -> list[list[Tensor]]:
         """Return the `local_tensors` by device and dtype, as foreach operations take them."""

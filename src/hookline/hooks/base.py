@@ -6,11 +6,11 @@ import inspect
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hookline.core.base import TrainingHook
 from hookline.core.run_control import RunControl
-from hookline.registry.base import TrainingHook
 
 if TYPE_CHECKING:
-    from hookline.registry.registry import HookRegistry
+    from hookline.core.registry import HookRegistry
 
 HookType = TypeVar("HookType", bound=TrainingHook)
 

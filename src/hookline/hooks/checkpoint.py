@@ -10,12 +10,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hookline import _checks
-from hookline.checkpoints.file_names import FileName
-from hookline.checkpoints.retention import ALL, Kept, best_first, delete_checkpoints, point_to, surplus, would_be_kept
+from hookline.checkpoints.names import NameTemplate
+from hookline.checkpoints.retention import (
+    KEEP_ALL,
+    RankedCheckpoint,
+    best_first,
+    delete_checkpoints,
+    is_among_best,
+    surplus,
+    update_link,
+)
+from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
+from hookline.core.schedule import Quantity, Reading, Schedule
 from hookline.errors import ConfigError, nearest
-from hookline.events.policy import logger
-from hookline.events.schedule import Quantity, Reading, Schedule
 from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_epoch_mean, is_training_metric, metric_key
 
 DEFAULT_NAME = "step-{step:08d}"
@@ -89,16 +97,16 @@ class CheckpointHook(MetricHook):
         self.save_every_n_steps = optional(integer, save_every_n_steps, "save_every_n_steps", at_least=1)
         self.save_every = optional(string, save_every, "save_every")
         self.monitor, self.mode = optional(string, monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
-        default = ALL if monitor is None else 1
-        self.save_top_k = default if save_top_k is None else integer(save_top_k, "save_top_k", at_least=ALL)
+        default = KEEP_ALL if monitor is None else 1
+        self.save_top_k = default if save_top_k is None else integer(save_top_k, "save_top_k", at_least=KEEP_ALL)
         self.save_last = _checks.boolean(save_last, "save_last")
         self.save_on_exception = _checks.boolean(save_on_exception, "save_on_exception")
         self.filename = optional(string, filename, "filename")
         self.auto_insert_metric_name = _checks.boolean(auto_insert_metric_name, "auto_insert_metric_name")
-        self._file_name = FileName(filename or DEFAULT_NAME, with_names=auto_insert_metric_name and bool(filename))
+        self._file_name = NameTemplate(filename or DEFAULT_NAME, with_names=auto_insert_metric_name and bool(filename))
         self._epochs = Schedule.parse(every=f"{save_every_n_epochs or 1} epochs")
         self._choose_sources(save_on_train_epoch_end)
-        self.kept: list[Kept] = []
+        self.kept: list[RankedCheckpoint] = []
         self._warned_fields: set[str] = set()  # metrics of the file name that were missing where they were expected
         self._requested: Request | None = None
         self._writing: Request | None = None  # the one that got its name last, until it is durable
@@ -133,8 +141,8 @@ class CheckpointHook(MetricHook):
         score, kept = self._score(measurement), list(self.kept)
         # The one that is being written in the background counts, or a worse one would be saved after it.
         if self._writing is not None and self._writing.name == trainer.saving:
-            kept.append(Kept(self._writing.name, self._writing.step, self._writing.score))
-        is_good = score is not None and would_be_kept(score, kept, self.save_top_k, self.mode)
+            kept.append(RankedCheckpoint(self._writing.name, self._writing.step, self._writing.score))
+        is_good = score is not None and is_among_best(score, kept, self.save_top_k, self.mode)
         if not (is_good or self.save_last or measurement.source == "step"):
             return
         # Of two requests for one step, the one with a score is the more specific.
@@ -243,7 +251,7 @@ class CheckpointHook(MetricHook):
         if request is None or request.step != step or not _has_name(path.name, request.name):
             return
         self._writing, self._directory = None, path.parent
-        self.kept.append(Kept(path.name, step, request.score))
+        self.kept.append(RankedCheckpoint(path.name, step, request.score))
         self._update_links(path.parent)  # before anything is deleted, so that they never dangle
         new, best = self.kept[-1], self._best
         if self.monitor is not None and best == new:
@@ -259,7 +267,7 @@ class CheckpointHook(MetricHook):
         for link, target in (("best", best), ("last", last)):
             try:
                 if target is not None:
-                    point_to(directory / f"{link}{suffix}", target.name)
+                    update_link(directory / f"{link}{suffix}", target.name)
             except OSError as error:  # a file system without links; the checkpoint itself is safe
                 logger.warning("hook %r: cannot make the link %r: %s", own, link, error)
 
@@ -276,7 +284,7 @@ class CheckpointHook(MetricHook):
         self.kept = [one for one in self.kept if one.name not in deleted]
 
     @property
-    def _surplus(self) -> list[Kept]:
+    def _surplus(self) -> list[RankedCheckpoint]:
         return surplus(self.kept, self.save_top_k, self.mode, self.save_last)
 
     @property
@@ -285,7 +293,7 @@ class CheckpointHook(MetricHook):
         return {one.name for one in self.kept} - {one.name for one in self._surplus}
 
     @property
-    def _best(self) -> Kept | None:
+    def _best(self) -> RankedCheckpoint | None:
         return next(iter(best_first(self.kept, self.mode)), None) if self.save_top_k else None
 
     @property
@@ -314,7 +322,7 @@ class CheckpointHook(MetricHook):
         if self.is_of_other_metric(state):  # that metric's checkpoints stay on disk
             self.reset()
             return
-        self.kept, self._was_found = [Kept(**one) for one in state["kept"]], state["seen"]
+        self.kept, self._was_found = [RankedCheckpoint(**one) for one in state["kept"]], state["seen"]
         self._writing = None if state["asked"] is None else Request(**state["asked"])
         self.load_measurement_state(state)
 
@@ -323,7 +331,7 @@ class CheckpointHook(MetricHook):
         directory, loaded, request = Path(path), Path(checkpoint_path).resolve().name, self._writing
         if request is not None:
             name = loaded if _has_name(loaded, request.name) else request.name
-            self.kept.append(Kept(name, request.step, request.score))
+            self.kept.append(RankedCheckpoint(name, request.step, request.score))
         self.kept = [one for one in self.kept if one.name and (directory / one.name).is_dir()]
         self._requested, self._writing, self._directory = None, None, directory
 

@@ -11,11 +11,11 @@ from time import monotonic
 from typing import Any, TextIO
 
 from hookline import _checks
+from hookline.core.base import TrainingHook
+from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
-from hookline.events.policy import logger
-from hookline.events.schedule import Schedule
+from hookline.core.schedule import Schedule
 from hookline.hooks.terminal import TerminalWatcher
-from hookline.registry.base import TrainingHook
 
 
 class ConsoleLogHook(TrainingHook):

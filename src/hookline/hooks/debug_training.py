@@ -6,7 +6,7 @@ import bdb
 from typing import Any
 
 from hookline import _checks
-from hookline.activations.debug import at_terminal, described
+from hookline.activations.debug import at_terminal, describe_tensors
 from hookline.core.run_control import RunControl
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, name_batch_tensors
 from hookline.hooks.nan_forensics.dump import RecordedBatch
@@ -42,7 +42,7 @@ class DebugHook(NanForensics):
         super().on_train_batch_start(trainer, batch, batch_idx, dataloader_name)
         if not self.log_shapes:
             return
-        shapes = {name: described(tensor)[0] for name, tensor in name_batch_tensors(batch).items()}
+        shapes = {name: describe_tensors(tensor)[0] for name, tensor in name_batch_tensors(batch).items()}
         if shapes != self._shapes:
             self._shapes = shapes
             print(f"from batch {batch_idx}: " + "; ".join(f"{name}: {text}" for name, text in shapes.items()))

@@ -11,8 +11,8 @@ import torch
 
 from hookline import _checks
 from hookline.core.run_control import RunControl
+from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
-from hookline.events.schedule import Quantity, Schedule
 from hookline.hooks.base import counts_for_run
 from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_better, is_training_metric
 

@@ -17,7 +17,7 @@ from hookline.errors import CheckpointError, nearest
 from hookline.hooks.base import NamedHook
 
 if TYPE_CHECKING:
-    from hookline.registry.registry import HookRegistry
+    from hookline.core.registry import HookRegistry
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -115,7 +115,7 @@ class EMAHook(NamedHook):
         super().setup(name)
         self._registry = registry
         if registry is not None:
-            self._unsubscribe = registry.watch_changes(self._restore_if_disabled)
+            self._unsubscribe = registry.on_change(self._restore_if_disabled)
 
     def _restore_if_disabled(self) -> None:
         if self._own_weights is not None and not self._is_enabled:

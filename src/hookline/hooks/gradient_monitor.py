@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from hookline import _checks
-from hookline.activations.flow import COUNTED, GradientFlow, Limits, Verdict, judge_norms
+from hookline.activations.gradient_flow import VERDICT_METRICS, GradientFlow, Limits, Verdict, judge_norms
+from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
+from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, NothingMatches, got, nearest
-from hookline.events.policy import logger
-from hookline.events.schedule import Quantity, Schedule
 from hookline.hooks.base import NamedHook
 from hookline.hooks.gradient_snapshot import GradientSnapshot, SnapshotSpec, TableLayout, percentile_name
-from hookline.stats.flush import Arrival, Flush
+from hookline.stats.collector import HostQueue, HostRows
 
 if TYPE_CHECKING:
-    from hookline.registry.registry import HookRegistry
+    from hookline.core.registry import HookRegistry
 
 # A GradScaler halves its scale at each overflow; from where it starts, 65536, that may happen 16 times in a row.
 MAX_OVERFLOWS = 16
@@ -113,7 +113,7 @@ class GradientMonitor(NamedHook):
         self._snapshot: GradientSnapshot | None = None
         self._overflowed: set[int] = set()  # steps that the GradScaler skipped and whose values have not arrived
         self._overflows_in_a_row = 0
-        self._flush = Flush()
+        self._flush = HostQueue()
         self._recorded: dict[tuple[str, ...], tuple[tuple[str, ...], Tensor]] = {}  # by the columns of the table
         self._known_hooks: tuple[Any, ...] | None = None  # those for which `_versions_reliable` was decided
         self._versions_reliable = False
@@ -128,7 +128,7 @@ class GradientMonitor(NamedHook):
 
     def close(self) -> None:
         """Drop values that have not arrived."""
-        self._snapshot, self._flush, self._overflowed, self._known_hooks = None, Flush(), set(), None
+        self._snapshot, self._flush, self._overflowed, self._known_hooks = None, HostQueue(), set(), None
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class GradientMonitor(NamedHook):
 
     # ---- recording ---------------------------------------------------------------------------------------------------
 
-    def _record(self, arrivals: Iterable[Arrival], trainer: RunControl) -> None:
+    def _record(self, arrivals: Iterable[HostRows], trainer: RunControl) -> None:
         for step, keys, table in arrivals:
             names, present, named = layout = cast("TableLayout", keys)
             self._log_layers(names, named, table, trainer, step)
@@ -276,7 +276,7 @@ class GradientMonitor(NamedHook):
         is_healthy = len(norms) == len(layout.names) and self._limits.allow(norms)
         # A verdict on each layer takes longer than the measurement, so a healthy model does without.
         flow = None if is_healthy and not self.troubled else self.latest
-        for key, verdict in COUNTED.items():
+        for key, verdict in VERDICT_METRICS.items():
             trainer.log(f"{self._prefix}/layers_{key}", float(len(flow.of(verdict))) if flow else 0.0, step)
         if flow is not None:
             self._report_changes(flow, trainer, step)

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hookline._device import upload
+from hookline.stats.cache import Snapshot, cache_norms, cache_rows
 from hookline.stats.columns import STATISTICS
+from hookline.stats.distributed import LocalTensors
 from hookline.stats.histograms import fold, percentiles
-from hookline.stats.layout import upload
-from hookline.stats.newest import Known, remember, remember_norms
-from hookline.stats.pieces import Pieces
 
 _GRAD = attrgetter("grad")
 
@@ -85,9 +85,9 @@ class GradientSnapshot:
         self.params, self._spec = dict(params), spec
         self._present, grads = self._gradients()
         self._names = names = tuple(self.params)
-        pieces = Pieces(grads, names if len(grads) == len(names) else [names[row] for row in self._present])
+        pieces = LocalTensors(grads, names if len(grads) == len(names) else [names[row] for row in self._present])
         # A DTensor's version misses writes to its shard, so only plain gradients can be recognised as unchanged.
-        read = Known(grads) if pieces.plain else None
+        read = Snapshot(grads) if pieces.plain else None
         self._measured = self._measure(pieces, read)
         self._read = read if versions_are_reliable else None
         self._is_unchanged = False  # the optimizers got what was measured
@@ -101,7 +101,7 @@ class GradientSnapshot:
             rows, grads = self._gradients()
             self._is_unchanged = self._read is not None and self._read.are(grads)
             if not self._is_unchanged:
-                self._final = self._spread(Pieces(grads).norms().unsqueeze(1), rows, missing=0.0)
+                self._final = self._spread(LocalTensors(grads).norms().unsqueeze(1), rows, missing=0.0)
 
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy the parameters that an optimizer is about to update."""
@@ -140,16 +140,16 @@ class GradientSnapshot:
         rows = [row for row, grad in enumerate(grads) if grad is not None]
         return rows, grads if len(rows) == len(grads) else [grads[row] for row in rows]
 
-    def _measure(self, pieces: Pieces, read: Known | None) -> Tensor:
+    def _measure(self, pieces: LocalTensors, read: Snapshot | None) -> Tensor:
         """Return norms or statistics, then percentiles, the octave at which the bins end, and the bins."""
         if not self._spec.needs_statistics:
             norms = pieces.norms()
             if read is not None:
-                remember_norms(read, norms)  # for the next reader of these gradients
+                cache_norms(read, norms)  # for the next reader of these gradients
             return self._spread(norms.unsqueeze(1), self._present)
         blocks = [rows := pieces.summarize()]
         if read is not None:
-            remember(read, rows)
+            cache_rows(read, rows)
         points, bins_per_octave = self._spec.points, self._spec.bins_per_octave
         if not (points or bins_per_octave):
             return self._spread(rows, self._present)
@@ -172,7 +172,7 @@ class UpdateSize:
     @torch.no_grad()
     def __init__(self, params: Sequence[Tensor], rows: list[int]) -> None:
         self.rows = rows
-        self._pieces = Pieces(params)
+        self._pieces = LocalTensors(params)
         self._weights = self._pieces.norms()
         self._before = torch._foreach_mul(self._pieces.dense, 1)  # copies all of them in a few launches
 

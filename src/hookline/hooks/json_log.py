@@ -8,12 +8,12 @@ from time import time
 from typing import Any
 
 from hookline import _checks
+from hookline.core.base import TrainingHook
+from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
-from hookline.events.policy import logger
-from hookline.events.schedule import Schedule
+from hookline.core.schedule import Schedule
+from hookline.record.json_lines import JsonLines
 from hookline.record.redaction import redact
-from hookline.record.writers import JsonLines
-from hookline.registry.base import TrainingHook
 
 
 class JSONLogHook(TrainingHook):

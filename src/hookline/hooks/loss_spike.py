@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 from hookline import _checks
+from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError
-from hookline.events.policy import logger
 from hookline.hooks.base import NamedHook
 
 # Scales the median distance from the median to the standard deviation of a normal distribution.

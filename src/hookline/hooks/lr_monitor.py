@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from hookline import _checks
+from hookline.core.base import TrainingHook
 from hookline.core.run_control import RunControl
-from hookline.registry.base import TrainingHook
 
 
 class LearningRateMonitor(TrainingHook):

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
+from hookline.core.schedule import Schedule
 from hookline.errors import MetricMissing, nearest
-from hookline.events.policy import logger
-from hookline.events.schedule import Schedule
 from hookline.hooks.base import NamedHook, counts_for_run
 
 MODES = ("min", "max")

@@ -13,17 +13,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from hookline import _checks
+from hookline.core.failures import Incident, logger
 from hookline.core.run_control import RunControl
+from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, RegistrationError, got, nearest
-from hookline.events.policy import Incident, logger
-from hookline.events.schedule import Quantity, Schedule
 from hookline.hooks.base import NamedHook, copy_by_constructor, counts_for_run
 from hookline.hooks.monitored import MODES, floats, is_better, metric_key
 from hookline.hooks.webhook import DeliveryError, Webhook
-from hookline.record.redaction import keep_secret, redact_text
+from hookline.record.redaction import add_secret_url, redact_text
 
 if TYPE_CHECKING:
-    from hookline.registry.registry import HookRegistry
+    from hookline.core.registry import HookRegistry
 
 TOPICS = ("training_end", "best_model", "exception", "early_stop", "hook_failure", "heartbeat")
 LONGEST_TIME = 3600.0  # seconds, of each parameter that is a time
@@ -88,7 +88,7 @@ class NotifyHook(NamedHook):
             if period.amount <= 0:
                 raise ConfigError("heartbeat", f"{heartbeat!r} is never due; to have none, omit it from notify_on")
             webhook = Webhook(webhook_url, timeout)
-        keep_secret(webhook_url)
+        add_secret_url(webhook_url)
         self.best = self._worst = math.inf if mode == "min" else -math.inf
         self._outbox = Outbox(webhook.post, limit=queue, retries=retries, backoff=backoff, on_failure=self._on_failure)
         self.schedule = Schedule(every=period) if "heartbeat" in self.notify_on else None
@@ -105,7 +105,7 @@ class NotifyHook(NamedHook):
         """Subscribe to failures of other hooks."""
         super().setup(name)
         if "hook_failure" in self.notify_on and registry is not None:
-            self._unsubscribe = registry.desk.watch(self._on_incident)
+            self._unsubscribe = registry.failures.subscribe(self._on_incident)
 
     def close(self) -> None:
         """Unsubscribe, and wait for the last messages to be sent."""

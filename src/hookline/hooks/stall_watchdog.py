@@ -9,8 +9,8 @@ from time import monotonic
 from typing import Any
 
 from hookline import _checks
+from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
-from hookline.events.policy import logger
 from hookline.hooks.base import NamedHook, copy_by_constructor
 
 CHECKS = 20  # how often the thread checks within the time after which a step counts as stalled

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from hookline import _checks, _device
+from hookline._tensors import count_samples
+from hookline.core.base import TrainingHook
 from hookline.core.run_control import RunControl
-from hookline.events.batches import count_samples
-from hookline.registry.base import TrainingHook
 
 MEGABYTE = 2**20
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from hookline.record.memory_record import MemoryRecord
 from hookline.record.provenance import config_hash, environment, git_state, new_run_id
 from hookline.record.reader import LayerSeries, read_json, read_jsonl, read_layers, read_metrics
 from hookline.record.record import Record
 from hookline.record.redaction import redact
 from hookline.record.sinks import Sink
 
-RunRecord = Record  # an old name, as `MemoryRecord`, until the trainer uses the new ones
-
 __all__ = [
     "LayerSeries",
-    "MemoryRecord",
     "Record",
-    "RunRecord",
     "Sink",
     "config_hash",
     "environment",

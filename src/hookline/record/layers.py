@@ -58,11 +58,6 @@ class LayerRow(NamedTuple):
         """The name of the series."""
         return self.header.series
 
-    @property
-    def table(self) -> SeriesHeader:
-        """The old name of `header`."""
-        return self.header
-
 
 class LayerBuffer:
     """A buffer of values per layer. Safe to use from several threads.

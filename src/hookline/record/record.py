@@ -255,17 +255,6 @@ class Record:
         logger.warning("the sink %s failed and was removed, training continues: %s", name, redact_text(text))
         self.event("sink_failed", step, sink=name, error=text)
 
-    # Old names, until the trainer uses the new ones.
-    create = on_disk
-    layers = log_layers
-    resumed = resume_at
-    settle = sync
-
-    @property
-    def layer_steps(self) -> list[LayerRow]:
-        """The old name of `layer_rows`."""
-        return self.layer_rows
-
 
 def _store(storage: FileSink | MemorySink, sinks: AddedSinks, method: str, rows: list[Any]) -> None:
     """Write rows with a method of `Sink`: to the storage at once, to the added sinks with the next delivery."""

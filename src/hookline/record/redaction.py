@@ -302,6 +302,3 @@ def _redact_log_record(record: logging.LogRecord) -> bool:
     if record.exc_info and not record.exc_text:
         record.exc_text = redact_values(_formatter.formatException(record.exc_info))
     return True
-
-
-keep_secret = add_secret_url  # the old name, until the hooks use the new one

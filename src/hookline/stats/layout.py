@@ -1,4 +1,3 @@
-# mypy: implicit-reexport
 """Plan kernel launches: cut tensors into chunks for one launch, and repeat launches without Triton's checks."""
 
 from __future__ import annotations
@@ -110,10 +109,3 @@ class Launch:
             self._compiled(*self._fixed, *arguments, *self._constants, stream=stream)
         elif (compiled := self._first(*arguments)) is not None:  # Triton's interpreter returns nothing.
             self._compiled = compiled[self._grid]
-
-
-# Moved to hookline._device.
-from hookline._device import cached_table as kept_table  # noqa: E402, F401
-from hookline._device import stream_handle as current_stream  # noqa: E402, F401
-from hookline._device import to_device as on_device  # noqa: E402, F401
-from hookline._device import upload as upload  # noqa: E402

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline._tensors import map_tensors
-from hookline.checkpoints.files import list_checkpoints, newest_good, read_checkpoint, write_checkpoint
-from hookline.checkpoints.manifest import read_manifest
+from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
+from hookline.core.failures import logger
 from hookline.errors import CheckpointError
-from hookline.events.policy import logger
 from hookline.trainer.async_save import AsyncSave
 from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
 from hookline.trainer.rng import restore_rng, rng_state
@@ -101,7 +100,7 @@ class Checkpointer:
         self._check_between_steps()
         self.finish_unless_failed()
         trainer.loop.flush()
-        trainer.record.settle()  # a resumed run repeats what came after its checkpoint, and nothing before
+        trainer.record.sync()  # a resumed run repeats what came after its checkpoint, and nothing before
         in_step = progress.step != progress.steps_done
         directory = trainer.checkpoint_dir
         if in_step and trainer.run_dir is not None:
@@ -141,7 +140,7 @@ class Checkpointer:
         """Record a durable checkpoint and fire on_checkpoint_save, with the arguments of the step that was saved."""
         self._trainer.event_args.set_checkpoint(str(path))
         self._trainer.note("checkpoint_saved", args.step, path=str(path))
-        if handler := self._trainer.hooks.fire.on_checkpoint_save:
+        if handler := self._trainer.hooks.slots.on_checkpoint_save:
             handler(args)
 
     @contextmanager
@@ -204,8 +203,8 @@ class Checkpointer:
         trainer.event_args.set_resumed(str(found))
         trainer.note("checkpoint_loaded", path=str(found))
         if trainer.running:
-            trainer.record.resumed(trainer.progress.step, trainer.progress.epoch)
-        if handler := trainer.hooks.fire.on_checkpoint_load:
+            trainer.record.resume_at(trainer.progress.step, trainer.progress.epoch)
+        if handler := trainer.hooks.slots.on_checkpoint_load:
             handler(trainer.event_args)
         return found
 
@@ -235,7 +234,7 @@ def _collect(trainer: Trainer) -> dict[str, Any]:
         "hooks": trainer.hooks.state_dict(),
         "hook_names": list(trainer.hooks),
         "update_state": trainer.chain.states,
-        "streams": trainer.hooks.guard.state_dict(),
+        "streams": trainer.hooks.rng_guard.state_dict(),
     }
 
 
@@ -265,7 +264,7 @@ def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
     # Update hooks meet gradients on the device, so their state goes there, too.
     trainer.chain.restore(map_tensors(lambda tensor: tensor.to(trainer.device), sections["update_state"]))
     _restore_hooks(trainer, sections)
-    trainer.hooks.guard.load_state_dict(sections["streams"])
+    trainer.hooks.rng_guard.load_state_dict(sections["streams"])
     restore_source_states(trainer.train_loaders, sections["loaders"]["train"])
     restore_source_states(trainer.val_loaders, sections["loaders"]["val"])
     restore_loader_states(trainer.train_loaders, sections["loaders"]["own"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hookline.registry.registry import HookRegistry
+from hookline.core.registry import HookRegistry
 from hookline.trainer.data.loaders import Loaders
 from hookline.trainer.engine import Engine
 from hookline.trainer.options import TrainerOptions
@@ -36,5 +36,3 @@ class Components:
     """What hooks see as `trainer.config`."""
     resolved: Mapping[str, Any] | None = None
     """The run's configuration for the record; without one the trainer describes its components."""
-    describe: Callable[[], Mapping[str, Any]] | None = None
-    make_record: Any = None

@@ -12,9 +12,9 @@ from weakref import ref
 
 import torch
 
+from hookline.core.base import StepContext
 from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
-from hookline.events.context import StepContext
 from hookline.gradients.norms import total_norm
 from hookline.trainer.step_fn import is_numpy_number
 
@@ -63,7 +63,7 @@ class EventArgs:
         self.val_metrics: dict[str, Any] = {}
         self.eval_metrics: dict[str, Any] = {}
         self.skip_reason: str | None = None
-        self.skip_asked_at = -1  # the step whose optimizer step is to be skipped
+        self.skip_requested_at = -1  # the step whose optimizer step is to be skipped
         self.overflowed_at = -1  # the step whose scaled gradients overflowed
         self.validating: list[str | None] = []  # the hooks that called the validations in progress, outermost first
         # Where batch_idx and the loader are read from: the run's progress, or the batch of a validation.
@@ -161,7 +161,7 @@ class EventArgs:
 
     def skip_step(self, reason: str) -> None:
         """Skip the optimizer step of the current window."""
-        self.skip_reason, self.skip_asked_at = reason, self.step
+        self.skip_reason, self.skip_requested_at = reason, self.step
 
     def mark_overflow(self) -> None:
         """Note that the scaled gradients of this step overflowed."""
@@ -169,7 +169,7 @@ class EventArgs:
 
     def forget_step(self) -> None:
         """Forget what was stored for a step's number: the counters were restored."""
-        self.skip_asked_at = self.overflowed_at = -1
+        self.skip_requested_at = self.overflowed_at = -1
         self._norm_at = self._kept_at = 0
         self.release_gradients()
         self.window.clear()

@@ -3,7 +3,7 @@
     run → epoch → micro-batch → step → boundary (validation, checkpoint, stop)
 
 Events of batches, steps and epochs fire here; those of the run's start and end, of a validation and of a checkpoint
-fire in run.py, validation.py and checkpointing.py. An event without listeners is None in `fire`: it costs one branch.
+fire in run.py, validation.py and checkpointing.py. An event without listeners is None in `slots`: it costs one branch.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hookline._tensors import count_samples
+from hookline.core.costs import CostMonitor
+from hookline.core.dispatch import Dispatch, EventSlots
 from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
-from hookline.events.batches import count_samples
-from hookline.events.dispatch import Fire, Fired
-from hookline.gradients.numbers import multiply_
-from hookline.trainer.cost_watch import CostWatch
+from hookline.gradients.local_storage import multiply_
 from hookline.trainer.data.epoch_batches import EpochBatches, epoch_batches
 from hookline.trainer.data.loaders import TrainLoaders
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
@@ -59,7 +59,7 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
     Returns:
         Whether all batches were read.
     """
-    trainer, progress, args, fire, tables = loop.trainer, loop.progress, loop.args, loop.fire, loop.tables
+    trainer, progress, args, slots, table = loop.trainer, loop.progress, loop.args, loop.slots, loop.table
     optimizers, plain, steps_directly, more_to_do = trainer.optimizers, loop.plain, loop.steps_directly, loop.more_to_do
     recent, unrecorded, unowned, several = loop.stats.recent, loop.unrecorded, loop.unowned, len(optimizers) > 1
 
@@ -74,11 +74,11 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
         args.batch = batch
         if loop.counts_tuples or type(batch) is not tuple:
             progress.tokens_seen += trainer.count_tokens(batch)
-        if tables.countdown > 0:  # until a schedule or a sample is due
-            tables.countdown -= 1
+        if table.countdown > 0:  # until a schedule or a sample is due
+            table.countdown -= 1
         else:
-            loop.hooks.decide_who_is_due(progress)
-        if handler := fire.on_train_batch_start:
+            loop.hooks.decide_due_hooks(progress)
+        if handler := slots.on_train_batch_start:
             handler(args)
 
         # ---- forward and backward
@@ -87,19 +87,19 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
         del result  # the rest of it (logits, for example) need not live until the next batch
         # This releases the last batch's graph, which its backward pass emptied; releasing it earlier costs 4 µs more.
         args.live_loss = loss
-        if handler := fire.on_before_backward:
+        if handler := slots.on_before_backward:
             handler(args)
         if plain:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             loop.backward_share(loss)
-        if handler := fire.on_after_backward:
+        if handler := slots.on_after_backward:
             handler(args)
         if not plain and not loop.window_is_complete():
             recent.append(detached := loss.data)
-            if handler := fire.on_train_batch_end:
+            if handler := slots.on_train_batch_end:
                 handler(args)
-                if tables.metric_readers:
+                if table.metric_readers:
                     loop.log_added_metrics()
             yield detached
             continue
@@ -108,29 +108,29 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
         step, skipped, clear_and_keep = progress.step, _NONE_SKIPPED, False
         if not plain:
             loop.complete_gradients()
-        if handler := fire.on_gradients_ready:
+        if handler := slots.on_gradients_ready:
             handler(args)
-        if handler := fire.on_update:
+        if handler := slots.on_update:
             loop.update(handler)
-        if tables.norm_readers and fire.on_step_end:
+        if table.norm_readers and slots.on_step_end:
             clear_and_keep = loop.keep_gradients()
         for optimizer in optimizers:
             if several:
                 args.optimizer_idx = optimizers.index(optimizer)
-            if handler := fire.on_before_optimizer_step:
+            if handler := slots.on_before_optimizer_step:
                 handler(args)
-            if steps_directly and args.skip_asked_at != step:
+            if steps_directly and args.skip_requested_at != step:
                 optimizer.step()
             elif not loop.step_or_skip(optimizer):
                 skipped = (*skipped, optimizer)
                 continue
-            if handler := fire.on_after_optimizer_step:
-                if more_to_do or tables.lr_readers:
+            if handler := slots.on_after_optimizer_step:
+                if more_to_do or table.lr_readers:
                     loop.note_rate()
                 handler(args)
         if more_to_do or skipped:
             loop.after_optimizers(skipped)
-        elif tables.lr_readers:
+        elif table.lr_readers:
             loop.note_rate()
         if clear_and_keep:
             args.take_gradients()
@@ -140,9 +140,9 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
         for param in unowned:  # no optimizer clears these
             param.grad = None
         recent.append(detached := loss.data)  # equal to detach(), and a microsecond faster
-        if handler := fire.on_train_batch_end:
+        if handler := slots.on_train_batch_end:
             handler(args)
-            if tables.metric_readers:
+            if table.metric_readers:
                 loop.log_added_metrics()
 
         # ---- the step is over: its metrics, and now and then a boundary
@@ -151,7 +151,7 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
         unrecorded.append((step, progress.epoch, "train/loss", detached if plain else args.window_tensor(), time()))
         if args.step_metrics or not plain:
             loop.log_step_metrics()
-        if handler := fire.on_step_end:
+        if handler := slots.on_step_end:
             handler(args)
             if args.kept_gradients:
                 args.release_gradients()
@@ -171,7 +171,7 @@ class Loop:
     def __init__(self, trainer: Trainer) -> None:
         options = trainer.options
         self.trainer, self.options = trainer, options
-        self.hooks, self.fire, self.tables = trainer.hooks, trainer.hooks.fire, trainer.hooks.tables
+        self.hooks, self.slots, self.table = trainer.hooks, trainer.hooks.slots, trainer.hooks.dispatch_table
         self.progress, self.args, self.status = trainer.progress, trainer.event_args, trainer.run_status
         self.engine, self.record = trainer.engine, trainer.record
         self.stats = EpochStats()
@@ -198,7 +198,7 @@ class Loop:
         self.unrecorded: list[tuple[int, int, str, Any, float]] = []
         step = self.progress.step
         self._flushed, self._flushed_step, self._flush_at = time(), step, step + FLUSH_STEPS
-        self._costs = CostWatch(trainer)
+        self._costs = CostMonitor(trainer, trainer.options.warn_above)
         self.next_boundary = 0  # the next step after which `boundary` runs; 0: after this step
         self.over = False  # a stop was requested, or the last step is done
 
@@ -214,7 +214,7 @@ class Loop:
         else:
             progress.begin_epoch()
             self.stats = self.stats.next_epoch(progress.step)
-            if handler := self.fire.on_epoch_start:
+            if handler := self.slots.on_epoch_start:
                 handler(self.args)
             batches.start()
             progress.position = batches.position
@@ -249,7 +249,7 @@ class Loop:
         self.record_non_finite_losses(self.stats.take_non_finite())
         for name, mean in self.epoch_metrics().items():
             trainer.log(name, mean)
-        if handler := self.fire.on_epoch_end:
+        if handler := self.slots.on_epoch_end:
             handler(self.args)
         self.progress.end_epoch()
         self.flush()
@@ -350,7 +350,7 @@ class Loop:
             scale = self.accumulate / len(window)
         else:
             return
-        multiply_(self.args.grads.numbers(), scale)
+        multiply_(self.args.grads.groups(), scale)
 
     def _total_weight(self) -> float:
         total = sum(part.weight for part in self.args.window)
@@ -361,14 +361,14 @@ class Loop:
             "nothing; tokens are elements of 'input_ids' or of an integer tensor batch, else give count_tokens="
         )
 
-    def update(self, handler: Fired) -> None:
+    def update(self, handler: Dispatch) -> None:
         """Run the update chain unless the step is skipped; if it clips, record the norm before clipping."""
         args, progress = self.args, self.progress
-        if args.skip_asked_at == progress.step:
+        if args.skip_requested_at == progress.step:
             return
         if self.plain:
             self.find_new_parameters()
-            handler = self.fire.on_update or handler  # which may be another one now
+            handler = self.slots.on_update or handler  # which may be another one now
         handler(args)
         if (norm := args.norm_before_clipping()) is not None:
             self.unrecorded.append((progress.step, progress.epoch, "train/grad_norm", norm, time()))
@@ -391,7 +391,7 @@ class Loop:
         Returns:
             Whether the gradients are to be kept when they are cleared, and not now.
         """
-        others_may_write = self.fire.on_before_optimizer_step or self.fire.on_after_optimizer_step
+        others_may_write = self.slots.on_before_optimizer_step or self.slots.on_after_optimizer_step
         sizes = group_sizes(self.trainer.optimizers)
         if self._plain_zero_grad and not others_may_write and sizes == self._group_sizes:
             return True
@@ -401,12 +401,12 @@ class Loop:
     def step_or_skip(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step through the scaler or the user's function unless the step is skipped; return whether it stepped."""
         args, progress = self.args, self.progress
-        wanted = args.skip_asked_at != progress.step
+        wanted = args.skip_requested_at != progress.step
         if wanted and self.engine.step(optimizer, self.trainer.optimizer_step):
             return True
         args.reason = args.skip_reason
         self.record.event("step_skipped", progress.step, reason=args.reason, optimizer_idx=args.optimizer_idx)
-        if handler := self.fire.on_step_skipped:
+        if handler := self.slots.on_step_skipped:
             handler(args)
         args.reason = None
         return False
@@ -475,7 +475,7 @@ class Loop:
         self.write_unrecorded()
         self.record.flush()
         self.stats.fold()
-        self._costs.look()
+        self._costs.check()
         now, step = time(), self.progress.step
         rate = (step - self._flushed_step) / max(now - self._flushed, 1e-6)
         self._flushed, self._flushed_step = now, step
@@ -491,26 +491,16 @@ class Loop:
         if self.batches is not None:
             self.batches.close()
 
-    # ---- names that other folders still use ------------------------------------------------------------------------
-
-    def newest_metrics(self, since: int | None = None) -> dict[str, float]:
-        """Equal to `Trainer.latest_metrics`."""
-        return self.stats.latest(since)
-
-    def loader_names(self) -> list[str]:
-        """Equal to `Trainer.loader_names`."""
-        return self.trainer.loader_names
-
     # ---- validation ------------------------------------------------------------------------------------------------
 
     def validation_batches(
-        self, loaders: Mapping[str, Iterable[Any]], fire: Fire, measure: Measure
+        self, loaders: Mapping[str, Iterable[Any]], slots: EventSlots, measure: Measure
     ) -> Iterator[tuple[str, int, Any]]:
         """Run the validation loaders through the model.
 
         Args:
             loaders: The validation loaders by name.
-            fire: The events to fire.
+            slots: The dispatch of each event.
             measure: Computes the user's metrics of a batch.
 
         Yields:
@@ -521,12 +511,12 @@ class Loop:
             for index, batch in enumerate(loader):
                 placed = self.engine.place(batch)
                 args.enter_validation_batch(placed, index, loader_index, name)
-                if handler := fire.on_validation_batch_start:
+                if handler := slots.on_validation_batch_start:
                     handler(args)
                 result = self.trainer.compute(placed)
                 loss, metrics = loss_and_metrics(result)
                 args.set_batch_result(loss, {**metrics, **measure(name, placed, result)})
-                if handler := fire.on_validation_batch_end:
+                if handler := slots.on_validation_batch_end:
                     handler(args)
                 added = single_numbers(args.added_metrics()) if args.metrics_were_read else {}
                 yield name, count_samples(placed), {"loss": loss.detach(), **args.step_metrics, **added}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from hookline import _checks
+from hookline.core.schedule import Quantity
 from hookline.errors import ConfigError, nearest
-from hookline.events.schedule import Quantity
 
 
 def option(default: Any, about: str) -> Any:

@@ -13,13 +13,12 @@ from weakref import WeakSet
 import torch
 
 from hookline import _device
-from hookline.checkpoints.abandoned import set_aside_later
+from hookline.checkpoints.store import set_aside_later
+from hookline.core.entry import Entry
+from hookline.core.failures import Incident, logger
 from hookline.errors import ConfigError, TrainingError, nearest
-from hookline.events.policy import Incident, logger
-from hookline.record.jsonsafe import field_values
-from hookline.record.redacted_log import secrets_kept_out
-from hookline.record.redaction import redact_text
-from hookline.registry.entry import Entry
+from hookline.record.redaction import redact_text, redacted_log
+from hookline.record.strict_json import field_values
 from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, load_weights, run_directory
 from hookline.trainer.data.loader_state import resume_warnings
 from hookline.trainer.data.loaders import epoch_length
@@ -46,11 +45,11 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
     """
     stop_recording_incidents = _begin(trainer, resume, fork)
     outcome, reason = "completed", None
-    with handle_signals(trainer.stop_on_signal) as signals, secrets_kept_out():
+    with handle_signals(trainer.stop_on_signal) as signals, redacted_log():
         try:
             with _deterministic(trainer.options.deterministic), _check_loader_schedules(trainer):
                 _prepare(trainer, resume)
-                if handler := trainer.hooks.fire.on_train_start:
+                if handler := trainer.hooks.slots.on_train_start:
                     handler(trainer.event_args)
                 yield
                 trainer.checkpointer.save_requested()
@@ -99,8 +98,8 @@ def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> Callable[
     trainer.begin_run(run_dir, _hook_list(trainer), lineage)
     hooks.reopen()
     devices = _device.device_indices([*trainer.model.parameters(), *trainer.model.buffers()])
-    hooks.guard.begin(options.seed or 0, lambda: trainer.progress.step, devices)
-    return hooks.desk.watch(lambda incident: _record_incident(trainer, incident))
+    hooks.rng_guard.begin(options.seed or 0, lambda: trainer.progress.step, devices)
+    return hooks.failures.subscribe(lambda incident: _record_incident(trainer, incident))
 
 
 def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
@@ -126,7 +125,7 @@ def _resume(trainer: Trainer, path: Path) -> None:
     if has_no_checkpoint_yet(path):
         logger.warning("%s has no checkpoint yet: the run starts again at its first step", path)
         trainer.note("begun_again", run=str(path))
-        trainer.record.resumed(0, 0)
+        trainer.record.resume_at(0, 0)
         return
     trainer.load_checkpoint(path)
     if trainer.checkpoint_dir is not None:  # later checkpoints are not states that the resumed run will reach
@@ -181,7 +180,7 @@ def _check_loader_schedules(trainer: Trainer) -> Iterator[None]:
                 why = f"{entry.schedule}: there is no training loader {name!r}; {nearest(name, trainer.train_loaders)}"
                 raise ConfigError(f"{entry.name}.every", why)
 
-    remove_check = trainer.hooks.admit_with(check)
+    remove_check = trainer.hooks.add_registration_check(check)
     try:
         yield
     finally:
@@ -207,7 +206,7 @@ def _fail(trainer: Trainer, error: BaseException) -> None:
     trainer.event_args.set_exception(error)
     trainer.record.event("exception", trainer.progress.step, error=_describe_error(error))
     try:
-        if handler := trainer.hooks.fire.on_exception:
+        if handler := trainer.hooks.slots.on_exception:
             handler(trainer.event_args)
     finally:
         trainer.checkpointer.finish_after(error)
@@ -224,14 +223,14 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
         non_finite = 0
     loop.record_non_finite_losses(non_finite)
     try:
-        if handler := hooks.fire.on_train_end:
+        if handler := hooks.slots.on_train_end:
             handler(args)
     finally:
         hooks.close()
         trainer.checkpointer.close()
         loop.write_unrecorded()
         trainer.record.close(outcome, reason, _hook_list(trainer), hooks.costs(), _counters(trainer))
-        hooks.guard.end()
+        hooks.rng_guard.end()
         args.clear_resumed()
         if trainer.options.console:
             print(closing_line(trainer, outcome, reason), flush=True)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline.core.change_audit import ChangeAudit
+from hookline.core.failures import logger
+from hookline.core.handle import Handle
+from hookline.core.registry import HookRegistry
 from hookline.core.run_control import MicroBatch
 from hookline.errors import HooklineError, TrainingError
-from hookline.events.policy import logger
 from hookline.gradients.chain import UpdateChain
 from hookline.gradients.view import Gradients
-from hookline.record.memory_record import MemoryRecord
-from hookline.record.run_record import Record, RunRecord
-from hookline.registry.handle import Handle
-from hookline.registry.registry import HookRegistry
+from hookline.record.record import Record
 from hookline.trainer.checkpointing import Checkpointer, SaveName
 from hookline.trainer.components import Components
 from hookline.trainer.data.loaders import Loaders, epoch_length, first_batches, make_train_loaders, named_loaders
@@ -30,7 +30,6 @@ from hookline.trainer.replay import Forward, replaying
 from hookline.trainer.rng import preserve_rng, rng_state
 from hookline.trainer.run import close_at_exit, run_context
 from hookline.trainer.run_state import Progress, RunStatus
-from hookline.trainer.steering import Steering
 from hookline.trainer.step_fn import StepFunction, make_step
 from hookline.trainer.validation import eval_mode, validate
 from hookline.trainer.validation_metrics import ValidationMetrics
@@ -66,9 +65,9 @@ class Trainer:
         self.progress.set_loaders(list(self.train_loaders))
         self.event_args = EventArgs(self, self.progress, Gradients(self.params))
         self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
-        self.hooks.tables.dress_with(Steering(self).dress)
-        self.hooks.desk.rank = self.engine.rank
-        self.hooks.desk.debug = self.hooks.desk.debug or self.options.debug
+        self.hooks.dispatch_table.add_wrapper(ChangeAudit(self, lambda: self.lr_changes).wrap)
+        self.hooks.failures.rank = self.engine.rank
+        self.hooks.failures.debug = self.hooks.failures.debug or self.options.debug
         # The model as the run calls it.
         self.called_model: Any = torch.compile(self.model) if self.options.compile else self.model
         self.validation_metrics = ValidationMetrics(parts.metrics, self.called_model)
@@ -147,7 +146,8 @@ class Trainer:
         if self.running:
             raise TrainingError("training_step() cannot be called inside an event or while the trainer runs")
         if self.run_status.run_ended:  # that run's record is closed; this step belongs to no run
-            self._record = self._loop = None
+            before, self._record, self._loop = self.record, Record.in_memory(), None
+            self._record.share_sinks(before)
         with self.run_status.manual_step():
             return self.loop.manual_step(batch)
 
@@ -206,7 +206,7 @@ class Trainer:
     def record(self) -> Record:
         """The record of the current or last run; before the first one a record in memory."""
         if self._record is None:
-            self._record = MemoryRecord()
+            self._record = Record.in_memory()
         return self._record
 
     def begin_run(self, run_dir: Path | None, hooks: list[dict[str, Any]], lineage: Mapping[str, Any] | None) -> None:
@@ -217,13 +217,15 @@ class Trainer:
             hooks: The hooks as the record describes them.
             lineage: The run and checkpoint that a new run starts from.
         """
-        options, config = self.options, self.describe()
+        options, config, before = self.options, self.describe(), self._record
         if not options.record:
-            self._record = MemoryRecord(config=config, seed=options.seed)
+            self._record = Record.in_memory(config=config, seed=options.seed)
         elif run_dir is not None:
-            self._record = RunRecord.create(run_dir.parent, config=config, seed=options.seed, run_id=run_dir.name)
+            self._record = Record.on_disk(run_dir.parent, config=config, seed=options.seed, run_id=run_dir.name)
         else:
-            self._record = RunRecord.create(options.output_dir, config=config, seed=options.seed)
+            self._record = Record.on_disk(options.output_dir, config=config, seed=options.seed)
+        if before is not None:
+            self._record.share_sinks(before)  # those that were added before the run
         self._record.start(hooks=hooks, lineage=lineage)
         # The last run may have stopped inside an epoch; this one continues there.
         self.progress.begin_run(self.progress.position if self._loop is None else self._loop.position())
@@ -235,8 +237,6 @@ class Trainer:
     def describe(self) -> Mapping[str, Any]:
         """Return the run's configuration as the record stores it."""
         parts, options = self._components, asdict(self.options)
-        if parts.describe is not None:
-            return parts.describe()
         if parts.resolved is not None:
             return {**parts.resolved, "trainer": {**parts.resolved.get("trainer", {}), **options}}
         optimizers = [
@@ -263,7 +263,7 @@ class Trainer:
         found = trained_parameters(self.model, self.optimizers)
         self.params.clear()
         self.params.update(found)
-        self.chain.choose_again()
+        self.chain.reselect_parameters()
         self.note("parameters_changed", added=sorted(set(found) - before), gone=sorted(before - set(found)))
 
     def _make_step(self) -> Callable[[Any], Any]:
@@ -306,7 +306,7 @@ class Trainer:
         self.compute = self._make_step()
         if self._loop is not None:
             self._loop.step_changed()
-        self.note(kind, by=self.hooks.who_is_calling(), old=_name_of(old), new=_name_of(new))
+        self.note(kind, by=self.hooks.calling_hook(), old=_name_of(old), new=_name_of(new))
 
     def step_schedulers(self, stepped: Sequence[torch.optim.Optimizer] | None = None) -> None:
         """Step the schedulers of the optimizers that stepped (all by default), except those that need a metric."""
@@ -475,7 +475,7 @@ class Trainer:
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self.note("lr_changed", by=self.hooks.who_is_calling(), old=self.lr, new=value)
+        self.note("lr_changed", by=self.hooks.calling_hook(), old=self.lr, new=value)
         self.run_status.count_lr_change()
         ratio = value / self.lr if self.lr else None
         for optimizer in self.optimizers:
@@ -524,7 +524,7 @@ class Trainer:
             values: The numbers, [names, columns] or [names, columns, bins].
             step: The step they belong to, if it is not the current one.
         """
-        self.record.layers(series, self.progress.step if step is None else step, names, columns, values)
+        self.record.log_layers(series, self.progress.step if step is None else step, names, columns, values)
 
     def note(self, kind: str, step: int | None = None, **fields: Any) -> None:
         """Write a decision into events.jsonl, if a run is in progress; at the current step unless given."""
@@ -545,7 +545,7 @@ class Trainer:
 
     def request_stop(self, reason: str, by: str | None = None) -> None:
         """End the run in order once the current step is complete; the first reason counts."""
-        by = by or self.hooks.who_is_calling()
+        by = by or self.hooks.calling_hook()
         self.note("stop_requested", reason=reason, by=by)
         self.run_status.request_stop(reason, by)
         self.request_boundary()
@@ -580,23 +580,6 @@ class Trainer:
     def load_checkpoint(self, path: str | Path) -> Path:
         """Restore the trainer from a checkpoint and fire on_checkpoint_load."""
         return self.checkpointer.load(path)
-
-    # ---- names that other folders still use --------------------------------------------------------------------------
-
-    @property
-    def moment(self) -> EventArgs:
-        """Equal to `event_args`."""
-        return self.event_args
-
-    @property
-    def save_asked(self) -> list[SaveName]:
-        """Names of the checkpoints to write at the next boundary."""
-        return self.checkpointer.requests
-
-    @property
-    def saved_by_hand(self) -> set[str]:
-        """Equal to `requested_checkpoints`."""
-        return self.checkpointer.requested_names
 
     # ---- hooks -----------------------------------------------------------------------------------------------------
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline.core.catalog import find_event
+from hookline.core.dispatch import EventSlots
 from hookline.errors import TrainingError
-from hookline.events.catalog import find_event
-from hookline.events.dispatch import Fire
 from hookline.trainer.data.loader_state import preserve_order
 from hookline.trainer.data.loaders import raise_no_batches, why_empty
 from hookline.trainer.event_args import single_numbers
@@ -53,20 +53,20 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
     Raises:
         TrainingError: If a loader gives no batch, or a hook validates inside the validation that it called.
     """
-    args, fire = trainer.event_args, trainer.hooks.fire
+    args, slots = trainer.event_args, trainer.hooks.slots
     order = preserve_order(trainer.train_loaders, loaders)
     with (
-        args.validation(trainer.hooks.who_is_calling()),
+        args.validation(trainer.hooks.calling_hook()),
         args.preserve_train_batch("validation"),
         preserve_rng(),
         order,
         eval_mode(trainer.model),
     ):
-        if handler := fire.on_validation_start:
+        if handler := slots.on_validation_start:
             handler(args)
-        metrics = _measure(trainer, loaders, limit, fire)
+        metrics = _measure(trainer, loaders, limit, slots)
         args.set_validation_metrics(metrics)
-        if handler := fire.on_validation_end:
+        if handler := slots.on_validation_end:
             handler(args)
         args.mirror_metrics("eval_metrics")
     for key, value in single_numbers(metrics).items():
@@ -84,23 +84,25 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
     if not readable:
         return
     args, hooks = trainer.event_args, trainer.hooks
-    fire, order = Fire(), preserve_order(trainer.train_loaders, loaders)
+    slots, order = EventSlots(), preserve_order(trainer.train_loaders, loaders)
     with args.preserve_train_batch("validation"), preserve_rng(), order, eval_mode(trainer.model), hooks.silenced():
         for event in map(find_event, SANITY_EVENTS):
             bound = [one for one in hooks.listeners(event, due=None) if getattr(one.owner, "hears_sanity_check", False)]
-            setattr(fire, event.name, hooks.tables.compile(event, bound))
-        if handler := fire.on_validation_start:
+            setattr(slots, event.name, hooks.dispatch_table.compile(event, bound))
+        if handler := slots.on_validation_start:
             handler(args)
-        _measure(trainer, readable, batches, fire)
+        _measure(trainer, readable, batches, slots)
 
 
-def _measure(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None, fire: Fire) -> dict[str, Any]:
+def _measure(
+    trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None, slots: EventSlots
+) -> dict[str, Any]:
     """Return the metrics over all batches, those of the user included."""
     averages, tokens = SampleAverages(), 0
     nested = len(trainer.event_args.validating) > 1
     with trainer.validation_metrics.measure(loaders, trainer.device, nested) as user:
         read = {name: _limited(loader, limit) for name, loader in loaders.items()}
-        for name, samples, results in trainer.loop.validation_batches(read, fire, user.measure_batch):
+        for name, samples, results in trainer.loop.validation_batches(read, slots, user.measure_batch):
             averages.add(name, samples, results)
             tokens += trainer.count_tokens(trainer.event_args.batch)
         empty = {name: loader for name, loader in loaders.items() if name not in averages}

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from hookline._device import cached_table
 from hookline.activations.compile.custom_ops import give_back_id, take_id, warn_once
 from hookline.activations.compile.stats_ops import FIRST, LATER, REFUSED, forget_owner_key, new_owner_key
 from hookline.activations.hooked_modules import HookedModule
 from hookline.core.dispatch import BoundHook
-from hookline.stats.layout import kept_table
-from hookline.stats.statistics import has_kernels
+from hookline.stats.rows import has_kernels
 
 if TYPE_CHECKING:
     from hookline.activations.forward_hooks import ForwardDispatcher
@@ -60,7 +60,7 @@ class HookRows(NamedTuple):
 
     def of(self, rows: Tensor) -> Tensor:
         """Return these rows of all rows."""
-        return rows if len(self.indices) == len(rows) else rows[kept_table(rows.device, self.indices)]
+        return rows if len(self.indices) == len(rows) else rows[cached_table(rows.device, self.indices)]
 
 
 class CompiledStats:
@@ -131,7 +131,7 @@ class CompiledStats:
         return code is not None and getattr(graph, "traced_code", [])[:1] == [code]
 
     def _open_on(self, device: torch.device) -> None:
-        from hookline.stats.cuda_tally import make_flag  # Imports Triton.
+        from hookline.stats.cuda_accumulators import make_flag
 
         try:
             from hookline.activations.compile.fuse_stats_pass import install  # Imports inductor.
@@ -150,9 +150,9 @@ class CompiledStats:
         hooks = [hooked.torch_hook for hooked in self._modules if hooked.torch_hook.stats_row is None]
         if self.due_flag is None or not hooks:
             return
-        from hookline.stats.cuda_tally import make_tallies
+        from hookline.stats.cuda_accumulators import make_accumulators
 
-        table, rows = make_tallies(len(hooks), self.due_flag.device)
+        table, rows = make_accumulators(len(hooks), self.due_flag.device)
         for index, (hook, row) in enumerate(zip(hooks, rows, strict=True)):
             hook.stats_row, hook.stats_place = row, (table, index)
 
@@ -206,7 +206,7 @@ class CompiledStats:
             pending, self._pending = self._pending or Pending(0, ()), None
             if self.due_flag is None or not self._modules:
                 return
-            from hookline.stats.cuda_tally import addresses_of, take
+            from hookline.stats.cuda_accumulators import addresses_of, take
 
             if self._addresses is None:
                 self._addresses = addresses_of([_row_of(hooked) for hooked in self._modules])
@@ -218,7 +218,7 @@ class CompiledStats:
     def _counts_for(self, due: tuple[DueHook, ...]) -> Tensor:
         """Return where calls are counted while these hooks are due; the counts stay on the device until a report."""
         if due not in self._counts:
-            from hookline.stats.cuda_tally import make_counts
+            from hookline.stats.cuda_accumulators import make_counts
 
             assert self.due_flag is not None
             counts = self._counts[due] = make_counts(len(self._modules), self.due_flag.device)

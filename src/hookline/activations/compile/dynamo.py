@@ -27,8 +27,8 @@ from hookline.activations.compile.custom_ops import (
 from hookline.activations.compile.stats_ops import STATISTICS, add_statistics, forget_stats_key, new_stats_key
 from hookline.activations.forward_hooks import is_listening, measures_calls
 from hookline.activations.hooked_modules import OUTSIDE, ForwardTorchHook, HookedModule, TimerTorchHook
-from hookline.registry.entry import Entry
-from hookline.stats.loan import lending
+from hookline.core.entry import Entry
+from hookline.stats.borrowed import borrowing
 
 if TYPE_CHECKING:
     from hookline.activations.forward_hooks import ForwardDispatcher
@@ -75,7 +75,7 @@ def _call_hooks(tensors: list[torch.Tensor], structure: str, graph_id: torch.Ten
     """Pass the tensors of one module call to its hooks, each time the graph runs."""
     hooked: HookedModule | None = object_of(graph_id)
     if hooked is not None:
-        with lending():
+        with borrowing():
             hooked.torch_hook(hooked.module, *rebuild(structure, tensors))
 
 

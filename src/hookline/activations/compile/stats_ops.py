@@ -155,7 +155,7 @@ def _add_to_rows(
     tensors: list[torch.Tensor], tables: list[torch.Tensor], rows: list[int], due_flag: torch.Tensor
 ) -> None:
     """Launch the kernels, which a CUDA graph can replay. A table that all rows are in need be passed only once."""
-    from hookline.stats.cuda_tally import add  # Imports Triton.
+    from hookline.stats.cuda_accumulators import add
 
     add(tensors, tables, rows, due_flag)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from hookline.core.base import UpdateHook
 from hookline.errors import GradientError
 from hookline.gradients.local_storage import is_sharded
 from hookline.gradients.view import Gradients
-from hookline.registry.base import UpdateHook
 
 _LEAVE_OUT = "leave it out with params= (a list of patterns, or a predicate)"
 

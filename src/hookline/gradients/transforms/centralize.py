@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hookline.gradients.transforms.base import Transform, whole_rows
 from hookline.gradients.view import GradientList, Gradients
-from hookline.stats.statistics import has_kernels
+from hookline.stats.rows import has_kernels
 
 
 class Centralize(Transform):

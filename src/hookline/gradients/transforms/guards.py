@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from hookline import _checks
+from hookline.core.costs import Cost
+from hookline.core.registry import HookRegistry
 from hookline.core.run_control import RunControl
 from hookline.errors import HooklineError, TrainingError
-from hookline.events.dispatch import Cost
 from hookline.gradients.local_storage import multiply_
 from hookline.gradients.transforms.base import Transform
 from hookline.gradients.view import Gradients
-from hookline.registry.registry import HookRegistry
 
 NON_FINITE = "non-finite gradients"
 
@@ -42,7 +42,7 @@ class Guard(Transform):
 
     def setup(self, registry: HookRegistry, name: str) -> None:
         """Give the waiting a row in the cost table."""
-        self.wait_cost = registry.desk.argument_cost(f"the verdict of {name}")
+        self.wait_cost = registry.dispatch_table.argument_costs[f"the verdict of {name}"]
 
     def read(self, verdict: Tensor) -> bool:
         """Read a bool from the device; waits for it."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from hookline.registry.base import UpdateHook, passes_through
+from hookline.core.base import UpdateHook, passes_through
 
 
 class Identity(UpdateHook):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from hookline import _checks
+from hookline.core.base import UpdateHook, passes_through
 from hookline.core.run_control import RunControl
 from hookline.gradients.view import Gradients
-from hookline.registry.base import UpdateHook, passes_through
 from hookline.stats.columns import STATISTICS
-from hookline.stats.merging import merge
-from hookline.stats.pieces import Pieces
+from hookline.stats.distributed import LocalTensors
+from hookline.stats.merge import merge
 
 NORM = "norm"
 
@@ -47,7 +47,7 @@ class Measure(UpdateHook):
         if not tensors:
             return grads
         needs_row = any(metric != NORM for metric in self.metrics)
-        row = merge(Pieces(tensors, list(grads)).summarize()) if needs_row else torch.empty(0)
+        row = merge(LocalTensors(tensors, list(grads)).summarize()) if needs_row else torch.empty(0)
         self.latest = {
             metric: torch.linalg.vector_norm(grads.norms()) if metric == NORM else row[STATISTICS.index(metric)]
             for metric in self.metrics

@@ -16,8 +16,8 @@ import torch
 from hookline._tensors import iter_tensors, map_tensors, tensors_with_keys
 from hookline.activations.debug import Debug, statistics_of
 from hookline.activations.manager import HookManager
+from hookline.core.base import ForwardHook
 from hookline.core.run_control import RunControl
-from hookline.registry.base import ForwardHook
 
 _OPERATION = re.compile(r"Function '(\w+)'")
 NAMES_SHOWN = 3
@@ -127,7 +127,7 @@ def temporary_hooks(model: torch.nn.Module, hooks: Mapping[str, Any], step: int)
             manager.register(hook, name, on_error="raise")
         yield
     finally:
-        manager.tap.detach()
+        manager.dispatcher.detach()
 
 
 @dataclass

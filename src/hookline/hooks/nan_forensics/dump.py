@@ -20,9 +20,9 @@ from hookline.checkpoints import encode, read_checkpoint, write_checkpoint
 from hookline.core.run_control import RunControl
 from hookline.errors import CheckpointError, HooklineError
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose
-from hookline.record import jsonsafe, read_json, redact
+from hookline.record import read_json, redact, strict_json
+from hookline.record.json_lines import write_json_atomic
 from hookline.record.provenance import utc_now
-from hookline.record.writers import write_json_atomic
 
 REPORT, STATE = "crash.json", "state"
 
@@ -169,6 +169,6 @@ def replay_crash(path: str | Path, trainer: RunControl, weights_loaded: bool = F
     now = diagnose(trainer, sections["batch"], sections["random_state"], by="replay")
     # Shapes and statistics may differ in detail, and anomaly detection may name another operation.
     compared = {one.name for one in fields(Diagnosis)} - {"inputs", "outputs", "statistics", "operation"}
-    found = jsonsafe.simplify(now.as_dict())
+    found = strict_json.simplify(now.as_dict())
     same = all(report["autopsy"].get(name) == found.get(name) for name in compared)
     return Replay(Path(path), report, now, same)

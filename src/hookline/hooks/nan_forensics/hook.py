@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from hookline import _checks
-from hookline.activations.flow import gradient_norms
+from hookline.activations.gradient_flow import gradient_norms
+from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
-from hookline.events.policy import logger
 from hookline.gradients.view import Gradients
 from hookline.hooks.base import NamedHook
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose

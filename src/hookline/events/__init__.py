@@ -1,1 +1,0 @@
-"""What happens when: the catalogue, arguments by name, schedules, dispatch, failure policy."""

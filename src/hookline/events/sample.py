@@ -1,6 +1,0 @@
-# ruff: noqa
-"""Moved to hookline.core.sampling."""
-
-from hookline.core.sampling import Sample as Sample
-
-__all__ = ["Sample"]

@@ -1,3 +1,0 @@
-"""Moved to hookline.hooks.lr_monitor."""
-
-from hookline.hooks.lr_monitor import LearningRateMonitor as LearningRateMonitor

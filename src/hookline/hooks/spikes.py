@@ -1,3 +1,0 @@
-"""Moved to hookline.hooks.loss_spike."""
-
-from hookline.hooks.loss_spike import LossSpike as LossSpike

@@ -1,3 +1,0 @@
-"""Moved to hookline.hooks.stall_watchdog."""
-
-from hookline.hooks.stall_watchdog import StallWatchdog as StallWatchdog

@@ -1,3 +1,0 @@
-"""Moved to hookline.demo.sampling."""
-
-from hookline.demo.sampling import SampleText as SampleText

@@ -1,4 +1,0 @@
-# mypy: implicit-reexport
-"""Moved to hookline.stats.cuda."""
-
-from hookline.stats.cuda import ELEMENTS as ELEMENTS

@@ -1,3 +1,0 @@
-"""Moved to data/sampler.py."""
-
-from hookline.trainer.data.sampler import ResumableSampler as ResumableSampler
