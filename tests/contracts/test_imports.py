@@ -14,7 +14,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "hookline"
 SHARED = {"errors", "_checks", "_device", "_fs", "_host_copy", "_tensors"}  # helper modules that anything may import
 BELOW_HOOKS = SHARED | {"core", "stats", "activations", "gradients", "record", "checkpoints"}
 BELOW_CONFIG = BELOW_HOOKS | {"hooks", "trainer"}
-ABOVE = {"hosts", "config", "demo", "jobs", "build", "cli", "testing", "verification", "verify", "__init__"}
+ABOVE = {"config", "demo", "build", "cli", "testing", "verify", "__init__"}
 EVERYTHING = BELOW_CONFIG | ABOVE
 
 # Which parts of hookline each part may import; a part may always import itself.
@@ -34,22 +34,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoints": SHARED | {"core"},
     "hooks": BELOW_HOOKS,
     "trainer": SHARED | {"core", "gradients", "record", "checkpoints"},
-    "hosts": BELOW_CONFIG,
     "config": SHARED | {"core", "trainer.options"},
     "demo": EVERYTHING,
-    "jobs": EVERYTHING,
     "build": EVERYTHING,
     "cli": EVERYTHING,
     "testing": EVERYTHING,
-    "verification": EVERYTHING,
     "verify": EVERYTHING,
     "__init__": EVERYTHING,
     "__main__": EVERYTHING,
 }
 
-HOT_PATH = ("stats", "activations", "gradients", "trainer")
+HOT_PATH = ("core", "stats", "activations", "gradients", "trainer")
 HEAVY = {"pydantic", "rich", "yaml"}
-LOADED_ON_FIRST_USE = ("hosts", "config", "demo", "jobs", "build", "cli", "testing", "verification", "verify")
+LOADED_ON_FIRST_USE = ("config", "demo", "build", "cli", "testing", "verify")
 
 
 def part_of(path: Path) -> str:
