@@ -84,7 +84,7 @@ def number(
     bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
     limits = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
     kind = "a finite number" if finite else "a number"
-    raise ConfigError(name, f"expected {kind}{' ' + limits if limits else ''}, {got(value)}")
+    raise ConfigError(name, f"expected {kind}{', ' + limits if limits else ''}, {got(value)}")
 
 
 def percentage(value: Any, name: str) -> float:

@@ -66,12 +66,12 @@ def test_two_updates_differ(rig: Any) -> None:
 @pytest.mark.parametrize("wrong", [-1.0, math.inf, math.nan, True])
 def test_numbers_that_are_no_noise_are_refused(wrong: float) -> None:
     """When the link is made."""
-    with pytest.raises(HooklineError, match="noise: eta must be at least 0 and finite, got"):
+    with pytest.raises(HooklineError, match=r"noise.eta: expected a finite number, at least 0, got"):
         Noise(eta=wrong)
 
 
 @pytest.mark.parametrize("wrong", [1.5, "7", True])
 def test_a_seed_is_a_whole_number(wrong: Any) -> None:
     """Found when the link is made and not at the first step."""
-    with pytest.raises(HooklineError, match="noise: seed must be a whole number, or None for the run's, got"):
+    with pytest.raises(HooklineError, match=r"noise.seed: expected an integer, got"):
         Noise(seed=wrong)

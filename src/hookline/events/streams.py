@@ -31,6 +31,13 @@ class Seen(NamedTuple):
     spare: bool
 
 
+class Watch(NamedTuple):
+    """Check once around an event whether its hooks drew random numbers."""
+
+    streams: Streams
+    drew: Callable[[Seen], Any]
+
+
 class Streams:
     """Every stream that training may draw from: torch, Python, NumPy once it is used, and those of CUDA devices."""
 

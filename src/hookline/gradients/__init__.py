@@ -1,1 +1,5 @@
-"""Between backward and step: the chain of update hooks."""
+"""Transform gradients between the backward pass and the optimizer step.
+
+The chain runs the update hooks; `transforms` has the built-in ones. Imports `core` and `stats`; `hooks` and everything
+above may import it.
+"""

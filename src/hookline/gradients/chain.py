@@ -1,219 +1,298 @@
-"""The update chain: what makes the callable of `on_update`.
+"""`UpdateChain`: run the update hooks over a model's gradients, once per optimizer step.
 
-Links run in registration order, without autograd. Each gets the gradients as the links before it left them and returns
-what the optimizer shall use; that is checked and taken over as a whole, so a link that fails leaves them as they were.
+Hooks run in registration order, without autograd. Each gets the gradients as the hooks before it left them and returns
+what the optimizer is to use; that is checked and taken over as a whole, so a hook that fails changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from time import perf_counter_ns
 from typing import Any
 
 import torch
 
-from hookline.errors import HooklineError
+from hookline._tensors import tensor_version
+from hookline.core.dispatch import FAILED, BoundHook, invoke
+from hookline.errors import GradientError, HooklineError
 from hookline.events.catalog import CATALOG
-from hookline.events.dispatch import Bound, Fired
+from hookline.events.dispatch import Fired
 from hookline.events.moment import known
 from hookline.gradients.finite_check import FiniteCheck
-from hookline.gradients.link import Link
-from hookline.gradients.norms import Norms
-from hookline.gradients.selection import choose
-from hookline.gradients.view import Gradients
+from hookline.gradients.local_storage import is_sharded
+from hookline.gradients.parameters import Parameters, select_parameters
+from hookline.gradients.view import GradientCache, Gradients
 from hookline.registry.entry import Entry
 from hookline.registry.registry import HookRegistry
 
 ON_UPDATE = CATALOG["on_update"]
-OVERFLOWED = "non-finite gradients under GradScaler"  # why a step may be left out before the chain
+OVERFLOWED = "non-finite gradients under GradScaler"  # why a step may be skipped before the chain
+DECLARE = "an update hook that writes in place sets inplace = True (on its class, or on the function)"
 
 
 class UpdateChain:
-    """Runs the update hooks of a registry over a model's gradients, and keeps their state.
+    """Runs the update hooks of a registry over a model's gradients, and stores their state.
 
-    With the model, links may select parameters by the class of their module.
+    Args:
+        registry: The registry; the chain provides the callable of its event `on_update`.
+        params: Returns the trained parameters by name.
+        model: The model, so that hooks can select parameters by the class of their module.
     """
 
     def __init__(
-        self,
-        registry: HookRegistry,
-        params: Callable[[], Mapping[str, torch.nn.Parameter]],
-        model: torch.nn.Module | None = None,
+        self, registry: HookRegistry, params: Callable[[], Parameters], model: torch.nn.Module | None = None
     ) -> None:
         self.registry = registry
         self._params, self._model = params, model
         self.states: dict[str, Any] = {}
-        self._owners: dict[str, Any] = {}  # whose state it is: another hook of the same name gets its own
-        self._waiting: dict[str, Any] = {}  # a checkpoint's states, of hooks that are not registered yet
-        self.known = Norms()  # what one link has read, the next need not read again
+        self._owners: dict[str, Any] = {}  # the hook of each state: another hook of the same name gets a new state
+        self._unclaimed: dict[str, Any] = {}  # a checkpoint's states of hooks that are not registered yet
+        self._cache = GradientCache()
         registry.admit_with(self._check)
         registry.watch_changes(self._drop_removed)
         registry.tables.compile_with("on_update", self.compile)
 
-    def compile(self, bound: list[Bound], timed: bool) -> Fired | None:
-        """The chain for the hooks that are due now; None when there is none."""
-        measures_cost = timed and not self.registry.tables.agenda.due  # not in a step that has more to bear
-        if not measures_cost and all(_passes_through(item) for item in bound):
-            return None  # the default link alone has nothing to do: it is called where its cost is measured
+    def compile(self, bound: list[BoundHook], timed: bool) -> Fired | None:
+        """Return the callable that runs these hooks; None if there is nothing to run."""
+        measures_cost = timed and not self.registry.tables.agenda.due
+        if not measures_cost and all(map(_passes_through, bound)):
+            return None  # the default hook alone has nothing to do, and is only called to measure its cost
         links = [self._link(item) for item in bound]
-        self._have_norms_read(links)
+        reporter = next((link for link in links if getattr(link.bound.owner, "reports_norms", False)), None)
+        first_clip = next((link for link in links if link.clips), None)
+        reads_total = first_clip is not None and not first_clip.clips_globally  # it finds another norm than the step's
 
         @torch.no_grad()
         def on_update(moment: Any) -> None:
             try:
                 for link in links:
-                    if not self._run_and_report(link, moment, timed):
-                        break  # nobody will use these gradients, and links with a memory should not see them
+                    if reads_total and link is first_clip:
+                        moment.clipped(Gradients(self._params(), self._cache).norm(), True)
+                    reported = reporter if not _passes_through(link.bound) else None
+                    self._report_norm(reported, link, "before", moment)
+                    proceed = self._run(link, moment, timed)
+                    self._report_norm(reported, link, "after", moment)
+                    if not proceed:
+                        break  # no optimizer uses these gradients, and hooks with a memory should not see them
             finally:
-                self.known.clear()  # it holds on to gradients
+                self._cache.replaced()  # otherwise it would keep the gradients alive
 
         return on_update
 
-    def _have_norms_read(self, links: list[Link]) -> None:
-        """Around every link if a hook reports them; all before the first clipping if that link finds another norm."""
-        reporter = next((link for link in links if getattr(link.bound.owner, "reports_norms", False)), None)
-        for link in links:
-            link.reporter = None if _passes_through(link.bound) else reporter
-        first_clip = next((link for link in links if link.clips), None)
-        if first_clip is not None and not first_clip.clips_globally:
-            first_clip.everything = Gradients(self._params(), self.known, steady=True)
-
-    def _run_and_report(self, link: Link, moment: Any, timed: bool) -> bool:
-        """One link, and the norms that are read around it; whether the step goes on."""
-        if link.everything is not None:
-            moment.clipped(link.everything.norm(), True)
-        if link.reporter is None:
-            return self._run(link, moment, timed)
-        self._report(link.reporter, link, "before", moment)
-        goes_on = self._run(link, moment, timed)
-        self._report(link.reporter, link, "after", moment)
-        return goes_on
-
     def _run(self, link: Link, moment: Any, timed: bool) -> bool:
-        """One link, its failure treated by its policy, its time noted, its clipping told; whether the step goes on."""
-        began = perf_counter_ns() if timed else 0
-        values = link.values(moment) if link.named else {}
-        self.known.begin_link(link.bound.built_in, link.tells_norms)
-        try:
-            link.run(values)
-        except Exception as error:
-            return self._failed(link, error, moment)
-        finally:
-            self.known.end_link(link.may_write)
-            if not link.bound.built_in:
-                self.known.clear()  # it may have written in a way that no version counts
-        if link.bound.recovering:
-            self.registry.desk.recovered(ON_UPDATE, link.bound)
-        if timed:
-            link.bound.cost.add(perf_counter_ns() - began)
+        """Run one hook under its failure policy; return whether the step proceeds."""
+        desk = self.registry.desk
+        if invoke(ON_UPDATE, link.bound, desk, moment, read=link.read, call=link.run, timed=timed) is FAILED:
+            if link.half_written is None:
+                return True
+            skip = getattr(known(moment, "trainer", None), "skip_step", None)
+            if skip is None:
+                raise link.half_written  # only the owner of the loop could skip the step
+            skip(f"{link.bound.hook} left half-written gradients")
+            return False
         if link.clips:
-            self._tell_clipping(link, moment)
+            moment.clipped(link.bound.owner.clipped_norm, link.clips_globally)
+            if handler := self.registry.fire.on_gradient_clip:
+                with torch.enable_grad():  # as at every other event
+                    handler(moment)
+                self._cache.replaced()  # its hooks may write gradients
         return not (link.may_skip and getattr(moment, "skip_asked_at", None) == moment.step)
 
-    def _failed(self, link: Link, error: Exception, moment: Any) -> bool:
-        """By its policy it ends the run or is left out; half-written gradients must reach no optimizer."""
-        if self.registry.desk.failed(ON_UPDATE, link.bound, error, moment) is not None:
-            raise error
-        if not link.half_written:
-            return True
-        skip = getattr(known(moment, "trainer", None), "skip_step", None)
-        if skip is None:
-            raise error  # nobody here can leave the step out but the loop's owner
-        skip(f"{link.bound.hook} left half-written gradients")
-        return False
-
-    def _tell_clipping(self, link: Link, moment: Any) -> None:
-        moment.clipped(link.bound.owner.clipped_norm, link.clips_globally)
-        if heard := self.registry.fire.on_gradient_clip:
-            self.known.settle()  # who hears it could write, or
-            with torch.enable_grad():  # as at every other event
-                heard(moment)
-            self.known.seen.forget_owners()  # have given parameters other gradients
-
-    def _report(self, reporter: Link, link: Link, when: str, moment: Any) -> None:
-        """Log the norm of what a link selects, for the hook that asked for it."""
+    def _report_norm(self, reporter: Link | None, link: Link, when: str, moment: Any) -> None:
+        """Log the norm of what a hook selects, if the hook `link_norms` is due."""
+        if reporter is None:
+            return
         try:
-            moment.trainer.log(f"update/{link.bound.hook}/norm_{when}", link.grads.norm())
+            moment.trainer.log(f"update/{link.bound.hook}/norm_{when}", link.cached_grads.norm())
         except Exception as error:
             if self.registry.desk.failed(ON_UPDATE, reporter.bound, error, moment) is not None:
                 raise
 
+    # ---- hooks and their state -------------------------------------------------------------------------------------
+
+    def _link(self, bound: BoundHook) -> Link:
+        selected = self._select(bound.hook, bound.owner)
+        self._make_state(bound.hook, bound.owner, selected)
+        self._unclaimed.pop(bound.hook, None)  # a hook that is registered later under this name starts fresh
+        link = Link(
+            bound,
+            selected,
+            self._cache,
+            self.states,
+            may_fail=self.registry.entry(bound.hook).policy != "raise",
+            selects_all=len(selected) == len(self._params()),
+        )
+        # Checked for NaN: a user's hook unless it declines, any hook that asks for it, and with `debug` every hook.
+        desk, asks = self.registry.desk, getattr(bound.owner, "check_finite", None)
+        wait = bool(desk.debug or asks)
+        if not _passes_through(bound) and (wait or (asks is None and not bound.built_in)):
+            cost = desk.argument_cost(f"whether {bound.hook} left finite gradients")
+            link.finite_check = FiniteCheck(link.cached_grads, cost, wait)
+        return link
+
     def _check(self, entry: Entry) -> None:
-        """Choose its parameters and make its state when a hook is registered: what fails, fails there."""
+        """Select parameters and make the state when a hook is registered, so that errors show there."""
         if "on_update" in entry.listeners:
-            self._state_of(entry.name, entry.hook, self._chosen(entry.name, entry.hook))
+            self._make_state(entry.name, entry.hook, self._select(entry.name, entry.hook))
 
-    def choose_again(self) -> None:
-        """The parameters are others: links select among them anew, and states get what the new ones need."""
-        for name, hook in self._owners.items():
-            if isinstance(state := self.states.get(name), dict):
-                self.states[name] = {**_made(name, hook, self._chosen(name, hook)), **state}
-        self.registry.tables.reset()
-
-    def _chosen(self, name: str, hook: Any) -> Mapping[str, torch.nn.Parameter]:
+    def _select(self, name: str, hook: Any) -> Parameters:
         try:
-            return choose(getattr(hook, "params", None), self._params(), self._model)
+            return select_parameters(getattr(hook, "params", None), self._params(), self._model)
         except HooklineError as error:
             raise HooklineError(f"hook {name!r}: {error}") from None
 
-    def _state_of(self, name: str, hook: Any, chosen: Mapping[str, torch.nn.Parameter]) -> None:
-        """Made once per hook, and then replaced by what a checkpoint holds for it."""
+    def _make_state(self, name: str, hook: Any, selected: Parameters) -> None:
+        """Make a hook's state once, or take it from the checkpoint that was loaded before."""
         if name not in self.states or self._owners.get(name) is not hook:
-            made = _made(name, hook, chosen)
-            self.states[name] = _completed(self._waiting.get(name, made), made, chosen)
+            made = _initial_state(name, hook, selected)
+            self.states[name] = _completed(self._unclaimed.get(name, made), made, selected)
             self._owners[name] = hook
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Take over a checkpoint's states; that of a hook which is not registered yet waits for it."""
+        """Load a checkpoint's states; those of hooks that are not registered yet are kept for them."""
         for name, state in states.items():
             if name in self.states:
-                chosen = self._chosen(name, self._owners[name])
-                self.states[name] = _completed(state, self.states[name], chosen)
+                self.states[name] = _completed(state, self.states[name], self._select(name, self._owners[name]))
             else:
-                self._waiting[name] = state
+                self._unclaimed[name] = state
+
+    def choose_again(self) -> None:
+        """Select among changed parameters, and add to the states what new parameters need."""
+        for name, hook in self._owners.items():
+            if isinstance(state := self.states.get(name), dict):
+                self.states[name] = {**_initial_state(name, hook, self._select(name, hook)), **state}
+        self.registry.tables.reset()
 
     def _drop_removed(self) -> None:
-        """The set of hooks has changed: a removed one takes its state with it."""
+        """Drop the states of removed hooks."""
         if len(self.states) > self.registry.tables.hearers["on_update"]:
             for name in [name for name in self.states if name not in self.registry]:
                 del self.states[name], self._owners[name]
 
-    def _link(self, bound: Bound) -> Link:
-        chosen = self._chosen(bound.hook, bound.owner)
-        self._state_of(bound.hook, bound.owner, chosen)
-        self._waiting.pop(bound.hook, None)  # it has what it waited for; a successor begins anew
-        policy = self.registry.entry(bound.hook).policy
-        spans_all = len(chosen) == len(self._params())
-        grads = Gradients(chosen, self.known, steady=bound.built_in)
-        link = Link(bound, grads, self.states, policy != "raise", spans_all)
-        link.finite_check = self._finite_check(bound, grads)
-        return link
 
-    def _finite_check(self, bound: Bound, grads: Gradients) -> FiniteCheck | None:
-        """What looks for NaN behind a link: a user's unless it declines, any that asks, and with `debug` every one."""
-        desk, asks = self.registry.desk, getattr(bound.owner, "check_finite", None)
-        if_asked = bool(desk.debug or asks)
-        if _passes_through(bound) or not (if_asked or (asks is None and not bound.built_in)):
-            return None
-        return FiniteCheck(grads, desk.argument_cost(f"whether {bound.hook} left finite gradients"), if_asked)
+class Link:
+    """One update hook of the chain: calls it and takes over what it returns as a whole, or restores everything.
+
+    Args:
+        bound: The hook and its listener.
+        params: The parameters it selects.
+        cache: The chain's cache.
+        states: The chain's states by hook, which a checkpoint may replace.
+        may_fail: Whether its policy lets the run continue after a failure.
+        selects_all: Whether it selects all trained parameters.
+    """
+
+    def __init__(
+        self,
+        bound: BoundHook,
+        params: Parameters,
+        cache: GradientCache,
+        states: Mapping[str, Any],
+        may_fail: bool,
+        selects_all: bool,
+    ) -> None:
+        self.bound, self._cache, self._states = bound, cache, states
+        self.cached_grads = Gradients(params, cache)
+        # A user's hook may write or replace gradients at any time, so it reads nothing from the cache.
+        self.grads = self.cached_grads if bound.built_in else Gradients(params)
+        owner = bound.owner
+        self._in_place = bool(getattr(owner, "inplace", False))
+        self._needs_backup = self._in_place and may_fail
+        # A user's hook may write in place without saying so, or fail half-way: that must be noticed.
+        self._detects_writes = not bound.built_in and not self._needs_backup
+        self._may_write = not bound.built_in or getattr(owner, "intervenes", True)
+        self._only_grads = bound.listener.positional == ("grads",) and not bound.listener.keywords
+        self._named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))
+        self.may_skip = "trainer" in self._named  # only a hook that has the trainer can skip a step
+        self.clips = bool(getattr(owner, "clips", False))
+        self.clips_globally = self.clips and selects_all and getattr(owner, "norm_type", 2.0) == 2.0
+        self.half_written: Exception | None = None  # its failure, if what it had written could not be restored
+        self.finite_check: FiniteCheck | None = None
+
+    def read(self, args: Any) -> tuple[tuple[dict[str, Any]], dict[str, Any]]:
+        """Read the event arguments that the hook names besides the gradients and its state."""
+        return ({name: getattr(args, name) for name in self._named},), {}
+
+    def run(self, values: Mapping[str, Any]) -> None:
+        """Call the hook once and take over what it returns."""
+        self.half_written = None
+        were_finite = self.finite_check.begin() if self.finite_check else None
+        before = self._backup(were_finite is not None)
+        versions = self._versions() if self._detects_writes else None
+        try:
+            if self._only_grads:
+                returned = self.bound.listener.call(self.grads)
+            else:
+                own = {"grads": self.grads, "own_state": self._states[self.bound.hook]}
+                returned = self.bound.listener.with_values({**values, **own})
+            self._take_over(returned, versions)
+            if self.finite_check and were_finite is not None:
+                self.finite_check.end(were_finite, before)
+        except Exception as error:
+            self._restore(before)
+            if versions is not None and versions != self._versions():
+                self.half_written = error
+                remedy = "" if self._in_place or DECLARE in str(error) else f"; {DECLARE}"
+                error.add_note(f"it had already written into the gradients, which cannot be undone{remedy}")
+            raise
+
+    def _take_over(self, returned: Any, versions: list[tuple[int, int]] | None) -> None:
+        """Check what the hook returned and make it the parameters' gradients."""
+        if self.clips:
+            norm = getattr(self.bound.owner, "clipped_norm", None)
+            if not isinstance(norm, (int, float)) and not (isinstance(norm, torch.Tensor) and norm.numel() == 1):
+                raise GradientError(
+                    f"has clips = True, but its clipped_norm is {type(norm).__name__}; set self.clipped_norm to the "
+                    "norm before clipping, a number or a tensor of one element, at every call"
+                )
+        if returned is None and self._in_place:
+            returned = self.grads
+        elif returned is None and versions is not None and versions != self._versions():
+            raise GradientError(f"wrote into the gradients in place and returned None; {DECLARE}")
+        if returned is not self.grads or self.grads.assigned:
+            self.grads.commit(returned)
+        if not self.bound.built_in:
+            self._cache.replaced()
+        elif self._may_write:
+            self.grads.finish_write()
+
+    def _versions(self) -> list[tuple[int, int]]:
+        """Return which gradients there are and how often each was written, without keeping them alive."""
+        # A DTensor's own version misses some writes, so its shard is asked.
+        tensors = [(grad, grad.to_local() if is_sharded(grad) else grad) for grad in self.grads.tensors()]  # type: ignore[attr-defined]
+        return [(id(grad), tensor_version(memory)) for grad, memory in tensors]
+
+    def _backup(self, checked: bool) -> dict[str, torch.Tensor | None]:
+        """Return the gradients to restore if the hook fails, as copies if it writes into them."""
+        if not self._needs_backup and not checked:
+            return {}
+        now = {name: param.grad for name, param in self.grads.params.items()}
+        if not self._needs_backup:
+            return now
+        return {name: None if grad is None else grad.clone() for name, grad in now.items()}
+
+    def _restore(self, before: Mapping[str, torch.Tensor | None]) -> None:
+        for name, gradient in before.items():
+            self.grads.params[name].grad = gradient
+        self.grads.discard()
+        self._cache.replaced()
 
 
-def _made(name: str, hook: Any, chosen: Mapping[str, torch.nn.Parameter]) -> Any:
-    """What the hook's `init` makes; if that fails, the hook is named."""
+def _initial_state(name: str, hook: Any, selected: Parameters) -> Any:
+    """Return what the hook's `init` makes; an exception gets the hook's name as a note."""
     init = getattr(hook, "init", None)
     try:
-        return init(chosen) if callable(init) else {}
+        return init(selected) if callable(init) else {}
     except Exception as error:
         error.add_note(f"raised by hook {name!r} in init")
         raise
 
 
-def _completed(saved: Any, made: Any, chosen: Mapping[str, torch.nn.Parameter]) -> Any:
-    """A checkpoint's state, with what was made for parameters that the hook did not select when it was saved."""
+def _completed(saved: Any, made: Any, selected: Parameters) -> Any:
+    """Return a checkpoint's state with new entries for parameters that were not selected when it was saved."""
     if not (isinstance(saved, dict) and isinstance(made, dict)):
         return saved
-    return {name: made[name] for name in made if name in chosen and name not in saved} | saved
+    return {name: made[name] for name in made if name in selected and name not in saved} | saved
 
 
-def _passes_through(item: Bound) -> bool:
+def _passes_through(item: BoundHook) -> bool:
     return bool(getattr(item.listener.call, "__hookline_passes_through__", False))

@@ -1,8 +1,8 @@
-"""Whether a link that got finite gradients has left one that is not."""
+"""Check that an update hook that got finite gradients left finite ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from time import perf_counter_ns
 
 import torch
@@ -13,55 +13,53 @@ from hookline.gradients.view import Gradients
 from hookline.stats.columns import INFS, NANS
 from hookline.stats.pieces import Pieces
 
-Before = Mapping[str, torch.Tensor | None]
-
 
 class FiniteCheck:
-    """Compares norms before and behind the link; only where one is not finite, elements are looked at.
+    """Compare norms before and after a hook; look at elements only where a norm is not finite.
 
-    Links behind it need not read those norms again. Its cost is in an account of its own: on a GPU the host waits for
-    the answer, so there it is done only `if_asked`.
+    Args:
+        grads: The gradients that the hook selects; their norms are cached, so later hooks need not read them again.
+        cost: Where the time it takes is counted.
+        wait: Whether to check on a device too, where the host has to wait for the answer.
     """
 
-    def __init__(self, grads: Gradients, cost: Cost, if_asked: bool) -> None:
-        self._grads, self._cost, self._waits = grads, cost, if_asked
+    def __init__(self, grads: Gradients, cost: Cost, wait: bool) -> None:
+        self._grads, self._cost, self._wait = grads, cost, wait
 
     def begin(self) -> torch.Tensor | None:
-        """Whether all gradients have a finite norm, on the device; None where this is not checked."""
-        tensors = self._grads.look().tensors
-        if not self._waits and not all(tensor.is_cpu for tensor in tensors):
+        """Return whether all norms are finite, on the device; None if this is not checked."""
+        if not self._wait and not all(tensor.is_cpu for tensor in self._grads.as_list().tensors):
             return None
-        return self._norms_are_finite()
-
-    def end(self, were_finite: torch.Tensor, before: Before) -> None:
-        """Raise if all gradients were finite before the link and one is not now.
-
-        With one that was not, a link that puts gradients in relation to each other can leave none finite.
-        """
-        began = perf_counter_ns()
-        are_finite = self._norms_are_finite()
-        knew, fine = torch.stack([were_finite.to(are_finite.device), are_finite]).tolist()
-        culprits = [] if fine else self._culprits()
-        self._cost.add(perf_counter_ns() - began)
-        if culprits and (knew or _all_finite(before.values())):
-            where = repr(culprits[0]) + (f" ({len(culprits)} parameters in all)" if len(culprits) > 1 else "")
-            raise GradientError(f"made the gradient of {where} non-finite, which was finite before")
-
-    def _norms_are_finite(self) -> torch.Tensor:
         return self._grads.norms().isfinite().all()
 
-    def _culprits(self) -> list[str]:
-        """Those with an element that is not finite; a norm overflows earlier."""
-        fine = _finite(self._grads.tensors()).tolist()
-        return [name for name, is_fine in zip(self._grads, fine, strict=True) if not is_fine]
+    def end(self, were_finite: torch.Tensor, before: Mapping[str, torch.Tensor | None]) -> None:
+        """Raise if all gradients were finite before the hook and one is not now.
+
+        If one was not finite before, a hook that relates gradients to each other can leave none of them finite.
+
+        Args:
+            were_finite: What `begin` returned.
+            before: The gradients as they were, to tell an overflowing norm from a non-finite element.
+
+        Raises:
+            GradientError: If the hook made a gradient non-finite.
+        """
+        began = perf_counter_ns()
+        are_finite = self._grads.norms().isfinite().all()
+        all_before, all_now = torch.stack([were_finite.to(are_finite.device), are_finite]).tolist()
+        # A norm overflows earlier than the elements it is made of, so these decide.
+        fine = [] if all_now else _finite(self._grads.tensors())
+        bad = [name for name, is_fine in zip(self._grads, fine, strict=False) if not is_fine]
+        self._cost.add(perf_counter_ns() - began)
+        if bad and (all_before or all(_finite([grad for grad in before.values() if grad is not None]))):
+            count = f" ({len(bad)} parameters in all)" if len(bad) > 1 else ""
+            raise GradientError(f"made the gradient of {bad[0]!r}{count} non-finite, which was finite before")
 
 
-def _all_finite(gradients: Iterable[torch.Tensor | None]) -> bool:
-    there = [gradient for gradient in gradients if gradient is not None]
-    return not there or bool(_finite(there).all())
-
-
-def _finite(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Whether each is finite in every element."""
+def _finite(tensors: list[torch.Tensor]) -> list[bool]:
+    """Return for each tensor whether all its elements are finite."""
+    if not tensors:
+        return []
     rows = Pieces(tensors, [f"a gradient of shape {tuple(tensor.shape)}" for tensor in tensors]).summarize()
-    return rows[:, NANS] + rows[:, INFS] == 0
+    finite: list[bool] = (rows[:, NANS] + rows[:, INFS] == 0).tolist()
+    return finite

@@ -1,50 +1,161 @@
-"""The gradients by parameter name, as update hooks see them."""
+"""`Gradients`: the gradients by parameter name, as update hooks see them, and what a chain caches about them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
+from functools import cached_property, lru_cache, reduce
+from operator import attrgetter, or_
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hookline.errors import GradientError, nearest
-from hookline.gradients.look import Look, gradients_of
-from hookline.gradients.norms import Norms
-from hookline.gradients.numbers import is_sharded
+from hookline.gradients.local_storage import group_by_kind, is_sharded, local_tensor
+from hookline.gradients.norms import norms_of
+from hookline.stats.kinds import Kinds, kinds_of
+from hookline.stats.layout import VECTOR_BYTES, kept_table
+
+Parameters = Mapping[str, torch.nn.Parameter]
+
+_GRAD = attrgetter("grad")
 
 
-class Gradients(MutableMapping[str, torch.Tensor]):
-    """A live view of the parameters' gradients. Nothing is copied, and nothing is written before `commit`.
+class GradientList:
+    """Some gradients in order, with what is true of all of them, computed when first read. Do not modify the list."""
 
-    Assigning to a name keeps the new gradient aside; parameters without a gradient are not listed. `steady` says that
-    meanwhile nobody but `commit` gives these parameters other gradients: then the links of a chain look for them once.
+    def __init__(self, tensors: list[Tensor]) -> None:
+        self.tensors = tensors
+        self._norms: Tensor | None = None
+        self._norms_are_exact = False
+        self._generation = -1  # of the cache, when the norms were computed
+        self._pointers: Tensor | None = None
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        """Dtypes, shapes and layouts."""
+        return kinds_of(self.tensors)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether none of them is sharded, sparse or complex."""
+        return self.kinds.plain
+
+    @property
+    def is_one_kind(self) -> bool:
+        """Whether all have one dtype and are on one device."""
+        return self.kinds.alike
+
+    @cached_property
+    def local(self) -> list[Tensor]:
+        """The memory of each; see `local_storage`."""
+        return self.tensors if self.is_plain else [local_tensor(tensor) for tensor in self.tensors]
+
+    @cached_property
+    def groups(self) -> list[list[Tensor]]:
+        """Their memory by device and dtype, as foreach operations take it."""
+        return [self.local] if self.local and self.is_plain and self.is_one_kind else group_by_kind(self.local)
+
+    @cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """The address of each; only for plain ones."""
+        return tuple(map(Tensor.data_ptr, self.tensors))
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether each begins at a multiple of 16 bytes, as vectorised loads need; only for plain ones."""
+        return _are_aligned(self.addresses)
+
+    def pointers(self, device: torch.device) -> Tensor:
+        """Return the addresses as a tensor on the device, for kernels; only for plain ones that are all on it."""
+        if self._pointers is None:
+            self._pointers = kept_table(device, self.addresses)
+        return self._pointers
+
+    def norms(self, generation: int | None, exact: bool = False) -> Tensor:
+        """Return one L2 norm per gradient; reads them only if something may have written since the last time.
+
+        Args:
+            generation: The cache's generation; None reads always.
+            exact: Whether norms that a transform computed from others, instead of reading them, are not enough.
+        """
+        stale = self._norms is None or generation is None or generation != self._generation
+        if stale or (exact and not self._norms_are_exact):
+            self.set_norms(norms_of(self.tensors, self.local), -1 if generation is None else generation)
+        assert self._norms is not None
+        return self._norms
+
+    def set_norms(self, norms: Tensor, generation: int, exact: bool = True) -> None:
+        """Store norms that are known without reading the gradients again."""
+        self._norms, self._generation, self._norms_are_exact = norms, generation, exact
+
+
+@lru_cache(maxsize=64)  # the allocator mostly gives the next step the same addresses
+def _are_aligned(addresses: tuple[int, ...]) -> bool:
+    return reduce(or_, addresses, 0) % VECTOR_BYTES == 0
+
+
+class GradientCache:
+    """What the hooks of a chain share during a step: the gradient lists, and their norms until something writes.
+
+    Asking hundreds of gradients what they have in common takes longer than launching work on them, and reading their
+    norms is a pass over all memory. `generation` counts the writes: norms of an earlier generation are read again.
     """
 
-    def __init__(
-        self, params: Mapping[str, torch.nn.Parameter], known: Norms | None = None, steady: bool = False
-    ) -> None:
-        self.params = params
-        self.aside: dict[str, Any] = {}  # assigned and not committed yet
-        self._shared, self._steady = known, steady
+    def __init__(self) -> None:
+        self.generation = 0
+        self._lists: dict[int, GradientList] = {}  # by the id of the mapping of parameters, which the chain keeps alive
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        found = self.aside[name] if name in self.aside else self.params[name].grad
+    def list_of(self, params: Parameters) -> GradientList:
+        """Return the gradients that these parameters have."""
+        if id(params) not in self._lists:
+            self._lists[id(params)] = GradientList([grad for grad in map(_GRAD, params.values()) if grad is not None])
+        return self._lists[id(params)]
+
+    def written(self) -> None:
+        """Note that gradients may have been written in place."""
+        self.generation += 1
+
+    def replaced(self) -> None:
+        """Note that parameters may have other gradients; also lets go of the tensors."""
+        self.generation += 1
+        self._lists.clear()
+
+
+class Gradients(MutableMapping[str, Tensor]):
+    """A live view of the gradients of some parameters, by name. Nothing is copied, or written before `commit`.
+
+    Assigning to a name stores the new gradient until `commit`; parameters without a gradient are not listed.
+
+    Args:
+        params: The parameters by name.
+        cache: The chain's cache, for hooks that are known not to replace gradients behind its back.
+    """
+
+    def __init__(self, params: Parameters, cache: GradientCache | None = None) -> None:
+        self.params = params
+        self.assigned: dict[str, Any] = {}  # and not committed yet
+        self._cache = cache
+        self._norms_found: tuple[Tensor, bool] | None = None
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = self.assigned[name] if name in self.assigned else self.params[name].grad
         if found is None:
             raise KeyError(name)
         return found
 
-    def __setitem__(self, name: str, gradient: torch.Tensor) -> None:
+    def __setitem__(self, name: str, gradient: Tensor) -> None:
         if name not in self.params:
-            raise KeyError(f"{name!r} is no parameter here; {nearest(name, self.params)}")
-        self.aside[name] = gradient
+            raise KeyError(f"{name!r} is not a parameter here; {nearest(name, self.params)}")
+        self.assigned[name] = gradient
 
     def __delitem__(self, name: str) -> None:
-        self[name]  # a KeyError for what is not there
-        self.aside[name] = None
+        self[name]  # raises KeyError if it is not there
+        self.assigned[name] = None
 
     def __iter__(self) -> Iterator[str]:
         for name, param in self.params.items():
-            if self.aside.get(name, param.grad) is not None:
+            if self.assigned.get(name, param.grad) is not None:
                 yield name
 
     def __len__(self) -> int:
@@ -53,117 +164,126 @@ class Gradients(MutableMapping[str, torch.Tensor]):
     def __repr__(self) -> str:
         return f"Gradients({len(self)} of {len(self.params)} parameters)"
 
-    def tensors(self) -> list[torch.Tensor]:
-        """The gradients that are there, in the order of the parameters."""
-        return [self[name] for name in self] if self.aside else gradients_of(self.params)
+    def tensors(self) -> list[Tensor]:
+        """Return the gradients that exist, in the order of the parameters."""
+        if self.assigned:
+            return [self[name] for name in self]
+        return [grad for grad in map(_GRAD, self.params.values()) if grad is not None]
 
-    def look(self) -> Look:
-        """What the gradients have in common; the links of a chain look together."""
-        seen = self.known.seen
-        return seen.gradients(self.params) if self._steady and not self.aside else seen.look(self.tensors())
+    def as_list(self) -> GradientList:
+        """Return the gradients with what is true of all of them; cached during a step of the chain."""
+        if self._cache is None or self.assigned:
+            return GradientList(self.tensors())
+        return self._cache.list_of(self.params)
 
-    @property
-    def known(self) -> Norms:
-        """The norms that were read already. The links of a chain share them; outside of one nothing is kept."""
-        return Norms() if self._shared is None else self._shared
+    def local_tensors(self) -> list[Tensor]:
+        """Return the gradients' memory, to be written in place: of a DTensor its shard, of a sparse one its values."""
+        return list(self._writable().local)
 
-    def numbers(self) -> list[torch.Tensor]:
-        """The gradients' memory, to be written in place: of a DTensor its shard here, of a sparse gradient its values.
+    numbers = local_tensors  # the name that the training loop uses
 
-        A function of single elements that leaves zeros zero is right for the whole gradient.
+    def groups(self) -> list[list[Tensor]]:
+        """Return the `local_tensors` by device and dtype, as foreach operations take them."""
+        return self._writable().groups
+
+    def _writable(self) -> GradientList:
+        found = self.as_list()
+        if found.is_plain:
+            return found
+        for name, grad in self.items():
+            if grad.is_sparse:  # coalescing makes a copy, so a write into it would not reach the parameter
+                self.params[name].grad = grad.coalesce()
+        if self._cache is not None:
+            self._cache.replaced()
+        return self.as_list()
+
+    def norms(self, exact: bool = False) -> Tensor:
+        """Return one L2 norm per gradient, on the device, of the whole gradient where it is sharded.
+
+        `exact` reads them even if the transform before computed them from those it knew.
         """
-        return list(self.known.seen.numbers(self.writable()))
+        found = self.as_list()
+        generation = None if self._cache is None or self.assigned else self._cache.generation
+        return found.norms(generation, exact) if found.tensors else torch.zeros(0)
 
-    def groups(self) -> list[list[torch.Tensor]]:
-        """The `numbers`, those of each device and dtype by themselves, as foreach operations want them."""
-        return self.known.seen.groups(self.writable())
-
-    def writable(self) -> list[torch.Tensor]:
-        """The gradients as `tensors` has them, in a form whose `numbers` can be written to: sparse ones coalesced."""
-        look = self.look()
-        return look.tensors if look.plain else self._coalesced()
-
-    def norms(self) -> torch.Tensor:
-        """One L2 norm per gradient, on the device, of the whole gradient where it is sharded; read once per change."""
-        tensors = self.look().tensors
-        return self.known.of(tensors) if tensors else torch.zeros(0)
-
-    def norm(self) -> torch.Tensor:
-        """The L2 norm of all gradients together, on the device; zero when there are none."""
-        norm: torch.Tensor = torch.linalg.vector_norm(self.norms())
+    def norm(self) -> Tensor:
+        """Return the L2 norm of all gradients together, on the device; zero if there are none."""
+        norm: Tensor = torch.linalg.vector_norm(self.norms())
         return norm
 
-    def _coalesced(self) -> list[torch.Tensor]:
-        """Add up what a sparse gradient holds twice for one place, or it could not be written to."""
-        for name, grad in self.items():
-            if grad.is_sparse:
-                self.params[name].grad = grad.coalesce()
-        self.known.seen.forget_owners()
-        return self.look().tensors
+    def set_norms_after(self, norms: Tensor, exact: bool) -> None:
+        """Tell the norms that the gradients have after this transform's writes, so that no hook must read them."""
+        self._norms_found = norms, exact
 
-    def forget(self) -> None:
-        """Drop what was assigned and not committed; the gradients may be others than before."""
-        self.aside.clear()
-        self.known.seen.forget_owners()
+    def finish_write(self) -> None:
+        """Invalidate cached norms after a transform wrote in place, but for those it told by `set_norms_after`."""
+        found, self._norms_found = self._norms_found, None
+        if self._cache is not None:
+            self._cache.written()
+            if found is not None:
+                self.as_list().set_norms(found[0], self._cache.generation, exact=found[1])
+
+    def discard(self) -> None:
+        """Drop what was assigned and not committed."""
+        self.assigned.clear()
+        if self._cache is not None:
+            self._cache.replaced()
 
     def commit(self, returned: Any) -> None:
-        """Take over what a hook returned, all or nothing; None for a name removes its gradient."""
+        """Take over what a hook returned, all or nothing; None for a name removes its gradient.
+
+        Raises:
+            GradientError: If it is not a complete mapping of gradients that fit their parameters.
+        """
         if returned is None:
             raise GradientError("returned None; return the gradients (the mapping you got, or a new one)")
         if returned is not self and not isinstance(returned, Mapping):
             raise GradientError(f"returned {type(returned).__name__}; return a mapping of parameter name to gradient")
-        new = dict(self.aside) if returned is self else self._checked_keys(returned)
+        new = dict(self.assigned if returned is self else returned)
+        if returned is not self:
+            self._check_names(returned)
         for name, gradient in new.items():
-            self._check(name, gradient)
+            if gradient is not None:
+                _check_fits(name, self.params[name], gradient)
         for name, gradient in new.items():
-            self.params[name].grad = self._own(name, gradient)
-        self.forget()
+            # Cloned, because later transforms write into it and the hook may have kept what it returned.
+            same = gradient is None or gradient is self.params[name].grad
+            self.params[name].grad = gradient if same else gradient.clone()
+        self.discard()
 
-    def _own(self, name: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """A gradient that is nobody else's: later links write into it, and the hook may have kept what it returned."""
-        return gradient if gradient is None or gradient is self.params[name].grad else gradient.clone()
-
-    def _checked_keys(self, returned: Mapping[str, Any]) -> dict[str, Any]:
+    def _check_names(self, returned: Mapping[str, Any]) -> None:
         missing = [name for name in self if name not in returned]
         if missing:
-            all_of = f"{missing[0]!r} ({len(missing)} in all)"
-            raise GradientError(f"dropped {all_of}; return every gradient, None to remove one")
-        unknown = [name for name in returned if name not in self.params]
-        if unknown:
-            choices = nearest(str(unknown[0]), self.params)
-            raise GradientError(f"returned {unknown[0]!r}, which is no parameter here; {choices}")
-        return dict(returned)
-
-    def _check(self, name: str, gradient: Any) -> None:
-        if gradient is None:
-            return
-        if not isinstance(gradient, torch.Tensor):
-            raise GradientError(f"{name!r}: returned {type(gradient).__name__}, not a tensor")
-        param = self.params[name]
-        for fact in ("shape", "dtype", "device"):
-            wanted, got = getattr(param, fact), getattr(gradient, fact)
-            if wanted != got:
-                raise GradientError(f"{name!r}: returned {fact} {_plain(got)}, the parameter has {_plain(wanted)}")
-        self._check_kind(name, param, gradient)
-        if gradient.requires_grad:
-            raise GradientError(f"{name!r}: returned a gradient that still carries a graph; detach it")
-
-    def _check_kind(self, name: str, param: torch.nn.Parameter, gradient: torch.Tensor) -> None:
-        """As dense, or as sparse, as the parameter or its gradient so far, and cut in the same way."""
-        if type(gradient) is torch.Tensor and type(param) is torch.nn.Parameter and gradient.layout is param.layout:
-            return  # nearly always, and quicker than what follows
-        allowed = {param.layout} if param.grad is None else {param.layout, param.grad.layout}
-        if gradient.layout not in allowed:
-            wanted = " or ".join(sorted(map(str, allowed)))
-            raise GradientError(f"{name!r}: returned layout {gradient.layout}, the gradient has {wanted}")
-        if is_sharded(gradient) != is_sharded(param):
-            got, wanted = ("a DTensor", "plain") if is_sharded(gradient) else ("a plain tensor", "a DTensor")
-            raise GradientError(f"{name!r}: returned {got}, the parameter is {wanted}")
-        for fact in ("device_mesh", "placements"):
-            theirs, ours = getattr(gradient, fact, None), getattr(param, fact, None)
-            if theirs != ours:
-                raise GradientError(f"{name!r}: returned {fact} {theirs}, the parameter has {ours}")
+            count = f" ({len(missing)} in all)" if len(missing) > 1 else ""
+            raise GradientError(f"dropped {missing[0]!r}{count}; return every gradient, None to remove one")
+        unknown = next((name for name in returned if name not in self.params), None)
+        if unknown is not None:
+            raise GradientError(
+                f"returned {unknown!r}, which is not a parameter here; {nearest(str(unknown), self.params)}"
+            )
 
 
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, torch.Size) else value
+def _check_fits(name: str, param: torch.nn.Parameter, gradient: Any) -> None:
+    """Check that a gradient has the parameter's shape, dtype, device, layout and sharding, and no graph."""
+    if not isinstance(gradient, Tensor):
+        raise GradientError(f"{name!r}: returned {type(gradient).__name__}, not a tensor")
+    for fact in ("shape", "dtype", "device"):
+        expected, actual = getattr(param, fact), getattr(gradient, fact)
+        if expected != actual:
+            shown = [tuple(one) if fact == "shape" else one for one in (actual, expected)]
+            raise GradientError(f"{name!r}: returned {fact} {shown[0]}, the parameter has {shown[1]}")
+    if gradient.requires_grad:
+        raise GradientError(f"{name!r}: returned a gradient that still has a graph; detach it")
+    if type(gradient) is Tensor and type(param) is torch.nn.Parameter and gradient.layout is param.layout:
+        return  # nearly always, and faster than what follows
+    layouts = {param.layout} if param.grad is None else {param.layout, param.grad.layout}
+    if gradient.layout not in layouts:
+        expected = " or ".join(sorted(map(str, layouts)))
+        raise GradientError(f"{name!r}: returned layout {gradient.layout}, the gradient has {expected}")
+    if is_sharded(gradient) != is_sharded(param):
+        kinds = ("a DTensor", "plain") if is_sharded(gradient) else ("a plain tensor", "a DTensor")
+        raise GradientError(f"{name!r}: returned {kinds[0]}, the parameter is {kinds[1]}")
+    for fact in ("device_mesh", "placements"):
+        expected, actual = getattr(param, fact, None), getattr(gradient, fact, None)
+        if expected != actual:
+            raise GradientError(f"{name!r}: returned {fact} {actual}, the parameter has {expected}")

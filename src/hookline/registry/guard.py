@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any
 
 from hookline.events.catalog import Event
-from hookline.events.dispatch import Bound, Watch
+from hookline.events.dispatch import Bound
 from hookline.events.policy import Incident
-from hookline.events.streams import OwnStreams, Seen, Streams, isolates
+from hookline.events.streams import OwnStreams, Seen, Streams, Watch, isolates
 
 Told = Callable[[Incident, bool], None]
 

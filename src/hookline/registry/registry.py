@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
+from hookline.core.failures import FailureHandler
 from hookline.errors import HooklineError, RegistrationError, nearest
 from hookline.events.catalog import SPELLINGS, Event, Events, find_event
 from hookline.events.dispatch import Bound, event_source
@@ -17,7 +18,6 @@ from hookline.events.schedule import Clock, Schedule
 from hookline.registry.accounts import cost_table, inner_seconds
 from hookline.registry.admission import make_entry, names_of
 from hookline.registry.by_hand import HandFiring, dispatcher
-from hookline.registry.desk import Desk
 from hookline.registry.device_time import DeviceTime
 from hookline.registry.entry import Entry, HookList, hook_state, load_hook_state, set_up
 from hookline.registry.guard import Guard
@@ -50,9 +50,11 @@ class HookRegistry(Events):
         self._admission: list[Callable[[Entry], Any]] = []
         self._change_listeners: list[Callable[[], Any]] = []
         self._lock = threading.RLock()
-        self.desk = Desk(self._entries, self._changed, self.disable)
+        self.desk = FailureHandler(self._entries, self._changed, self.disable)
         self.guard = Guard(self.desk.report, self._changed)
         self.tables = Tables(self.listeners, self.desk, self.guard, self._lock)
+        self.desk.argument_cost = self.tables.argument_costs.__getitem__
+        self.desk.arguments = self.tables.argument_costs
         self.device_time = DeviceTime()
         self.tables.dress_with(self.device_time.dress)
         self.fire = self.tables.fire
@@ -413,7 +415,7 @@ class HookRegistry(Events):
         Host time, and on a CUDA device its time, too, for which this waits.
         """
         self.device_time.collect(wait=True)
-        return cost_table(self.entries(), self.desk.arguments, self.tables.scale)
+        return cost_table(self.entries(), self.tables.argument_costs, self.tables.scale)
 
 
 for _spelling in SPELLINGS:

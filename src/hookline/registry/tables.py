@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
+from hookline.core.costs import Cost
+from hookline.core.failures import FailureHandler
 from hookline.events.catalog import CATALOG, Event
 from hookline.events.dispatch import Bound, Fire, Fired, compile_event
 from hookline.events.schedule import Clock, Schedule
-from hookline.registry.desk import Desk
 from hookline.registry.due import Agenda
 from hookline.registry.guard import Guard
 
@@ -32,7 +34,7 @@ class Tables:
     def __init__(
         self,
         listeners: Callable[[Event, frozenset[str]], list[Bound]],
-        desk: Desk,
+        desk: FailureHandler,
         guard: Guard,
         lock: threading.RLock,
     ) -> None:
@@ -44,6 +46,7 @@ class Tables:
         # norm of gradients that are gone by then, or for the step's learning rate, and any for metrics to add to.
         self.norm_readers = self.lr_readers = self.metric_readers = 0
         self._listeners, self._desk, self._guard, self._lock = listeners, desk, guard, lock
+        self.argument_costs: defaultdict[str, Cost] = defaultdict(Cost)
         self._tables: dict[tuple[frozenset[str], frozenset[str], bool], dict[str, Fired | None]] = {}
         self._compilers: dict[str, Compiler] = {}
         self._dressers: list[Dresser] = []
@@ -97,13 +100,13 @@ class Tables:
         special = self._compilers.get(event.name)
         watch = self._guard.watch(event, bound)
         if special is None:
-            return compile_event(event, bound, self._desk, self.agenda.timed, watch)
+            return compile_event(event, bound, self._desk, self.argument_costs, self.agenda.timed, watch)
         fired = special(bound, self.agenda.timed)
         return fired if fired is None or watch is None else watch.streams.guard(fired, watch.drew)
 
     def compile(self, event: Event, bound: Sequence[Bound]) -> Fired | None:
         """The callable of one event for these listeners."""
-        return compile_event(event, bound, self._desk, self.agenda.timed)
+        return compile_event(event, bound, self._desk, self.argument_costs, self.agenda.timed)
 
     def compile_with(self, event: str, compiler: Compiler) -> None:
         """Let another part make the callable of one event: the update chain and the forward tap do."""

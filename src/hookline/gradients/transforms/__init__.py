@@ -1,14 +1,14 @@
-"""The ready links of the update chain, one idea per file. Configs name them; here are their classes."""
+"""The built-in update hooks, one idea per file. Configs name them; here are their classes."""
 
-from hookline.gradients.transforms.centralizing import Centralize
-from hookline.gradients.transforms.clipping import ClipAdaptive, ClipNorm, ClipValue
-from hookline.gradients.transforms.freezing import Freeze, Mask
+from hookline.gradients.transforms.centralize import Centralize
+from hookline.gradients.transforms.clip import ClipAdaptive, ClipNorm, ClipValue
+from hookline.gradients.transforms.freeze import Freeze, Mask
 from hookline.gradients.transforms.grokfast import Grokfast
 from hookline.gradients.transforms.guards import SkipNonfinite, SpikeGuard
 from hookline.gradients.transforms.identity import Identity
-from hookline.gradients.transforms.measuring import LinkNorms, Measure
+from hookline.gradients.transforms.measure import LinkNorms, Measure
 from hookline.gradients.transforms.noise import Noise
-from hookline.gradients.transforms.scaling import Normalize, Scale, Sign
+from hookline.gradients.transforms.scale import Normalize, Scale, Sign
 
 __all__ = [
     "Centralize",

@@ -1,54 +1,48 @@
-"""Amplifying the slow part of gradients."""
+"""Grokfast: amplify the slow part of gradients."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from hookline.gradients.numbers import multiply_, numbers_of
-from hookline.gradients.transforms.base import Transform, at_least_zero, below_one, dense
+from hookline import _checks
+from hookline.gradients.local_storage import group_by_kind, local_tensors, multiply_
+from hookline.gradients.transforms.base import Transform, dense_tensors
 from hookline.gradients.view import Gradients
 
 
 class Grokfast(Transform):
-    """Adds `lamb` times a moving average of the gradients to them (Grokfast-EMA, Lee and others, 2024).
+    """Add `lamb` times a moving average of the gradients to them (Grokfast-EMA, Lee et al., 2024).
 
-    The average begins with the first gradient and keeps the share `alpha` of itself at each step; it needs as much
-    memory as the gradients, and is saved with the run. Gradients that are not finite, as a scaler leaves them out now
-    and then, do not enter it. (The paper's window of past gradients needs that memory a hundred times over: left out.)
+    The average starts with the first gradient and keeps the share `alpha` of itself at each step; it needs as much
+    memory as the gradients, and is saved with the run. Non-finite gradients, as a GradScaler skips them now and then,
+    do not enter it. (The paper's window of past gradients would need a hundred times that memory.)
     """
 
     built_in = True
     name = "grokfast"
 
     def __init__(self, alpha: float = 0.98, lamb: float = 2.0, params: Any = None) -> None:
-        below_one("grokfast", alpha=alpha)
-        at_least_zero("grokfast", lamb=lamb)
         super().__init__(params)
-        self.alpha = float(alpha)
-        self.lamb = float(lamb)
+        self.alpha = float(_checks.number(alpha, "grokfast.alpha", at_least=0, below=1))
+        self.lamb = float(_checks.number(lamb, "grokfast.lamb", at_least=0))
 
     def init(self, params: Any) -> dict[str, Any]:
-        """The averages, by parameter."""
+        """Make the averages, by parameter; each starts with the first gradient."""
         return {"averages": {}}
 
     def on_update(self, grads: Gradients, state: dict[str, Any]) -> None:
-        gradients, averages = dense("grokfast", grads), state["averages"]
+        gradients, averages = dense_tensors("grokfast", grads), state["averages"]
         if not gradients:
             return
-        finite = _everywhere(grads.norm().isfinite(), gradients)
+        flag = grads.norm().isfinite()
+        finite = {device: flag.to(device) for device in {tensor.device for tensor in gradients}}
         for name, tensor in grads.items():
             if name not in averages:
                 averages[name] = torch.where(finite[tensor.device], tensor, 0.0)
-        slow = numbers_of([averages[name] for name in grads])
-        seen = [torch.where(finite[new.device], new, old) for new, old in zip(gradients, slow, strict=True)]
-        multiply_(slow, self.alpha)
-        torch._foreach_add_(slow, seen, alpha=1 - self.alpha)
+        slow = local_tensors([averages[name] for name in grads])
+        new = [torch.where(finite[grad.device], grad, old) for grad, old in zip(gradients, slow, strict=True)]
+        multiply_(group_by_kind(slow), self.alpha)
+        torch._foreach_add_(slow, new, alpha=1 - self.alpha)
         torch._foreach_add_(gradients, slow, alpha=self.lamb)
-
-
-def _everywhere(flag: Tensor, tensors: list[Tensor]) -> dict[torch.device, Tensor]:
-    """The flag on each of the tensors' devices."""
-    return {device: flag.to(device) for device in {tensor.device for tensor in tensors}}

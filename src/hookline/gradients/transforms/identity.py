@@ -1,4 +1,4 @@
-"""The default link."""
+"""The default update hook."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookline.registry.base import UpdateHook, passes_through
 
 
 class Identity(UpdateHook):
-    """Passes the gradients through unchanged. The default: it is listed, and while it is alone it costs nothing."""
+    """Return the gradients unchanged. It is listed and, while it is the only update hook, costs nothing."""
 
     built_in = True
     intervenes = False

@@ -1,0 +1,394 @@
+"""The event catalogue: the only list of events in the project.
+
+Each row is a method of `Events`. Its decorator says what a hook may name there, under which other spellings the event
+goes, how often it fires and what is true of the gradients at that moment. Base classes, dispatch tables, `hookline
+events`, the docs page and the event-order test all derive from these rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from hookline.errors import RegistrationError, nearest
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A value that hooks may name, and what it costs to have it computed."""
+
+    name: str
+    meaning: str
+    cost: str = "free"
+
+    @property
+    def free(self) -> bool:
+        return self.cost == "free"
+
+
+def _table(*rows: Argument) -> dict[str, Argument]:
+    return {row.name: row for row in rows}
+
+
+HOST_READ = "host read"  # waits for the device: paid only at events where a due hook names the argument
+KERNEL = "device work"
+
+ARGUMENTS: dict[str, Argument] = _table(
+    Argument("trainer", "the run's control: model, optimizers, log, request_stop, save, lr, hook_data"),
+    Argument("model", "the live model"),
+    Argument("optimizer", "the optimizer of this event; the first one where the event is not about one"),
+    Argument("optimizer_idx", "its place in trainer.optimizers"),
+    Argument("device", "the device that batches are moved to"),
+    Argument("config", "the full run configuration"),
+    Argument("step", "optimizer steps, counted from 1; 0 before the first"),
+    Argument("epoch", "counted from 0"),
+    Argument("batch", "the micro-batch, on the device"),
+    Argument("batch_idx", "micro-batches of this epoch, counted from 0"),
+    Argument("dataloader_idx", "which loader the batch came from"),
+    Argument("dataloader_name", "its name"),
+    Argument("tokens_seen", "tokens of all batches so far"),
+    Argument("lr", "learning rate the step uses or used: first group of the event's optimizer, else of the first"),
+    Argument("loss", "this micro-batch's loss as a float; in on_before_backward the live tensor", HOST_READ),
+    Argument("metrics", "a dict with 'loss' and what step_fn returned; keys that hooks add are recorded", HOST_READ),
+    Argument("state", "the run as one plain dict: latest_loss, avg_loss, status, …", HOST_READ),
+    Argument("ctx", "a StepContext; its loss and grad_norm are computed when first read"),
+    Argument("grad_norm", "global norm of the gradients before clipping, as a float", f"{KERNEL} + {HOST_READ}"),
+    Argument("grads", "the gradients by parameter name, live"),
+    Argument("reason", "why it happened, in words"),
+    Argument("checkpoint_path", "the checkpoint's own directory"),
+    Argument("path", "the directory that holds the run's checkpoints"),
+    Argument("resumed", "whether the run goes on from a checkpoint"),
+    Argument("exception", "what ended the run"),
+    Argument("name", "the module's name in the model"),
+    Argument("module", "the module that ran"),
+    Argument("inputs", "the module's positional inputs, as copy-on-write views", "a view per tensor"),
+    Argument("kwargs", "the module's keyword inputs, as copy-on-write views", "a view per tensor"),
+    Argument("output", "the module's output, as copy-on-write views", "a view per tensor"),
+    Argument("live_output", "the output itself, to be read and never written: a write is noticed and ends the run"),
+    Argument("seconds", "host time of the module's forward", "a clock before and after"),
+    Argument(
+        "memory", "bytes the call left allocated on CUDA; elsewhere the bytes of its output", "a look before and after"
+    ),
+    Argument("phase", "'train', 'validation' or 'inference'"),
+)
+ARGUMENT_ALIASES = {"loader_idx": "dataloader_idx", "loader_name": "dataloader_name"}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One row of the catalogue."""
+
+    name: str
+    doc: str
+    attributes: dict[str, str]  # argument -> attribute of the moment that holds it
+    aliases: tuple[str, ...]
+    respelled: dict[str, dict[str, str]]  # spelling -> arguments that mean something else under it
+    order: tuple[str, ...]  # positional order when fired by hand
+    kind: str
+    fires: str
+    gradients: str
+    inner: bool  # repeats inside the run: a hook's schedule gates it, and it gets a generated function
+    of_step: bool  # of these, about a whole step and not one of its micro-batches
+    closing: bool  # every hook hears it; failures become notes
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
+
+    def attribute(self, argument: str, spelling: str) -> str | None:
+        """The moment's attribute that holds `argument` for a method spelled `spelling`; None if there is none."""
+        canonical = ARGUMENT_ALIASES.get(argument, argument)
+        return self.respelled.get(spelling, {}).get(canonical) or self.attributes.get(canonical)
+
+    def arguments_of(self, attributes: Iterable[str]) -> list[str]:
+        """What hooks call these attributes of the moment."""
+        respelled = {source: name for names in self.respelled.values() for name, source in names.items()}
+        names = {source: name for name, source in self.attributes.items()} | respelled
+        return [names[attribute] for attribute in attributes]
+
+    def free(self, argument: str) -> bool:
+        return ARGUMENTS[argument].free or self.attributes[argument] == "live_loss"
+
+    @property
+    def argument_names(self) -> list[str]:
+        """Everything a hook may name here, aliases included."""
+        return [*self.attributes, *(alias for alias, name in ARGUMENT_ALIASES.items() if name in self.attributes)]
+
+
+_rows: dict[str, Event] = {}
+
+
+def event(
+    names: str,
+    *,
+    order: str = "",
+    kind: str = "lifecycle",
+    fires: str,
+    gradients: str = "none",
+    inner: bool = False,
+    of_step: bool = False,
+    closing: bool = False,
+    respelled: dict[str, dict[str, str]] | None = None,
+) -> Callable[[Method], Method]:
+    """Make a method a row of the catalogue; `names` lists its arguments, `loss=live_loss` renames the source."""
+
+    def add(method: Method) -> Method:
+        pairs = [item.partition("=") for item in ("trainer " + names).split()]
+        _rows[method.__name__] = Event(
+            name=method.__name__,
+            doc=(method.__doc__ or "").strip(),
+            attributes={name: source or name for name, _, source in pairs},
+            aliases=(),
+            respelled=respelled or {},
+            order=tuple(order.split()),
+            kind=kind,
+            fires=fires,
+            gradients=gradients,
+            inner=inner,
+            of_step=of_step,
+            closing=closing,
+        )
+        return method
+
+    return add
+
+
+RUN = "model optimizer device config step epoch tokens_seen state"
+BATCH = "model optimizer device config step epoch tokens_seen state batch batch_idx dataloader_idx dataloader_name"
+PARTIAL = "this micro-batch's share added: maybe partial, scaled, local to the rank"
+FINAL = "final: what the optimizer uses"
+
+
+class Events:
+    """Every event of a run, in the order of a run. Override what you need, with the arguments you need.
+
+    The signatures are open on purpose: a hook names what it wants and gets exactly that.
+    """
+
+    @event(RUN + " resumed", order="state", fires="once")
+    def on_train_start(self, *args: Any, **kwargs: Any) -> None:
+        """Everything is set up, nothing has run."""
+
+    on_train_begin = on_train_start
+
+    @event(RUN, order="epoch state", fires="every epoch")
+    def on_epoch_start(self, *args: Any, **kwargs: Any) -> None:
+        """An epoch begins; not repeated for an epoch entered half-way after a resume."""
+
+    on_epoch_begin = on_epoch_start
+
+    @event(
+        BATCH,
+        order="trainer batch batch_idx dataloader_idx dataloader_name",
+        fires="every micro-batch",
+        gradients="those of the window so far; none at its first micro-batch",
+        inner=True,
+    )
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        """A micro-batch is on the device, before its forward pass."""
+
+    on_batch_start = on_batch_begin = on_train_batch_start
+
+    @event(
+        "name module inputs kwargs output live_output seconds memory step epoch phase model",
+        kind="forward",
+        order="name output",
+        fires="every call of a selected module",
+        gradients="as at on_train_batch_start",
+        inner=True,
+    )
+    def on_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """A selected module has run; inside the model, before the loss."""
+
+    @event(
+        BATCH + " loss=live_loss",
+        order="trainer loss",
+        fires="every micro-batch",
+        gradients="as at on_train_batch_start",
+        inner=True,
+    )
+    def on_before_backward(self, *args: Any, **kwargs: Any) -> None:
+        """The loss is there as a live tensor, before division for accumulation and before scaling."""
+
+    @event(BATCH + " loss", order="trainer", fires="every micro-batch", gradients=PARTIAL, inner=True)
+    def on_after_backward(self, *args: Any, **kwargs: Any) -> None:
+        """The backward pass is done."""
+
+    @event(
+        BATCH + " grads loss",
+        order="trainer grads",
+        fires="every optimizer step",
+        gradients="complete, unscaled, reduced over ranks; before the update chain",
+        inner=True,
+        of_step=True,
+    )
+    def on_gradients_ready(self, *args: Any, **kwargs: Any) -> None:
+        """The window is complete; update hooks and clipping come next."""
+
+    @event(
+        "grads state=own_state step epoch model",
+        kind="update",
+        order="grads state",
+        fires="every optimizer step that is not left out",
+        gradients="complete, unscaled, reduced; as the links before this one left them",
+        inner=True,
+        of_step=True,
+    )
+    def on_update(self, *args: Any, **kwargs: Any) -> Any:
+        """A link of the update chain: return the gradients the optimizer shall use."""
+
+    @event(
+        BATCH + " grad_norm=clipped_norm",
+        order="trainer grad_norm",
+        fires="after each clip link",
+        gradients="clipped; grad_norm is the norm before it",
+        inner=True,
+        of_step=True,
+    )
+    def on_gradient_clip(self, *args: Any, **kwargs: Any) -> None:
+        """A clip link of the update chain has run."""
+
+    @event(
+        BATCH + " grads grad_norm loss optimizer_idx lr=optimizer_lr",
+        order="trainer optimizer_idx",
+        fires="every optimizer step, once per optimizer",
+        gradients=FINAL,
+        inner=True,
+        of_step=True,
+    )
+    def on_before_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """The optimizer steps next."""
+
+    on_pre_optimizer_step = on_before_optimizer_step
+
+    @event(
+        BATCH + " grads grad_norm loss optimizer_idx lr=optimizer_lr",
+        order="trainer optimizer_idx",
+        fires="every optimizer step, once per optimizer",
+        gradients="still there, as the optimizer used them",
+        inner=True,
+        of_step=True,
+    )
+    def on_after_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """The optimizer has stepped; the scheduler and zero_grad come next."""
+
+    @event(
+        BATCH + " loss optimizer_idx reason",
+        order="trainer optimizer_idx",
+        fires="instead of on_after_optimizer_step when AMP or a guard skipped the step",
+        gradients="still there, unused",
+        inner=True,
+        of_step=True,
+    )
+    def on_step_skipped(self, *args: Any, **kwargs: Any) -> None:
+        """The optimizer was not stepped: the gradients were not finite, or a guard said so."""
+
+    @event(
+        BATCH + " loss metrics",
+        order="batch loss state",
+        fires="every micro-batch",
+        gradients="gone if a step was made, else those of the window so far",
+        inner=True,
+    )
+    def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        """A micro-batch is done, its optimizer step included."""
+
+    on_batch_end = on_train_batch_end
+
+    @event(
+        BATCH + " ctx loss=window_loss grad_norm lr",
+        order="ctx",
+        fires="every optimizer step, made or skipped",
+        gradients="gone; ctx.grad_norm still knows their norm",
+        inner=True,
+        of_step=True,
+    )
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """A step is done and its metrics are recorded; validation and checkpoints come after it."""
+
+    @event(RUN, order="trainer epoch", fires="every validation")
+    def on_validation_start(self, *args: Any, **kwargs: Any) -> None:
+        """Validation begins: the model is in eval mode, gradients are off."""
+
+    on_eval_start = on_eval_begin = on_validation_start
+
+    @event(
+        BATCH,
+        order="trainer batch batch_idx dataloader_idx dataloader_name",
+        fires="every validation batch",
+    )
+    def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        """A validation batch is on the device."""
+
+    @event(
+        BATCH + " loss metrics",
+        order="trainer batch batch_idx dataloader_idx dataloader_name metrics",
+        fires="every validation batch",
+    )
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        """A validation batch is done."""
+
+    @event(
+        RUN + " metrics=val_metrics",
+        order="trainer epoch metrics",
+        fires="every validation",
+        respelled={"on_eval_end": {"metrics": "eval_metrics"}},
+    )
+    def on_validation_end(self, *args: Any, **kwargs: Any) -> None:
+        """Validation is done: 'val/…' keys, or 'eval/…' for a method spelled on_eval_end."""
+
+    on_eval_end = on_validation_end
+
+    @event(RUN, order="epoch state", fires="every epoch")
+    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+        """An epoch is done, its validation included; its checkpoint comes after."""
+
+    @event(RUN + " checkpoint_path path", order="trainer checkpoint_path", fires="every checkpoint")
+    def on_checkpoint_save(self, *args: Any, **kwargs: Any) -> None:
+        """A checkpoint is durable on disk."""
+
+    @event(RUN + " checkpoint_path path", order="trainer checkpoint_path", fires="every load")
+    def on_checkpoint_load(self, *args: Any, **kwargs: Any) -> None:
+        """A checkpoint has been loaded, hook state included."""
+
+    @event(RUN + " exception", order="trainer exception", fires="when the run fails", gradients="unknown", closing=True)
+    def on_exception(self, *args: Any, **kwargs: Any) -> None:
+        """Something ended the run. Every hook hears it, whatever the others do."""
+
+    @event(
+        RUN + " reason",
+        order="state",
+        fires="once, always, last",
+        gradients="unknown",
+        closing=True,
+    )
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        """The run is over: a normal end, a stop, a signal or an error."""
+
+    on_training_end = on_train_end
+
+
+def _aliases(row: Event) -> tuple[str, ...]:
+    method = getattr(Events, row.name)
+    return tuple(name for name, value in vars(Events).items() if value is method and name != row.name)
+
+
+CATALOG: dict[str, Event] = {name: replace(row, aliases=_aliases(row)) for name, row in _rows.items()}
+SPELLINGS: dict[str, Event] = {spelling: row for row in CATALOG.values() for spelling in row.spellings}
+
+
+def find_event(spelling: str) -> Event:
+    """The row for any spelling, with or without 'on_'; a miss names the nearest."""
+    row = SPELLINGS.get(spelling) or SPELLINGS.get(f"on_{spelling}")
+    if row is None:
+        raise RegistrationError(f"{spelling!r} is no event; {nearest(spelling, SPELLINGS)}")
+    return row
+
+
+def select_events(kinds: Iterable[str] = ("lifecycle", "forward", "update")) -> list[Event]:
+    """The rows of some kinds, in the order of a run."""
+    wanted = set(kinds)
+    return [row for row in CATALOG.values() if row.kind in wanted]

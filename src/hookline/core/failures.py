@@ -1,0 +1,213 @@
+"""Handle exceptions raised by hooks: apply the failure policy, count strikes, and report incidents.
+
+Exceptions are annotated with the hook and the event, never replaced and never hidden.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from hookline.core.catalog import Event
+from hookline.errors import ConfigError, HooklineError, MissingArgument, StopTraining, nearest
+
+if TYPE_CHECKING:
+    from hookline.core.dispatch import BoundHook
+    from hookline.registry.entry import Entry
+
+Policy = Literal["warn", "disable", "raise"]
+POLICIES: dict[Policy, str] = {
+    "warn": "report once with traceback, count, switch off after 3 failures in a row at one event",
+    "disable": "report and switch off at the first failure",
+    "raise": "end the run",
+}
+STRIKES = 3
+RESERVED_KEYS = ("step", "epoch", "time")
+"""Fields of every record line, which hooks cannot add to metrics."""
+logger = logging.getLogger("hookline")
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something the run record stores about a hook: it failed, was disabled, was reverted, drew random numbers."""
+
+    kind: str
+    hook: str
+    event: str
+    step: int
+    message: str
+    error: BaseException | None = None
+
+
+@dataclass
+class FailureCount:
+    """Count one hook's failures: all of them, and those in a row at each event."""
+
+    total: int = 0
+    in_a_row: dict[str, int] = field(default_factory=dict)
+
+    def add(self, event: str) -> int:
+        """Count one more and return how many there were in a row at this event."""
+        self.total += 1
+        self.in_a_row[event] = self.in_a_row.get(event, 0) + 1
+        return self.in_a_row[event]
+
+
+def check_policy(value: str, path: str = "on_error") -> Policy:
+    """Return a failure policy by name.
+
+    Raises:
+        ConfigError: If there is no such policy; the message lists the choices.
+    """
+    for policy in POLICIES:
+        if value == policy:
+            return policy
+    raise ConfigError(path, f"{value!r} is no failure policy; {nearest(str(value), POLICIES)}")
+
+
+def argument_if_any(args: Any, name: str, default: Any) -> Any:
+    """Return an event argument for a report; the default if the event has none or was fired without it."""
+    try:
+        return getattr(args, name, default)
+    except MissingArgument:
+        return default
+
+
+def step_of(args: Any) -> int:
+    """Return the step for a report; 0 if the event was fired manually without one."""
+    return int(argument_if_any(args, "step", 0))
+
+
+class FailureHandler:
+    """Apply the failure policies of a registry's hooks, count failures and reverts, and report incidents."""
+
+    def __init__(
+        self, entries: Mapping[str, Entry], changed: Callable[[], None], disable: Callable[[str], None]
+    ) -> None:
+        self._entries, self._changed, self._disable = entries, changed, disable
+        self._subscribers: list[Callable[[Incident], Any]] = []
+        self.debug = False
+        """Treat every hook's policy as 'raise'."""
+        self.rank = 0
+
+    def subscribe(self, subscriber: Callable[[Incident], Any]) -> Callable[[], None]:
+        """Call a function with every incident; returns a function that ends the subscription."""
+        self._subscribers.append(subscriber)
+        return lambda: self._subscribers.remove(subscriber)
+
+    def report(self, incident: Incident, first: bool) -> None:
+        """Pass an incident to the subscribers, and log it with its traceback if it is the `first` of its kind."""
+        for subscriber in self._subscribers:
+            subscriber(incident)
+        if first:
+            logger.warning(
+                "hook %r, %s, step %d: %s", incident.hook, incident.event, incident.step, incident.message,
+                exc_info=incident.error,
+            )  # fmt: skip
+
+    def report_revert(self, hook: str, event: str, step: int, message: str) -> None:
+        """Count a change that was reverted because it was not the hook's to make; report the first per event."""
+        entry = self._entries.get(hook)
+        if entry is not None:
+            entry.overruled[event] = entry.overruled.get(event, 0) + 1
+            if entry.overruled[event] == 1:
+                self.report(Incident("overruled", hook, event, step, message), True)
+
+    def handle(self, event: Event, hook: BoundHook, error: Exception, args: Any) -> Exception | None:
+        """Apply a hook's failure policy to an exception it raised.
+
+        Args:
+            event: The event at which the hook was called.
+            hook: The hook that raised.
+            error: What it raised; it is annotated with hook, event and step.
+            args: The event's arguments.
+
+        Returns:
+            The exception if the run must end with it, once the other hooks have been called; None if it is handled.
+        """
+        step = step_of(args)
+        if isinstance(error, StopTraining):
+            return self._request_stop(hook.hook, error, args)
+        where = f"raised by hook {hook.hook!r} in {event.name}, step {step}"
+        where += f", rank {self.rank}" if self.rank else ""
+        if where not in getattr(error, "__notes__", ()):
+            error.add_note(where)
+        incident = Incident("failed", hook.hook, event.name, step, f"failed: {type(error).__name__}: {error}", error)
+        entry = self._entries.get(hook.hook)  # None if it was removed while it was running.
+        policy = "raise" if self.debug else "warn" if entry is None else entry.policy
+        must_raise = (policy == "raise" or getattr(error, "always_raise", False)) and not event.closing
+        strikes = 0 if entry is None else entry.failures.add(event.name)
+        if entry is None or must_raise:
+            self.report(incident, entry is None)
+            return error if must_raise else None
+        if event.closing and (original := argument_if_any(args, "exception", None)) not in (None, error):
+            original.add_note(f"hook {hook.hook!r} then failed in {event.name}: {error!r}")
+        self.report(incident, entry.failures.total == 1)
+        if entry.policy == "disable" or strikes >= STRIKES:
+            self._strike_out(entry, event, step, strikes)
+        elif strikes == 1:
+            self._changed()  # From now on a success must be noticed, because it resets the strikes.
+        return None
+
+    def _strike_out(self, entry: Entry, event: Event, step: int, strikes: int) -> None:
+        if self._entries.get(entry.name) is not entry:
+            return  # Another thread has removed it in the meantime.
+        with suppress(HooklineError):  # Another thread may remove it now.
+            self._disable(entry.name)
+        message = f"switched off after {strikes} failure{'s' if strikes > 1 else ''} in a row"
+        self.report(Incident("disabled", entry.name, event.name, step, message), True)
+
+    def _request_stop(self, hook: str, error: StopTraining, args: Any) -> Exception | None:
+        request = argument_if_any(args, "request_stop", None)
+        if request is None:
+            return error  # The event was fired manually: only the loop's owner can stop it.
+        request(str(error) or "StopTraining", by=hook)
+        return None
+
+    def reset_strikes(self, event: Event, hook: BoundHook) -> None:
+        """Forget a hook's failures in a row at an event, because it succeeded."""
+        entry = self._entries.get(hook.hook)
+        if entry is not None and entry.failures.in_a_row.pop(event.name, 0):
+            self._changed()
+
+    def restore_metrics(
+        self, event: Event, hook: BoundHook, args: Any, name: str, before: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Undo changes a hook made to metrics that other hooks own; keep the keys it added.
+
+        Reserved keys ("step", "epoch", "time") are removed, because every record line already has them. Each revert is
+        counted; the first one per hook and event is reported.
+
+        Args:
+            event: The event at which the hook was called.
+            hook: The hook that changed the metrics.
+            args: The event's arguments.
+            name: The attribute of `args` that holds the metrics.
+            before: The metrics before the hook was called.
+
+        Returns:
+            A copy of the metrics as they are now.
+        """
+        metrics = getattr(args, name)
+        for key in [key for key in metrics if key not in before and key in RESERVED_KEYS]:
+            del metrics[key]
+            message = f"added {key!r} to metrics, which every record has already; choose another name"
+            self.report_revert(hook.hook, event.name, step_of(args), message)
+        lost = [key for key, value in before.items() if key not in metrics or metrics[key] is not value]
+        for key in lost:
+            metrics[key] = before[key]
+        if lost:
+            what = ", ".join(repr(key) for key in lost)
+            message = f"changed or removed {what} in metrics; put back. Add keys of your own instead"
+            self.report_revert(hook.hook, event.name, step_of(args), message)
+        if (mirror := getattr(type(args), "mirror_metrics", None)) is not None:
+            mirror(args, name)
+        return dict(metrics)
+
+    # Old names, until every folder uses the new ones.
+    watch, failed, recovered, overruled, settle = subscribe, handle, reset_strikes, report_revert, restore_metrics
+    argument_cost: Callable[[str], Any]
+    arguments: Mapping[str, Any]

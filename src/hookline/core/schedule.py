@@ -1,0 +1,221 @@
+"""When a hook is due, as a value: parsed from config as in code, printable, right over a resume."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from hookline.errors import ConfigError, nearest
+
+_UNITS = {
+    "step": ("steps", 1.0), "steps": ("steps", 1.0),
+    "batch": ("batches", 1.0), "batches": ("batches", 1.0),
+    "epoch": ("epochs", 1.0), "epochs": ("epochs", 1.0),
+    "token": ("tokens", 1.0), "tokens": ("tokens", 1.0),
+    "s": ("seconds", 1.0), "sec": ("seconds", 1.0), "second": ("seconds", 1.0), "seconds": ("seconds", 1.0),
+    "m": ("seconds", 60.0), "min": ("seconds", 60.0), "minute": ("seconds", 60.0), "minutes": ("seconds", 60.0),
+    "h": ("seconds", 3600.0), "hour": ("seconds", 3600.0), "hours": ("seconds", 3600.0),
+}  # fmt: skip
+_FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
+FAR = 2**31
+_EXAMPLES = "10, '10 batches', '10 batches of b', '2 epochs', '30 s' or '1M tokens'"
+_QUANTITY = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?)([kKMGBT]?)\s*([A-Za-z]*)(?:\s+of\s+(\S.*?))?\s*")
+
+
+class Clock(Protocol):
+    """Where the run is, in every unit a schedule can count, this micro-batch included."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def batches(self) -> int: ...
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def loader(self) -> str:
+        """Whose batch this one is."""
+
+    @property
+    def by_loader(self) -> Mapping[str, int]:
+        """Batches of each loader."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """A clock that stands still."""
+
+    steps: int = 0
+    batches: int = 0
+    epochs: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    loader: str = ""
+    by_loader: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, clock: Clock) -> Reading:
+        return cls(clock.steps, clock.batches, clock.epochs, clock.tokens, clock.seconds)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """An amount of one unit: ``10 steps``, ``30 s``, ``1M tokens``; batches may be those of one loader."""
+
+    amount: float
+    unit: str
+    loader: str = ""
+
+    def __str__(self) -> str:
+        amount = int(self.amount) if self.amount == int(self.amount) else self.amount
+        one = self.unit.removesuffix("es" if self.unit == "batches" else "s")
+        of = f" of {self.loader}" if self.loader else ""
+        return f"{amount} {one if amount == 1 else self.unit}{of}"
+
+    def reading(self, clock: Clock) -> float:
+        """What a clock shows in this unit."""
+        return clock.by_loader.get(self.loader, 0) if self.loader else getattr(clock, self.unit)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether it counts things; time and tokens go by between two micro-batches."""
+        return self.unit in ("steps", "batches", "epochs")
+
+    @classmethod
+    def parse(cls, value: Any, path: str = "every") -> Quantity:
+        """From an integer (steps) or words; refuses negatives, fractions of what is whole, and unknown units."""
+        if isinstance(value, Quantity):
+            return value
+        written = isinstance(value, (int, str)) and not isinstance(value, bool)
+        match = _QUANTITY.fullmatch(str(value)) if written else None
+        if not match:
+            raise ConfigError(path, f"{value!r} is no schedule; write {_EXAMPLES}")
+        number, factor, word, loader = match.groups()
+        unit = _UNITS.get(word.lower() or "steps")
+        if unit is None:
+            raise ConfigError(path, f"{word!r} is no unit; {nearest(word, _UNITS, 30)}")
+        amount = float(number.replace("_", "")) * _FACTORS[factor] * unit[1]
+        if unit[0] != "seconds" and amount != int(amount):
+            raise ConfigError(path, f"{value!r}: {unit[0]} are whole numbers")
+        if loader and unit[0] != "batches":
+            raise ConfigError(path, f"{value!r}: a loader has batches, not {unit[0]}; write '10 batches of {loader}'")
+        return cls(amount, unit[0], loader or "")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Due every so often, or at given points, between a start and a stop (both included)."""
+
+    every: Quantity | None = None
+    at: tuple[Quantity, ...] = ()
+    start: Quantity | None = None
+    stop: Quantity | None = None
+
+    @classmethod
+    def parse(cls, every: Any = None, at: Any = None, start: Any = None, stop: Any = None, path: str = "") -> Schedule:
+        """From what users write in code or config."""
+        here = f"{path}." if path else ""
+        period = None if every is None else Quantity.parse(every, f"{here}every")
+        if period is not None and period.amount <= 0:
+            raise ConfigError(f"{here}every", f"{every!r} is never due; the smallest is 1")
+        given = () if at is None else at if isinstance(at, (list, tuple)) else (at,)
+        points = tuple(Quantity.parse(point, f"{here}at") for point in given)
+        if any(point.amount <= 0 for point in points):
+            raise ConfigError(f"{here}at", f"{at!r} is never reached; counting starts at 1")
+        return cls(
+            period,
+            points,
+            None if start is None else Quantity.parse(start, f"{here}start"),
+            None if stop is None else Quantity.parse(stop, f"{here}stop"),
+        )
+
+    @property
+    def always(self) -> bool:
+        return self.every in (None, Quantity(1, "steps"), Quantity(1, "batches")) and not (
+            self.at or self.start or self.stop
+        )
+
+    @property
+    def loaders(self) -> list[str]:
+        """The loaders whose batches are counted."""
+        marks = (self.every, *self.at, self.start, self.stop)
+        return [mark.loader for mark in marks if mark is not None and mark.loader]
+
+    @property
+    def by_tokens_or_time(self) -> bool:
+        return any(not mark.whole for mark in (*self.at, *([self.every] if self.every else [])))
+
+    def __str__(self) -> str:
+        parts = [f"every {self.every}"] if self.every else [] if self.at else ["always"]
+        parts += [f"at {', '.join(map(str, self.at))}"] if self.at else []
+        parts += [f"from {self.start}"] if self.start else []
+        parts += [f"until {self.stop}"] if self.stop else []
+        return ", ".join(parts)
+
+    @cached_property
+    def _period(self) -> tuple[str, int] | None:
+        """Unit and amount, if it is a mere "every so many"; most are, and are told in one division."""
+        every = self.every
+        if every is None or every.loader or every.unit not in ("steps", "batches"):
+            return None
+        return None if self.at or self.start or self.stop else (every.unit, int(every.amount))
+
+    def due(self, now: Clock, before: Clock) -> bool:
+        """Whether a hook is due at `now`, when the last micro-batch was at `before`."""
+        if self._period is not None:
+            unit, amount = self._period
+            here: int = getattr(now, unit)
+            return here > 0 and here % amount == 0
+        if self.start and self.start.reading(now) < self.start.amount:
+            return False
+        if self.stop and self.stop.reading(now) > self.stop.amount:
+            return False
+        if self.every is None and not self.at:
+            return True
+        return (self.every is not None and _reached(self.every, now, before)) or any(
+            _passed(point, now, before) for point in self.at
+        )
+
+    def wait(self, now: Clock) -> int:
+        """Micro-batches for which `due` cannot become True: a lower bound, 0 when it must be asked again."""
+        if self._period is not None:
+            unit, amount = self._period
+            return amount - int(getattr(now, unit)) % amount - 1
+        marks = [*self.at, *([self.every] if self.every else []), *([self.start] if self.start else [])]
+        if not marks or not all(mark.whole for mark in marks):
+            return 0
+        return max(0, min(self._distance(mark, now) for mark in marks) - 1)
+
+    def _distance(self, mark: Quantity, now: Clock) -> int:
+        if mark.unit == "epochs":
+            return FAR  # asked anew when an epoch begins
+        here = int(mark.reading(now))
+        if mark is self.every:
+            return int(mark.amount) - here % int(mark.amount)
+        return int(mark.amount) - here if mark.amount > here else FAR
+
+
+def _reached(period: Quantity, now: Clock, before: Clock) -> bool:
+    """Discrete units are due at their multiples; time and tokens when a multiple has been passed."""
+    here = period.reading(now)
+    if period.whole:
+        return _is_its_turn(period, now) and here > 0 and here % period.amount == 0
+    return here // period.amount > period.reading(before) // period.amount
+
+
+def _passed(point: Quantity, now: Clock, before: Clock) -> bool:
+    here = point.reading(now)
+    if point.whole:
+        return _is_its_turn(point, now) and here == point.amount
+    return point.reading(before) < point.amount <= here
+
+
+def _is_its_turn(mark: Quantity, now: Clock) -> bool:
+    """What counts the batches of one loader is met at a batch of that loader, not at those in between."""
+    return not mark.loader or mark.loader == now.loader

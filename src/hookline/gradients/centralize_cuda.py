@@ -1,0 +1,167 @@
+# mypy: disable-error-code="import-not-found, import-untyped"
+"""Centralize gradients on CUDA: one launch for all rows of one dtype and length, which also finds every norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+import torch
+import triton
+from torch import Tensor
+
+from hookline import _device
+from hookline.gradients import centralize_kernels
+from hookline.gradients.view import GradientList
+from hookline.stats.cuda_path import ELEMENTS
+from hookline.stats.kinds import Kinds
+from hookline.stats.launching import Launch
+from hookline.stats.layout import VECTOR_BYTES, current_stream, on_device, upload
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+AT_ONCE = 8192  # elements of a row that one program holds in registers
+TOGETHER = 4096  # elements that one program handles of shorter rows and of vectors
+NO_ROWS = 0  # the row length of vectors and scalars: their elements are rows, and only read
+MOST_ROWS = 2**31 - TOGETHER
+WARPS = 8
+MERGE_TILE = 1024
+
+
+@dataclass(frozen=True)
+class Group:
+    """The programs of one launch, which handles rows of one dtype and length."""
+
+    dtype: torch.dtype
+    length: int
+    rows: int  # per program
+    tile: int  # elements of a row that a program loads at once
+    skipped: int
+    programs: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which program handles which rows: everything about the launches except the tensors' addresses."""
+
+    take_means: tuple[Launch, ...]  # from pointers to squares, one for each group
+    find_norms: Launch  # from squares to norms
+    matrices: tuple[int, ...]  # which of the tensors have rows
+    programs: int
+
+
+def which_fit(grads: GradientList) -> tuple[GradientList, list[Tensor]]:
+    """Split the gradients into those that the kernels can handle, because they are contiguous, and the others."""
+    if all_fit(grads.kinds):
+        return grads, []  # nearly always, and faster than checking each
+    fitting = [tensor for tensor in grads.tensors if tensor.is_contiguous() and _fits(tensor.shape, tensor.dtype)]
+    taken = set(map(id, fitting))
+    return GradientList(fitting), [tensor for tensor in grads.tensors if id(tensor) not in taken]
+
+
+@lru_cache(maxsize=16)
+def all_fit(kinds: Kinds) -> bool:
+    """Return whether the kernels can handle all tensors of these kinds."""
+    return kinds.contiguous and all(map(_fits, kinds.shapes, kinds.dtypes))
+
+
+def _fits(shape: torch.Size, dtype: torch.dtype) -> bool:
+    countable = len(shape) > 1 or shape.numel() < MOST_ROWS
+    return dtype in DTYPES and shape.numel() > 0 and countable
+
+
+def centralize(grads: GradientList) -> Tensor:
+    """Subtract from each row of each matrix its mean, in place; return the norm of every gradient afterwards.
+
+    All of them must fit (`which_fit`) and be on one device.
+    """
+    device = grads.tensors[0].device
+    with _device.use(device):
+        return launch(grads, device)
+
+
+def launch(grads: GradientList, device: torch.device) -> Tensor:
+    """Queue the kernels without waiting for the device."""
+    tensors, stream = grads.tensors, current_stream(device)
+    layout = layout_of(device, stream, grads.kinds, grads.is_aligned)
+    pointers = grads.pointers(device)
+    squares = torch.empty(layout.programs, dtype=torch.float32, device=device)
+    norms = torch.empty(len(tensors), dtype=torch.float32, device=device)
+    for take_means in layout.take_means:
+        take_means(stream, pointers, squares)
+    layout.find_norms(stream, squares, norms)
+    torch.autograd.graph.increment_version([tensors[i] for i in layout.matrices])  # kernels do not do it by themselves
+    return norms
+
+
+@lru_cache(maxsize=16)
+def layout_of(device: torch.device, stream: int, kinds: Kinds, aligned: bool) -> Layout:
+    """Make the layout for tensors of these kinds; `aligned` ones begin at multiples of 16 bytes.
+
+    The stream is part of the key, because the tables are filled in its order: another stream might read them too early.
+    """
+    shapes, dtypes = [_rows_and_length(shape) for shape in kinds.shapes], kinds.dtypes
+    order = sorted(range(len(shapes)), key=lambda index: (str(dtypes[index]), shapes[index][1]))
+    taken = [max(TOGETHER // triton.next_power_of_2(length or 1), 1) for _, length in shapes]
+    counts = [-(-rows // taken[index]) for index, (rows, _) in enumerate(shapes)]
+    starts = [0, *accumulate(counts[index] for index in order)]
+    first = [0] * len(shapes)
+    for position, index in enumerate(order):
+        first[index] = starts[position]
+    owners = torch.repeat_interleave(torch.tensor(order), torch.tensor([counts[index] for index in order]))
+    numbers = torch.arange(starts[-1]) - torch.tensor(first)[owners]
+    tables = (
+        on_device(owners.int(), device),
+        on_device((numbers * torch.tensor(taken)[owners]).int(), device),  # the first row of each program
+        upload([rows for rows, _ in shapes], torch.int32, device),
+    )
+    programs = upload(first, torch.int32, device), upload(counts, torch.int32, device)  # of each tensor
+    groups = _groups(order, shapes, dtypes, taken, counts)
+    return Layout(
+        take_means=tuple(_take_means(group, tables, aligned) for group in groups),
+        find_norms=Launch(centralize_kernels.norms_of_tensors, len(shapes), *programs, TILE=MERGE_TILE),
+        matrices=tuple(index for index, (_, length) in enumerate(shapes) if length != NO_ROWS),
+        programs=starts[-1],
+    )
+
+
+def _take_means(group: Group, tables: tuple[Tensor, ...], aligned: bool) -> Launch:
+    element = ELEMENTS[group.dtype]
+    if group.length == NO_ROWS:
+        fixed = (centralize_kernels.square_elements, group.programs, *tables, group.skipped)
+        return Launch(*fixed, num_warps=WARPS, ELEMENT=element, TILE=TOGETHER)
+    vector = VECTOR_BYTES // group.dtype.itemsize
+    return Launch(
+        centralize_kernels.centralize_rows,
+        group.programs,
+        *tables,
+        group.skipped,
+        group.length,
+        num_warps=WARPS,
+        ELEMENT=element,
+        ROWS=group.rows,
+        TILE=group.tile,
+        AT_ONCE=group.length <= group.tile,
+        VECTOR=vector if aligned and group.length % vector == 0 else 1,
+    )
+
+
+def _rows_and_length(shape: torch.Size) -> tuple[int, int]:
+    return (shape[0], shape.numel() // shape[0]) if len(shape) > 1 else (shape.numel(), NO_ROWS)
+
+
+def _groups(
+    order: Sequence[int],
+    shapes: Sequence[tuple[int, int]],
+    dtypes: Sequence[torch.dtype],
+    taken: Sequence[int],
+    counts: Sequence[int],
+) -> tuple[Group, ...]:
+    programs: dict[tuple[torch.dtype, int, int, int], int] = {}
+    for index in order:
+        length = shapes[index][1]
+        kind = (dtypes[index], length, taken[index], min(triton.next_power_of_2(length or 1), AT_ONCE))
+        programs[kind] = programs.get(kind, 0) + counts[index]
+    starts = accumulate(programs.values(), initial=0)
+    return tuple(Group(*kind, start, count) for (kind, count), start in zip(programs.items(), starts, strict=False))

@@ -1,0 +1,48 @@
+"""Gradient centralization."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hookline.gradients.transforms.base import Transform, whole_rows
+from hookline.gradients.view import GradientList, Gradients
+from hookline.stats.statistics import has_kernels
+
+
+class Centralize(Transform):
+    """Subtract from each row of a gradient its mean (gradient centralization, Yong et al., 2020).
+
+    A row is what leads to one output: all dimensions but the first. Vectors and scalars are left as they are.
+    """
+
+    built_in = True
+    name = "centralize"
+
+    def on_update(self, grads: Gradients) -> None:
+        found = grads.as_list()
+        if found.is_plain and found.is_one_kind:
+            norms = _centralize(found)
+            if norms is not None:
+                grads.set_norms_after(norms, exact=True)
+            return
+        devices: dict[torch.device, list[Tensor]] = {}
+        for tensor in whole_rows("centralize", grads):
+            devices.setdefault(tensor.device, []).append(tensor)
+        for tensors in devices.values():
+            _centralize(GradientList(tensors))
+
+
+def _centralize(grads: GradientList) -> Tensor | None:
+    """Centralize gradients of one device; return their norms if the kernels found those of all of them."""
+    others, norms = grads.tensors, None
+    if others and has_kernels(others[0].device):
+        from hookline.gradients import centralize_cuda  # imports Triton, so only where it is used
+
+        fitting, others = centralize_cuda.which_fit(grads)
+        if fitting.tensors:
+            norms = centralize_cuda.centralize(fitting)
+    for tensor in others:
+        if tensor.dim() > 1:
+            tensor.sub_(torch.mean(tensor, dim=tuple(range(1, tensor.dim())), keepdim=True))
+    return None if others else norms

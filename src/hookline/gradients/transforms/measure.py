@@ -1,0 +1,73 @@
+"""Measure gradients inside the chain, without changing them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookline import _checks
+from hookline.core.run_control import RunControl
+from hookline.gradients.view import Gradients
+from hookline.registry.base import UpdateHook, passes_through
+from hookline.stats.columns import STATISTICS
+from hookline.stats.merging import merge
+from hookline.stats.pieces import Pieces
+
+NORM = "norm"
+
+
+class Measure(UpdateHook):
+    """Log the gradients' global norm as ``gradients/<as>/norm``, at its place in the chain; changes nothing.
+
+    `metrics` may name more: mean, std, min, max, absmax, zeros, nans, infs, count of all elements together. Everything
+    stays on the device until the record is next written.
+    """
+
+    built_in = True
+    intervenes = False
+    name = "measure"
+
+    def __init__(self, metrics: Sequence[str] = (NORM,), params: Any = None) -> None:
+        self.params = params
+        self.metrics = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+        for metric in self.metrics:
+            _checks.one_of(metric, (NORM, *STATISTICS), "metrics")
+        self.latest: dict[str, Tensor] = {}
+        """The last values, on the device."""
+
+    def setup(self, name: str) -> None:
+        """Store the name it was registered under."""
+        self._label = name
+
+    def on_update(self, grads: Gradients, trainer: RunControl) -> Gradients:
+        tensors = grads.as_list().tensors
+        if not tensors:
+            return grads
+        needs_row = any(metric != NORM for metric in self.metrics)
+        row = merge(Pieces(tensors, list(grads)).summarize()) if needs_row else torch.empty(0)
+        self.latest = {
+            metric: torch.linalg.vector_norm(grads.norms()) if metric == NORM else row[STATISTICS.index(metric)]
+            for metric in self.metrics
+        }
+        for metric, value in self.latest.items():
+            trainer.log(f"gradients/{self._label}/{metric}", value)
+        return grads
+
+
+class LinkNorms(UpdateHook):
+    """Log the norm before and after every update hook: ``update/<hook>/norm_before`` and ``update/<hook>/norm_after``.
+
+    It does so wherever it stands in the chain, when it is due; the norms are of the gradients that the hook selects.
+    """
+
+    built_in = True
+    intervenes = False
+    name = "link_norms"
+    reports_norms = True
+
+    @passes_through
+    def on_update(self, grads: Gradients) -> Gradients:
+        return grads

@@ -1,0 +1,109 @@
+"""Files that Hookline 0.1 wrote: the same run writes the same formats today, and a run of 0.1 resumes.
+
+Numbers differ between processors and times between runs, so these are replaced by placeholders; everything else is
+compared as text, byte for byte: file names, keys and their order, spacing, text fields, shapes and dtypes.
+"""
+
+import json
+import re
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden_run import explained, make_trainer, trace_of
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+# Values of these keys differ between machines and runs; texts for people may be reworded.
+MACHINE = ("environment", "started", "closed", "pid", "host", "message", "time", "seconds", "bytes")
+FLOAT = re.compile(r"-?\b\d+\.\d+(?:e[+-]?\d+)?\b|-?\b\d+e[+-]?\d+\b")
+RUN_ID = re.compile(r"\b\d{8}-\d{6}-[a-z0-9]{8}\b")
+SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
+PACKED = re.compile(r'"[A-Za-z0-9+/]{16,}={0,2}"')
+
+
+def comparable(path: Path) -> str:
+    """Return a file's text with numbers, times, ids and paths of this run replaced by placeholders."""
+    if path.suffix == ".safetensors":
+        data = path.read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        return f"{len(data)} bytes, header {data[8 : 8 + length].decode()}"
+    text = RUN_ID.sub("<id>", path.read_text())
+    if path.suffix in (".json", ".jsonl"):
+        whole = [text] if path.suffix == ".json" else text.splitlines()
+        text = "\n".join(json.dumps(without_values(json.loads(line))) for line in whole) + layout_of(whole)
+    return FLOAT.sub("<float>", text)
+
+
+def without_values(value: Any, key: str = "") -> Any:
+    """Replace what differs between two runs of one program; keys, their order and everything else stay."""
+    if key in MACHINE:
+        return sorted(value) if isinstance(value, dict) else f"<{type(value).__name__}>"
+    if key == "costs":
+        # An argument has a row only if reading it took long enough, which depends on the machine's load.
+        return sorted((row["hook"], row["kind"], sorted(row)) for row in value if row["kind"] != "argument")
+    if key == "path":
+        return Path(value).name
+    if isinstance(value, dict):
+        return {name: without_values(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        numbers = value and all(isinstance(item, int) for item in value) and len(value) > 100  # a generator's words
+        return f"<{len(value)} integers>" if numbers else [without_values(item) for item in value]
+    if isinstance(value, str):
+        if SHA256.fullmatch(value) and key != "config_hash":
+            return "<sha256>"
+        return f"<{len(value)} characters>" if PACKED.fullmatch(f'"{value}"') else value
+    return "<float>" if isinstance(value, float) else value
+
+
+def layout_of(lines: list[str]) -> str:
+    """Return the punctuation that JSON parsing loses: separators and indentation."""
+    return "".join(sorted({gap for line in lines for gap in re.findall(r'": ?|, ?"|\n +(?=")', line)}))
+
+
+@pytest.mark.parametrize("name", sorted(str(path.relative_to(GOLDEN)) for path in GOLDEN.rglob("*") if path.is_file()))
+def test_the_same_run_writes_the_same_formats(name: str, todays_run: Path) -> None:
+    """Every file of 0.1's run is written today, equal but for numbers, times and ids."""
+    assert comparable(todays_run / name) == comparable(GOLDEN / name)
+
+
+def test_nothing_else_is_written(todays_run: Path) -> None:
+    """Today's run directory has the files that 0.1's has, and no more."""
+    today, golden = (
+        {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()} for root in (todays_run, GOLDEN)
+    )
+    assert today == golden
+
+
+@pytest.fixture(scope="module")
+def todays_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the golden run with today's code, once."""
+    directory = tmp_path_factory.mktemp("today")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        trainer = make_trainer()
+        (directory / "explain.txt").write_text(explained(trainer))
+        trainer.train()
+        (directory / "events.txt").write_text(trace_of(trainer))
+        assert trainer.run_dir is not None
+        trainer.run_dir.rename(directory / "run")
+        (directory / "runs").rmdir()
+    return directory
+
+
+@pytest.mark.parametrize("step", [3, 6])
+def test_a_checkpoint_of_0_1_resumes(step: int, tmp_path: Path) -> None:
+    """A run of 0.1 continues from its checkpoints: counters, hook state, optimizer and random streams fit."""
+    run = tmp_path / "runs" / "20261116-000000-golden00"
+    shutil.copytree(GOLDEN / "run", run)
+    for later in (path for path in (run / "checkpoints").iterdir() if int(path.name[-8:]) > step):
+        shutil.rmtree(later)
+    trainer = make_trainer()
+    trainer.fit(resume=run, max_epochs=3)
+    assert trainer.run_dir == run
+    assert trainer.step == 9
+    assert trainer.hooks.get("trace").count == 9
+    assert trainer.hooks.get("trace").events[0] == f"on_checkpoint_load step={step}"
+    state = json.loads((run / "run.json").read_text())
+    assert state["outcome"] == "completed" and len(state["attempts"]) == 2

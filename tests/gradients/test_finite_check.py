@@ -1,0 +1,168 @@
+"""One link: what fails is put back, and a link that writes NaN is named."""
+
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from hookline.errors import GradientError
+from hookline.events.dispatch import Cost
+from hookline.gradients.finite_check import FiniteCheck
+from hookline.gradients.view import Gradients
+from hookline.registry.base import UpdateHook
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """Failures are expected here."""
+    caplog.set_level(logging.CRITICAL, "hookline")
+
+
+class Spoils(UpdateHook):
+    """Makes one gradient non-finite: in place, or in what it returns."""
+
+    def __init__(self, inplace: bool = False, value: float = math.nan) -> None:
+        self.inplace, self.value = inplace, value
+
+    def on_update(self, grads: Any) -> Any:
+        if self.inplace:
+            grads["b"][0] = self.value
+            return None
+        return {**grads, "b": torch.full((2,), self.value)}
+
+
+def chain_of(rig: Any, *hooks: Any, **options: Any) -> Any:
+    """A chain over two parameters."""
+    made = rig({name: torch.nn.Parameter(torch.zeros(2)) for name in "ab"})
+    for hook in hooks:
+        made.registry.register(hook, **options)
+    return made
+
+
+FINITE = {"a": torch.ones(2), "b": torch.ones(2)}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_link_that_writes_nan_is_named_and_undone(rig: Any, inplace: bool, value: float) -> None:
+    """By the policy 'warn' the gradients are as they were before it, and the parameter is in the message."""
+    chain = chain_of(rig, Spoils(inplace, value))
+    told: list[Any] = []
+    chain.registry.desk.watch(told.append)
+    after = chain.step(FINITE)
+    assert torch.equal(after["a"], FINITE["a"]) and torch.equal(after["b"], FINITE["b"])
+    assert [incident.hook for incident in told] == ["spoils"] and isinstance(told[0].error, GradientError)
+    assert "made the gradient of 'b' non-finite" in told[0].message
+
+
+def test_a_function_that_writes_in_place_without_saying_so_is_named(rig: Any) -> None:
+    """What it wrote over is known by its norms alone."""
+
+    def spoils(grads: Any) -> Any:
+        grads["b"].fill_(math.nan)
+        return grads
+
+    chain = chain_of(rig, spoils, event="update", on_error="raise")
+    with pytest.raises(GradientError, match="made the gradient of 'b' non-finite"):
+        chain.step(FINITE)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_only_who_asks_is_looked_at() -> None:
+    """Looking means waiting there."""
+    param = torch.nn.Parameter(torch.zeros(2, device="cuda"))
+    param.grad = torch.ones(2, device="cuda")
+    cost = Cost()
+    assert FiniteCheck(Gradients({"a": param}), cost, wait=False).begin() is None
+    asked = FiniteCheck(Gradients({"a": param}), cost, wait=True)
+    fine = asked.begin()
+    assert fine is not None and fine.is_cuda
+    before, param.grad = param.grad, torch.full_like(param, math.nan)
+    with pytest.raises(GradientError, match="'a'"):
+        asked.end(fine, {"a": before})
+    assert cost.calls == 1
+
+
+def test_by_the_policy_raise_it_ends_the_run(rig: Any) -> None:
+    """With the hook in the exception's notes."""
+    with pytest.raises(GradientError) as caught:
+        chain_of(rig, Spoils(), on_error="raise").step(FINITE)
+    assert caught.value.__notes__ == ["raised by hook 'spoils' in on_update, step 1"]
+
+
+def test_three_times_in_a_row_switch_it_off(rig: Any) -> None:
+    """As every other failure does."""
+    chain = chain_of(rig, Spoils())
+    for _ in range(3):
+        chain.step(FINITE)
+    assert not chain.registry.is_enabled("spoils")
+
+
+def test_it_is_not_blamed_for_what_was_non_finite_before(rig: Any) -> None:
+    """An overflow of the backward pass is no link's fault."""
+    chain = chain_of(rig, Spoils())
+    after = chain.step({"a": torch.tensor([math.inf, 1.0]), "b": torch.ones(2)})
+    assert after["b"].isnan().all() and chain.registry.entry("spoils").failures.total == 0
+
+
+def test_a_norm_that_overflows_is_no_fault(rig: Any) -> None:
+    """Gradients that are finite and too large for their norm: they are judged element by element."""
+    chain = chain_of(rig, Spoils(value=3e38), on_error="raise")
+    assert chain.step({"a": torch.full((2,), 3e38), "b": torch.ones(2)})["b"].isfinite().all()
+    spoiled = chain_of(rig, Spoils(), on_error="raise")
+    with pytest.raises(GradientError, match="'b'"):
+        spoiled.step({"a": torch.full((2,), 3e38), "b": torch.ones(2)})
+
+
+def test_where_there_are_no_gradients_nothing_is_wrong(rig: Any) -> None:
+    """Neither before the link nor behind it."""
+
+    class Looks(UpdateHook):
+        def on_update(self, grads: Any) -> Any:
+            return grads
+
+    chain = chain_of(rig, Looks(), on_error="raise")
+    assert chain.step() == {"a": None, "b": None}
+
+
+def test_a_link_may_decline(rig: Any) -> None:
+    """No reading: NaN passes on, and measure or skip_nonfinite shows it."""
+    hook = Spoils()
+    hook.check_finite = False
+    chain = chain_of(rig, hook)
+    assert chain.step(FINITE)["b"].isnan().all() and not chain.registry.desk.arguments
+
+
+def test_with_debug_every_link_is_checked(rig: Any) -> None:
+    """As every hook's policy is 'raise' then, the culprit ends the run."""
+    hook = Spoils()
+    hook.check_finite = False
+    chain = chain_of(rig, hook)
+    chain.registry.desk.debug = True
+    with pytest.raises(GradientError, match="'b'"):
+        chain.step(FINITE)
+
+
+def test_the_wait_has_a_row_in_the_cost_table(rig: Any) -> None:
+    """Each check is counted."""
+    chain = chain_of(rig, Spoils())
+    for _ in range(2):
+        chain.step(FINITE)
+    assert chain.registry.desk.arguments["whether spoils left finite gradients"].calls == 2
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_gradient_that_a_failing_link_added_is_gone_again(rig: Any, in_place: bool) -> None:
+    """What was None is None again."""
+
+    class Adds(UpdateHook):
+        inplace = in_place
+
+        def on_update(self, grads: Any) -> Any:
+            return {**grads, "b": torch.full((2,), math.nan)}
+
+    chain = chain_of(rig, Adds())
+    assert chain.step({"a": torch.ones(2)})["b"] is None

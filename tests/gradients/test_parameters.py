@@ -1,0 +1,96 @@
+"""Which parameters a link sees: names, patterns, classes of modules, predicates, lists."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline.errors import HooklineError
+from hookline.gradients.parameters import select_parameters
+
+
+class Model(nn.Module):
+    """An embedding tied to the head, and two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(5, 3)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)) for _ in range(2))
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.tokens.weight
+
+
+def chosen(pattern: Any) -> list[str]:
+    """The names that a pattern selects."""
+    model = Model()
+    given = pattern(model) if getattr(pattern, "__name__", "") == "<lambda>" else pattern
+    return list(select_parameters(given, dict(model.named_parameters()), model))
+
+
+LINEAR = ["tokens.weight", "blocks.0.0.weight", "blocks.0.0.bias", "blocks.1.0.weight", "blocks.1.0.bias"]
+BLOCK_1 = ["blocks.1.0.weight", "blocks.1.0.bias", "blocks.1.1.weight", "blocks.1.1.bias"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("tokens.weight", ["tokens.weight"]),
+        ("head.*", ["tokens.weight"]),
+        (r"re:head\..*", ["tokens.weight"]),
+        (lambda model: lambda name, param: not name.startswith(("tokens", "blocks.0")), BLOCK_1),
+        ("blocks.0.*", ["blocks.0.0.weight", "blocks.0.0.bias", "blocks.0.1.weight", "blocks.0.1.bias"]),
+        (r"re:blocks\.\d\.0\.bias", ["blocks.0.0.bias", "blocks.1.0.bias"]),
+        (nn.Linear, LINEAR),
+        ("class:Linear", LINEAR),
+        ("class:Embedding", ["tokens.weight"]),
+        ([nn.Embedding, "*.1.bias"], ["tokens.weight", "blocks.0.1.bias", "blocks.1.1.bias"]),
+        (lambda model: model.blocks[1][1], ["blocks.1.1.weight", "blocks.1.1.bias"]),
+        (lambda model: lambda name, param: name.endswith("0.bias"), ["blocks.0.0.bias", "blocks.1.0.bias"]),
+        (lambda model: [model.head], ["tokens.weight"]),
+    ],
+)
+def test_patterns(pattern: Any, names: list[str]) -> None:
+    """In the model's order; a tied weight is found through either module, and under either name."""
+    assert chosen(pattern) == names
+
+
+def test_none_is_everything() -> None:
+    """The very mapping."""
+    params = dict(Model().named_parameters())
+    assert select_parameters(None, params, None) is params
+
+
+@pytest.mark.parametrize("pattern", ["blokcs.*", "class:Conv2d", nn.Conv2d, lambda model: lambda name, param: False])
+def test_a_pattern_that_matches_nothing_is_an_error(pattern: Any) -> None:
+    """Whatever its kind."""
+    with pytest.raises(HooklineError, match="matches nothing"):
+        chosen(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["class:Liner", type("Liner", (nn.Module,), {})])
+def test_a_class_that_matches_nothing_is_told_the_classes_there_are(pattern: Any) -> None:
+    """Names of modules would be no help to who has misspelt one."""
+    with pytest.raises(HooklineError, match=r"matches nothing; did you mean 'Linear'\? Valid: .*Linear"):
+        chosen(pattern)
+
+
+@pytest.mark.parametrize("empty", [[], (), set()])
+def test_an_empty_list_is_an_error(empty: Any) -> None:
+    """It is no way to say all, and none is none to say."""
+    with pytest.raises(HooklineError, match="selects nothing; leave params out to select all"):
+        chosen(empty)
+
+
+def test_a_class_needs_a_model() -> None:
+    """A chain that was made without one says so."""
+    with pytest.raises(HooklineError, match="is about modules, but this chain was made without a model"):
+        select_parameters("class:Linear", {"w": nn.Parameter(torch.zeros(1))}, None)
+
+
+def test_modules_whose_parameters_are_not_trained_are_an_error() -> None:
+    """They match, and select nothing."""
+    model = Model()
+    trained = {name: param for name, param in model.named_parameters() if name.startswith("blocks")}
+    with pytest.raises(HooklineError, match=r"matches 'tokens' and others, none of which is trained"):
+        select_parameters(nn.Embedding, trained, model)
