@@ -1,18 +1,17 @@
-"""Verification says which hook changes training, from which step on, and through what."""
+"""Verification reports which hook changes training, from which step on, and through what."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from hookline import ForwardHook, TrainingHook, UpdateHook
+from hookline import ForwardHook, Trainer, TrainingHook, UpdateHook
 from hookline.testing import assert_harmless, small_trainer
-from hookline.trainer.trainer import Trainer
 from hookline.verify import NotRepeatable, digest, first_difference, verify
 
 
 class AtStep3(TrainingHook):
-    """Does something at the third step."""
+    """Do something at the third step."""
 
     def on_train_batch_start(self, step: int, trainer: Any, batch: Any) -> None:
         if step == 3:
@@ -50,8 +49,21 @@ class Seeds(AtStep3):
 
 
 class PatchesForward(AtStep3):
+    """Scales the output of a layer before a batch norm, which takes most of the change out of the loss again."""
+
     def meddle(self, trainer: Any, batch: Any) -> None:
         trainer.model[0].register_forward_hook(lambda module, inputs, output: output * 1.001)
+
+
+class Validates(AtStep3):
+    def meddle(self, trainer: Any, batch: Any) -> None:
+        trainer.validate([batch])
+
+
+class RunsTheModel(AtStep3):
+    def meddle(self, trainer: Any, batch: Any) -> None:
+        with trainer.inference() as model:
+            model(batch[0])
 
 
 class Stops(AtStep3):
@@ -76,7 +88,7 @@ class Watches(TrainingHook):
 
 
 def verdict_on(hook: Any) -> Any:
-    """What verification says of one hook."""
+    """Return the verdict on one hook."""
 
     def make() -> Trainer:
         trainer = small_trainer()
@@ -103,29 +115,35 @@ def test_what_a_hook_changes_is_named_with_its_step(hook: Any, through: str) -> 
     assert f"step 3 on, through the {through}" in str(verdict)
 
 
+@pytest.mark.parametrize("hook", [Validates(), RunsTheModel()], ids=lambda hook: type(hook).__name__)
+def test_batches_that_a_hook_runs_for_itself_are_not_training(hook: Any) -> None:
+    """A validation and an inference call the observed model and change nothing."""
+    assert verdict_on(hook).harmless
+
+
 def test_declared_changes_are_fine() -> None:
-    """A link of the update chain, and a hook that says that it seeds, are there to change training."""
+    """A transform, and a hook that declares that it seeds, are meant to change training."""
     doubled, seeded = verdict_on(Doubles()), verdict_on(Seeds())
     assert (doubled.step, doubled.through, doubled.event) == (1, "gradients", "on_before_optimizer_step")
     assert (seeded.step, seeded.through) == (3, "random streams")
     assert doubled.fine and seeded.fine and not doubled.harmless
 
 
-def test_what_was_undone_changes_nothing_and_is_told() -> None:
-    """Random numbers drawn and copies of activations written to."""
+def test_what_was_undone_changes_nothing_and_is_noted() -> None:
+    """This covers random draws and writes into copies of activations."""
     drew, wrote = verdict_on(Draws()), verdict_on(WritesActivations())
     assert drew.harmless and "drew" in drew.notes[0]
     assert wrote.harmless and "wrote into its copy" in wrote.notes[0]
 
 
 def test_ending_a_run_early_is_a_change() -> None:
-    """It makes fewer steps."""
+    """The run makes fewer steps."""
     verdict = verdict_on(Stops())
     assert (verdict.step, verdict.through) == (3, "number of steps")
 
 
 def test_all_hooks_are_judged_one_by_one() -> None:
-    """Each alone, in the order in which they are registered."""
+    """Every hook is tried alone, in the order of registration."""
 
     def make() -> Trainer:
         trainer = small_trainer()
@@ -140,8 +158,8 @@ def test_all_hooks_are_judged_one_by_one() -> None:
     ]
 
 
-def test_training_that_differs_from_itself_is_told_apart() -> None:
-    """Then nothing can be said about hooks."""
+def test_training_that_is_not_repeatable_is_reported() -> None:
+    """Nothing can be said about hooks then."""
     count = iter(range(10))
 
     def make() -> Trainer:
@@ -154,14 +172,14 @@ def test_training_that_differs_from_itself_is_told_apart() -> None:
 
 
 def test_the_test_kit_passes_a_harmless_hook_and_names_a_harmful_one() -> None:
-    """`assert_harmless` for users' own tests."""
+    """Users call `assert_harmless` in their own tests."""
     assert_harmless(Watches())
     with pytest.raises(AssertionError, match=r"'writes_batch' changes training from step 3 on, through the batch"):
         assert_harmless(WritesBatch())
 
 
 def test_in_the_test_kit_a_failing_hook_fails() -> None:
-    """Its policy does not protect it there."""
+    """The failure policy does not apply there."""
 
     class Fails(TrainingHook):
         def on_train_batch_end(self) -> None:
@@ -172,7 +190,7 @@ def test_in_the_test_kit_a_failing_hook_fails() -> None:
 
 
 def test_the_test_kit_leaves_the_random_streams_of_the_tests_alone() -> None:
-    """Making its model does not seed anything outside."""
+    """Making the small model seeds nothing outside."""
     torch.manual_seed(11)
     before = torch.get_rng_state()
     small_trainer()
@@ -180,7 +198,7 @@ def test_the_test_kit_leaves_the_random_streams_of_the_tests_alone() -> None:
 
 
 def test_a_digest_changes_with_any_bit() -> None:
-    """Values, types, shapes and nesting."""
+    """Values, dtypes, shapes and nesting count."""
     one = torch.tensor([1.0, 2.0])
     assert digest(one) == digest(one.clone())
     others = [one.double(), one.view(2, 1), torch.nextafter(one, one + 1), [one], {"a": one}, None]
@@ -189,7 +207,7 @@ def test_a_digest_changes_with_any_bit() -> None:
 
 
 def test_the_first_difference_is_the_first() -> None:
-    """Also where one run is shorter."""
+    """A shorter run counts as a difference, too."""
     one = [(1, "e", "a", "x"), (1, "e", "b", "y")]
     assert first_difference(one, one) is None
     assert first_difference(one, [(1, "e", "a", "x"), (1, "e", "b", "z")]) == (1, "e", "b")
