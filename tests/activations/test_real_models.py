@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from hookline import ForwardHook, HookManager, Trainer, TrainingHook, get_trainer
+from hookline._tensors import iter_tensors
 from hookline.activations.flow import gradient_flow
+from hookline.activations.forward_hooks import first_floating
 from hookline.activations.intervene import Ablate, Patch, Scale
-from hookline.activations.moment import first_floating, tensors_in
 
 transformers = pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {"vocab_size": 32, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -125,7 +126,7 @@ def same(first: Any, second: Any) -> bool:
         return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
     if isinstance(first, (tuple, list)):
         return len(first) == len(second) and all(map(same, first, second))
-    return same(tensors_in(first), tensors_in(second))
+    return same(list(iter_tensors(first)), list(iter_tensors(second)))
 
 
 def cloned(value: Any) -> Any:
@@ -311,7 +312,7 @@ class Reader(ForwardHook):
     modules = staticmethod(everything)
 
     def on_forward(self, name: str, module: Any, inputs: Any, kwargs: Any, output: Any, step: int, phase: str) -> None:
-        self.total = sum(float(tensor.double().sum()) for tensor in tensors_in((inputs, kwargs, output)))
+        self.total = sum(float(tensor.double().sum()) for tensor in iter_tensors((inputs, kwargs, output)))
 
 
 def observers(trainer: Trainer) -> None:
@@ -330,7 +331,7 @@ class Writes(ForwardHook):
     modules = staticmethod(everything)
 
     def on_forward(self, inputs: Any, kwargs: Any, output: Any) -> None:
-        for tensor in tensors_in((inputs, kwargs, output)):
+        for tensor in iter_tensors((inputs, kwargs, output)):
             tensor.fill_(3)
 
 
