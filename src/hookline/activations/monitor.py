@@ -144,15 +144,15 @@ class Monitor(ForwardHook):
 
     # ---- statistics from compiled code -------------------------------------------------------------------------------
 
-    def take_from(self, hand_over: Callable[[], None]) -> None:
-        """Set the function that delivers what compiled code has accumulated, by calling `take`."""
-        self._flush_compiled = hand_over
+    def set_flush(self, flush: Callable[[], None]) -> None:
+        """Set the function that delivers what compiled code has accumulated, by calling `add_rows`."""
+        self._flush_compiled = flush
 
-    def listens(self) -> bool:
+    def is_monitoring(self) -> bool:
         """Return whether compiled code should accumulate statistics now."""
         return not self._validating
 
-    def take(self, names: Sequence[str], rows: Tensor, step: int) -> None:
+    def add_rows(self, names: Sequence[str], rows: Tensor, step: int) -> None:
         """Add statistics rows, on their device, that compiled code has accumulated in a step."""
         with self._lock:
             if self._outputs is not None:

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 class StatsReceiver(Protocol):
     """A hook that needs statistics and nothing else."""
 
-    def listens(self) -> bool:
+    def is_monitoring(self) -> bool:
         """Return whether it wants what runs now."""
 
-    def take(self, names: Sequence[str], rows: Tensor, step: int) -> None:
+    def add_rows(self, names: Sequence[str], rows: Tensor, step: int) -> None:
         """Receive rows on the device, of one step's calls; the count of a module that was not called is NaN."""
 
 
@@ -181,7 +181,7 @@ class CompiledStats:
                     modules = dispatcher.modules.selected_by(dispatcher.registry.entry(hook.hook))
                     due.append(DueHook(hook.hook, hook.owner, frozenset(modules)))
             self._due = hooks, due
-        listening = tuple([hook for hook in self._due[1] if hook.receiver.listens()])
+        listening = tuple([hook for hook in self._due[1] if hook.receiver.is_monitoring()])
         return Pending(dispatcher.run.step, listening) if listening else None
 
     def deliver(self) -> None:
@@ -213,7 +213,7 @@ class CompiledStats:
             rows = take(self._addresses, self._counts_for(pending.hooks))
             for hook in pending.hooks:
                 own = self._rows_of(hook)
-                hook.receiver.take(own.names, own.of(rows), pending.step)
+                hook.receiver.add_rows(own.names, own.of(rows), pending.step)
 
     def _counts_for(self, due: tuple[DueHook, ...]) -> Tensor:
         """Return where calls are counted while these hooks are due; the counts stay on the device until a report."""

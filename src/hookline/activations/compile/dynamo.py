@@ -122,7 +122,7 @@ def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry]) -> Non
     for entry in entries:
         parts = _wanted_parts(entry)
         if needs_statistics_only(entry.hook):
-            entry.hook.take_from(stats.deliver)
+            entry.hook.set_flush(stats.deliver)
         for hooked in dispatcher.modules.selected_by(entry):
             wanted.setdefault(hooked, set()).update(parts)
     for hooked, parts in wanted.items():
