@@ -10,7 +10,7 @@ from torch import nn
 
 from hookline import ForwardHook, HookManager
 from hookline.activations.fire_report import FireReport, fire_report, format_table
-from hookline.events.schedule import Reading
+from hookline.core.schedule import Reading
 
 INPUT = torch.ones(2, 3)
 
@@ -86,7 +86,7 @@ def test_a_hook_that_is_off_or_not_due() -> None:
     assert [row.why for row in report.rows] == ["off", "not due yet (every 10 steps)", "not for this rank"]
     assert report.silent == ["a", "b", "c"] and {row.calls for row in report.rows} == {1}
     manager.begin_batch(Reading(10, 10, 1))
-    manager.decide_who_is_due(Reading(10, 10, 1))
+    manager.decide_due_hooks(Reading(10, 10, 1))
     model(INPUT)
     assert fire_report(manager).silent == ["a", "c"]
 

@@ -14,10 +14,10 @@ from torch.nn.modules.module import register_module_forward_hook
 from hookline import get_trainer
 from hookline.activations.capture import Capture
 from hookline.activations.manager import HookManager
+from hookline.core.base import ForwardHook
+from hookline.core.failures import Incident
 from hookline.errors import HooklineError
-from hookline.events.policy import Incident
 from hookline.hooks.monitoring import ActivationStats
-from hookline.registry.base import ForwardHook
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def test_observers_change_nothing_by_returning_or_writing() -> None:
 
     manager, model = watched(Vandal())
     incidents: list[Incident] = []
-    manager.desk.watch(incidents.append)
+    manager.failures.subscribe(incidents.append)
     bare = make_model()
     data = INPUT.clone()
     ours, theirs = model(data), bare(INPUT)

@@ -10,9 +10,9 @@ from torch import nn
 
 from hookline.activations.debug import parse_conditions
 from hookline.activations.manager import HookManager
+from hookline.core.base import ForwardHook, TrainingHook
+from hookline.core.registry import HookRegistry
 from hookline.errors import ConfigError, HooklineError, RegistrationError
-from hookline.registry.base import ForwardHook, TrainingHook
-from hookline.registry.registry import HookRegistry
 
 
 class Steps(ForwardHook):
@@ -78,12 +78,12 @@ def test_scheduled_forward_hooks_cost_their_modules_a_branch() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     manager.watch(model)
     manager.register(hook, every=2)
-    from hookline.events.schedule import Reading
+    from hookline.core.schedule import Reading
 
     for step in range(1, 5):
         manager.begin_batch(Reading(step, step, 1))
         model(torch.ones(1, 2))
-        assert (manager.fire.on_forward is None) == (step % 2 == 1)
+        assert (manager.slots.on_forward is None) == (step % 2 == 1)
     assert len(hook.steps) == 2
 
 

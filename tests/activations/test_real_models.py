@@ -448,7 +448,7 @@ def test_a_hook_that_misbehaves_is_named_and_changes_nothing(
     incidents: list[tuple[str, str]] = []
 
     def dress(trainer: Trainer) -> None:
-        trainer.hooks.desk.watch(lambda incident: incidents.append((incident.kind, incident.hook)))
+        trainer.hooks.failures.subscribe(lambda incident: incidents.append((incident.kind, incident.hook)))
         trainer.add_hook(hook(), "culprit")
 
     with caplog.at_level(logging.CRITICAL, "hookline"):

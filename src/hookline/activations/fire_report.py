@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hookline.activations.hooked_modules import HookedModule
-from hookline.registry.entry import Entry
+from hookline.core.entry import Entry
 
 if TYPE_CHECKING:  # The manager makes these reports, so it imports this module.
     from hookline.activations.manager import HookManager
@@ -88,7 +88,7 @@ def _reason(manager: HookManager, entry: Entry, hooked: HookedModule) -> str:
     failures = entry.failures.total
     if not entry.enabled:
         return f"{DISABLED} ({failures} failures)" if failures else DISABLED
-    if entry.ranks is not None and manager.desk.rank not in entry.ranks:
+    if entry.ranks is not None and manager.failures.rank not in entry.ranks:
         return OTHER_RANK
     if hooked.module is None:
         return NO_MODULE

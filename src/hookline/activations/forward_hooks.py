@@ -19,13 +19,13 @@ from hookline._tensors import iter_tensors, tensor_version
 from hookline.activations import torch_compile
 from hookline.activations.cow_views import ViewTracker
 from hookline.activations.hooked_modules import HookedModule, HookedModules, Measured
+from hookline.core.base import Hook
 from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, first_raised, invoke
+from hookline.core.entry import Entry
 from hookline.core.failures import step_of
+from hookline.core.registry import HookRegistry
 from hookline.errors import LiveWrite, RegistrationError
-from hookline.registry.base import Hook
-from hookline.registry.entry import Entry
-from hookline.registry.registry import HookRegistry
 
 if TYPE_CHECKING:  # Imported when something is compiled.
     from hookline.activations.compile.compiled_stats import CompiledStats
@@ -117,7 +117,7 @@ class ForwardCall:
 
     def __init__(self, dispatcher: ForwardDispatcher, hook: BoundHook, timed: bool) -> None:
         self._dispatcher, self._hook, self._timed = dispatcher, hook, timed
-        self._failures = dispatcher.registry.desk
+        self._failures = dispatcher.registry.failures
         self._intervenes = bool(getattr(hook.owner, "intervene", False)) and dispatcher.enable_intervention
         self._reads_live = "live_output" in hook.listener.wanted
         self._read = self._read_live if self._intervenes else self._read_views
@@ -241,7 +241,7 @@ class ForwardDispatcher:
         """
         self.registry = registry
         self.enable_intervention = enable_intervention
-        self.modules = HookedModules(registry.fire)
+        self.modules = HookedModules(registry.slots)
         self.run: Any = NoRun()
         self.compilable = True  # False for hooks of a block that runs uncompiled: nothing is prepared for graphs.
         self.compiled_stats: CompiledStats | None = None  # Made when something is compiled.
@@ -251,9 +251,9 @@ class ForwardDispatcher:
         self._taken_off = False
         self._waiting_dispatch: Dispatch | None = None  # The `on_forward` that returns with the torch hooks.
         self._lock = threading.RLock()
-        registry.admit_with(self._check)
-        registry.watch_changes(self.sync)
-        registry.tables.compile_with("on_forward", self.compile)
+        registry.add_registration_check(self._check)
+        registry.on_change(self.sync)
+        registry.dispatch_table.compile_with("on_forward", self.compile)
 
     # ---- attaching -----------------------------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class ForwardDispatcher:
         for entry in self.registry.entries("forward"):
             self.modules.check(entry, model)
         self.modules.watch(model)
-        self.registry.tables.reset()
+        self.registry.dispatch_table.reset()
         self.sync()
 
     def _check(self, entry: Entry) -> None:
@@ -333,7 +333,7 @@ class ForwardDispatcher:
 
     def take_off(self) -> None:
         """Remove the torch hooks until `put_back`, and call no hook until then, not even for calls that have begun."""
-        slots = self.registry.fire
+        slots = self.registry.slots
         with self._lock:
             self._taken_off, self._waiting_dispatch = True, slots.on_forward
             slots.on_forward = None  # type: ignore[attr-defined]
@@ -344,7 +344,7 @@ class ForwardDispatcher:
         """Restore the torch hooks that `take_off` removed."""
         with self._lock:
             self._taken_off = False
-            self.registry.fire.on_forward = self._waiting_dispatch  # type: ignore[attr-defined]
+            self.registry.slots.on_forward = self._waiting_dispatch  # type: ignore[attr-defined]
             for hooked in self.modules:
                 hooked.attach(hooked.timer is not None)
 
@@ -378,7 +378,7 @@ class ForwardDispatcher:
 
     def due_hooks(self) -> Sequence[BoundHook]:
         """Return the hooks that would be called if one of their modules ran now."""
-        dispatch = self.registry.fire.on_forward
+        dispatch = self.registry.slots.on_forward
         return (dispatch and dispatch(DUE_HOOKS, None, None, None, None, None)) or ()
 
     def _start_cleanup(self) -> None:

@@ -15,9 +15,9 @@ from torch.utils.hooks import RemovableHandle
 
 from hookline import _device
 from hookline.core.dispatch import EventSlots
+from hookline.core.entry import Entry
+from hookline.core.patterns import select
 from hookline.errors import HooklineError
-from hookline.registry.entry import Entry
-from hookline.registry.select import select
 
 OUTSIDE = "outside"  # The hooks of a module must be called outside of compiled graphs.
 MAX_NESTED_CALLS = 100

@@ -17,10 +17,10 @@ from hookline.activations.debug import Debug
 from hookline.activations.fire_report import FireReport, fire_report
 from hookline.activations.forward_hooks import ForwardDispatcher
 from hookline.activations.monitor import Monitor
+from hookline.core.handle import Handle
+from hookline.core.registry import HookRegistry
 from hookline.errors import HooklineError
-from hookline.registry.handle import Handle
 from hookline.registry.loading import OPTIONS, make_hook
-from hookline.registry.registry import HookRegistry
 
 
 class HookManager(HookRegistry):

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from hookline import ForwardHook, HookManager, get_trainer
 from hookline.activations.compile.compiled_stats import CompiledStats
 from hookline.activations.monitor import Monitor
-from hookline.events.schedule import Reading
+from hookline.core.schedule import Reading
 from hookline.stats.columns import STATISTICS
 
 pytestmark = COMPILING

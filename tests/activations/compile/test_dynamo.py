@@ -233,7 +233,7 @@ def test_through_the_trainer() -> None:
 @pytest.mark.parametrize("metrics", [None, ["mean", "histogram", "dead_units"]], ids=str)
 def test_statistics_break_no_graph_and_make_no_second_one(metrics: list[str] | None) -> None:
     """The whole model is one graph with a monitor on every module, over several steps and a schedule."""
-    from hookline.events.schedule import Reading
+    from hookline.core.schedule import Reading
 
     model = Model()
     manager = watching(model)
@@ -526,7 +526,7 @@ def test_on_a_gpu_every_hook_fires_without_a_wait(mode: str) -> None:
 def test_on_a_gpu_statistics_are_added_up_in_the_graph(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No hook is called and nothing waits; steps, values, a schedule and the accounts are right, all in one graph."""
     from hookline.activations.monitor import Monitor
-    from hookline.events.schedule import Reading
+    from hookline.core.schedule import Reading
 
     model, data = Model().cuda().eval(), INPUT.cuda()
     manager = watching(model, Monitor(metrics=["mean", "std", "absmax", "count"]))

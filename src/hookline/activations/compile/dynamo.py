@@ -27,7 +27,7 @@ from hookline.activations.compile.custom_ops import (
 from hookline.activations.compile.stats_ops import STATISTICS, add_statistics, forget_stats_key, new_stats_key
 from hookline.activations.forward_hooks import is_listening, measures_calls
 from hookline.activations.hooked_modules import OUTSIDE, ForwardTorchHook, HookedModule, TimerTorchHook
-from hookline.registry.entry import Entry
+from hookline.core.entry import Entry
 from hookline.stats.loan import lending
 
 if TYPE_CHECKING:
