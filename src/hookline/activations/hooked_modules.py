@@ -46,7 +46,7 @@ class ForwardTorchHook(TorchHook):
     attributes of this object: to check them takes a third of the time that checking the `HookedModule` would take.
     """
 
-    __name__ = "hookline_forward_hook"
+    __name__ = "hookline_tap"  # Users find our torch hooks by this name.
 
     def __init__(self, hooked: HookedModule, slots: EventSlots) -> None:
         self.hooked, self._slots = hooked, slots
