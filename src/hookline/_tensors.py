@@ -33,6 +33,15 @@ def named_tensors(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Ten
         yield from named_tensors(item, f"{prefix}.{key}" if prefix else str(key))
 
 
+def count_samples(batch: Any) -> int:
+    """Return the first dimension of a batch's first tensor; 1 if there is none."""
+    first = batch[0] if type(batch) in (tuple, list) and batch else batch
+    if type(first) is torch.Tensor:  # The most common case.
+        return first.size(0) if first.dim() else 1
+    tensor = next(iter_tensors(batch), None)
+    return int(tensor.shape[0]) if tensor is not None and tensor.dim() else 1
+
+
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     """Return the same structure with every tensor replaced by ``function(tensor)``.
 

@@ -57,7 +57,7 @@ def test_no_write_reaches_the_original(write: Callable[[torch.Tensor], Any]) -> 
     assert not torch.equal(made, before)
 
 
-@pytest.mark.parametrize("write", [w for i, w in enumerate(WRITES) if i != 6])  # .data has a version of its own
+@pytest.mark.parametrize("write", [w for i, w in enumerate(WRITES) if i != 6])  # .data has another version
 def test_writes_are_noticed(write: Callable[[torch.Tensor], Any]) -> None:
     """The hook that wrote can be named afterwards."""
     tracker = ViewTracker()
@@ -128,7 +128,7 @@ def test_containers_that_resist_are_still_copied(value: Any) -> None:
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_memory_is_shared_until_somebody_writes(write: Callable[[torch.Tensor], Any]) -> None:
+def test_memory_is_shared_until_a_write(write: Callable[[torch.Tensor], Any]) -> None:
     """Whichever way, and on whichever side."""
     for side in (0, 1):
         original = torch.arange(6.0).reshape(2, 3)

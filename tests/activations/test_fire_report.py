@@ -1,4 +1,4 @@
-"""Fire accounting: which hooks fired how often at which modules, and why one never did."""
+"""The fire report: how often each hook was called at each module, and why one never was."""
 
 import gc
 import logging
@@ -16,7 +16,7 @@ INPUT = torch.ones(2, 3)
 
 
 class Watch(ForwardHook):
-    """Hears and does nothing."""
+    """Does nothing."""
 
     def __init__(self, modules: Any = "*") -> None:
         self.modules = modules
@@ -51,7 +51,7 @@ def why(report: FireReport) -> dict[str, str]:
 
 
 def test_calls_and_fires_are_counted_per_module() -> None:
-    """A module that is bypassed is told from those that ran; the hook itself is not silent."""
+    """A bypassed module differs from those that ran; the hook itself is not silent."""
     model = Model()
     manager = watched(model, Watch())
     for _ in range(3):
@@ -65,7 +65,7 @@ def test_calls_and_fires_are_counted_per_module() -> None:
 
 
 def test_a_module_whose_weights_are_used_without_calling_it_is_seen() -> None:
-    """Attention takes its output projection's weights and never calls it, so a hook there hears nothing."""
+    """Attention takes its output projection's weights and never calls it, so a hook there is never called."""
     layer = nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16, batch_first=True)
     manager = watched(layer, Watch("linear1"), Watch("self_attn.out_proj"))
     layer(torch.randn(2, 3, 8))
@@ -128,7 +128,7 @@ def test_patterns_that_wait_for_a_model() -> None:
 
 
 def test_calls_before_the_hook_came_are_not_its_own() -> None:
-    """A module that another hook watches already has calls; those of a silenced block are unheard, too."""
+    """The module has calls already, from before and from a silenced block."""
     model = Model()
     manager = watched(model, Watch("first"))
     model(INPUT)
@@ -153,7 +153,7 @@ def test_a_module_that_is_gone() -> None:
 
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_calls_and_fires_are_counted_in_compiled_code(wrapped: bool) -> None:
-    """Also of a hook that came after the model was compiled; a module that the code leaves out is told."""
+    """Also of a hook that was registered after the compilation; a module that compiled code omits is reported."""
     torch._dynamo.reset()
     model = Model()
     compiled: Any = torch.compile(model, backend="eager") if wrapped else model

@@ -1,4 +1,4 @@
-"""The tap: forward hooks see activations while the model runs, and change nothing unless they are allowed to."""
+"""Dispatch of forward hooks: they get activations while the model runs, and change nothing unless allowed to."""
 
 import logging
 import sys
@@ -72,7 +72,7 @@ def test_a_forward_hook_receives_the_activations_while_the_model_runs() -> None:
 
 @pytest.mark.req("000-13", "000-14", "000-09")
 def test_observers_change_nothing_by_returning_or_writing() -> None:
-    """Outputs and gradients are bit for bit those of a model without hooks; the writer is told."""
+    """Outputs and gradients are bit for bit those of a model without hooks; the write is reported."""
 
     class Vandal(ForwardHook):
         def on_forward(self, output: torch.Tensor, inputs: Any) -> torch.Tensor:
@@ -81,8 +81,8 @@ def test_observers_change_nothing_by_returning_or_writing() -> None:
             return torch.zeros_like(output)
 
     manager, model = watched(Vandal())
-    told: list[Incident] = []
-    manager.desk.watch(told.append)
+    incidents: list[Incident] = []
+    manager.desk.watch(incidents.append)
     bare = make_model()
     data = INPUT.clone()
     ours, theirs = model(data), bare(INPUT)
@@ -91,13 +91,13 @@ def test_observers_change_nothing_by_returning_or_writing() -> None:
     assert torch.equal(ours, theirs) and torch.equal(data, INPUT)
     for mine, other in zip(model.parameters(), bare.parameters(), strict=True):
         assert mine.grad is not None and other.grad is not None and torch.equal(mine.grad, other.grad)
-    assert [(one.kind, one.hook, one.event) for one in told] == [("overruled", "vandal", "on_forward")]
+    assert [(one.kind, one.hook, one.event) for one in incidents] == [("overruled", "vandal", "on_forward")]
     assert manager.entry("vandal").overruled["on_forward"] == 6  # a write and a return at each of three modules
 
 
 @pytest.mark.req("000-40", "000-41")
 def test_several_forward_hooks_do_not_see_each_others_writes() -> None:
-    """Each gets copies of its own; one that writes and one that raises leave the others alone."""
+    """Each gets its own copies; one that writes and one that raises do not affect the others."""
 
     class Broken(ForwardHook):
         def on_forward(self, output: torch.Tensor) -> None:
@@ -112,8 +112,8 @@ def test_several_forward_hooks_do_not_see_each_others_writes() -> None:
     assert not manager.is_enabled("broken")
 
 
-def test_a_hook_that_must_raise_does_so_after_the_others_heard() -> None:
-    """The error leaves the forward pass, annotated; a later hook of the module has heard it all the same."""
+def test_a_hook_whose_policy_is_raise_does_so_after_the_others_were_called() -> None:
+    """The error leaves the forward pass with a note, and a later hook of the module was called."""
 
     class Fatal(ForwardHook):
         on_error = "raise"
@@ -141,7 +141,7 @@ def test_activation_statistics_are_torchs_and_can_be_read() -> None:
 
 
 @pytest.mark.req("000-05", "000-06")
-def test_a_disabled_forward_hook_hears_nothing_until_it_is_enabled_again() -> None:
+def test_a_disabled_forward_hook_is_not_called_until_it_is_enabled_again() -> None:
     """The switch works on a model that is watched already."""
     hook = Watch()
     manager, model = watched(hook)
@@ -153,8 +153,8 @@ def test_a_disabled_forward_hook_hears_nothing_until_it_is_enabled_again() -> No
     assert len(hook.seen) == 3
 
 
-def test_a_model_nobody_watches_carries_no_torch_hook() -> None:
-    """They come with the first hook that selects a module and go with the last."""
+def test_a_model_without_forward_hooks_has_no_torch_hooks() -> None:
+    """They are added with the first hook that selects a module and removed with the last."""
     manager, model = watched()
     assert torch_hooks(model) == 0
     first = manager.register(Watch("a", modules="0"))
@@ -175,7 +175,7 @@ def test_a_pattern_that_matches_nothing_is_refused_at_registration() -> None:
 
 
 def test_watching_with_a_wrong_pattern_fails_cleanly_and_can_be_repeated() -> None:
-    """After the slip is mended each module reports once, not twice."""
+    """After the pattern is corrected each module reports once, not twice."""
     manager, model = HookManager(), make_model()
     manager.register(Watch("typo", modules="3"))
     with pytest.raises(HooklineError, match="matches nothing"):
@@ -189,7 +189,7 @@ def test_watching_with_a_wrong_pattern_fails_cleanly_and_can_be_repeated() -> No
 
 
 def test_watching_another_model_leaves_the_first_for_good() -> None:
-    """A later change of the set must not bring the old model's torch hooks back."""
+    """A later registration must not bring the old model's torch hooks back."""
     hook = Watch()
     manager, old = watched(hook)
     new = torch.nn.Sequential(torch.nn.Tanh())
@@ -211,7 +211,7 @@ class Double(ForwardHook):
 
 
 def test_an_intervention_needs_both_switches() -> None:
-    """intervene=True is refused without interventions enabled; with them its return goes on."""
+    """intervene=True is refused unless interventions are enabled; then what it returns replaces the output."""
     bare = make_model()
     with pytest.raises(HooklineError, match="enable_intervention=True"):
         watched(Double())
@@ -230,7 +230,7 @@ def test_gradients_flow_through_an_intervention_and_later_hooks_see_it() -> None
 
 
 def test_an_intervention_that_fails_or_returns_nothing_changes_nothing() -> None:
-    """The module's own output goes on."""
+    """The model continues with the module's output."""
 
     class Fails(Double):
         def on_forward(self, output: torch.Tensor) -> torch.Tensor:
@@ -260,7 +260,7 @@ def test_observers_run_without_grad_and_leave_the_mode_alone() -> None:
     assert model(INPUT).requires_grad and modes == [False] * 6
 
 
-def test_silenced_hooks_hear_nothing_and_blocks_nest() -> None:
+def test_silenced_hooks_are_not_called_and_blocks_nest() -> None:
     """Inside the block the model can be run unobserved, also when the block fails."""
     hook = Watch()
     manager, model = watched(hook)
@@ -274,19 +274,19 @@ def test_silenced_hooks_hear_nothing_and_blocks_nest() -> None:
     assert len(hook.seen) == 3
 
 
-def test_without_a_run_the_moment_has_quiet_defaults() -> None:
+def test_without_a_run_the_arguments_have_defaults() -> None:
     """A hook that names step, phase or trainer works without a trainer."""
-    heard: list[Any] = []
+    seen: list[Any] = []
 
     class Names(ForwardHook):
         modules = "0"
 
         def on_forward(self, step: int, epoch: int, phase: str, trainer: Any) -> None:
-            heard.append((step, epoch, phase, trainer))
+            seen.append((step, epoch, phase, trainer))
 
     _, model = watched(Names())
     model(INPUT)
-    assert heard == [(0, 0, "inference", None)]
+    assert seen == [(0, 0, "inference", None)]
 
 
 def test_a_captured_copy_outlives_in_place_operations_of_the_model() -> None:
@@ -301,8 +301,8 @@ def test_a_captured_copy_outlives_in_place_operations_of_the_model() -> None:
     assert torch.equal(hook.seen[0][1], expected) and (expected < 0).any()
 
 
-def test_a_forward_pass_repeated_for_checkpointing_is_heard_once() -> None:
-    """Activation checkpointing runs a module again inside backward; that is no second call."""
+def test_a_forward_pass_repeated_for_checkpointing_counts_once() -> None:
+    """Activation checkpointing runs a module again inside backward, which is not a second call."""
     from torch.utils.checkpoint import checkpoint
 
     hook = Watch(modules="0")
@@ -311,28 +311,28 @@ def test_a_forward_pass_repeated_for_checkpointing_is_heard_once() -> None:
     assert [name for name, _ in hook.seen] == ["0"]
 
 
-class Short(ForwardHook):
-    """Hears modules on a shorter way, and may fail there."""
+class Binds(ForwardHook):
+    """Prepares a function for each module, which may fail."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
-        self.heard: list[str] = []
+        self.seen: list[str] = []
 
     def on_forward(self, name: str) -> None:
-        self.heard.append(f"{name}, on the long way")
+        self.seen.append(f"{name} by on_forward")
 
     def bind_module(self, hooked: Any, dispatcher: Any) -> Callable[[Any, Any, Any], None]:
-        """What is called instead of `on_forward`."""
+        """Return what is called instead of `on_forward`."""
 
         def keep(inputs: Any, kwargs: Any, output: Any) -> None:
-            self.heard.append(hooked.name)
+            self.seen.append(hooked.name)
             if self.error is not None:
                 raise self.error
 
         return keep
 
 
-def bound(**hooks: tuple[Short, str]) -> tuple[HookManager, nn.Module]:
+def bound(**hooks: tuple[Binds, str]) -> tuple[HookManager, nn.Module]:
     """A model of two modules, and these hooks with their policies."""
     model, manager = nn.Sequential(nn.Linear(2, 2)), HookManager()
     manager.watch(model)
@@ -341,22 +341,22 @@ def bound(**hooks: tuple[Short, str]) -> tuple[HookManager, nn.Module]:
     return manager, model
 
 
-def test_all_shorter_ways_are_taken_whoever_fails() -> None:
-    """One that fails quietly is counted; of those that insist, the first is raised when all have heard."""
-    quietly, first, second, last = Short(KeyError()), Short(ValueError("first")), Short(OSError("second")), Short()
+def test_all_bound_functions_are_called_whichever_fails() -> None:
+    """A failure under `warn` is counted; of those under `raise`, the first is raised when all were called."""
+    quietly, first, second, last = Binds(KeyError()), Binds(ValueError("first")), Binds(OSError("second")), Binds()
     hooks = {"q": (quietly, "warn"), "a": (first, "raise"), "b": (second, "raise"), "z": (last, "warn")}
     manager, model = bound(**hooks)
     with pytest.raises(ValueError, match="first"):
         model(torch.ones(1, 2))
-    assert all(hook.heard == ["0"] for hook, _ in hooks.values())
+    assert all(hook.seen == ["0"] for hook, _ in hooks.values())
     assert [manager.entry(name).failures.total for name in hooks] == [1, 1, 1, 0]
 
 
-def test_beside_a_hook_without_one_they_are_called_in_order() -> None:
-    """A hook that changes the output stands between them: the later one gets what it made of it."""
+def test_bound_functions_and_interventions_are_called_in_order() -> None:
+    """The hook after an intervention gets the changed output."""
     seen: list[float] = []
 
-    class Sees(Short):
+    class Sees(Binds):
         def bind_module(self, hooked: Any, dispatcher: Any) -> Callable[[Any, Any, Any], None]:
             return lambda inputs, kwargs, output: seen.append(output.sum().item())
 
@@ -374,15 +374,15 @@ def test_beside_a_hook_without_one_they_are_called_in_order() -> None:
     assert seen == [2, 4]
 
 
-def test_the_shorter_way_is_timed_when_its_hook_becomes_due() -> None:
-    """One hook or several at a module: each timed call is in the account of the hook it belongs to."""
+def test_bound_functions_are_timed_when_their_hook_is_due() -> None:
+    """One hook or several at a module: each timed call counts as its hook's cost."""
     model = nn.Linear(2, 1)
     trainer = get_trainer(
         "simple", model, [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(8)],
         torch.optim.SGD(model.parameters(), 1e-3), "cpu", console=False, record=False, loss_fn=nn.functional.mse_loss,
     )  # fmt: skip
-    trainer.add_hook(Short(), "often", every=2)
-    trainer.add_hook(Short(), "rarely", every=4)
+    trainer.add_hook(Binds(), "often", every=2)
+    trainer.add_hook(Binds(), "rarely", every=4)
     trainer.train()
     costs = {name: trainer.hooks.entry(name).inner_cost for name in ("often", "rarely")}
     assert [cost.calls for cost in costs.values()] == [3, 2]  # at steps 2, 4 and 8; step 6 is not timed

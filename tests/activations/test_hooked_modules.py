@@ -1,90 +1,351 @@
-"""One watched module: torch hooks as wanted, and nothing left behind."""
+"""Modules with torch hooks: attached and removed without a trace, named, timed, copied and pickled."""
 
 import copy
 import gc
+import io
+import pickle
+import subprocess
+import sys
+import threading
+import time
 import weakref
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from hookline.activations.hooked_modules import HookedModule
+from hookline import HookManager, SimpleTrainer
+from hookline.activations.hooked_modules import MAX_NESTED_CALLS, HookedModule, ModuleTimer, RunningModules
 from hookline.core.dispatch import EventSlots
 
-INPUT = torch.ones(1, 2)
+INPUT = torch.ones(1, 4)
 
 
-def hooks_on(module: nn.Module) -> tuple[int, int, int]:
-    """Torch hooks before and behind a module, and how many of these take keywords."""
+def hook_counts(module: nn.Module) -> tuple[int, int, int]:
+    """Forward pre-hooks and forward hooks of a module, and how many of the latter take keywords."""
     return len(module._forward_pre_hooks), len(module._forward_hooks), len(module._forward_hooks_with_kwargs)
 
 
-def test_attached_measuring_and_detached() -> None:
-    """Each change leaves what is wanted; asking twice is asking once."""
-    module = nn.Linear(2, 2)
-    site = HookedModule("it", module, EventSlots())
-    for measures, expected in ((False, (0, 1, 1)), (True, (1, 1, 1)), (True, (1, 1, 1)), (False, (0, 1, 1))):
-        site.attach(measures)
-        assert hooks_on(module) == expected and site.attached
-    site.detach()
-    site.detach()
-    assert hooks_on(module) == (0, 0, 0) and not site.attached
+# ---- attaching -------------------------------------------------------------------------------------------------------
 
 
-def test_torch_hooks_of_others_keep_their_places() -> None:
-    """Ours has a key of its own among them."""
-    module, order = nn.Linear(2, 2), []
-    fire = EventSlots()
-    fire.on_forward = lambda *_: order.append("ours")  # type: ignore[method-assign]
-    site = HookedModule("it", module, fire)
+def test_attach_measure_and_detach() -> None:
+    """Each call leaves the torch hooks that are needed; repeating one changes nothing."""
+    module = nn.Linear(4, 4)
+    hooked = HookedModule("it", module, EventSlots())
+    for measure, expected in ((False, (0, 1, 1)), (True, (1, 1, 1)), (True, (1, 1, 1)), (False, (0, 1, 1))):
+        hooked.attach(measure)
+        assert hook_counts(module) == expected and hooked.attached
+    hooked.detach()
+    hooked.detach()
+    assert hook_counts(module) == (0, 0, 0) and not hooked.attached
+
+
+def test_torch_hooks_of_others_keep_their_order() -> None:
+    """Ours is one among them."""
+    module, order, slots = nn.Linear(4, 4), [], EventSlots()
+    slots.on_forward = lambda *_: order.append("ours")  # type: ignore[method-assign]
+    hooked = HookedModule("it", module, slots)
     module.register_forward_hook(lambda *_: order.append("first"))
-    site.attach(False)
+    hooked.attach()
     last = module.register_forward_hook(lambda *_: order.append("last"))
     module(INPUT)
     last.remove()
-    site.detach()
+    hooked.detach()
     module(INPUT)
     assert order == ["first", "ours", "last", "first"]
 
 
-def test_calls_are_counted_and_told() -> None:
-    """With the module that ran; a copy of it is nobody's concern."""
-    module, heard = nn.Linear(2, 2), []
-    fire = EventSlots()
-    site = HookedModule("it", module, fire)
-    site.attach(True)
+def test_calls_are_counted_and_dispatched() -> None:
+    """Of the module itself, not of a copy."""
+    module, calls, slots = nn.Linear(4, 4), [], EventSlots()
+    hooked = HookedModule("it", module, slots)
+    hooked.attach(measure=True)
     module(INPUT)
 
-    def on_forward(*told: Any) -> None:
-        heard.append(told)
+    def on_forward(*arguments: Any) -> None:
+        calls.append(arguments)
 
-    fire.on_forward = on_forward  # type: ignore[method-assign]
+    slots.on_forward = on_forward  # type: ignore[method-assign]
     twin = copy.deepcopy(module)
     module(INPUT)
     twin(INPUT)
-    assert site.calls == 2 and [told[1] for told in heard] == [module]
-    assert all(told[0] is site and told[5].seconds > 0 for told in heard)
+    ((first, ran, _, _, _, measured),) = calls
+    assert hooked.calls == 2 and first is hooked and ran is module and measured.seconds > 0
 
 
 def test_a_module_is_not_kept_alive() -> None:
-    """And a site without one can still be asked to attach and detach."""
-    module = nn.Linear(2, 2)
-    site, gone = HookedModule("it", module, EventSlots()), weakref.ref(module)
-    site.attach(False)
-    del module
-    gc.collect()
-    assert gone() is None and site.module is None
-    site.attach(True)
-    site.detach()
-
-
-def test_a_torch_hook_that_is_taken_off_while_the_module_runs_is_silent() -> None:
-    """Torch has its hooks at hand already, and asks only then whether they take keyword inputs."""
-    module, heard = nn.Linear(2, 2), []
-    fire = EventSlots()
-    fire.on_forward = lambda *told: heard.append(told)  # type: ignore[method-assign]
-    site = HookedModule("it", module, fire)
-    module.register_forward_hook(lambda *_: site.detach())
-    site.attach(False)
+    """Not even until garbage is collected; without it, attaching and detaching do nothing."""
+    module, manager = nn.Linear(4, 4), HookManager()
+    manager.register_capture_hook(module, "it", capture_input=False)
     module(INPUT)
-    assert heard == [] and site.calls == 0 and not site.attached
+    (hooked,) = manager.dispatcher.modules
+    gone = weakref.ref(module)
+    gc.disable()
+    try:
+        del module
+        assert gone() is None and hooked.module is None
+    finally:
+        gc.enable()
+    hooked.attach(measure=True)
+    hooked.detach()
+
+
+def test_a_torch_hook_that_is_removed_while_its_module_runs_is_not_called() -> None:
+    """Torch has its list of hooks already, and looks only then whether they take keywords."""
+    module, calls, slots = nn.Linear(4, 4), [], EventSlots()
+    slots.on_forward = lambda *arguments: calls.append(arguments)  # type: ignore[method-assign]
+    hooked = HookedModule("it", module, slots)
+    module.register_forward_hook(lambda *_: hooked.detach())
+    hooked.attach()
+    module(INPUT)
+    assert calls == [] and hooked.calls == 0 and not hooked.attached
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_hook_names_a_module_object_after_itself() -> None:
+    """Whichever hook was registered first."""
+    module, manager = nn.Linear(4, 4), HookManager()
+    manager.register_debug_hook(module, "guard", conditions={"absmax": ">= 0"})
+    manager.register_monitoring_hook(module, "head", metrics=["mean"])
+    manager.register_monitoring_hook(module, "cost", metrics=["time"])
+    manager.register_capture_hook(module, "kept")
+    module(INPUT)
+    assert list(manager.get("head").latest()) == ["head"] and list(manager.get("cost").latest()) == ["cost"]
+    assert manager.get("guard").findings[0].module == "guard"
+    assert manager.get_captured_states("kept")[0].name == "kept"
+    assert {row.hook: row.module for row in manager.fire_report().rows} == {
+        name: name for name in ("guard", "head", "cost", "kept")
+    }
+
+
+def test_a_removed_hook_leaves_no_name() -> None:
+    """The next hook on the module uses its own."""
+    module, manager = nn.Linear(4, 4), HookManager()
+    for name in ("first", "second"):
+        with manager.register_capture_hook(module, name):
+            module(INPUT)
+            assert [state.name for state in manager.get_captured_states(name)] == [name]
+
+
+def test_a_watched_model_names_its_modules() -> None:
+    """For all hooks, whether they were registered before or after."""
+    model, manager = nn.Sequential(nn.Linear(4, 4)), HookManager()
+    manager.register_capture_hook(model[0], "before")
+    manager.watch(model)
+    manager.register_capture_hook(model[0], "after")
+    model(INPUT)
+    assert [manager.get_captured_states(hook)[0].name for hook in ("before", "after")] == ["0", "0"]
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+def test_nested_calls_are_measured_separately() -> None:
+    """The inner one took less."""
+    timer, module = ModuleTimer(), nn.Linear(1, 1)
+    timer.begin(module)
+    time.sleep(0.002)
+    timer.begin(module)
+    inner, outer = timer.end(module), timer.end(module)
+    assert inner is not None and outer is not None
+    assert 0 < inner.seconds < outer.seconds and outer.seconds > 0.002 and outer.memory == -1
+
+
+def test_an_end_without_a_start_measures_nothing() -> None:
+    """The hook was added while the module ran; the start in another thread does not count."""
+    timer, module = ModuleTimer(), nn.Linear(1, 1)
+    thread = threading.Thread(target=timer.begin, args=(module,))
+    thread.start()
+    thread.join()
+    assert timer.end(module) is None
+
+
+def test_starts_of_calls_that_raised_do_not_pile_up() -> None:
+    """They are dropped beyond a limit."""
+    timer, module = ModuleTimer(), nn.Linear(1, 1)
+    for _ in range(3 * MAX_NESTED_CALLS):
+        timer.begin(module)
+    assert len(timer._started) <= MAX_NESTED_CALLS + 1
+
+
+# ---- copies and pickles ----------------------------------------------------------------------------------------------
+
+
+def make_model() -> nn.Sequential:
+    """Three modules."""
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def watched(model: nn.Module, *metrics: str) -> HookManager:
+    """A manager with a monitor on every module and a capture on the first."""
+    manager = HookManager()
+    manager.watch(model)
+    manager.register_monitoring_hook("*", "monitor", metrics=["mean", *metrics])
+    manager.register_capture_hook("0", "first")
+    return manager
+
+
+def test_a_watched_model_can_be_pickled() -> None:
+    """What comes back computes the same, and calls no hook."""
+    model = make_model()
+    manager = watched(model, "time", "memory")
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(again(INPUT), model(INPUT))
+    again(INPUT)
+    assert len(manager.get_captured_states("first")) == 1
+
+
+def test_a_model_can_be_saved_inside_a_capturing_block() -> None:
+    """Although it has torch hooks there."""
+    model, file = make_model(), io.BytesIO()
+    with HookManager().capturing(model) as cache:
+        output = model(INPUT)
+        torch.save(model, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(INPUT), output) and len(cache) == 3
+
+
+def test_a_saved_model_needs_no_hookline_where_it_is_loaded(tmp_path: Path) -> None:
+    """The file names nothing of ours, and torch compiles the model in one graph."""
+    model = make_model()
+    manager = watched(model, "time")
+    torch.save(model, tmp_path / "model.pt")
+    manager.remove("monitor")
+    program = f"""
+import sys, torch
+from torch._dynamo.testing import CompileCounter
+model = torch.load({str(tmp_path / "model.pt")!r}, weights_only=False)
+counter = CompileCounter()
+torch.compile(model, backend=counter)(torch.ones(2, 4))
+assert counter.frame_count == 1, counter.frame_count
+assert not [name for name in sys.modules if name.startswith("hookline")]
+"""
+    subprocess.run([sys.executable, "-I", "-c", program], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_of_a_module_has_no_hooks(copied: Any) -> None:
+    """A deep copy has its own weights."""
+    model = make_model()
+    manager = watched(model)
+    twin = copied(model[0]) if copied is copy.copy else copied(model)[0]
+    assert torch.equal(twin(INPUT), model[0](INPUT))
+    if copied is copy.deepcopy:
+        assert len(manager.get_captured_states("first")) == 1
+        nn.init.zeros_(twin.weight)
+        assert not torch.equal(twin(INPUT), model[0](INPUT))
+
+
+def test_a_hook_may_pickle_the_model_of_a_run() -> None:
+    """While a monitor of the same run has torch hooks on it."""
+    model = make_model()
+    data = [(torch.randn(2, 4), torch.randn(2, 1)) for _ in range(2)]
+    saved: list[bytes] = []
+    trainer = SimpleTrainer(
+        model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu",
+        loss_fn=nn.functional.mse_loss, record=False, console=False,
+    )  # fmt: skip
+    trainer.add_hook("monitor", modules="*")
+    trainer.on("train_batch_end", name="saves", on_error="raise")(lambda model: saved.append(pickle.dumps(model)))
+    trainer.train()
+    assert torch.equal(pickle.loads(saved[-1])(INPUT), model(INPUT))
+
+
+def test_a_compiled_and_watched_model_can_be_pickled() -> None:
+    """Torch does not pickle the compiled call."""
+    model = make_model()
+    watched(model)
+    model[0].compile(backend="eager")
+    expected = model(INPUT)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(INPUT), expected)
+
+
+# ---- the module that runs --------------------------------------------------------------------------------------------
+
+
+class Asks(nn.Module):
+    """Reads the innermost running module in its forward."""
+
+    def __init__(self, running: RunningModules, fails: type[BaseException] | None = None) -> None:
+        super().__init__()
+        self.running, self.fails = running, fails
+        self.answers: list[Any] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.answers.append(self.running.innermost)
+        if self.fails is not None:
+            raise self.fails
+        return x.exp()
+
+
+def test_the_innermost_running_module() -> None:
+    """A module inside another, then the outer one again; None before and after."""
+
+    class Outer(Asks):
+        def __init__(self, running: RunningModules) -> None:
+            super().__init__(running)
+            self.inner = Asks(running)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.inner(x))
+
+    running = RunningModules()
+    outer = Outer(running)
+    with running.following(outer):
+        outer(torch.ones(1))
+        assert running.innermost is None
+    assert outer.answers == [outer] and outer.inner.answers == [outer.inner]
+    assert running.entered == 2
+    outer(torch.ones(1))
+    assert outer.answers[1] is None and running.entered == 2
+
+
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
+def test_a_pass_that_raised_does_not_confuse_the_next(failure: type[BaseException]) -> None:
+    """Torch calls a module's last hook after an exception, but not after an interrupt."""
+    running = RunningModules()
+    broken, fine = Asks(running, failure), Asks(running)
+    model = nn.Sequential(nn.Sequential(broken), fine)
+    with running.following(model):
+        with pytest.raises(failure):
+            model(torch.ones(1))
+        broken.fails = None
+        model(torch.ones(1))
+    assert broken.answers == [broken, broken] and fine.answers == [fine]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_running_modules_of_threads_are_separate() -> None:
+    """Another thread inside the model does not affect this one."""
+    running, inside, proceed = RunningModules(), threading.Event(), threading.Event()
+
+    class Waits(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            inside.set()
+            proceed.wait(60)
+            return x
+
+    model = Waits()
+    with running.following(model):
+        other = threading.Thread(target=model, args=(torch.ones(1),))
+        other.start()
+        assert inside.wait(60)
+        assert running.entered == 1 and running.innermost is None
+        proceed.set()
+        other.join()
+
+
+def test_a_pass_that_backward_repeats_does_not_count() -> None:
+    """Activation checkpointing runs the module again."""
+    running = RunningModules()
+    model = Asks(running)
+    with running.following(model):
+        output: Any = checkpoint(model, torch.ones(1, requires_grad=True), use_reentrant=False)
+        output.sum().backward()
+    assert model.answers == [model, None]

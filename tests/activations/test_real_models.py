@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from hookline import ForwardHook, HookManager, Trainer, TrainingHook, get_trainer
+from hookline._tensors import iter_tensors
 from hookline.activations.flow import gradient_flow
+from hookline.activations.forward_hooks import first_floating
 from hookline.activations.intervene import Ablate, Patch, Scale
-from hookline.activations.moment import first_floating, tensors_in
 
 transformers = pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {"vocab_size": 32, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -125,11 +126,11 @@ def same(first: Any, second: Any) -> bool:
         return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
     if isinstance(first, (tuple, list)):
         return len(first) == len(second) and all(map(same, first, second))
-    return same(tensors_in(first), tensors_in(second))
+    return same(list(iter_tensors(first)), list(iter_tensors(second)))
 
 
 def cloned(value: Any) -> Any:
-    """A nested value of plain containers, ModelOutputs and caches with tensors of its own."""
+    """A nested value of plain containers, ModelOutputs and caches with its own tensors."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
@@ -311,7 +312,7 @@ class Reader(ForwardHook):
     modules = staticmethod(everything)
 
     def on_forward(self, name: str, module: Any, inputs: Any, kwargs: Any, output: Any, step: int, phase: str) -> None:
-        self.total = sum(float(tensor.double().sum()) for tensor in tensors_in((inputs, kwargs, output)))
+        self.total = sum(float(tensor.double().sum()) for tensor in iter_tensors((inputs, kwargs, output)))
 
 
 def observers(trainer: Trainer) -> None:
@@ -330,12 +331,12 @@ class Writes(ForwardHook):
     modules = staticmethod(everything)
 
     def on_forward(self, inputs: Any, kwargs: Any, output: Any) -> None:
-        for tensor in tensors_in((inputs, kwargs, output)):
+        for tensor in iter_tensors((inputs, kwargs, output)):
             tensor.fill_(3)
 
 
 class Returns(ForwardHook):
-    """Wants something else to go on."""
+    """Returns something else."""
 
     modules = staticmethod(everything)
 
@@ -409,7 +410,7 @@ Bare = Callable[[Case, str], Trained]
 
 @pytest.fixture(scope="module")
 def bare() -> Bare:
-    """Training with nobody looking, done once for each model and precision."""
+    """Training without hooks, done once for each model and precision."""
     known: dict[tuple[str, str], Trained] = {}
 
     def trained(case: Case, precision: str) -> Trained:
@@ -443,17 +444,17 @@ def test_a_hook_that_misbehaves_is_named_and_changes_nothing(
     bare: Bare,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """In-place writes, other outputs and exceptions are told with the hook's name; training is bit for bit the same."""
-    told: list[tuple[str, str]] = []
+    """In-place writes, other outputs and exceptions are reported; training is bit for bit the same."""
+    incidents: list[tuple[str, str]] = []
 
     def dress(trainer: Trainer) -> None:
-        trainer.hooks.desk.watch(lambda incident: told.append((incident.kind, incident.hook)))
+        trainer.hooks.desk.watch(lambda incident: incidents.append((incident.kind, incident.hook)))
         trainer.add_hook(hook(), "culprit")
 
     with caplog.at_level(logging.CRITICAL, "hookline"):
         result = train(case, "fp32", dress)
     assert result.differs_from(bare(case, "fp32")) == []
-    assert (kind, "culprit") in told
+    assert (kind, "culprit") in incidents
 
 
 def test_the_comparison_can_fail(bare: Bare) -> None:
@@ -461,7 +462,7 @@ def test_the_comparison_can_fail(bare: Bare) -> None:
     case = CASES["cnn"]
 
     def dress(trainer: Trainer) -> None:
-        trainer.hooks.tap.enable_intervention = True
+        trainer.hooks.dispatcher.enable_intervention = True
         trainer.add_hook(Scale(case.inner, 0.5))
 
     changed = ["losses", "gradients and parameters"]

@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_fs": set(),
     "_host_copy": {"_device"},
     "_tensors": set(),
-    "core": SHARED | {"events.streams"},
+    "core": SHARED,
     "events": SHARED | {"core"},
     "registry": SHARED | {"core", "events"},
     "stats": SHARED | {"core"},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookline import HookRegistry
@@ -388,6 +388,7 @@ def observed(incident: Incident) -> tuple[Any, ...]:
     return incident.kind, incident.hook, incident.event, incident.step, incident.message, repr(incident.error)
 
 
+@settings(deadline=None)
 @given(specs=st.lists(HOOKS, min_size=1, max_size=5), debug=st.booleans())
 def test_generated_dispatch_does_what_a_loop_over_invoke_does(specs: list[dict[str, Any]], debug: bool) -> None:
     """Order, arguments, failures, stops, metrics, incidents, strikes, random numbers and costs are the same."""

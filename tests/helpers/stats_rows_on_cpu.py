@@ -1,4 +1,4 @@
-"""Compiled statistics without a GPU: torch adds up in place of the kernels, for a model with many blocks."""
+"""Compiled statistics without a GPU: torch computes in place of the kernels, for a model with many blocks."""
 
 import sys
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 from hookline import ForwardHook, HookManager
-from hookline.activations.compile import compiled_stats as ledger
+from hookline.activations.compile import compiled_stats
 from hookline.stats.columns import STATISTICS
 from hookline.stats.merging import merge
 from hookline.stats.statistics import summarize
@@ -21,34 +21,34 @@ CPU = torch.device("cpu")
 INPUT = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
 WIDTH = len(STATISTICS)
 COMPILING = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo reads it
     pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning"),  # importing inductor
 ]
 """Marks of tests that compile."""
 
 
 def make_tallies(many: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """A tally here is [calls, calls that were due, a row]."""
+    """Make rows: here [calls, calls that were due, statistics]."""
     table = torch.zeros((many, 2 + WIDTH), dtype=torch.float64)
     return table, list(table.split(1))
 
 
 def add(tensors: list[Tensor], tables: list[Tensor], rows: list[int], due: Tensor) -> None:
-    """One after the other."""
+    """Add one tensor after the other."""
     each = tables * len(rows) if len(tables) == 1 else tables
     for tensor, table, row in zip(tensors, each, rows, strict=True):
-        tally = table[row]
-        tally[0] += 1
+        own = table[row]
+        own[0] += 1
         if due.item():
-            tally[1] += 1
-            tally[2:] = merge(torch.stack([tally[2:], summarize([tensor])[0]]))
+            own[1] += 1
+            own[2:] = merge(torch.stack([own[2:], summarize([tensor])[0]]))
 
 
-def take(tallies: list[Tensor], counts: Tensor) -> Tensor:
-    """What they have seen, which begin anew."""
-    whole = torch.cat(tallies)
-    for tally in tallies:
-        tally.zero_()
+def take(rows: list[Tensor], counts: Tensor) -> Tensor:
+    """Return the statistics and reset the rows."""
+    whole = torch.cat(rows)
+    for row in rows:
+        row.zero_()
     counts += whole[:, :2]
     whole[whole[:, 1] == 0, 2] = float("nan")
     return whole[:, 2:]
@@ -58,16 +58,16 @@ STAND_IN = SimpleNamespace(
     make_tallies=make_tallies,
     make_flag=lambda device: torch.zeros((), dtype=torch.int32),
     make_counts=lambda many, device: torch.zeros((many, 2), dtype=torch.float64),
-    addresses_of=lambda tallies: tallies,
+    addresses_of=lambda rows: rows,
     add=add,
     take=take,
 )
 
 
 def kernels_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Until the next: the CPU has kernels, and the compiler has seen nothing."""
+    """Reset the compiler, and let the CPU have kernels for one test."""
     monkeypatch.setitem(sys.modules, "hookline.stats.cuda_tally", STAND_IN)  # type: ignore[arg-type]
-    monkeypatch.setattr(ledger, "has_kernels", lambda device: device == CPU)
+    monkeypatch.setattr(compiled_stats, "has_kernels", lambda device: device == CPU)
     torch._dynamo.reset()
     counters.clear()
     yield

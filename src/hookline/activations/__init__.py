@@ -1,1 +1,1 @@
-"""Inside the forward pass: which modules are watched, and what reaches the hooks that watch them."""
+"""Inside the forward pass: which modules have hooks, and what reaches the hooks that are called after them."""

@@ -1,4 +1,4 @@
-"""Give observers copy-on-write views of tensors: they cost nothing until somebody writes."""
+"""Give observers copy-on-write views of tensors, which are copied at the first write."""
 
 from __future__ import annotations
 

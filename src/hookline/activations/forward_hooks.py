@@ -125,7 +125,7 @@ class ForwardCall:
     def at(self, hooked: HookedModule) -> Call:
         """Return what calls the hook at one module."""
         hooked.fired.setdefault(self._hook.hook, 0)
-        bind = getattr(self._hook.owner, "bind_module", None) or getattr(self._hook.owner, "shortcut", None)
+        bind = getattr(self._hook.owner, "bind_module", None)
         observe: Observe | None = None if bind is None or self._hook.recovering else bind(hooked, self._dispatcher)
         return self._call if observe is None else self._observing(observe)
 
@@ -255,10 +255,6 @@ class ForwardDispatcher:
         registry.watch_changes(self.sync)
         registry.tables.compile_with("on_forward", self.compile)
 
-    @property
-    def sites(self) -> HookedModules:
-        return self.modules
-
     # ---- attaching -----------------------------------------------------------------------------------------------
 
     def watch(self, model: torch.nn.Module) -> None:
@@ -351,8 +347,6 @@ class ForwardDispatcher:
             self.registry.fire.on_forward = self._waiting_dispatch  # type: ignore[attr-defined]
             for hooked in self.modules:
                 hooked.attach(hooked.timer is not None)
-
-    lift = take_off
 
     # ---- dispatching ---------------------------------------------------------------------------------------------
 

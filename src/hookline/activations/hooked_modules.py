@@ -46,7 +46,7 @@ class ForwardTorchHook(TorchHook):
     attributes of this object: to check them takes a third of the time that checking the `HookedModule` would take.
     """
 
-    __name__ = "hookline_forward_hook"
+    __name__ = "hookline_tap"  # Users find our torch hooks by this name.
 
     def __init__(self, hooked: HookedModule, slots: EventSlots) -> None:
         self.hooked, self._slots = hooked, slots
@@ -131,7 +131,7 @@ class HookedModule:
         self.name = name
         self.names: dict[str, str] = {}  # By hook, where it differs: a module passed as an object has the hook's name.
         self.calls = 0
-        self.fired: FireCounts = FireCounts()
+        self.fired: dict[str, int] = {}  # How often each hook was called here and returned without an error.
         self.module_ref = weakref.ref(module)
         self.timer: ModuleTimer | None = None
         self.torch_hook = ForwardTorchHook(self, slots)
@@ -184,16 +184,6 @@ class HookedModule:
         self.timer = self._timer_handle = None
 
 
-class FireCounts(dict[str, int]):
-    """How often each hook was called at a module and returned without an error."""
-
-    def follow(self, hook: str, numbers: Any) -> None:
-        """Do nothing; the dispatcher counts."""
-
-    def add(self, hook: str) -> None:
-        """Do nothing; the dispatcher counts."""
-
-
 # ---- all modules -----------------------------------------------------------------------------------------------------
 
 
@@ -236,8 +226,6 @@ class HookedModules:
             self.check(entry, self.model)
             selected = self._selected[entry.name]
         return selected[1]
-
-    of = selected_by
 
     def forget_others(self, entries: Iterable[Entry]) -> None:
         """Forget what removed hooks selected."""

@@ -1,4 +1,4 @@
-"""`HookManager`: the registry that can watch a model, with or without a trainer."""
+"""`HookManager`: a hook registry that attaches forward hooks to a model, with or without a trainer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hookline.registry.registry import HookRegistry
 
 
 class HookManager(HookRegistry):
-    """A hook registry that watches modules: its forward hooks fire whenever they run.
+    """A hook registry whose forward hooks are called whenever their modules run.
 
     >>> manager = HookManager(max_captured_states=100, memory_limit_mb=512)
     >>> manager.register_capture_hook(model.encoder.layers[4], "encoder_layer_4", layer_idx=4)
@@ -41,6 +41,20 @@ class HookManager(HookRegistry):
         enable_intervention: bool = False,
         **loading: Any,
     ) -> None:
+        """Make a registry, and load hooks from a config if one is given.
+
+        Args:
+            config: A path, a mapping or a config object, as for `load`.
+            max_captured_states: How many states each capture hook keeps; None for no limit.
+            memory_limit_mb: How much memory the states of all capture hooks may use; None for no limit.
+            cleanup_interval: After how many module calls states that are too old are dropped.
+            max_age_seconds: How long states are kept; None for no limit.
+            enable_intervention: Whether hooks with `intervene = True` are accepted.
+            **loading: Options of `load`.
+
+        Raises:
+            ConfigError: If a parameter has an invalid value.
+        """
         super().__init__()
         _checks.optional(_checks.number, memory_limit_mb, "memory_limit_mb", at_least=0)
         self.enable_intervention = enable_intervention
@@ -55,10 +69,11 @@ class HookManager(HookRegistry):
 
     @property
     def tap(self) -> ForwardDispatcher:
+        """The dispatcher, under its earlier name."""
         return self.dispatcher
 
     def watch(self, model: torch.nn.Module, run: Any = None) -> ForwardDispatcher:
-        """Resolve module patterns against this model from now on; `run` is what hooks read step and phase from."""
+        """Resolve module patterns against this model from now on; hooks get step and phase from `run`."""
         self.dispatcher.watch(model)
         if run is not None:
             self.dispatcher.run = run
@@ -79,9 +94,21 @@ class HookManager(HookRegistry):
         capture_output: bool = True,
         **options: Any,
     ) -> Handle:
-        """Keep what a module (or a pattern in the watched model) gets and gives; returns the hook's id.
+        """Register a hook that captures the inputs and outputs of modules.
 
-        `options` are those of `Capture` and of `register`, such as `every`; so they are for the two below.
+        Args:
+            module: A module, or a pattern in the watched model.
+            hook_id: The hook's name; by default the class's.
+            layer_idx: A number that is stored with each state.
+            capture_input: Whether to capture inputs.
+            capture_output: Whether to capture outputs.
+            **options: Options of `Capture` and of `register`, such as `every`.
+
+        Returns:
+            The hook's name, which can also remove it.
+
+        Raises:
+            HooklineError: If nothing is to be captured, or a pattern matches nothing.
         """
         what = [part for part, wanted in (("input", capture_input), ("output", capture_output)) if wanted]
         if not what:
@@ -91,37 +118,66 @@ class HookManager(HookRegistry):
     def register_monitoring_hook(
         self, module: Any, hook_id: str | None = None, metrics: Sequence[str] | None = None, **options: Any
     ) -> Handle:
-        """Statistics, time and memory of a module's calls, chosen by `metrics`; options as `Monitor`'s."""
+        """Register a hook that monitors statistics, time and memory of module calls.
+
+        Args:
+            module: A module, or a pattern in the watched model.
+            hook_id: The hook's name; by default the class's.
+            metrics: What to monitor; see `Monitor`.
+            **options: Options of `Monitor` and of `register`.
+
+        Returns:
+            The hook's name, which can also remove it.
+        """
         return self._register(Monitor, hook_id, options, modules=module, metrics=metrics)
 
     def register_debug_hook(
         self, module: Any, hook_id: str | None = None, conditions: Any = None, **options: Any
     ) -> Handle:
-        """Look at every call of a module; where a condition holds, break at a terminal or record a finding."""
+        """Register a hook that breaks at a terminal, or records a finding, where a condition holds.
+
+        Args:
+            module: A module, or a pattern in the watched model.
+            hook_id: The hook's name; by default the class's.
+            conditions: When to break; see `Debug`.
+            **options: Options of `Debug` and of `register`.
+
+        Returns:
+            The hook's name, which can also remove it.
+        """
         return self._register(Debug, hook_id, options, modules=module, conditions=conditions)
 
     def _register(self, kind: type, hook_id: str | None, options: Mapping[str, Any], **parameters: Any) -> Handle:
-        """Make a hook with what is its own of the options, and register it with the rest."""
+        """Make a hook with its own options, and register it with the others."""
         own = {key: value for key, value in options.items() if key not in OPTIONS}
         rest = {key: value for key, value in options.items() if key in OPTIONS}
         return self.register(make_hook(kind, dict(**parameters, **own)), hook_id, **rest)
 
     def fire_report(self) -> FireReport:
-        """How often each forward hook fired at each of its modules, and why one never did."""
+        """Return how often each forward hook was called at each of its modules, and why one never was."""
         return fire_report(self)
 
     def get_captured_states(self, hook_id: str) -> list[CapturedState]:
-        """What a capture hook holds, oldest first."""
+        """Return the states of a capture hook, oldest first."""
         return self.captures.of(self.entry(hook_id).name)
 
     def clear_captured_states(self, hook_id: str | None = None) -> None:
-        """Forget what one capture hook holds, or all of them."""
+        """Remove the states of one capture hook, or of all."""
         self.captures.clear(None if hook_id is None else self.entry(hook_id).name)
 
     def capturing(
         self, model: torch.nn.Module, modules: Any = "*", *, early_stop: bool = False, **options: Any
     ) -> AbstractContextManager[Cache]:
-        """Capture for as long as the block lasts; afterwards no hook is left on the model.
+        """Capture inside a ``with`` block; afterwards no hook is left on the model.
+
+        Args:
+            model: The model to capture from.
+            modules: The modules to capture, as for any forward hook.
+            early_stop: Whether `Cache.run` ends the forward pass after the last selected module.
+            **options: Options of `Capture`.
+
+        Returns:
+            A context manager that yields the cache.
 
         >>> with manager.capturing(model, "blocks.*.mlp") as cache:
         ...     model(batch)
@@ -132,10 +188,17 @@ class HookManager(HookRegistry):
     def attention_maps(
         self, model: torch.nn.Module, modules: Any = None, **options: Any
     ) -> AbstractContextManager[AttentionMaps]:
-        """Where every head looks, [batch, heads, queries, keys] per module, for as long as the block lasts.
+        """Capture attention weights inside a ``with`` block: [batch, heads, queries, keys] for each module.
 
-        `modules` selects those that attend (by default all); `options` are a capture's: `dtype`, `device`, `reduce`, …
         Each map costs batch x heads x queries x keys numbers and a matrix product; `maps.cost` adds it up.
+
+        Args:
+            model: The model to capture from.
+            modules: The attention modules to capture; by default all.
+            **options: Options of `Capture`: `dtype`, `device`, `reduce`, ….
+
+        Returns:
+            A context manager that yields the maps.
 
         >>> with manager.attention_maps(model) as maps:
         ...     model(batch)

@@ -42,7 +42,7 @@ class Dispatcher(Protocol):
 
 
 dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Those with torch hooks on modules now."""
+"""Those with torch hooks on modules that are not prepared yet."""
 
 
 def prepare_before_compiling(dispatcher: Dispatcher) -> None:
@@ -54,17 +54,18 @@ def prepare_before_compiling(dispatcher: Dispatcher) -> None:
     """
     dispatchers.add(dispatcher)
     handler = getattr(sys.modules.get("torch._dynamo"), "callback_handler", None)
-    if handler is not None and _prepare_all not in handler.start_callbacks:  # `torch._dynamo.reset` removes it.
-        handler.register_start_callback(_prepare_all)
+    if handler is not None and prepare_all not in handler.start_callbacks:  # `torch._dynamo.reset` removes it.
+        handler.register_start_callback(prepare_all)
 
 
-def _prepare_all(_: Any = None) -> None:
-    """Prepare every dispatcher; a failure must not end the compilation of somebody's model."""
-    try:
-        for dispatcher in list(dispatchers):
+def prepare_all(_: Any = None) -> None:
+    """Prepare every dispatcher that is not; a failure must not end the compilation of a model."""
+    for dispatcher in list(dispatchers):
+        try:
             dispatcher.prepare_compile()
-    except Exception:
-        logger.warning("forward hooks may not be called in compiled code", exc_info=True)
+        except Exception:
+            logger.warning("forward hooks may not be called in compiled code", exc_info=True)
+        dispatchers.discard(dispatcher)
 
 
 # ---- uncompiled ------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""The event catalogue: the only list of events in the project.
+"""The event catalog: the only list of events in the project.
 
-Each row is a method of `Events`. Its decorator says what a hook may name there, under which other spellings the event
-goes, how often it fires and what is true of the gradients at that moment. Base classes, dispatch tables, `hookline
-events`, the docs page and the event-order test all derive from these rows.
+Each row is a method of `Events`. Its decorator says which arguments a hook may name, how often the event fires and what
+is true of the gradients then; assignments below it are other spellings. Base classes, dispatch, `hookline events`, the
+docs page and the event-order test all derive from these rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Argument:
-    """A value that hooks may name, and what it costs to have it computed."""
+    """A value that hooks may name, and what it costs to compute it."""
 
     name: str
     meaning: str
@@ -26,17 +26,14 @@ class Argument:
 
     @property
     def free(self) -> bool:
+        """Whether computing it costs nothing."""
         return self.cost == "free"
 
 
-def _table(*rows: Argument) -> dict[str, Argument]:
-    return {row.name: row for row in rows}
-
-
-HOST_READ = "host read"  # waits for the device: paid only at events where a due hook names the argument
+HOST_READ = "host read"  # Waits for the device; paid only at events where a due hook names the argument.
 KERNEL = "device work"
 
-ARGUMENTS: dict[str, Argument] = _table(
+_ARGUMENTS = [
     Argument("trainer", "the run's control: model, optimizers, log, request_stop, save, lr, hook_data"),
     Argument("model", "the live model"),
     Argument("optimizer", "the optimizer of this event; the first one where the event is not about one"),
@@ -73,43 +70,46 @@ ARGUMENTS: dict[str, Argument] = _table(
         "memory", "bytes the call left allocated on CUDA; elsewhere the bytes of its output", "a look before and after"
     ),
     Argument("phase", "'train', 'validation' or 'inference'"),
-)
+]
+ARGUMENTS: dict[str, Argument] = {argument.name: argument for argument in _ARGUMENTS}
 ARGUMENT_ALIASES = {"loader_idx": "dataloader_idx", "loader_name": "dataloader_name"}
 
 
 @dataclass(frozen=True)
 class Event:
-    """One row of the catalogue."""
+    """One row of the catalog."""
 
     name: str
     doc: str
-    attributes: dict[str, str]  # argument -> attribute of the moment that holds it
+    attributes: dict[str, str]  # Argument -> attribute of the event arguments that holds it.
     aliases: tuple[str, ...]
-    respelled: dict[str, dict[str, str]]  # spelling -> arguments that mean something else under it
-    order: tuple[str, ...]  # positional order when fired by hand
+    respelled: dict[str, dict[str, str]]  # Spelling -> arguments that have another attribute under it.
+    order: tuple[str, ...]  # Positional order when fired manually.
     kind: str
     fires: str
     gradients: str
-    inner: bool  # repeats inside the run: a hook's schedule gates it, and it gets a generated function
-    of_step: bool  # of these, about a whole step and not one of its micro-batches
-    closing: bool  # every hook hears it; failures become notes
+    inner: bool  # Repeats inside the run: schedules apply to it, and its dispatch is generated.
+    of_step: bool  # An inner event of a whole step, not of one of its micro-batches.
+    closing: bool  # Every hook is called, whatever the others do; failures become notes.
 
     @property
     def spellings(self) -> tuple[str, ...]:
+        """Its name and its aliases."""
         return (self.name, *self.aliases)
 
     def attribute(self, argument: str, spelling: str) -> str | None:
-        """The moment's attribute that holds `argument` for a method spelled `spelling`; None if there is none."""
+        """Return the attribute that holds an argument, for a method with this spelling; None if there is none."""
         canonical = ARGUMENT_ALIASES.get(argument, argument)
         return self.respelled.get(spelling, {}).get(canonical) or self.attributes.get(canonical)
 
     def arguments_of(self, attributes: Iterable[str]) -> list[str]:
-        """What hooks call these attributes of the moment."""
+        """Return the names that hooks use for attributes of the event arguments."""
         respelled = {source: name for names in self.respelled.values() for name, source in names.items()}
         names = {source: name for name, source in self.attributes.items()} | respelled
         return [names[attribute] for attribute in attributes]
 
     def free(self, argument: str) -> bool:
+        """Return whether an argument costs nothing at this event."""
         return ARGUMENTS[argument].free or self.attributes[argument] == "live_loss"
 
     @property
@@ -133,7 +133,19 @@ def event(
     closing: bool = False,
     respelled: dict[str, dict[str, str]] | None = None,
 ) -> Callable[[Method], Method]:
-    """Make a method a row of the catalogue; `names` lists its arguments, `loss=live_loss` renames the source."""
+    """Return a decorator that makes a method a row of the catalog.
+
+    Args:
+        names: The event's arguments; ``loss=live_loss`` reads one from another attribute.
+        order: The positional order when it is fired manually.
+        kind: The kind of hook that listens to it: 'lifecycle', 'forward' or 'update'.
+        fires: How often it fires, in words.
+        gradients: What is true of the gradients, in words.
+        inner: Whether it repeats inside the run.
+        of_step: Whether it is about a whole step.
+        closing: Whether it is about the end of the run.
+        respelled: Arguments with another attribute, by spelling.
+    """
 
     def add(method: Method) -> Method:
         pairs = [item.partition("=") for item in ("trainer " + names).split()]
@@ -381,14 +393,12 @@ SPELLINGS: dict[str, Event] = {spelling: row for row in CATALOG.values() for spe
 
 
 def find_event(spelling: str) -> Event:
-    """The row for any spelling, with or without 'on_'; a miss names the nearest."""
+    """Return the row for any spelling, with or without 'on_'.
+
+    Raises:
+        RegistrationError: If there is none; the message has the nearest name.
+    """
     row = SPELLINGS.get(spelling) or SPELLINGS.get(f"on_{spelling}")
     if row is None:
         raise RegistrationError(f"{spelling!r} is no event; {nearest(spelling, SPELLINGS)}")
     return row
-
-
-def select_events(kinds: Iterable[str] = ("lifecycle", "forward", "update")) -> list[Event]:
-    """The rows of some kinds, in the order of a run."""
-    wanted = set(kinds)
-    return [row for row in CATALOG.values() if row.kind in wanted]

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from time import perf_counter, perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+from hookline import _device
+from hookline.core.catalog import Event
+from hookline.core.failures import Incident
+
+if TYPE_CHECKING:
+    from hookline.core.dispatch import BoundHook
+    from hookline.core.entry import Entry
+    from hookline.core.run_control import RunControl
 
 
 @dataclass(slots=True)
@@ -28,3 +41,123 @@ class Cost:
     def all_device_ns(self) -> float:
         """Estimate the device time of all calls from those that were timed."""
         return self.device_ns * self.calls / max(self.device_calls, 1)
+
+
+DEVICE_TIMED_ONE_IN = 8  # Of the calls whose host time is sampled: two device events cost more than most hooks.
+
+
+class DeviceTimer:
+    """Time hooks on an accelerator, on some of the calls whose host time is sampled; only `collect` waits for it."""
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[Cost, Any, Any]] = []
+
+    def wrap(self, event: Event, hooks: Sequence[BoundHook], timed: bool) -> list[BoundHook]:
+        """Return the listeners of an event as they are called when it is timed."""
+        if not timed or not event.inner or not _device.is_initialized():
+            return list(hooks)
+        return [replace(hook, listener=replace(hook.listener, call=self._wrapped(hook))) for hook in hooks]
+
+    def _wrapped(self, hook: BoundHook) -> Callable[..., Any]:
+        call, pending, cost, calls = hook.listener.call, self._pending, hook.cost, count()
+
+        def timed_on_device(*args: Any, **kwargs: Any) -> Any:
+            if next(calls) % DEVICE_TIMED_ONE_IN:
+                return call(*args, **kwargs)
+            entered = perf_counter_ns()
+            began, ended = _device.timing_event(), _device.timing_event()
+            began.record()
+            called = perf_counter_ns()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                returned = perf_counter_ns()
+                ended.record()
+                pending.append((cost, began, ended))
+                # The time that the events take is not the hook's.
+                cost.ns -= called - entered + perf_counter_ns() - returned
+
+        return timed_on_device
+
+    def collect(self, wait: bool = False) -> None:
+        """Add what the device has finished to the costs; with `wait`, everything."""
+        unfinished = []
+        for cost, began, ended in self._pending:
+            if wait:
+                ended.synchronize()
+            if ended.query():
+                cost.add_on_device(round(began.elapsed_time(ended) * 1e6))
+            else:
+                unfinished.append((cost, began, ended))
+        self._pending[:] = unfinished
+
+
+Scale = Callable[[str], float]
+"""Returns, by a hook's name, how many micro-batches each of its timed ones stands for."""
+WORTH_LISTING_NS = 100_000  # Reading a free argument is not worth a row.
+
+
+def inner_seconds(entries: Iterable[Entry], scale: Scale) -> dict[str, float]:
+    """Return the host time of every hook inside steps."""
+    return {entry.name: entry.inner_cost.ns / 1e9 * scale(entry.name) for entry in entries}
+
+
+def cost_table(entries: Iterable[Entry], arguments: Mapping[str, Cost], scale: Scale) -> list[dict[str, Any]]:
+    """Return a row for each hook and for each argument that is worth listing, most expensive first.
+
+    Args:
+        entries: The hooks.
+        arguments: The cost of each argument.
+        scale: Scales sampled figures up.
+    """
+    rows = []
+    for entry in entries:
+        inner, outer, times = entry.inner_cost, entry.outer_cost, scale(entry.name)
+        row = {
+            "hook": entry.name,
+            "kind": "+".join(entry.kinds),
+            "calls": round(inner.calls * times) + outer.calls,
+            "seconds": (inner.ns * times + outer.ns) / 1e9,
+        }
+        on_device = inner.all_device_ns * times / 1e9
+        rows.append(row | ({"device_seconds": on_device} if on_device else {}))
+    rows += [
+        {"hook": f"reading {name}", "kind": "argument", "calls": cost.calls, "seconds": cost.ns / 1e9}
+        for name, cost in list(arguments.items())
+        if cost.ns > WORTH_LISTING_NS
+    ]
+    # The default transform of an update chain that never had to run is left out.
+    listed = [row for row in rows if row["calls"] or row["kind"] != "update"]
+    return sorted(listed, key=lambda row: -float(str(row["seconds"])))
+
+
+WARM_UP_SECONDS = 5.0  # Nothing is reported earlier, because the first steps pay for warming up.
+
+
+class CostMonitor:
+    """Report once, during a run, each hook that takes more than a given share of the run's time; None reports none."""
+
+    def __init__(self, run: RunControl, limit: float | None) -> None:
+        self._run, self._limit = run, limit
+        self._began, self._before = perf_counter(), run.hooks.inner_seconds()
+        self._reported: set[str] = set()
+
+    def check(self) -> None:
+        """Report the hooks that are above the limit and were not reported yet."""
+        elapsed = perf_counter() - self._began
+        if self._limit is None or elapsed < WARM_UP_SECONDS:
+            return
+        hooks = self._run.hooks
+        for name, seconds in hooks.inner_seconds().items():
+            share = (seconds - self._before.get(name, 0.0)) / elapsed
+            if share <= self._limit or name in self._reported:
+                continue
+            self._reported.add(name)
+            entry = hooks.entry(name)
+            if entry.intervenes:
+                continue  # It is part of training, and works as often as it must.
+            remedy = "give it a longer period" if not entry.schedule.always else "give it a schedule, such as every=10"
+            message = f"takes {share:.0%} of the run's time (limit {self._limit:.0%}); {remedy}, or read fewer values"
+            hooks.failures.report(Incident("costly", name, "its steps", self._run.step, message), True)
+
+    look = check  # Old name, until the trainer uses the new one.

@@ -20,7 +20,6 @@ from hookline.core.costs import Cost
 from hookline.core.failures import FailureHandler
 from hookline.core.signature import Listener
 from hookline.errors import StopTraining
-from hookline.events.streams import Watch, look_again_lines, look_lines, watch_names
 
 Dispatch = Callable[..., Any]
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
@@ -130,7 +129,6 @@ def compile_event(
     failures: FailureHandler,
     argument_costs: ArgumentCosts,
     timed: bool,
-    watch: Watch | None = None,
 ) -> Dispatch | None:
     """Make the callable of one event for the hooks that are due now.
 
@@ -140,7 +138,6 @@ def compile_event(
         failures: Applies the hooks' failure policies.
         argument_costs: Where the cost of computing each argument is added, by its name.
         timed: Whether hooks and arguments are timed; outer events always are.
-        watch: Checks once around the event whether its hooks drew random numbers.
 
     Returns:
         A function of the event's arguments; None if there are no listeners.
@@ -148,9 +145,8 @@ def compile_event(
     if not hooks:
         return None
     if event.inner and len(hooks) <= GENERATED_UP_TO:
-        return _generated(event, hooks, failures, argument_costs, timed, watch)
-    dispatch = _looped(event, tuple(hooks), failures, argument_costs, timed or not event.inner)
-    return dispatch if watch is None else watch.streams.guard(dispatch, watch.drew)
+        return _generated(event, hooks, failures, argument_costs, timed)
+    return _looped(event, tuple(hooks), failures, argument_costs, timed or not event.inner)
 
 
 def needed_arguments(hooks: Sequence[BoundHook]) -> list[str]:
@@ -213,17 +209,11 @@ def _differ(metrics: dict[str, Any], before: dict[str, Any]) -> bool:
 
 
 def _generated(
-    event: Event,
-    hooks: Sequence[BoundHook],
-    failures: FailureHandler,
-    argument_costs: ArgumentCosts,
-    timed: bool,
-    watch: Watch | None,
+    event: Event, hooks: Sequence[BoundHook], failures: FailureHandler, argument_costs: ArgumentCosts, timed: bool
 ) -> Dispatch:
-    make = _factory(event_source(event, hooks, timed, watch))
+    make = _factory(event_source(event, hooks, timed))
     costs = {name: argument_costs[name] for name in needed_arguments(hooks)} if timed else {}
-    watched = {} if watch is None else watch_names(*watch)
-    return make(event, tuple(hooks), [hook.listener.call for hook in hooks], failures, costs, **watched)
+    return make(event, tuple(hooks), [hook.listener.call for hook in hooks], failures, costs)
 
 
 @lru_cache(maxsize=512)
@@ -235,7 +225,7 @@ def _factory(source: str) -> Callable[..., Dispatch]:
     return make
 
 
-def event_source(event: Event, hooks: Sequence[BoundHook], timed: bool = False, watch: Watch | None = None) -> str:
+def event_source(event: Event, hooks: Sequence[BoundHook], timed: bool = False) -> str:
     """Return the source of the function that calls these listeners; ``explain(event, source=True)`` prints it.
 
     It does what a loop over `invoke` does, with the calls written out: a tenth of the time per hook.
@@ -247,15 +237,10 @@ def event_source(event: Event, hooks: Sequence[BoundHook], timed: bool = False, 
     metrics = [name for name in needed if name in METRICS]
     lines += [f"    before_{name} = dict({name})" for name in metrics]
     lines += ["    raised = None"]
-    if watch is not None:
-        lines += [f"    {line}" for line in look_lines(watch.streams)]
     for index, hook in enumerate(hooks):
         lines += _call_lines(index, hook, metrics, timed)
-    if watch is not None:
-        lines += [f"    {line}" for line in look_again_lines(watch.streams)]
     lines += ["    if raised is not None:", "        raise raised"]
-    more = "" if watch is None else f", {', '.join(watch_names(*watch))}"
-    header = [f"def make(event, hooks, calls, failures, costs{more}):"]
+    header = ["def make(event, hooks, calls, failures, costs):"]
     header += ["    handle, reset_strikes = failures.handle, failures.reset_strikes"]
     header += [f"    call{index}, hook{index} = calls[{index}], hooks[{index}]" for index in range(len(hooks))]
     if timed:

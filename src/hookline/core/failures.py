@@ -16,7 +16,7 @@ from hookline.errors import ConfigError, HooklineError, MissingArgument, StopTra
 
 if TYPE_CHECKING:
     from hookline.core.dispatch import BoundHook
-    from hookline.registry.entry import Entry
+    from hookline.core.entry import Entry
 
 Policy = Literal["warn", "disable", "raise"]
 POLICIES: dict[Policy, str] = {
@@ -89,6 +89,7 @@ class FailureHandler:
     ) -> None:
         self._entries, self._changed, self._disable = entries, changed, disable
         self._subscribers: list[Callable[[Incident], Any]] = []
+        self._listeners = self._subscribers  # Old name, until tests/hooks uses the new one.
         self.debug = False
         """Treat every hook's policy as 'raise'."""
         self.rank = 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from hookline.registry.registry import HookRegistry
+    from hookline.core.registry import HookRegistry
 
 
 class MicroBatch(NamedTuple):

@@ -1,4 +1,4 @@
-"""When a hook is due, as a value: parsed from config as in code, printable, right over a resume."""
+"""When a hook is due, as a value: the same in configs and in code, printable, and exact over a resume."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _UNITS = {
 }  # fmt: skip
 _FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 FAR = 2**31
+"""More micro-batches than a run has."""
 _EXAMPLES = "10, '10 batches', '10 batches of b', '2 epochs', '30 s' or '1M tokens'"
 _QUANTITY = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?)([kKMGBT]?)\s*([A-Za-z]*)(?:\s+of\s+(\S.*?))?\s*")
 
 
 class Clock(Protocol):
-    """Where the run is, in every unit a schedule can count, this micro-batch included."""
+    """Where the run is, in every unit that a schedule counts, with the current micro-batch included."""
 
     @property
     def steps(self) -> int: ...
@@ -40,16 +41,16 @@ class Clock(Protocol):
     def seconds(self) -> float: ...
     @property
     def loader(self) -> str:
-        """Whose batch this one is."""
+        """The loader of the current batch."""
 
     @property
     def by_loader(self) -> Mapping[str, int]:
-        """Batches of each loader."""
+        """The number of batches of each loader."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """A clock that stands still."""
+    """A clock that does not move."""
 
     steps: int = 0
     batches: int = 0
@@ -61,12 +62,13 @@ class Reading:
 
     @classmethod
     def of(cls, clock: Clock) -> Reading:
+        """Copy what a clock shows, except for the loaders."""
         return cls(clock.steps, clock.batches, clock.epochs, clock.tokens, clock.seconds)
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """An amount of one unit: ``10 steps``, ``30 s``, ``1M tokens``; batches may be those of one loader."""
+    """An amount of one unit: ``10 steps``, ``30 s``, ``1M tokens``, ``10 batches of b``."""
 
     amount: float
     unit: str
@@ -79,17 +81,21 @@ class Quantity:
         return f"{amount} {one if amount == 1 else self.unit}{of}"
 
     def reading(self, clock: Clock) -> float:
-        """What a clock shows in this unit."""
+        """Return what a clock shows in this unit."""
         return clock.by_loader.get(self.loader, 0) if self.loader else getattr(clock, self.unit)
 
     @cached_property
     def whole(self) -> bool:
-        """Whether it counts things; time and tokens go by between two micro-batches."""
+        """Whether it is counted one by one; time and tokens pass between two micro-batches."""
         return self.unit in ("steps", "batches", "epochs")
 
     @classmethod
     def parse(cls, value: Any, path: str = "every") -> Quantity:
-        """From an integer (steps) or words; refuses negatives, fractions of what is whole, and unknown units."""
+        """Read an integer (steps) or text.
+
+        Raises:
+            ConfigError: If it is negative, a fraction of what is whole, or has an unknown unit.
+        """
         if isinstance(value, Quantity):
             return value
         written = isinstance(value, (int, str)) and not isinstance(value, bool)
@@ -110,7 +116,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Due every so often, or at given points, between a start and a stop (both included)."""
+    """Due with a period or at given points, from a start to a stop, both included."""
 
     every: Quantity | None = None
     at: tuple[Quantity, ...] = ()
@@ -119,7 +125,18 @@ class Schedule:
 
     @classmethod
     def parse(cls, every: Any = None, at: Any = None, start: Any = None, stop: Any = None, path: str = "") -> Schedule:
-        """From what users write in code or config."""
+        """Read what users write in code or in a config.
+
+        Args:
+            every: The period.
+            at: One point or several.
+            start: When it is first due.
+            stop: When it is last due.
+            path: Where it is written, for messages.
+
+        Raises:
+            ConfigError: If one of them is not valid.
+        """
         here = f"{path}." if path else ""
         period = None if every is None else Quantity.parse(every, f"{here}every")
         if period is not None and period.amount <= 0:
@@ -137,18 +154,20 @@ class Schedule:
 
     @property
     def always(self) -> bool:
+        """Whether it is due at every step or micro-batch."""
         return self.every in (None, Quantity(1, "steps"), Quantity(1, "batches")) and not (
             self.at or self.start or self.stop
         )
 
     @property
     def loaders(self) -> list[str]:
-        """The loaders whose batches are counted."""
+        """The loaders whose batches it counts."""
         marks = (self.every, *self.at, self.start, self.stop)
         return [mark.loader for mark in marks if mark is not None and mark.loader]
 
     @property
     def by_tokens_or_time(self) -> bool:
+        """Whether it depends on the previous micro-batch, because tokens and time are passed, not reached."""
         return any(not mark.whole for mark in (*self.at, *([self.every] if self.every else [])))
 
     def __str__(self) -> str:
@@ -160,14 +179,14 @@ class Schedule:
 
     @cached_property
     def _period(self) -> tuple[str, int] | None:
-        """Unit and amount, if it is a mere "every so many"; most are, and are told in one division."""
+        """Unit and amount if it is a plain period, as most are: then one division decides."""
         every = self.every
         if every is None or every.loader or every.unit not in ("steps", "batches"):
             return None
         return None if self.at or self.start or self.stop else (every.unit, int(every.amount))
 
     def due(self, now: Clock, before: Clock) -> bool:
-        """Whether a hook is due at `now`, when the last micro-batch was at `before`."""
+        """Return whether a hook is due at `now`, when the previous micro-batch was at `before`."""
         if self._period is not None:
             unit, amount = self._period
             here: int = getattr(now, unit)
@@ -183,7 +202,7 @@ class Schedule:
         )
 
     def wait(self, now: Clock) -> int:
-        """Micro-batches for which `due` cannot become True: a lower bound, 0 when it must be asked again."""
+        """Return for how many micro-batches `due` stays False: a lower bound; 0 if it must be evaluated again."""
         if self._period is not None:
             unit, amount = self._period
             return amount - int(getattr(now, unit)) % amount - 1
@@ -194,7 +213,7 @@ class Schedule:
 
     def _distance(self, mark: Quantity, now: Clock) -> int:
         if mark.unit == "epochs":
-            return FAR  # asked anew when an epoch begins
+            return FAR  # Schedules are evaluated when an epoch begins.
         here = int(mark.reading(now))
         if mark is self.every:
             return int(mark.amount) - here % int(mark.amount)
@@ -202,20 +221,20 @@ class Schedule:
 
 
 def _reached(period: Quantity, now: Clock, before: Clock) -> bool:
-    """Discrete units are due at their multiples; time and tokens when a multiple has been passed."""
+    """Return whether a period is due: counted units at their multiples, time and tokens when one was passed."""
     here = period.reading(now)
     if period.whole:
-        return _is_its_turn(period, now) and here > 0 and here % period.amount == 0
+        return _is_of_loader(period, now) and here > 0 and here % period.amount == 0
     return here // period.amount > period.reading(before) // period.amount
 
 
 def _passed(point: Quantity, now: Clock, before: Clock) -> bool:
     here = point.reading(now)
     if point.whole:
-        return _is_its_turn(point, now) and here == point.amount
+        return _is_of_loader(point, now) and here == point.amount
     return point.reading(before) < point.amount <= here
 
 
-def _is_its_turn(mark: Quantity, now: Clock) -> bool:
-    """What counts the batches of one loader is met at a batch of that loader, not at those in between."""
+def _is_of_loader(mark: Quantity, now: Clock) -> bool:
+    """Return whether the current batch counts: one loader's batches are not counted at those of others."""
     return not mark.loader or mark.loader == now.loader

@@ -5,9 +5,7 @@ from hookline.core.catalog import ARGUMENTS as ARGUMENTS
 from hookline.core.catalog import ARGUMENT_ALIASES as ARGUMENT_ALIASES
 from hookline.core.catalog import CATALOG as CATALOG
 from hookline.core.catalog import Event as Event
-from hookline.core.catalog import Events as Events
 from hookline.core.catalog import SPELLINGS as SPELLINGS
 from hookline.core.catalog import find_event as find_event
-from hookline.core.catalog import select_events as select_events
 
-__all__ = ["ARGUMENTS", "ARGUMENT_ALIASES", "CATALOG", "Event", "Events", "SPELLINGS", "find_event", "select_events"]
+__all__ = ["ARGUMENTS", "ARGUMENT_ALIASES", "CATALOG", "Event", "SPELLINGS", "find_event"]

@@ -1,12 +1,10 @@
 # ruff: noqa
 """Moved to hookline.core.failures."""
 
-from hookline.core.failures import FailureCount as Failures
 from hookline.core.failures import Incident as Incident
 from hookline.core.failures import POLICIES as POLICIES
-from hookline.core.failures import Policy as Policy
 from hookline.core.failures import STRIKES as STRIKES
 from hookline.core.failures import check_policy as check_policy
 from hookline.core.failures import logger as logger
 
-__all__ = ["Failures", "Incident", "POLICIES", "Policy", "STRIKES", "check_policy", "logger"]
+__all__ = ["Incident", "POLICIES", "STRIKES", "check_policy", "logger"]

@@ -1,25 +1,6 @@
-"""`HookRunner`: the registry for a loop of one's own."""
+# ruff: noqa
+"""Moved to hookline.core.runner."""
 
-from __future__ import annotations
+from hookline.core.runner import HookRunner as HookRunner
 
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
-
-from hookline.registry.registry import HookRegistry
-
-
-class HookRunner(HookRegistry):
-    """The registry for those who fire events from their own loop; an unused one costs a branch per call site."""
-
-    _orders: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "on_train_begin": ("config",),
-        "on_step_end": ("ctx",),
-        "on_eval_end": ("metrics", "step"),
-        "on_checkpoint_save": ("step", "path"),
-        "on_train_end": ("step", "tokens_seen"),
-    }
-
-    def __init__(self, hooks: Iterable[Any] = ()) -> None:
-        super().__init__()
-        for hook in hooks:
-            self.register(hook)
+__all__ = ["HookRunner"]

@@ -1,63 +1,6 @@
-"""Selecting modules and parameters by name.
+# ruff: noqa
+"""Moved to hookline.core.patterns."""
 
-A pattern is an exact name, a glob (``*`` matches dots too), ``"re:…"`` (matches the whole name), a class or
-``"class:…"`` (its name), a predicate ``(name, thing) -> bool``, the thing itself, or a list of these. A pattern that
-matches nothing is an error.
-"""
+from hookline.core.patterns import select as select
 
-from __future__ import annotations
-
-import re
-from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
-from typing import Any, TypeVar
-
-from hookline.errors import HooklineError, nearest
-
-Thing = TypeVar("Thing")
-
-
-def select(pattern: Any, things: Mapping[str, Thing], what: str) -> dict[str, Thing]:
-    """The named things that a pattern selects, in the order of `things`; `what` names them in errors."""
-    patterns = pattern if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
-    chosen: set[str] = set()
-    for one in patterns:
-        matches = _matcher(one, what)
-        found = {name for name, thing in things.items() if matches(name, thing)}
-        if not found and one == "*":
-            found = set(things)  # a model that is a single module has nothing but its root
-        if not found:
-            raise HooklineError(f"{what} pattern {_shown(one)} matches nothing; {_choices(one, things)}")
-        chosen |= found
-    return {name: thing for name, thing in things.items() if name in chosen}
-
-
-def _matcher(pattern: Any, what: str) -> Callable[[str, Any], bool]:
-    if isinstance(pattern, str) and pattern.startswith("re:"):
-        try:
-            regex = re.compile(pattern[3:])
-        except re.error as error:
-            raise HooklineError(f"{what} pattern {pattern!r} is no regular expression: {error}") from error
-        return lambda name, thing: regex.fullmatch(name) is not None
-    if isinstance(pattern, str) and pattern.startswith("class:"):
-        return lambda name, thing: any(cls.__name__ == pattern[6:] for cls in type(thing).__mro__)
-    if isinstance(pattern, str):
-        # the root of a model has no name: only an empty pattern means it
-        return lambda name, thing: name == pattern or (name != "" and fnmatchcase(name, pattern))
-    if isinstance(pattern, type):
-        return lambda name, thing: isinstance(thing, pattern)
-    if callable(pattern) and not hasattr(pattern, "named_parameters"):
-        return lambda name, thing: bool(pattern(name, thing))
-    return lambda name, thing: thing is pattern
-
-
-def _choices(pattern: Any, things: Mapping[str, Any]) -> str:
-    """What there is instead: names, or for a class the classes."""
-    if isinstance(pattern, type) or str(pattern).startswith("class:"):
-        wanted = pattern.__name__ if isinstance(pattern, type) else pattern[6:]
-        return nearest(wanted, {type(thing).__name__ for thing in things.values()}, 8)
-    return nearest(str(pattern), [name for name in things if name], 8)
-
-
-def _shown(pattern: Any) -> str:
-    return repr(pattern) if isinstance(pattern, str) else getattr(pattern, "__name__", type(pattern).__name__)
+__all__ = ["select"]

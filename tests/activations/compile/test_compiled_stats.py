@@ -1,7 +1,6 @@
-"""Statistics that compiled code adds up by itself: who gets them, for which step, and that every call is counted.
+"""Statistics that compiled code computes: which hooks get them, for which step, and that every call is counted.
 
-The kernels need a GPU. Here torch adds up in their place, so that the operator, the graphs, the ledger and the hooks
-are the real ones.
+The kernels need a GPU. Here torch computes in their place; the operators, the graphs and the hooks are the real ones.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A monitor that is called by the graph fails."""
+    """Make a monitor fail that is called by the graph."""
 
     def called(self: Monitor, name: str, live_output: Any, step: int) -> None:
         raise AssertionError(f"called at {name}")
@@ -50,13 +49,13 @@ def by_block(model: nn.Module, backend: str = "aot_eager") -> Any:
 
 
 def test_the_values_are_those_of_the_uncompiled_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For every module, with a row for all calls of a step, and nobody was called."""
+    """For every module, with one row for all calls of a step, and no hook was called."""
     model = Model().eval()
     values = []
     for run in (model, whole(model)):
         monitor = Monitor(["blocks.*.up", "head"], metrics=STATISTICS)
         manager = watching(model, monitor)
-        manager.tap.run.step = 1
+        manager.dispatcher.run.step = 1
         run(INPUT)
         values.append(monitor.latest())
         manager.remove("hook0")
@@ -68,7 +67,7 @@ def test_the_values_are_those_of_the_uncompiled_model(monkeypatch: pytest.Monkey
 
 
 def test_one_graph_serves_all_steps_and_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values have their true steps, without anybody saying that a step is over, and the accounts are right."""
+    """Values have their true steps although nothing announces the end of a step, and the calls are counted."""
     no_calls(monkeypatch)
     model, always, rarely = Model().eval(), Monitor("head"), Monitor("*")
     manager = watching(model, always)
@@ -76,24 +75,24 @@ def test_one_graph_serves_all_steps_and_schedules(monkeypatch: pytest.MonkeyPatc
     run = whole(model)
     for step in range(1, 8):
         manager.begin_batch(Reading(step, step, 1))
-        manager.tap.run.step = step
+        manager.dispatcher.run.step = step
         run(INPUT * step)
     assert counters["stats"]["unique_graphs"] == 1 and not counters["graph_break"]
     assert [step for step, _ in always.history("head")] == [1, 2, 3, 4, 5, 6, 7]
     assert [step for step, _ in rarely.history("blocks.3.up")] == [3, 6]
     assert rarely.history("head") == [entry for entry in always.history("head") if entry[0] in (3, 6)]
-    accounts = fired(manager)
-    assert accounts["hook0", "head"] == (14, 14) and accounts["rarely", "head"] == (14, 4)
-    assert accounts["rarely", "blocks.0"] == (7, 2)
+    counts = fired(manager)
+    assert counts["hook0", "head"] == (14, 14) and counts["rarely", "head"] == (14, 4)
+    assert counts["rarely", "blocks.0"] == (7, 2)
 
 
 def test_blocks_share_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them than Dynamo would compile one by one, each with a tally of its own."""
+    """More of them than Dynamo would compile one by one, each with its own row."""
     no_calls(monkeypatch)
     model, monitor = Model().eval(), Monitor("blocks.*.up")
     manager = watching(model, monitor)
     run = by_block(model)
-    manager.tap.run.step = 1
+    manager.dispatcher.run.step = 1
     run(INPUT.clone().requires_grad_())
     run(INPUT.clone().requires_grad_())
     assert counters["stats"]["unique_graphs"] == 1
@@ -113,8 +112,8 @@ def inputs_of(model: nn.Module, compile: Callable[..., Any]) -> list[int]:
     return counts
 
 
-def test_only_blocks_get_their_tallies_with_each_run() -> None:
-    """A graph of the whole model is tied to its modules: that is quicker, and nobody else could use it."""
+def test_only_blocks_get_their_rows_with_each_run() -> None:
+    """A graph of the whole model refers to its rows directly, which is faster; no other model can use it."""
     model = Model().eval()
     plain, plain_block = inputs_of(model, whole), inputs_of(Model().eval(), by_block)[0]
     torch._dynamo.reset()
@@ -131,11 +130,11 @@ def test_inductor_makes_one_call_for_all() -> None:
 
     model, monitor = Model().eval(), Monitor(["blocks.*.up", "blocks.?"], metrics=["mean", "count"])
     manager = watching(model, monitor)
-    manager.tap.run.step = 1
+    manager.dispatcher.run.step = 1
     with torch.no_grad():
         model(INPUT)
         values = monitor.latest()
-        manager.tap.run.step = 2
+        manager.dispatcher.run.step = 2
         _, (code,) = run_and_get_code(torch.compile(model), INPUT)
     calls = [line for line in code.splitlines() if "hookline.add_to_rows.default(" in line]
     assert len(calls) == 1 and "hookline.begin_run.default(" in code
@@ -144,7 +143,7 @@ def test_inductor_makes_one_call_for_all() -> None:
         assert row == pytest.approx(values[name], rel=1e-5, abs=1e-6), name
 
 
-def test_without_a_run_each_run_of_a_graph_has_rows_of_its_own() -> None:
+def test_without_a_run_each_forward_pass_has_its_own_rows() -> None:
     """As many entries as forward passes."""
     model, monitor = Model().eval(), Monitor("blocks.1")
     watching(model, monitor)
@@ -156,23 +155,23 @@ def test_without_a_run_each_run_of_a_graph_has_rows_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("compile", [whole, by_block], ids=lambda way: way.__name__)
-def test_a_checkpointed_forward_is_added_up_once(compile: Callable[..., Any]) -> None:
+def test_a_checkpointed_forward_counts_once(compile: Callable[..., Any]) -> None:
     """The repetition inside backward is left out."""
     model, monitor = Model(checkpointed=True), Monitor("blocks.*.up", metrics=["count"])
     manager = watching(model, monitor)
     run = compile(model)
-    manager.tap.run.step = 1
+    manager.dispatcher.run.step = 1
     run(INPUT).sum().backward()
     assert {values["count"] for values in monitor.latest().values()} == {48}
     assert {count for _, count in fired(manager).values()} == {1}
 
 
 def test_silence_validation_and_switching_off() -> None:
-    """Nothing is added up that the monitor would not have heard."""
+    """Nothing is computed that the monitor would not have observed."""
     model, monitor = Model().eval(), Monitor("head", metrics=["count"])
     manager = watching(model, monitor)
     run = whole(model)
-    manager.tap.run.step = 1
+    manager.dispatcher.run.step = 1
     with manager.silenced():
         run(INPUT)
     monitor.on_validation_start()
@@ -214,7 +213,7 @@ class Odd(nn.Module):
 
 
 def test_the_first_floating_point_tensor_counts() -> None:
-    """In a tuple, too; an output without any is heard and has no row."""
+    """Also in a tuple; for an output without any the hook is called, and there is no row."""
     model, monitor = Odd(), Monitor(["numbers", "halves", "whole"], metrics=["count", "absmax"])
     manager = watching(model, monitor)
     whole(model)(INPUT)
@@ -225,8 +224,8 @@ def test_the_first_floating_point_tensor_counts() -> None:
     assert set(fired(manager).values()) == {(1, 1)}
 
 
-def test_a_module_that_others_look_at_is_shown() -> None:
-    """A hook that must be called takes the monitor with it, and each is told once."""
+def test_beside_a_hook_that_must_be_called_the_monitor_is_called() -> None:
+    """Each of them once."""
 
     class Watch(ForwardHook):
         modules = "head"
@@ -237,7 +236,7 @@ def test_a_module_that_others_look_at_is_shown() -> None:
 
     model, monitor, watch = Model().eval(), Monitor(["head", "blocks.0"], metrics=["count"]), Watch()
     manager = watching(model, monitor, watch)
-    manager.tap.run.step = 1
+    manager.dispatcher.run.step = 1
     whole(model)(INPUT)
     assert watch.seen == 2 and {name: row["count"] for name, row in monitor.latest().items()} == {
         "blocks.0": 24,
@@ -262,8 +261,8 @@ def test_through_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(step, values["count"]) for step, values in monitor.history("head")] == [(1, 96), (2, 96), (3, 96)]
 
 
-class Noting:
-    """Stands for a trainer that keeps a record: the steps whose layers it got."""
+class Recording:
+    """Stands for a trainer with a record: the steps whose layers it got."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -276,11 +275,11 @@ class Noting:
 
 def test_a_checkpoint_leaves_no_step_behind() -> None:
     """Rows of several steps cross together; those that have not are recorded before a state is saved."""
-    model, monitor, trainer = Model().eval(), Monitor("head"), Noting()
+    model, monitor, trainer = Model().eval(), Monitor("head"), Recording()
     manager = watching(model, monitor)
     run = whole(model)
     for step in (1, 2, 3):
-        manager.tap.run.step = step
+        manager.dispatcher.run.step = step
         run(INPUT)
         monitor.on_step_end(trainer, step)
     assert trainer.steps == [] and monitor.state_dict() == {}
@@ -311,3 +310,106 @@ def test_another_device_is_refused() -> None:
     assert stats.admit(torch.device("meta")) == "refused"
     assert stats.admit(CPU) == "later"  # No graph is being traced.
     assert stats.admit(torch.device("meta")) == "refused"
+
+
+def test_a_torch_that_lacks_a_name_calls_the_hooks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With one warning in a process, and the same statistics."""
+
+    def missing() -> Any:
+        raise ImportError("cannot import name 'TracingContext'")
+
+    monkeypatch.setattr("hookline.activations.compile.custom_ops._warned", False)
+    monkeypatch.setattr("hookline.activations.compile.compiled_stats._traced_graph", missing)
+    model, monitor = Model().eval(), Monitor(["blocks.0", "head"], metrics=["count"])
+    manager = watching(model, monitor)
+    manager.dispatcher.run.step = 1
+    whole(model)(INPUT)
+    assert {name: row["count"] for name, row in monitor.latest().items()} == {"blocks.0": 24, "head": 48}
+    (record,) = [record for record in caplog.records if record.name == "hookline"]
+    assert "TracingContext" in record.message and "module by module" in record.message
+
+
+# ---- which graph serves ----------------------------------------------------------------------------------------------
+
+
+def graphs() -> int:
+    """How many graphs have been compiled."""
+    return int(counters["stats"]["unique_graphs"])
+
+
+def counts(monitor: Monitor) -> dict[str, float]:
+    """How many elements each module's outputs had."""
+    return {name: values["count"] for name, values in monitor.latest().items()}
+
+
+def test_hooks_that_are_added_and_disabled_use_graphs_again() -> None:
+    """A new hook causes a graph; disabled and enabled again, the existing graphs serve."""
+    model, monitor = Model().eval(), Monitor(["blocks.*.up", "head"], metrics=["count"])
+    manager = watching(model, monitor)
+    run = whole(model)
+    manager.dispatcher.run.step = 1
+    run(INPUT)
+    manager.register_capture_hook("blocks.3.drop", "late", max_captured_states=10)
+    run(INPUT)
+    assert len(manager.get_captured_states("late")) == 1 and graphs() == 2
+    for _ in range(2):
+        manager.disable("late")
+        run(INPUT)
+        manager.enable("late")
+        run(INPUT)
+    assert len(manager.get_captured_states("late")) == 3 and graphs() <= 3
+    assert counts(monitor)["head"] == 6 * 48
+
+
+def test_a_hook_of_another_manager_is_called() -> None:
+    """Two managers may watch one model; the graph without the second one's hook serves again."""
+    model, other = Model().eval(), HookManager()
+    watching(model, Monitor("head", metrics=["count"]))
+    run = whole(model)
+    run(INPUT)
+    other.register_capture_hook(model.head, "head")
+    run(INPUT)
+    assert len(other.get_captured_states("head")) == 2  # The head runs twice.
+    other.remove("head")
+    run(INPUT)
+    assert graphs() == 2
+
+
+def test_another_model_of_the_class_gets_its_own_graph() -> None:
+    """Although it shares the code and one block; nothing it computes is counted for the first."""
+    model, other, monitor = Model().eval(), Model().eval(), Monitor(["blocks.*.up", "head"], metrics=["count"])
+    other.blocks[0] = model.blocks[0]
+    manager = watching(model, monitor)
+    run, run_other = whole(model), whole(other)
+    manager.dispatcher.run.step = 1
+    run(INPUT)
+    run_other(INPUT)
+    run(INPUT)
+    assert counts(monitor) == {"head": 96, "blocks.0.up": 3 * 48, **{f"blocks.{n}.up": 96 for n in range(1, 10)}}
+
+
+def test_a_module_that_was_replaced_is_not_taken_for_the_old_one() -> None:
+    """The new module has no hooks, so another graph is compiled."""
+    model, monitor = Model().eval(), Monitor(["blocks.*.up", "head"], metrics=["count"])
+    manager = watching(model, monitor)
+    run = whole(model)
+    manager.dispatcher.run.step = 1
+    run(INPUT)
+    model.blocks[4] = Model().blocks[4]
+    run(INPUT)
+    assert counts(monitor)["blocks.4.up"] == 48 and counts(monitor)["blocks.5.up"] == 96 and graphs() == 2
+
+
+def test_torch_hooks_of_others_are_guarded() -> None:
+    """One that is replaced is called."""
+    model, calls = Model().eval(), []
+    watching(model, Monitor("head", metrics=["count"]))
+    handle = model.blocks[2].register_forward_hook(lambda *_: None)
+    run = whole(model)
+    run(INPUT)
+    handle.remove()
+    model.blocks[2].register_forward_hook(lambda *_: calls.append(1))
+    run(INPUT)
+    assert calls and graphs() == 2

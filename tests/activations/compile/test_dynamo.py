@@ -1,4 +1,4 @@
-"""Forward hooks in compiled code: every one fires, statistics break no graph, and training stays as it is."""
+"""Forward hooks in compiled code: every hook is called, statistics break no graph, and training does not change."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -14,9 +14,9 @@ from hookline import ForwardHook, HookManager, get_trainer
 from hookline.activations.compile import dynamo
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo reads it
     pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning"),  # importing inductor
-    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),  # which exactness can do without
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),  # not used, because results must be exact
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),  # between two watched modules
 ]
 INPUT = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
@@ -24,7 +24,7 @@ INPUT = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> Iterator[None]:
-    """Each test starts with a compiler that has seen nothing, and leaves it so."""
+    """Reset the compiler before and after each test."""
     torch._dynamo.reset()
     torch._dynamo.config.skip_nnmodule_hook_guards = True
     counters.clear()
@@ -73,7 +73,7 @@ class Watch(ForwardHook):
 
     @property
     def names(self) -> list[str]:
-        """The modules it heard, in order."""
+        """The modules it was called at, in order."""
         return [name for name, _ in self.seen]
 
 
@@ -137,7 +137,7 @@ def test_a_hook_registered_before_compiling_fires(compile: Callable[..., Any]) -
 
 @ways
 def test_a_hook_registered_after_the_first_compiled_call_fires(compile: Callable[..., Any]) -> None:
-    """A model without forward hooks carries none, and its compiled code is made anew when one comes."""
+    """A model without forward hooks has no torch hooks; it is compiled again when one is added."""
     model, hook = Model(), Watch("blocks.*.act")
     manager = watching(model)
     run = compile(model)
@@ -181,19 +181,19 @@ def test_another_hook_on_another_module_fires(compile: Callable[..., Any]) -> No
 
 
 @pytest.mark.parametrize("compile", [wrapper, by_block], ids=lambda way: way.__name__)
-def test_a_removed_hook_is_silent_and_leaves_nothing(compile: Callable[..., Any]) -> None:
-    """The last one takes every torch hook along, and the model still runs."""
+def test_a_removed_hook_is_not_called_and_leaves_nothing(compile: Callable[..., Any]) -> None:
+    """Every torch hook is removed with the last one, and the model still runs."""
     model, hook = Model(), Watch()
     manager = watching(model, hook)
     run = compile(model)
     run(INPUT)
-    heard = len(hook.seen)
+    calls = len(hook.seen)
     manager.remove("hook0")
     run(INPUT)
-    assert len(hook.seen) == heard == 11 and torch_hooks(model) == 0
+    assert len(hook.seen) == calls == 11 and torch_hooks(model) == 0
 
 
-def test_two_models_of_one_class_are_told_apart() -> None:
+def test_two_models_of_one_class_are_distinguished() -> None:
     """They share the compiled code: that of the one without hooks must not serve the other."""
     student, teacher, hook = Model(), Model(), Watch("head")
     watching(student, hook)
@@ -204,7 +204,7 @@ def test_two_models_of_one_class_are_told_apart() -> None:
     assert hook.names == ["head", "head"]
 
 
-def test_a_hook_on_a_module_that_was_given_as_it_is() -> None:
+def test_a_hook_on_a_module_object() -> None:
     """Without a watched model, too."""
     model, manager = Model(), HookManager()
     run = wrapper(model)
@@ -242,7 +242,7 @@ def test_statistics_break_no_graph_and_make_no_second_one(metrics: list[str] | N
     run = torch.compile(model, backend="aot_eager", fullgraph=True)
     for step in range(1, 7):
         manager.begin_batch(Reading(step, step, 1))
-        manager.tap.run.step = step
+        manager.dispatcher.run.step = step
         run(INPUT).sum().backward()
     assert graphs() == 1 and not counters["graph_break"] and not counters["recompile_limit"]
     fired = {(row.hook, row.module): row.fired for row in manager.fire_report().rows}
@@ -265,7 +265,7 @@ def test_statistics_are_those_of_the_uncompiled_model() -> None:
 
 
 def test_blocks_of_one_class_share_a_graph() -> None:
-    """Which module it is, is told by a tensor: a number would make a graph for every block."""
+    """A tensor identifies the module: a number would cause a graph for every block."""
     model, hook = Model(), Watch("blocks.*.act")
     watching(model, hook)
     run = by_block(model)
@@ -334,7 +334,7 @@ def test_what_cannot_go_through_a_graph_breaks_it_there() -> None:
 
 
 def test_time_and_interventions_break_the_graph_and_work() -> None:
-    """They are called outside: the clock sees the module run, and what goes on is what the hook returns."""
+    """They are called outside: the time is the module's, and the model continues with what the hook returns."""
 
     class Double(ForwardHook):
         modules = "head"
@@ -374,8 +374,8 @@ def test_a_capture_for_one_block_of_code_runs_the_model_uncompiled() -> None:
 # ---- nothing changes -------------------------------------------------------------------------------------------------
 
 
-def test_a_hook_that_writes_keeps_or_fails_in_compiled_code(caplog: pytest.LogCaptureFixture) -> None:
-    """It got a copy of its own; one that fails is named and the graph goes on."""
+def test_a_hook_that_writes_or_fails_in_compiled_code(caplog: pytest.LogCaptureFixture) -> None:
+    """It got its own copy; a failure is attributed to its hook and the graph continues."""
     caplog.set_level(logging.CRITICAL, "hookline")
 
     class Vandal(ForwardHook):
@@ -396,7 +396,7 @@ def test_a_hook_that_writes_keeps_or_fails_in_compiled_code(caplog: pytest.LogCa
     assert manager.entry("hook0").overruled["on_forward"] > 0 and manager.entry("hook1").failures.total == 3
 
 
-def test_an_error_that_must_end_the_run_leaves_the_graph() -> None:
+def test_an_error_under_the_policy_raise_leaves_the_graph() -> None:
     """With its type and its note."""
 
     class Fatal(ForwardHook):
@@ -413,8 +413,8 @@ def test_an_error_that_must_end_the_run_leaves_the_graph() -> None:
 
 
 @pytest.mark.parametrize("compile", [None, wrapper, by_block], ids=["eager", "wrapper", "by_block"])
-def test_a_checkpointed_forward_is_heard_once(compile: Callable[..., Any] | None) -> None:
-    """The repetition inside backward is no second call, compiled or not."""
+def test_a_checkpointed_forward_counts_once(compile: Callable[..., Any] | None) -> None:
+    """The repetition inside backward is not a second call, compiled or not."""
     model, hook = Model(checkpointed=True), Watch("blocks.*.up")
     watching(model, hook)
     run = compile(model, "aot_eager") if compile else model
@@ -473,7 +473,7 @@ def test_observers_change_no_bit_under_inductor(dtype: torch.dtype, way: Callabl
 
 
 def test_inductor_keeps_the_operator_and_shows_true_values() -> None:
-    """It is no dead code, and a buffer that is used again has been read before."""
+    """The operator is not dead code, and a buffer that is reused was read before."""
     model, hook = Block().eval(), Watch(["up", "act", "down"])
     manager = watching(model, hook)
     manager.register_monitoring_hook("*", "monitor", metrics=["mean"])
@@ -536,7 +536,7 @@ def test_on_a_gpu_statistics_are_added_up_in_the_graph(mode: str, monkeypatch: p
     def steps(first: int, last: int, run: Any) -> None:
         for step in range(first, last + 1):
             manager.begin_batch(Reading(step, step, 1))
-            manager.tap.run.step = step
+            manager.dispatcher.run.step = step
             run(data * step).sum().backward()
             monitor.on_step_end(None, step)
 
@@ -580,26 +580,26 @@ def test_on_a_gpu_a_monitor_changes_no_bit(dtype: torch.dtype, way: Callable[...
     assert len(plain) == len(watched) and all(map(torch.equal, plain, watched))
 
 
-# ---- the parts -------------------------------------------------------------------------------------------------------
+# ---- details ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_token_without_a_place_reaches_nobody() -> None:
+def test_an_id_that_was_given_back_leads_nowhere() -> None:
     """Compiled code may be older than the removal of a hook."""
     hook = Watch("0")
     model = nn.Sequential(nn.Linear(8, 2))
     manager = watching(model, hook)
     manager.dispatcher.prepare_compile()
     (hooked,) = [hooked for hooked in manager.dispatcher.modules if hooked.name == "0"]
-    token = hooked.torch_hook.graph_id
-    dynamo.call_hooks([INPUT], "(None, None, 0)", token)
+    graph_id = hooked.torch_hook.graph_id
+    dynamo.call_hooks([INPUT], "(None, None, 0)", graph_id)
     assert hook.names == ["0"]
     manager.remove("hook0")
-    dynamo.call_hooks([INPUT], "(None, None, 0)", token)
+    dynamo.call_hooks([INPUT], "(None, None, 0)", graph_id)
     assert hook.names == ["0"]
 
 
 @pytest.mark.parametrize(
-    ("shown", "wish"),
+    ("parts", "wants"),
     [
         ((), ""),
         ({"output", "called"}, "called output"),
@@ -608,13 +608,13 @@ def test_a_token_without_a_place_reaches_nobody() -> None:
         ({"statistics", "called", "output"}, "called live output"),
     ],
 )
-def test_what_hooks_want_together(shown: Any, wish: str) -> None:
-    """Nothing, parts in one order, statistics if that is all, or a graph break when any of them needs it."""
-    assert dynamo.combine(shown) == wish
+def test_what_hooks_want_together(parts: Any, wants: str) -> None:
+    """Nothing, parts in one order, statistics alone, or a graph break if any hook needs it."""
+    assert dynamo.combine(parts) == wants
 
 
 def test_a_hook_registered_while_models_run_uncompiled_fires_in_compiled_code_afterwards() -> None:
-    """Inside `capturing` nothing is compiled; who comes there is put into graphs when it is over."""
+    """Inside `capturing` nothing is compiled; a hook registered there is called by graphs afterwards."""
     model, manager = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), HookManager()
     manager.watch(model)
     compiled_model = torch.compile(model, backend="aot_eager")

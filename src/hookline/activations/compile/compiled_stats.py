@@ -11,13 +11,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext
 
-from hookline.activations.compile.custom_ops import give_back_id, take_id
+from hookline.activations.compile.custom_ops import give_back_id, take_id, warn_once
 from hookline.activations.compile.stats_ops import FIRST, LATER, REFUSED, forget_owner_key, new_owner_key
 from hookline.activations.hooked_modules import HookedModule
 from hookline.core.dispatch import BoundHook
@@ -85,7 +84,7 @@ class CompiledStats:
         self._hook_rows: dict[DueHook, HookRows] = {}
         self._due: tuple[Sequence[BoundHook], list[DueHook]] = (), []
         self._model: weakref.ref[torch.nn.Module] | None = None
-        self._last_graph: weakref.ref[TracingContext] | None = None
+        self._last_graph: weakref.ref[Any] | None = None
         self._lock = threading.RLock()
 
     def serve(self, modules: Sequence[HookedModule], model: torch.nn.Module | None = None) -> None:
@@ -119,7 +118,7 @@ class CompiledStats:
             self._open_on(device)
         if self.due_flag is None or self.due_flag.device != device:
             return REFUSED
-        graph = TracingContext.try_get()
+        graph = _traced_graph()
         if graph is None or (self._last_graph is not None and self._last_graph() is graph):
             return LATER
         self._last_graph = weakref.ref(graph)
@@ -127,15 +126,21 @@ class CompiledStats:
 
     def is_whole_model(self) -> bool:
         """Return whether the graph that is being traced begins with the model's own code, not with that of a block."""
-        model, graph = self._model() if self._model is not None else None, TracingContext.try_get()
+        model, graph = self._model() if self._model is not None else None, _traced_graph()
         code = getattr(model.forward, "__code__", None) if model is not None else None
         return code is not None and getattr(graph, "traced_code", [])[:1] == [code]
 
     def _open_on(self, device: torch.device) -> None:
-        from hookline.activations.compile.fuse_stats_pass import install  # Imports inductor.
         from hookline.stats.cuda_tally import make_flag  # Imports Triton.
 
-        install()
+        try:
+            from hookline.activations.compile.fuse_stats_pass import install  # Imports inductor.
+
+            install()
+            _traced_graph()
+        except (ImportError, AttributeError) as error:
+            warn_once(error)
+            return
         with self._lock:
             self.graph_id, self.due_flag = take_id(self), make_flag(device)
             self._make_rows()
@@ -225,6 +230,13 @@ class CompiledStats:
             indices = tuple(index for index, hooked in enumerate(self._modules) if hooked in due.modules)
             self._hook_rows[due] = HookRows([self._modules[index].name_for(due.hook) for index in indices], indices)
         return self._hook_rows[due]
+
+
+def _traced_graph() -> Any:
+    """Return the context of the graph that is being traced, None if none is."""
+    from torch._guards import TracingContext
+
+    return TracingContext.try_get()
 
 
 def _row_of(hooked: HookedModule) -> Tensor:

@@ -7,6 +7,7 @@ object is identified by a tensor on the CPU, because a constant would cause a gr
 from __future__ import annotations
 
 import ast
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -14,26 +15,44 @@ from typing import Any
 
 import torch
 
+logger = logging.getLogger("hookline")
+_warned = False
+
+
+def warn_once(missing: object) -> None:
+    """Warn that this version of torch lacks a name, the first time in a process."""
+    global _warned
+    if not _warned:
+        _warned = True
+        logger.warning(
+            "torch %s lacks what compiled code with forward hooks uses (%s): graphs call the hooks, statistics are "
+            "computed module by module, and hooks that are added after a compilation may not be called",
+            torch.__version__,
+            missing,
+        )
+
+
 # ---- operators -------------------------------------------------------------------------------------------------------
 
 # Not `torch.library.custom_op`, whose layers of Python for gradients and aliases cost more than the hook.
 _library = torch.library.Library("hookline", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
-def define_operator(schema: str, call: Callable[..., None], tag: torch.Tag = torch.Tag.cudagraph_unsafe) -> Any:
+def define_operator(schema: str, call: Callable[..., None], tag: str = "cudagraph_unsafe") -> Any:
     """Define an operator that calls Python each time its graph runs.
 
     Args:
         schema: Its name and arguments. It returns nothing and would be removed as dead code, so the schema must declare
             that it writes into one of its arguments.
         call: What it calls.
-        tag: By default it says that a CUDA graph cannot replay the operator.
+        tag: A `torch.Tag`; the default says that a CUDA graph cannot replay the operator.
 
     Returns:
         The operator.
     """
     name = schema.partition("(")[0]
-    _library.define(schema, tags=(tag,))  # type: ignore[no-untyped-call]
+    tags = [getattr(torch.Tag, tag)] if hasattr(torch.Tag, tag) else []
+    _library.define(schema, tags=tags)  # type: ignore[no-untyped-call]
     _library.impl(name, call, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     _library.impl(name, lambda *_: None, "Meta")  # type: ignore[no-untyped-call]
     return getattr(torch.ops.hookline, name).default

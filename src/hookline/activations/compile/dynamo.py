@@ -8,7 +8,6 @@ Hooks that change the output or measure time need the graph broken at their modu
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,15 @@ import torch
 
 from hookline.activations import torch_compile
 from hookline.activations.compile.compiled_stats import CompiledStats
-from hookline.activations.compile.custom_ops import define_operator, flatten, give_back_id, object_of, rebuild, take_id
+from hookline.activations.compile.custom_ops import (
+    define_operator,
+    flatten,
+    give_back_id,
+    object_of,
+    rebuild,
+    take_id,
+    warn_once,
+)
 from hookline.activations.compile.stats_ops import STATISTICS, add_statistics, forget_stats_key, new_stats_key
 from hookline.activations.forward_hooks import is_listening, measures_calls
 from hookline.activations.hooked_modules import OUTSIDE, ForwardTorchHook, HookedModule, TimerTorchHook
@@ -25,8 +32,6 @@ from hookline.stats.loan import lending
 
 if TYPE_CHECKING:
     from hookline.activations.forward_hooks import ForwardDispatcher
-
-logger = logging.getLogger("hookline")
 
 NOTHING = ""  # What a module's hooks want from graphs: nothing, to be called outside, statistics, or some of these:
 CALLED, INPUTS, KWARGS, OUTPUT, LIVE = "called", "inputs", "kwargs", "output", "live"
@@ -77,17 +82,19 @@ def _call_hooks(tensors: list[torch.Tensor], structure: str, graph_id: torch.Ten
 call_hooks = define_operator("call_hooks(Tensor[] tensors, str structure, Tensor(a!) graph_id) -> ()", _call_hooks)
 
 
-@torch.compiler.disable(reason="a forward hook must be called outside of the graph")  # type: ignore[no-untyped-call, untyped-decorator]
-def _call_outside(hook: ForwardTorchHook, module: Any, inputs: Any, kwargs: Any, output: Any) -> Any:
+def _call(hook: ForwardTorchHook, module: Any, inputs: Any, kwargs: Any, output: Any) -> Any:
     return hook(module, inputs, kwargs, output)
+
+
+_call_outside: Any = torch.compiler.disable(  # type: ignore[no-untyped-call]
+    _call, reason="a forward hook must be called outside of the graph"
+)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _prepare_if_needed() -> None:
     """Prepare dispatchers that the compiler could not notify, because it was imported after they attached hooks."""
-    for dispatcher in list(torch_compile.dispatchers):
-        if dispatcher.compiled_stats is None:
-            dispatcher.prepare_compile()
+    torch_compile.prepare_all()
 
 
 def _never_compile(function: Any) -> None:
@@ -98,7 +105,7 @@ def _never_compile(function: Any) -> None:
     try:
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
     except ImportError as error:
-        _warn_once(f"this version of torch compiles the frames of torch hooks ({error})")
+        warn_once(error)
         return
     set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
@@ -180,21 +187,11 @@ def guard_on_hooks(reset: bool = True) -> None:
             config.skip_nnmodule_hook_guards = False
             _guards_missing = True
     except (ImportError, AttributeError) as error:
-        _warn_once(f"this version of torch has no guards on module hooks ({error})")
+        warn_once(error)
         return
     if _guards_missing and reset:
         _guards_missing = False
         reset_code_caches()
-
-
-_warned = False
-
-
-def _warn_once(reason: str) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        logger.warning("hooks that are added to compiled modules may not be called: %s", reason)
 
 
 _never_compile(ForwardTorchHook.__call__)

@@ -166,5 +166,5 @@ begin_run = define_operator("begin_run(Tensor graph_id, Tensor(a!) due_flag) -> 
 add_to_rows = define_operator(
     "add_to_rows(Tensor[] tensors, Tensor[] tables, int[] rows, Tensor(a!) due_flag) -> ()",
     _add_to_rows,
-    tag=torch.Tag.flexible_layout,
+    tag="flexible_layout",
 )

@@ -1,0 +1,117 @@
+"""The base classes of the three kinds of hook, and `StepContext`. None of them needs `super().__init__()`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hookline.core.catalog import Events
+from hookline.core.schedule import Schedule
+
+if TYPE_CHECKING:
+    import torch
+
+Function = TypeVar("Function")
+
+
+class Hook(Events):
+    """What all hooks share; everything is optional and may be set on the class or on the instance."""
+
+    name: str | None = None
+    """The instance's unique name; the class name in snake case when not given."""
+    on_error: str = "warn"
+    """Failure policy: 'warn', 'disable' or 'raise'."""
+    schedule: Schedule | None = None
+    """When the hook is called at inner events; `every=` and the like at registration override it."""
+    always_hears: tuple[str, ...] = ()
+    """Inner events at which it is called whether it is due or not, for example to fetch what a device has computed."""
+    hears_sanity_check: bool = False
+    """Whether it is called at the events of the sanity check, the validation before the first step."""
+    saves: tuple[str, ...] = ()
+    """Attributes saved with the run's checkpoints and restored from them."""
+    intervenes: bool | None = None
+    """Whether the hook changes training on purpose. None: yes if it has `on_update` or sets `intervene`."""
+
+    def __init__(self, name: str | None = None) -> None:
+        if name is not None:
+            self.name = name
+
+    def setup(self, *args: Any, **kwargs: Any) -> None:
+        """Called once, when the hook is attached; may name `registry` and `name` (the hook's own in it)."""
+
+    def close(self) -> None:
+        """Called once, when the hook is removed or the run ends."""
+
+
+class TrainingHook(Hook):
+    """A lifecycle hook: override the events you need, naming the arguments you need."""
+
+
+TrainerHooks = TrainingHook
+
+
+class ForwardHook(Hook):
+    """Observes the activations of the modules it selects while the model runs; it changes nothing.
+
+    `modules` selects by exact name, glob (``"blocks.*.mlp"``), regex (``"re:blocks\\.\\d+"``), class, predicate
+    ``(name, module) -> bool``, or a list of these.
+    """
+
+    modules: Any = "*"
+    intervene: bool = False
+    """Whether what `on_forward` returns replaces the output; interventions must be enabled, too."""
+
+
+class UpdateHook(Hook):
+    """Transforms the gradients once per optimizer step: complete, unscaled, reduced over ranks.
+
+    `params` selects parameters as `ForwardHook.modules` selects modules; a class (or ``"class:Linear"``) selects the
+    parameters of its modules. None means all.
+    """
+
+    params: Any = None
+    inplace: bool = False
+    """Whether `on_update` modifies the gradients in place; they are then backed up in case it fails."""
+    clips: bool = False
+    """Whether it clips: it then sets `clipped_norm` at each call, and on_gradient_clip is fired after it."""
+    norm_type: float = 2.0
+    """The order of the norm in `clipped_norm`."""
+    clipped_norm: Any = None
+    """The norm of what `params` selects before the last clipping; best left on the device."""
+    check_finite: bool | None = None
+    """Whether turning finite gradients non-finite is its failure. None: where checking does not wait for a device."""
+    intervenes = True
+
+    def init(self, params: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:
+        """Return the state that `on_update` gets as `state` and that is saved with the run."""
+        return {}
+
+
+@dataclass
+class StepContext:
+    """One finished optimizer step: the argument `ctx`. Model and optimizer are live; the gradients are already gone.
+
+    In a trainer's run `loss` and `grad_norm` are computed on first access, so that a hook which reads only `ctx.step`
+    does not wait for the device.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens_seen: int
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+def not_an_event(function: Function) -> Function:
+    """Mark a method whose name begins with ``on_`` but which is not an event."""
+    function.__hookline_not_an_event__ = True  # type: ignore[attr-defined]
+    return function
+
+
+def passes_through(function: Function) -> Function:
+    """Mark an `on_update` that returns its gradients unchanged: a chain of nothing else is not run."""
+    function.__hookline_passes_through__ = True  # type: ignore[attr-defined]
+    return function

@@ -1,0 +1,265 @@
+"""One registered hook: how it is read when it is registered, and what the registry stores about it."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from hookline.core.base import ForwardHook, UpdateHook
+from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
+from hookline.core.costs import Cost
+from hookline.core.dispatch import BoundHook
+from hookline.core.failures import FailureCount, Policy
+from hookline.core.plugins import load_reference
+from hookline.core.rng_guard import isolates
+from hookline.core.schedule import Schedule
+from hookline.core.signature import Listener, read_signature
+from hookline.errors import RegistrationError, nearest
+
+OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks")
+"""What configs and code may say about a hook beside its parameters."""
+MAIN_EVENTS: dict[type, str] = {ForwardHook: "on_forward", UpdateHook: "on_update"}
+MAKE_HOOK = "hookline.registry.loading:make_hook"
+"""Makes hooks from classes, names and dotted paths; it belongs to the folder that reads configs, which is above."""
+
+
+@dataclass
+class Entry:
+    """A hook with its name, listeners, schedule, policy, place in the order, failures and costs."""
+
+    name: str
+    hook: Any
+    number: int
+    listeners: dict[str, Listener]
+    built_in: bool
+    policy: Policy
+    schedule: Schedule
+    enabled: bool = True
+    last: bool = False  # Stays behind every hook that is registered later.
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    ranks: frozenset[int] | None = None
+    origin: str = "code"
+    parameters: dict[str, Any] = field(default_factory=dict)
+    failures: FailureCount = field(default_factory=FailureCount)
+    overruled: dict[str, int] = field(default_factory=dict)  # Reverted changes, by event.
+    inner_cost: Cost = field(default_factory=Cost)  # Sampled: one micro-batch in SAMPLE_EVERY.
+    outer_cost: Cost = field(default_factory=Cost)  # Always timed.
+    closed: bool = False
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """The kinds of hook it is, by the events it listens to; a lifecycle hook if it listens to none."""
+        kinds = {CATALOG[event].kind for event in self.listeners}
+        return [kind for kind in ("lifecycle", "forward", "update") if kind in kinds] or ["lifecycle"]
+
+    @property
+    def listens_to_inner(self) -> bool:
+        """Whether it listens to events that repeat inside a run."""
+        return any(CATALOG[event].inner for event in self.listeners)
+
+    def is_due(self, event: Event, due: frozenset[str]) -> bool:
+        """Return whether its schedule lets an event through, given the scheduled hooks that are due."""
+        gated = event.inner and not self.schedule.always and self.name not in due
+        return not gated or event.name in getattr(self.hook, "always_hears", ())
+
+    @property
+    def intervenes(self) -> bool:
+        """Whether it is declared to change training."""
+        declared = getattr(self.hook, "intervenes", None)
+        if declared is None:
+            declared = "on_update" in self.listeners or getattr(self.hook, "intervene", False)
+        return bool(declared) or not isolates(self.hook)
+
+    def bind(self, event: Event) -> BoundHook:
+        """Return its listener at an event, as dispatch takes it."""
+        cost = self.inner_cost if event.inner else self.outer_cost
+        recovering = event.name in self.failures.in_a_row
+        return BoundHook(self.name, self.hook, self.listeners[event.name], cost, recovering, self.built_in)
+
+    def record(self) -> HookRecord:
+        """Return what is listed and recorded about it."""
+        return HookRecord(
+            self.name, "+".join(self.kinds), self.enabled, self.policy, str(self.schedule), self.origin,
+            self.intervenes, self.failures.total, sum(self.overruled.values()), dict(self.parameters),
+        )  # fmt: skip
+
+    def set_up(self, registry: Any) -> None:
+        """Call the hook's `setup`, with the registry and the hook's name if it names them."""
+        setup = getattr(self.hook, "setup", None)
+        if callable(setup):
+            offered = {"registry": registry, "name": self.name}
+            setup(**{name: offered[name] for name in inspect.signature(setup).parameters if name in offered})
+
+    def state(self) -> Any:
+        """Return what the hook saves: its `state_dict()`, or the attributes named in `saves`; None if nothing."""
+        if callable(own := getattr(self.hook, "state_dict", None)):
+            return own()
+        names = getattr(self.hook, "saves", ())
+        return {name: getattr(self.hook, name) for name in names} if names else None
+
+    def load_state(self, state: Any) -> None:
+        """Restore what `state` returned."""
+        if callable(own := getattr(self.hook, "load_state_dict", None)):
+            own(state)
+            return
+        for name in getattr(self.hook, "saves", ()):
+            if name in state:
+                setattr(self.hook, name, state[name])
+
+
+@dataclass(frozen=True)
+class HookRecord:
+    """A hook as it is listed and recorded."""
+
+    name: str
+    kind: str
+    enabled: bool
+    policy: str
+    schedule: str
+    origin: str
+    intervenes: bool = False
+    failures: int = 0
+    overruled: int = 0
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        marks = (", intervenes" if self.intervenes else "") + (f", {self.failures} failures" if self.failures else "")
+        marks += f", overruled {self.overruled} times" if self.overruled else ""
+        status = "enabled" if self.enabled else "disabled"
+        return f"{self.name}: {status}, {self.kind}, {self.schedule}, on error {self.policy}, {self.origin}{marks}"
+
+    __repr__ = __str__
+
+
+class HookList(list[HookRecord]):
+    """The hooks with their status; prints one line each."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) if self else "no hooks"
+
+
+# ---- registration ----------------------------------------------------------------------------------------------------
+
+
+def read_hook(hook: Any, event: str | None, parameters: Mapping[str, Any]) -> tuple[Any, dict[str, Listener]]:
+    """Make a hook if a class, a name or a dotted path is given, and read its listeners.
+
+    Args:
+        hook: What is registered.
+        event: The event of a function.
+        parameters: The parameters of the hook's constructor.
+
+    Returns:
+        The hook object and its listeners.
+
+    Raises:
+        RegistrationError: If the hook implements no event, misspells one, or names arguments that an event lacks.
+    """
+    if event:
+        for key in parameters:  # A function has no constructor, so what is left over is a misspelt option.
+            raise RegistrationError(f"{key!r} is no option of a hook; {nearest(key, OPTIONS)}")
+        row, spelling = find_event(event), event if event.startswith("on_") else f"on_{event}"
+        return hook, {row.name: read_signature(hook, row, spelling, getattr(hook, "__name__", "function"))}
+    made = hook
+    if parameters or isinstance(hook, (str, type)):
+        made = load_reference(MAKE_HOOK)(hook, parameters)
+    listeners = find_listeners(made)
+    if not listeners and not isinstance(made, Events):
+        raise RegistrationError(
+            f"{getattr(made, '__name__', type(made).__name__)!r} listens to no event: give a function its event "
+            "(event=…), or a class a method named after one"
+        )
+    for kind, method in MAIN_EVENTS.items():
+        if isinstance(made, kind) and method not in listeners:
+            raise RegistrationError(f"{type(made).__name__!r} is a {kind.__name__} without a method {method!r}")
+    return made, listeners
+
+
+def as_names(value: str | Iterable[str]) -> tuple[str, ...]:
+    """Return one name or several as a tuple."""
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a hook's parameters for the record: its constructor's, as the instance holds them."""
+    try:
+        names = list(inspect.signature(type(hook)).parameters)
+    except (TypeError, ValueError):
+        return dict(given)
+    held = {name: getattr(hook, name) for name in names if name != "name" and hasattr(hook, name)}
+    return {**held, **given}
+
+
+def default_name(hook: Any) -> str:
+    """Return the name of a hook that is registered without one: its `name`, else its class in snake case."""
+    own = getattr(hook, "name", None)
+    return own if isinstance(own, str) and own else snake_case(type(hook).__name__)
+
+
+def snake_case(name: str) -> str:
+    """Convert a class name.
+
+    >>> snake_case("JSONLogHook")
+    'json_log_hook'
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def find_listeners(hook: Any) -> dict[str, Listener]:
+    """Return a hook's listeners by the canonical names of their events.
+
+    Raises:
+        RegistrationError: If a method only looks like an event, or names arguments that its event lacks.
+    """
+    owner = type(hook).__name__
+    listeners = {}
+    for event, spelling in _event_methods(hook, owner):
+        listeners[event.name] = read_signature(getattr(hook, spelling), event, spelling, owner)
+    for name in getattr(hook, "always_hears", ()):
+        if name not in listeners:
+            raise RegistrationError(
+                f"{owner}.always_hears: it does not listen to {name!r}; {nearest(name, listeners, 40)}"
+            )
+    return listeners
+
+
+def _event_methods(hook: Any, owner: str) -> Iterator[tuple[Event, str]]:
+    """Yield the events a hook implements with their spellings.
+
+    Down an inheritance chain the most derived spelling of an event wins; two in one class are rejected.
+    """
+    taken: set[str] = set()
+    for namespace in (getattr(hook, "__dict__", {}), *(vars(cls) for cls in type(hook).__mro__ if cls is not Events)):
+        here: dict[str, str] = {}
+        for name, value in namespace.items():
+            if not name.startswith("on_") or not _is_event_method(value):
+                continue
+            event = SPELLINGS.get(name)
+            if event is None:
+                raise RegistrationError(
+                    f"{owner}.{name}: there is no event {name!r}; {nearest(name, SPELLINGS, 40)}. "
+                    "Mark a method that is not an event with @hookline.not_an_event"
+                )
+            if event.name in here:
+                raise RegistrationError(
+                    f"{owner} defines {here[event.name]} and {name}, two spellings of one event; keep one"
+                )
+            here[event.name] = name
+            if event.name not in taken and _is_event_method(getattr(hook, name)):
+                yield event, name
+        taken |= set(here)
+
+
+def _is_event_method(value: Any) -> bool:
+    """Return whether it can be called and is not marked.
+
+    A subclass drops an inherited event with ``on_… = None`` or with the mark.
+    """
+    method = callable(value) or isinstance(value, (staticmethod, classmethod))
+    marked = (getattr(body, "__hookline_not_an_event__", False) for body in (value, getattr(value, "__func__", value)))
+    return method and not any(marked)

@@ -1,0 +1,162 @@
+"""In which order hooks run, and why.
+
+Lifecycle hooks: users' first, built-ins last, each in registration order. Forward and update hooks: in registration
+order. `before` and `after` move only the hook that has them, to the nearest valid position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Protocol
+
+from hookline.errors import RegistrationError
+
+if TYPE_CHECKING:
+    from hookline.core.catalog import Event
+    from hookline.core.entry import Entry
+
+
+class Orderable(Protocol):
+    """What ordering needs to know about a hook."""
+
+    name: str
+    number: int
+    built_in: bool
+    last: bool
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Position:
+    """A hook's name and the reason for its position."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """The `before` and `after` of one hook, as far as those hooks are registered."""
+
+    name: str
+    before: list[str]
+    after: list[str]
+
+    def __str__(self) -> str:
+        return " and ".join([f"before {name!r}" for name in self.before] + [f"after {name!r}" for name in self.after])
+
+
+def in_order(hooks: Iterable[Orderable], tiers: bool, strict: bool = False) -> list[Position]:
+    """Resolve the order of hooks.
+
+    Args:
+        hooks: The hooks.
+        tiers: Whether users' hooks come before the built-in ones.
+        strict: Whether constraints that cannot be satisfied are an error. Otherwise such a hook keeps its `after`,
+            because a constraint that was valid when it was made must not break a run when another hook is removed.
+
+    Returns:
+        The hooks' positions, in order.
+
+    Raises:
+        RegistrationError: If constraints form a cycle, or with `strict`, contradict each other.
+    """
+    known = {hook.name: hook for hook in hooks}
+    base = sorted(known.values(), key=lambda hook: (hook.last, tiers and hook.built_in, hook.number))
+    positions = [Position(hook.name, _reason(hook, tiers, known)) for hook in base]
+    constraints = _targets_first([found for hook in base if (found := _constraint(hook, known)) is not None])
+    # One round is enough unless hooks refer to each other; each further one satisfies at least one more of them.
+    for _ in constraints:
+        before = [position.name for position in positions]
+        for constraint in constraints:
+            positions = _moved(positions, constraint)
+        if [position.name for position in positions] == before:
+            break
+    if strict:
+        _reject_unsatisfied(positions, constraints)
+    return positions
+
+
+def _constraint(hook: Orderable, known: Container[str]) -> Constraint | None:
+    before = [target for target in hook.before if target in known]
+    after = [target for target in hook.after if target in known]
+    return Constraint(hook.name, before, after) if before or after else None
+
+
+def _reason(hook: Orderable, tiers: bool, known: Container[str]) -> str:
+    kind = ("built-in" if hook.built_in else "user hook") + (", after users' hooks" if tiers and hook.built_in else "")
+    at_end = ", kept at the end" if hook.last else ""
+    absent = [repr(target) for target in (*hook.before, *hook.after) if target not in known]
+    in_vain = f"; asked for {' and '.join(absent)}, not there" if absent else ""
+    return f"{kind}, registered as number {hook.number}{at_end}{in_vain}"
+
+
+def _targets_first(constraints: Sequence[Constraint]) -> list[Constraint]:
+    """Sort constraints so that hooks others refer to are placed before those that refer to them."""
+    _reject_cycles(constraints)
+    by_name = {constraint.name: constraint for constraint in constraints}
+    graph = {constraint.name: [*constraint.before, *constraint.after] for constraint in constraints}
+    try:
+        return [by_name[name] for name in TopologicalSorter(graph).static_order() if name in by_name]
+    except CycleError:  # Hooks may refer to each other without contradiction: a before b, b after a.
+        return list(constraints)
+
+
+def _reject_cycles(constraints: Sequence[Constraint]) -> None:
+    later: dict[str, set[str]] = {constraint.name: set(constraint.after) for constraint in constraints}
+    for constraint in constraints:
+        for target in constraint.before:
+            later.setdefault(target, set()).add(constraint.name)
+    try:
+        TopologicalSorter(later).prepare()
+    except CycleError as error:
+        cycle = " → ".join(repr(name) for name in error.args[1])
+        raise RegistrationError(f"before/after go round in a circle: {cycle}; drop one of them") from None
+
+
+def _moved(positions: list[Position], constraint: Constraint) -> list[Position]:
+    """Move one hook to the nearest position that satisfies it; `after` wins where both cannot be satisfied."""
+    index = next(i for i, position in enumerate(positions) if position.name == constraint.name)
+    rest = [*positions[:index], *positions[index + 1 :]]
+    at = {position.name: i for i, position in enumerate(rest)}
+    lowest = max((at[target] + 1 for target in constraint.after), default=0)
+    highest = min((at[target] for target in constraint.before), default=len(rest))
+    target = max(min(index, highest), lowest)
+    if target == index:
+        return positions
+    why = positions[index].why.partition("; moved")[0]
+    moved = Position(constraint.name, f"{why}; moved, as it asked to run {constraint}")
+    return [*rest[:target], moved, *rest[target:]]
+
+
+def _reject_unsatisfied(positions: Sequence[Position], constraints: Iterable[Constraint]) -> None:
+    at = {position.name: i for i, position in enumerate(positions)}
+    for one in constraints:
+        here = at[one.name]
+        if any(at[name] < here for name in one.before) or any(at[name] > here for name in one.after):
+            raise RegistrationError(
+                f"{one.name!r} asks to run {one}, but those run in the other order themselves; drop one of the two"
+            )
+
+
+def explanation(event: Event, positions: Iterable[Position], entries: Mapping[str, Entry]) -> Iterator[str]:
+    """Yield a line about an event, then one for each of its hooks in order: when it runs, why there, what it names.
+
+    Args:
+        event: The event.
+        positions: The order of the hooks.
+        entries: The hooks by name.
+    """
+    yield f"{event.name}: {event.fires}; gradients: {event.gradients}"
+    listed = [place for place in positions if place.name in entries and event.name in entries[place.name].listeners]
+    for index, position in enumerate(listed, 1):
+        entry = entries[position.name]
+        status = "" if entry.enabled else " [disabled]"
+        when = f" ({entry.schedule})" if event.inner and not entry.schedule.always else ""
+        named = ", ".join(event.arguments_of(entry.listeners[event.name].wanted)) or "nothing"
+        yield f"  {index}. {position.name}{status}{when}: {position.why}; names {named}"
+    if not listed:
+        yield "  nobody hears it"

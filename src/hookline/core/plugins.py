@@ -1,0 +1,109 @@
+"""Names that a config may use: of hooks, models, data, optimizers, schedulers, losses and trainers.
+
+Each name has a factory: a built-in (a string ``"module:attribute"``, imported on first use), one registered with a
+decorator, or an entry point of an installed package. A config file can name nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from hookline.errors import HooklineError, RegistrationError, nearest
+
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+
+
+class PluginTable:
+    """The factories of one kind of thing, by name."""
+
+    def __init__(self, noun: str, plural: str, built_in: str = "") -> None:
+        self.noun, self.plural = noun, plural  # Entry points are in the group "hookline.<plural>".
+        self._reference = built_in  # "module:attribute" of the table of built-ins, loaded on first use.
+        self._table: dict[str, str] | None = None
+        self._added: dict[str, Any] = {}
+        self._plugins: dict[str, Any] | None = None
+
+    def add(self, name: str) -> Callable[[Factory], Factory]:
+        """Return a decorator that registers a class or function under a name that configs may use."""
+
+        def register(factory: Factory) -> Factory:
+            if name in self.built_in or name in self._added:
+                raise RegistrationError(f"a {self.noun} named {name!r} is registered already; choose another name")
+            self._added[name] = factory
+            return factory
+
+        return register
+
+    def find(self, name: str) -> Any:
+        """Return the factory of a name.
+
+        Raises:
+            HooklineError: If there is none; the message lists the names, nearest first.
+        """
+        if name in self.built_in:
+            return load_reference(self.built_in[name])
+        if name in self._added:
+            return self._added[name]
+        if name in self.plugins:
+            return self._load_plugin(name)
+        raise HooklineError(f"there is no {self.noun} named {name!r}; {nearest(name, self.names(), 40)}")
+
+    def _load_plugin(self, name: str) -> Any:
+        point = self.plugins[name]
+        try:
+            return point.load()
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise RegistrationError(f"the entry point {name!r} ({point.value}) cannot be loaded: {why}") from error
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.built_in or name in self._added or name in self.plugins
+
+    def names(self) -> list[str]:
+        """Return every name a config may use, sorted."""
+        return sorted({*self.built_in, *self._added, *self.plugins})
+
+    def origin(self, name: str) -> str:
+        """Return 'built-in', 'registered' or 'entry point'. Built-ins cannot be shadowed."""
+        return "built-in" if name in self.built_in else "registered" if name in self._added else "entry point"
+
+    @property
+    def built_in(self) -> Mapping[str, str]:
+        """The references of the built-ins."""
+        if self._table is None:
+            self._table = dict(load_reference(self._reference)) if self._reference else {}
+        return self._table
+
+    @property
+    def plugins(self) -> Mapping[str, Any]:
+        """The entry points of installed packages."""
+        if self._plugins is None:
+            self._plugins = {point.name: point for point in entry_points(group=f"hookline.{self.plural}")}
+        return self._plugins
+
+
+def load_reference(reference: str) -> Any:
+    """Import what ``"package.module:attribute"`` refers to."""
+    module, _, attribute = reference.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+# Built-ins are in folders above this one, which it cannot import.
+HOOKS = PluginTable("hook", "hooks", "hookline.hooks:BUILT_IN")
+MODELS = PluginTable("model", "models", "hookline.jobs:MODELS")
+DATA = PluginTable("data", "data", "hookline.jobs:DATA")
+SCHEDULERS = PluginTable("scheduler", "schedulers", "hookline.jobs:SCHEDULERS")
+OPTIMIZERS = PluginTable("optimizer", "optimizers", "hookline.jobs:OPTIMIZERS")
+LOSSES = PluginTable("loss", "losses", "hookline.jobs:LOSSES")
+TRAINERS = PluginTable("trainer", "trainers", "hookline.build:TRAINERS")
+
+register_hook = HOOKS.add
+register_model = MODELS.add
+register_data = DATA.add
+register_scheduler = SCHEDULERS.add
+register_optimizer = OPTIMIZERS.add
+register_loss = LOSSES.add
+register_trainer = TRAINERS.add

@@ -1,0 +1,463 @@
+"""`HookRegistry`: where hooks are registered, ordered, enabled and disabled, and through which events are fired."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, ClassVar
+
+from hookline.core.catalog import SPELLINGS, Event, Events, find_event
+from hookline.core.costs import DeviceTimer, cost_table, inner_seconds
+from hookline.core.dispatch import BoundHook, event_source
+from hookline.core.dispatch_table import DispatchTable
+from hookline.core.entry import Entry, HookList, as_names, default_name, hook_parameters, read_hook
+from hookline.core.failures import FailureHandler, Incident, check_policy
+from hookline.core.handle import Handle
+from hookline.core.manual_fire import ManualFiring, event_method
+from hookline.core.order import Position, explanation, in_order
+from hookline.core.plugins import load_reference
+from hookline.core.rng_guard import RngGuard
+from hookline.core.schedule import Clock, Schedule
+from hookline.errors import HooklineError, RegistrationError, nearest
+
+LOAD_HOOKS = "hookline.registry.load_hooks:load_hooks"
+"""Registers what a config lists; it belongs to the folder that reads configs, which is above this one."""
+
+
+class HookRegistry(Events):
+    """Registers hooks, orders them, enables and disables them, and fires events.
+
+    It has the same events as a hook: ``registry.on_epoch_end(epoch, state)`` calls every hook that listens to the
+    event. The trainer fires through `registry.slots` instead, which are None for events without listeners.
+    """
+
+    _orders: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Positional orders of a subclass, by spelling."""
+
+    def __init__(self, config: Any = None, *, allow: Iterable[str] = (), from_file: bool = False) -> None:
+        self.hooks: tuple[Any, ...] = ()
+        self.has_schedules = 0
+        """How many hooks are not always due."""
+        self.has_optional_arguments = 0
+        """How many listeners can do without some of their arguments."""
+        self.audits_every_call = False
+        """Whether writes to parameters are looked for at every call of a hook, not only on timed batches."""
+        self._entries: dict[str, Entry] = {}
+        self._order: dict[str, list[Position]] = {}  # By kind; resolved on first use, forgotten at every change.
+        # The schedules to evaluate, and whether a hook that is always due has an inner event to be timed at.
+        self._plan: tuple[list[tuple[str, Schedule]], bool] | None = None
+        self._registered = 0
+        self._constrained = 0  # Hooks with before/after.
+        self._checks: list[Callable[[Entry], Any]] = []
+        self._change_subscribers: list[Callable[[], Any]] = []
+        self._lock = threading.RLock()
+        self.failures = FailureHandler(self._entries, self._changed, self.disable)
+        self.rng_guard = RngGuard(self.failures.report, self._changed)
+        self.dispatch_table = DispatchTable(self.listeners, self.failures, self.rng_guard, self._lock)
+        self.slots = self.dispatch_table.slots
+        self.device_timer = DeviceTimer()
+        self.dispatch_table.add_wrapper(self.device_timer.wrap)
+        self._manual = ManualFiring(self)
+        # Old names, until every folder uses the new ones.
+        self.desk, self.guard, self.tables, self.fire = self.failures, self.rng_guard, self.dispatch_table, self.slots
+        self.device_time = self.device_timer
+        self.failures.arguments = self.dispatch_table.argument_costs
+        self.failures.argument_cost = self.dispatch_table.argument_costs.__getitem__
+        if config is not None:
+            self.load(config, allow=allow, from_file=from_file)
+
+    # ---- registering -------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        hook: Any,
+        name: str | None = None,
+        *,
+        event: str | None = None,
+        enabled: bool = True,
+        every: Any = None,
+        at: Any = None,
+        start: Any = None,
+        stop: Any = None,
+        before: str | Iterable[str] = (),
+        after: str | Iterable[str] = (),
+        on_error: str | None = None,
+        ranks: int | Iterable[int] | None = None,
+        origin: str = "code",
+        last: bool = False,
+        **parameters: Any,
+    ) -> Handle:
+        """Register a hook.
+
+        Args:
+            hook: An object, a class, a function (with `event`), a registered name or a dotted path.
+            name: Its name; else its own `name`, or its class in snake case.
+            event: The event of a function.
+            enabled: Whether it is called from the start.
+            every: Its period, such as 10 or ``"1M tokens"``.
+            at: The points at which it is due.
+            start: When it is first due.
+            stop: When it is last due.
+            before: Hooks that it must run before.
+            after: Hooks that it must run after.
+            on_error: Its failure policy: 'warn', 'disable' or 'raise'.
+            ranks: The ranks on which it is called; all if None.
+            origin: Where it comes from, for listings.
+            last: Whether it stays behind every hook that is registered later.
+            **parameters: Passed to the constructor if a class, a name or a path is given.
+
+        Returns:
+            A handle: the hook's name, which can also remove it.
+
+        Raises:
+            RegistrationError: If the hook, its name or its order is not valid.
+        """
+        schedule = Schedule.parse(
+            every, at, start, stop, name or (str(getattr(hook, "__name__", "function")) if event else "")
+        )
+        made, listeners = read_hook(hook, event, parameters)
+        own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
+        built_in = bool(own.get("built_in", False))
+        entry = Entry(
+            name=name or (str(getattr(made, "__name__", "function")) if event else default_name(made)),
+            hook=made,
+            number=0,
+            listeners=listeners,
+            built_in=built_in,
+            policy=check_policy(on_error or str(getattr(made, "on_error", "warn"))),
+            schedule=schedule if schedule != Schedule() else getattr(made, "schedule", None) or schedule,
+            enabled=enabled,
+            last=last or bool(own.get("runs_last", False)),
+            before=as_names(before),
+            after=as_names(after),
+            ranks=None if ranks is None else frozenset((ranks,) if isinstance(ranks, int) else ranks),
+            origin="built-in" if built_in and origin == "code" else origin,
+            parameters={} if event else hook_parameters(made, parameters),
+        )
+        return self._add(entry)
+
+    register_hook = add_hook = register
+
+    def _add(self, entry: Entry) -> Handle:
+        with self._lock:
+            self._check_name(entry)
+            self._registered += 1
+            entry.number = self._registered
+            self._check_order(entry)
+            for check in self._checks:
+                check(entry)
+        entry.set_up(self)  # User code, so not under the lock.
+        with self._lock:
+            if entry.name in self._entries:  # Registered by setup() itself, or by another thread.
+                self._close(entry)
+                self._check_name(entry)
+            self._entries[entry.name] = entry
+            self._count(entry, 1)
+            self._changed()
+        return Handle(entry.name, partial(self._remove_entry, entry))
+
+    def _check_name(self, entry: Entry) -> None:
+        if entry.name in self._entries:
+            raise RegistrationError(
+                f"a hook named {entry.name!r} is registered already; "
+                "give this one another name (name=…, or `as:` in a config)"
+            )
+
+    def _check_order(self, entry: Entry) -> None:
+        """Reject before/after that cannot be satisfied, before anything has changed."""
+        if not (self._constrained or entry.before or entry.after):
+            return
+        for kind in entry.kinds:
+            in_order([*self.entries(kind), entry], tiers=kind == "lifecycle", strict=True)
+        in_order([*self.entries(), entry], tiers=True)  # Cycles through hooks of several kinds.
+
+    def _count(self, entry: Entry, by: int) -> None:
+        """Count listeners, so that a change costs the same for ten hooks as for a thousand."""
+        self._constrained += by * bool(entry.before or entry.after)
+        self.has_schedules += by * (not entry.schedule.always)
+        for name, listener in entry.listeners.items():
+            self.dispatch_table.count(name, listener.wanted, by)
+            self.has_optional_arguments += by * bool(listener.optional)
+
+    def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return a decorator that registers a function as a hook of one event.
+
+        >>> @registry.on("train_batch_end", every=10)
+        ... def report(loss): print(loss)
+        """
+
+        def attach(function: Callable[..., Any]) -> Callable[..., Any]:
+            self.register(function, event=event, **options)
+            return function
+
+        return attach
+
+    def load(self, config: Any, *, allow: Iterable[str] = (), from_file: bool = False) -> list[Handle]:
+        """Register what a configuration lists, all of it or nothing.
+
+        Args:
+            config: Lists by kind (`forward`, `update`, `lifecycle`) or the keys of `HooksConfig`.
+            allow: Prefixes of dotted paths that a config from a file may import; nothing is imported before the check.
+            from_file: Whether the config comes from a file.
+
+        Returns:
+            The handles of the hooks.
+        """
+        handles: list[Handle] = load_reference(LOAD_HOOKS)(self, config, allow=allow, from_file=from_file)
+        return handles
+
+    # ---- looking up, enabling and removing ---------------------------------------------------------------------
+
+    def get(self, name: str) -> Any:
+        """Return the hook object of a name."""
+        return self.entry(name).hook
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._entries))
+
+    def enable(self, name: str) -> None:
+        """Enable a hook again; it keeps its position."""
+        self._switch(name, True)
+
+    def disable(self, name: str) -> None:
+        """Disable a hook without removing it."""
+        self._switch(name, False)
+
+    def is_enabled(self, name: str) -> bool:
+        """Return whether a hook is enabled."""
+        return self.entry(name).enabled
+
+    def remove(self, name: str) -> Any:
+        """Detach a hook, close it, and return it."""
+        entry = self.entry(name)
+        self._remove_entry(entry)
+        return entry.hook
+
+    enable_hook, disable_hook, remove_hook = enable, disable, remove
+
+    def list_hooks(self) -> HookList:
+        """Return every hook with its status, in the order in which lifecycle hooks run."""
+        entries = dict(self._entries)
+        return HookList(entries[position.name].record() for position in in_order(entries.values(), tiers=True))
+
+    def explain(self, event: str, source: bool = False) -> str:
+        """Say which hooks listen to an event, in which order and why; with `source`, print the code that calls them."""
+        row = find_event(event)
+        lines = [*explanation(row, self._positions(row.kind), dict(self._entries))]
+        if source and (hooks := self.listeners(row, due=None)):
+            lines.append(event_source(row, hooks))
+        return "\n".join(lines)
+
+    def entries(self, kind: str | None = None) -> list[Entry]:
+        """Return what is stored about each hook, in registration order; only of one kind if given."""
+        return [entry for entry in list(self._entries.values()) if kind is None or kind in entry.kinds]
+
+    def entry(self, name: str) -> Entry:
+        """Return what is stored about one hook.
+
+        Raises:
+            HooklineError: If there is no such hook; the message has the nearest name.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise HooklineError(f"no hook is named {name!r}; {nearest(name, self._entries)}")
+        return entry
+
+    def _switch(self, name: str, enabled: bool) -> None:
+        with self._lock:
+            entry = self.entry(name)
+            if entry.enabled != enabled:
+                entry.enabled = enabled
+                entry.failures.in_a_row.clear()
+                self._changed()
+
+    def _remove_entry(self, entry: Entry) -> None:
+        with self._lock:
+            if self._entries.get(entry.name) is not entry:
+                return
+            del self._entries[entry.name]
+            self.dispatch_table.scheduler.forget(entry.name)
+            self._count(entry, -1)
+            self._changed()
+        self._close(entry)
+
+    def reopen(self) -> None:
+        """Set up the hooks again that the last run closed, because another run begins."""
+        closed = [entry for entry in self.entries() if entry.closed]
+        for entry in closed:
+            entry.closed = False
+            entry.set_up(self)
+        if any("forward" in entry.kinds for entry in closed):
+            self._changed()
+
+    def close(self) -> None:
+        """Close every hook, once for each time it was set up."""
+        for entry in list(self._entries.values()):
+            self._close(entry)
+        if self.entries("forward"):
+            self._changed()  # Closed forward hooks are not called.
+
+    def _close(self, entry: Entry) -> None:
+        close = getattr(entry.hook, "close", None)
+        if callable(close) and not entry.closed:
+            entry.closed = True
+            try:
+                close()
+            except Exception as error:
+                message = f"failed in close(): {error!r}"
+                self.failures.report(Incident("failed", entry.name, "close", 0, message, error), True)
+
+    def silenced(self) -> AbstractContextManager[None]:
+        """Return a context in which no forward hook is called; a registry without a model has none."""
+        return nullcontext()
+
+    # ---- the hooks' state --------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the hooks save with the run, by name."""
+        return {entry.name: state for entry in self.entries() if (state := entry.state()) is not None}
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Restore the state of every hook, in place.
+
+        Returns:
+            The names of states `without_hook`, and of hooks `without_state`.
+
+        Raises:
+            HooklineError: If a hook cannot take its state.
+        """
+        for name in [name for name in states if name in self._entries]:
+            entry = self._entries[name]
+            try:
+                entry.load_state(states[name])
+            except Exception as error:
+                raise HooklineError(
+                    f"hook {name!r} ({type(entry.hook).__name__}) cannot take the state that was saved under its name: "
+                    f"{type(error).__name__}: {error}. If another hook saved it, register this one under another name"
+                ) from error
+        stateful = [entry.name for entry in self.entries() if entry.state() is not None]
+        return {
+            "without_hook": [name for name in states if name not in self._entries],
+            "without_state": [name for name in stateful if name not in states],
+        }
+
+    # ---- changes -----------------------------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        """Make everything again that depends on the set of hooks."""
+        with self._lock:
+            self.hooks = tuple(entry.hook for entry in self._entries.values())
+            self._order, self._plan = {}, None
+            self._manual.reset()
+            self.dispatch_table.reset()
+            for subscriber in list(self._change_subscribers):
+                subscriber()
+
+    def on_change(self, subscriber: Callable[[], Any]) -> Callable[[], None]:
+        """Call a function whenever the set of hooks changes; returns a function that ends the subscription."""
+        self._change_subscribers.append(subscriber)
+        return lambda: self._change_subscribers.remove(subscriber)
+
+    def add_registration_check(self, check: Callable[[Entry], Any]) -> Callable[[], None]:
+        """Check every hook before it is registered, and those that are; returns a function that ends it."""
+        for entry in self.entries():
+            check(entry)
+        self._checks.append(check)
+        return lambda: self._checks.remove(check)
+
+    # ---- events ------------------------------------------------------------------------------------------------
+
+    def listeners(self, event: Event, due: frozenset[str] | None) -> list[BoundHook]:
+        """Return the listeners of an event in order, given the scheduled hooks that are due; None means all are."""
+        with self._lock:
+            ordered = (self._entries[position.name] for position in self._positions(event.kind))
+            return [entry.bind(event) for entry in ordered if self._is_called(entry, event, due)]
+
+    def _positions(self, kind: str) -> list[Position]:
+        """Return the order of all hooks of a kind, whether enabled or not: disabling one never moves another."""
+        with self._lock:
+            if kind not in self._order:
+                self._order[kind] = in_order(self.entries(kind), tiers=kind == "lifecycle")
+            return self._order[kind]
+
+    def _is_called(self, entry: Entry, event: Event, due: frozenset[str] | None) -> bool:
+        if not entry.enabled or event.name not in entry.listeners:
+            return False
+        if entry.ranks is not None and self.failures.rank not in entry.ranks:
+            return False
+        return due is None or entry.is_due(event, due)
+
+    def calling_hook(self) -> str | None:
+        """Return the hook that the current call came from, found on the stack: the record says who changed the run."""
+        owners = {id(entry.hook): entry.name for entry in self.entries()}
+        codes = {getattr(entry.hook, "__code__", None): entry.name for entry in self.entries()}
+        frame = sys._getframe(1)
+        while frame is not None:
+            name = owners.get(id(frame.f_locals.get("self"))) or codes.get(frame.f_code)
+            if name is not None:
+                return name
+            frame = frame.f_back  # type: ignore[assignment]
+        return None
+
+    def begin_batch(self, clock: Clock) -> None:
+        """Begin another micro-batch; costs a decrement unless a schedule must be evaluated or time is sampled."""
+        if self.dispatch_table.countdown > 0:
+            self.dispatch_table.countdown -= 1
+        else:
+            self.decide_due_hooks(clock)
+
+    def decide_due_hooks(self, clock: Clock) -> None:
+        """Decide which scheduled hooks are called at the events of this micro-batch."""
+        with self._lock:  # A change in another thread would otherwise be lost.
+            if self._plan is None:
+                enabled = [entry for entry in self._entries.values() if entry.enabled]
+                scheduled = [(entry.name, entry.schedule) for entry in enabled if not entry.schedule.always]
+                self._plan = scheduled, any(entry.schedule.always and entry.listens_to_inner for entry in enabled)
+            self.dispatch_table.decide_due_hooks(clock, *self._plan)
+
+    def replan(self, restored: Clock | None = None) -> None:
+        """Evaluate every schedule at the next micro-batch: an epoch began, or counters were `restored`."""
+        if restored is not None:
+            self.dispatch_table.scheduler.resume(restored)
+        self.dispatch_table.scheduler.forget_step()
+        self.dispatch_table.countdown = 0
+
+    def due_now(self, name: str) -> bool:
+        """Return whether a hook is due at this micro-batch."""
+        return self.entry(name).schedule.always or name in self.dispatch_table.scheduler.due
+
+    def fire_manually(self, spelling: str, args: tuple[Any, ...], values: dict[str, Any]) -> None:
+        """Fire an event from a user's own loop; ``registry.on_…(…)`` calls this."""
+        event = SPELLINGS[spelling]
+        self._manual.fire(event, self._orders.get(spelling, event.order), args, values)
+
+    # ---- costs -------------------------------------------------------------------------------------------------
+
+    def inner_seconds(self) -> dict[str, float]:
+        """Return the host time of every hook inside steps, scaled up from its samples."""
+        return inner_seconds(self.entries(), self.dispatch_table.scale)
+
+    def costs(self) -> list[dict[str, Any]]:
+        """Return the time by hook and by argument, most expensive first; inner events are scaled up from samples.
+
+        The time on an accelerator is included, for which this waits.
+        """
+        self.device_timer.collect(wait=True)
+        return cost_table(self.entries(), self.dispatch_table.argument_costs, self.dispatch_table.scale)
+
+    # Old names, until every folder uses the new ones.
+    watch_changes, admit_with, who_is_calling = on_change, add_registration_check, calling_hook
+    decide_who_is_due, fire_by_hand = decide_due_hooks, fire_manually
+
+
+for _spelling in SPELLINGS:
+    setattr(HookRegistry, _spelling, event_method(_spelling))

@@ -1,0 +1,147 @@
+"""Hooks may change learning rates, parameters and batches, and the record says which hook changed what."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from hookline import SimpleTrainer, TrainingHook
+from hookline.core.change_audit import ChangeAudit
+from hookline.core.scheduler import SAMPLE_AT, SAMPLE_EVERY
+
+
+class Changes(TrainingHook):
+    """Makes a change at one step, or at every one."""
+
+    def __init__(self, change: Any, at: int | None = None) -> None:
+        self.change, self.at = change, at
+
+    def on_train_batch_end(self, trainer: Any, batch: Any, step: int) -> None:
+        """Make the change."""
+        if self.at in (None, step):
+            self.change(trainer, batch)
+
+
+def make_trainer(*hooks: Any, tensor_lr: bool = False, **options: Any) -> Any:
+    """Make a trainer of a tiny model, 40 steps unless told otherwise."""
+    model = torch.nn.Linear(2, 1)
+    lr: Any = torch.tensor(0.1) if tensor_lr else 0.1
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    batches = [(torch.ones(1, 2), torch.ones(1, 1)) for _ in range(40)]
+    options = {"max_steps": 40, "record": False, "console": False, **options}
+    trainer = SimpleTrainer(model, batches, optimizer, "cpu", loss_fn=torch.nn.MSELoss(), **options)
+    for hook in hooks:
+        trainer.add_hook(hook)
+    return trainer
+
+
+def noted(trainer: Any) -> list[dict[str, Any]]:
+    """Train and return what the record says about changes."""
+    trainer.train()
+    return [event for event in trainer.record.events if event["kind"] in ("hook_wrote", "lr_changed")]
+
+
+def halve_lr(trainer: Any, batch: Any) -> None:
+    """Change a learning rate in its group."""
+    trainer.optimizers[0].param_groups[0]["lr"] /= 2
+
+
+def change_params(trainer: Any, batch: Any) -> None:
+    """Change a parameter in place."""
+    trainer.model.weight.detach().add_(1)
+
+
+def test_a_learning_rate_written_into_a_group_is_recorded_whenever_it_happens() -> None:
+    """With the hook, the event, the step and both values."""
+    (event,) = noted(make_trainer(Changes(halve_lr, at=11)))
+    fields = {key: event[key] for key in ("kind", "hook", "on", "what", "step", "old", "new", "times")}
+    assert fields == {
+        "kind": "hook_wrote", "hook": "changes", "on": "on_train_batch_end", "what": "learning rate",
+        "step": 11, "old": [0.1], "new": [0.05], "times": 1,
+    }  # fmt: skip
+
+
+def test_a_hook_that_writes_at_every_step_does_not_fill_the_record() -> None:
+    """It is noted at the first, second, fourth, eighth … time, with the count."""
+    assert [event["times"] for event in noted(make_trainer(Changes(halve_lr)))] == [1, 2, 4, 8, 16, 32]
+
+
+def test_a_rate_assigned_through_the_trainer_is_noted_once() -> None:
+    """`trainer.lr = …` notes it itself."""
+
+    def assign(trainer: Any, batch: Any) -> None:
+        trainer.lr = 0.05
+
+    assert [event["kind"] for event in noted(make_trainer(Changes(assign, at=3)))] == ["lr_changed"]
+
+
+def test_rates_that_are_tensors_are_compared_by_version() -> None:
+    """Reading them would wait for a device."""
+
+    def fill(trainer: Any, batch: Any) -> None:
+        trainer.optimizers[0].param_groups[0]["lr"].fill_(0.01)
+
+    (event,) = noted(make_trainer(Changes(fill, at=5), tensor_lr=True))
+    assert event["what"] == "learning rate"
+
+
+@pytest.mark.parametrize(
+    ("what", "step", "change"),
+    [("parameters", SAMPLE_AT, change_params), ("batch", 11, lambda trainer, batch: batch[0].add_(1))],
+)
+def test_a_write_is_noted_and_logged_once(what: str, step: int, change: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """To the batch at any step, to parameters on the batches that the registry times."""
+    with caplog.at_level(logging.WARNING):
+        (event,) = noted(make_trainer(Changes(change, at=step)))
+    assert (event["what"], event["step"]) == (what, step)
+    assert sum(f"hook 'changes' modified the {what}" in message for message in caplog.messages) == 1
+
+
+def test_parameters_are_compared_on_timed_batches_only() -> None:
+    """A hook that writes at every step is noted when a timed batch comes."""
+    steps = [event["step"] for event in noted(make_trainer(Changes(change_params)))]
+    assert steps == [SAMPLE_AT, SAMPLE_AT + SAMPLE_EVERY]
+
+
+@pytest.mark.parametrize("switch", ["debug", "verify"])
+def test_with_debug_and_in_verify_parameters_are_compared_at_every_call(switch: str) -> None:
+    """One write at any step is enough."""
+    trainer = make_trainer(Changes(change_params, at=11), debug=switch == "debug")
+    trainer.hooks.audits_every_call = switch == "verify"
+    (event,) = noted(trainer)
+    assert (event["what"], event["step"]) == ("parameters", 11)
+
+
+def test_events_outside_steps_are_always_checked() -> None:
+    """One write at the end of an epoch is enough."""
+
+    class AtTheEnd(TrainingHook):
+        def on_epoch_end(self, model: Any) -> None:
+            with torch.no_grad():
+                model.weight.zero_()
+
+    (event,) = noted(make_trainer(AtTheEnd()))
+    assert (event["hook"], event["on"], event["what"]) == ("at_the_end", "on_epoch_end", "parameters")
+
+
+def test_hooks_that_only_read_are_not_noted() -> None:
+    """Naming the trainer changes nothing."""
+    assert noted(make_trainer(Changes(lambda trainer, batch: trainer.lr + batch[0].sum()))) == []
+
+
+def test_a_hook_that_names_ctx_alone_is_called_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A heartbeat costs nothing here, however many parameters there are."""
+
+    class Heartbeat(TrainingHook):
+        def on_step_end(self, ctx: Any) -> None: ...
+
+    audited: list[str] = []
+    wrapped = ChangeAudit._wrapped
+    monkeypatch.setattr(
+        ChangeAudit,
+        "_wrapped",
+        lambda self, event, hook, all: audited.append(hook.hook) or wrapped(self, event, hook, all),
+    )
+    assert noted(make_trainer(Heartbeat(), Changes(lambda trainer, batch: None))) == []
+    assert set(audited) == {"changes"}

@@ -1,0 +1,53 @@
+"""A handle is the hook's name and can remove it."""
+
+import copy
+import json
+import pickle
+
+import pytest
+
+from hookline.core.base import TrainingHook
+from hookline.core.handle import Handle
+from hookline.core.registry import HookRegistry
+
+
+def test_a_handle_is_the_name() -> None:
+    """It compares, hashes, prints and serialises as the string it is."""
+    handle = Handle("mine", lambda: None)
+    assert handle == "mine" and {handle: 1}["mine"] == 1 and f"{handle}" == "mine"
+    assert json.dumps([handle]) == '["mine"]'
+
+
+def test_copies_are_plain_names() -> None:
+    """A config that holds a handle can be copied and sent to another process."""
+    handle = Handle("mine", lambda: None)
+    for copied in (copy.copy(handle), copy.deepcopy({"id": handle})["id"], pickle.loads(pickle.dumps(handle))):
+        assert copied == "mine" and type(copied) is str
+
+
+def test_removing_twice_is_harmless() -> None:
+    """The second call does nothing."""
+    removed: list[str] = []
+    handle = Handle("mine", lambda: removed.append("once"))
+    handle.remove()
+    handle.remove()
+    assert removed == ["once"]
+
+
+def test_a_with_block_removes_at_its_end_also_on_errors() -> None:
+    """The hook lives as long as the block, and the block's error goes on."""
+    registry = HookRegistry()
+    with pytest.raises(ValueError, match="inside"), registry.register(TrainingHook("mine")) as name:
+        assert name in registry
+        raise ValueError("inside")
+    assert "mine" not in registry
+
+
+def test_an_old_handle_does_not_remove_its_successor() -> None:
+    """A handle stands for the hook it was given for, not for whoever took the name later."""
+    registry = HookRegistry()
+    old = registry.register(TrainingHook("mine"))
+    registry.remove("mine")
+    registry.register(TrainingHook("mine"))
+    old.remove()
+    assert "mine" in registry

@@ -1,0 +1,176 @@
+"""The order of hooks: tiers, registration, and before/after that move only the hook that asked."""
+
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hookline.core.order import in_order
+from hookline.errors import RegistrationError
+
+
+@dataclass
+class Hook:
+    """What ordering knows of a hook."""
+
+    name: str
+    number: int
+    built_in: bool = False
+    last: bool = False
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+NAMES = "abcdef"
+
+
+@st.composite
+def hooks(draw: st.DrawFn, asking: int = 6) -> list[Hook]:
+    """Up to six hooks; some built in, some last, some asking to be before or after others (also absent ones)."""
+    count = draw(st.integers(1, 6))
+    made = [Hook(NAMES[i], i + 1, draw(st.booleans()), draw(st.integers(0, 9)) == 0) for i in range(count)]
+    for hook in draw(st.permutations(made))[:asking]:
+        others = st.lists(st.sampled_from([name for name in NAMES + "z" if name != hook.name]), max_size=2, unique=True)
+        hook.before, hook.after = tuple(draw(others)), tuple(draw(others))
+    return draw(st.permutations(made))
+
+
+def names(places: list[Hook], tiers: bool = True, strict: bool = False) -> list[str]:
+    """The resolved order by name."""
+    return [place.name for place in in_order(places, tiers, strict)]
+
+
+def base(made: list[Hook], tiers: bool) -> list[str]:
+    """The order if nobody had asked for anything, said plainly."""
+    users = sorted((h for h in made if not (tiers and h.built_in)), key=lambda h: h.number)
+    built_ins = sorted((h for h in made if tiers and h.built_in), key=lambda h: h.number)
+    both = users + built_ins
+    return [h.name for h in both if not h.last] + [h.name for h in both if h.last]
+
+
+def edges(made: list[Hook]) -> set[tuple[str, str]]:
+    """All pairs (earlier, later) that somebody asked for."""
+    there = {hook.name for hook in made}
+    asked = {(hook.name, target) for hook in made for target in hook.before}
+    asked |= {(target, hook.name) for hook in made for target in hook.after}
+    return {(first, second) for first, second in asked if {first, second} <= there}
+
+
+def circular(made: list[Hook]) -> bool:
+    """Whether the wishes contradict each other."""
+    later: dict[str, set[str]] = {}
+    for first, second in edges(made):
+        later.setdefault(second, set()).add(first)
+    try:
+        TopologicalSorter(later).prepare()
+    except CycleError:
+        return True
+    return False
+
+
+@settings(deadline=None)
+@given(hooks(asking=0), st.booleans())
+def test_without_wishes_tiers_and_registration_decide(made: list[Hook], tiers: bool) -> None:
+    """Users first, built-ins last, those kept at the end behind all; inside each in order of registration."""
+    assert names(made, tiers) == base(made, tiers)
+
+
+@settings(max_examples=300, deadline=None)
+@given(hooks(), st.booleans())
+def test_what_is_accepted_is_satisfied_and_circles_are_refused(made: list[Hook], tiers: bool) -> None:
+    """A strict order meets every wish; a circle is always refused, and only contradictions are."""
+    if circular(made):
+        with pytest.raises(RegistrationError, match="circle"):
+            names(made, tiers)
+        return
+    try:
+        order = names(made, tiers, strict=True)
+    except RegistrationError as error:
+        assert "asks to run" in str(error)
+        assert any(len(hook.before) + len(hook.after) > 1 for hook in made), "one wish alone can always be met"
+        return
+    assert sorted(order) == sorted(hook.name for hook in made)
+    for first, second in edges(made):
+        assert order.index(first) < order.index(second)
+
+
+@settings(max_examples=200, deadline=None)
+@given(hooks(), st.booleans())
+def test_hooks_that_did_not_ask_keep_their_order(made: list[Hook], tiers: bool) -> None:
+    """Only the hook that asked moves."""
+    if circular(made):
+        return
+    there = {hook.name for hook in made}
+    quiet = {hook.name for hook in made if not there & {*hook.before, *hook.after}}
+    assert [name for name in names(made, tiers) if name in quiet] == [n for n in base(made, tiers) if n in quiet]
+
+
+@settings(max_examples=200, deadline=None)
+@given(hooks(asking=1), st.booleans())
+def test_one_asking_hook_moves_to_the_nearest_legal_place(made: list[Hook], tiers: bool) -> None:
+    """Of all places that meet its wishes it takes the one nearest to where it was."""
+    try:
+        order = names(made, tiers, strict=True)
+    except RegistrationError:
+        return
+    was = base(made, tiers)
+    for mover in (hook.name for hook in made if hook.before or hook.after):
+        rest = [name for name in was if name != mover]
+        legal = [
+            spot for spot in range(len(was))
+            if all(([*rest[:spot], mover, *rest[spot:]]).index(a) < ([*rest[:spot], mover, *rest[spot:]]).index(b)
+                   for a, b in edges(made))
+        ]  # fmt: skip
+        assert abs(order.index(mover) - was.index(mover)) == min(abs(spot - was.index(mover)) for spot in legal)
+
+
+@pytest.mark.req("000-08")
+@given(hooks(), st.booleans(), st.randoms())
+@settings(max_examples=100, deadline=None)
+def test_the_order_does_not_depend_on_how_hooks_are_handed_over(made: list[Hook], tiers: bool, random: object) -> None:
+    """The same hooks give the same order, whatever collection they came from."""
+    if not circular(made):
+        assert names(made, tiers) == names(sorted(made, key=lambda hook: hook.name), tiers) == names(made[::-1], tiers)
+
+
+def test_hooks_may_refer_to_each_other_and_others_to_them() -> None:
+    """a before b and b after a say the same thing twice; a third that follows b is placed behind it."""
+    made = [Hook("x", 1, after=("y",)), Hook("y", 2, after=("z",)), Hook("z", 3, before=("y",))]
+    assert names(made, strict=True) == ["z", "y", "x"]
+
+
+def test_a_circle_is_refused_naming_its_members() -> None:
+    """The message shows the ring and what to do."""
+    with pytest.raises(RegistrationError, match=r"circle: .*'a'.*'b'.*drop one"):
+        names([Hook("a", 1, before=("b",)), Hook("b", 2, before=("a",))])
+    with pytest.raises(RegistrationError, match="circle"):
+        names([Hook("a", 1, after=("a",))])
+
+
+def test_contradicting_wishes_of_one_hook_are_refused_when_strict() -> None:
+    """After the second and before the first of two hooks cannot be had, because those do not move."""
+    made = [Hook("a", 1), Hook("b", 2), Hook("c", 3, before=("a",), after=("b",))]
+    with pytest.raises(RegistrationError, match="'c' asks to run before 'a' and after 'b'"):
+        names(made, strict=True)
+    assert names(made) == ["a", "b", "c"]
+
+
+def test_reasons_are_told() -> None:
+    """explain shows for each place why it is so."""
+    made = [Hook("mine", 1, after=("theirs",)), Hook("theirs", 2, built_in=True), Hook("end", 3, last=True)]
+    assert [place.why for place in in_order(made, tiers=True)] == [
+        "built-in, after users' hooks, registered as number 2",
+        "user hook, registered as number 1; moved, as it asked to run after 'theirs'",
+        "user hook, registered as number 3, kept at the end",
+    ]
+
+
+def test_who_asks_for_somebody_who_is_not_there_is_told_in_the_reason() -> None:
+    """A misspelt name is seen where the order is explained; the wish that can be granted is."""
+    made = [Hook("a", 1), Hook("b", 2, before=("a", "aa"), after=("zz",))]
+    places = in_order(made, tiers=False)
+    assert [place.name for place in places] == ["b", "a"]
+    assert "; asked for 'aa' and 'zz', not there; moved, as it asked to run before 'a'" in places[0].why
+    assert "asked" not in places[1].why

@@ -1,0 +1,322 @@
+"""Who is due is asked rarely and answered exactly: over epochs, accumulation, samples and resumes."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from clocks import micro_batches, schedules
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hookline.core.registry import HookRegistry
+from hookline.core.schedule import FAR, Reading, Schedule
+from hookline.core.scheduler import SAMPLE_AT, SAMPLE_EVERY, TIMED_OF_DUE, ManualClock, Scheduler
+from hookline.errors import RegistrationError
+
+
+def fire_batch(registry: HookRegistry) -> None:
+    """Fire one inner event as the loop does, with a moment that has nothing."""
+    if heard := registry.slots.on_train_batch_end:
+        heard(None)
+
+
+def drive(registry: HookRegistry, run: list[Reading], check: Callable[[Reading, Reading], None]) -> None:
+    """Run a registry over a clock as the training loop does: asked anew when an epoch begins."""
+    before = Reading()
+    for now in run:
+        if now.epochs != before.epochs:
+            registry.replan()
+        registry.begin_batch(now)
+        fire_batch(registry)
+        check(now, before)
+        before = now
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(schedules, min_size=1, max_size=3),
+    st.integers(1, 4),
+    st.lists(st.integers(1, 12), min_size=1, max_size=4),
+    st.integers(0, 5),
+    st.booleans(),
+)
+def test_the_countdown_never_skips_a_due_micro_batch(
+    asked: list[Schedule], accumulate: int, epochs: list[int], tokens: int, always: bool
+) -> None:
+    """Through begin_batch, with hooks of several schedules and timing samples, every answer is the schedule's own."""
+    registry = HookRegistry()
+    heard: dict[str, int] = {}
+
+    def listener(name: str) -> Callable[[], None]:
+        return lambda: heard.__setitem__(name, heard.get(name, 0) + 1)
+
+    for index, schedule in enumerate(asked):
+        function = listener(f"h{index}")
+        function.schedule = schedule  # type: ignore[attr-defined]
+        registry.register(function, f"h{index}", event="on_train_batch_end")
+    if always:
+        registry.register(lambda: None, "always", event="on_train_batch_end")
+    expected: dict[str, int] = {}
+    held: dict[int, int] = {}
+
+    def check(now: Reading, before: Reading) -> None:
+        for index, schedule in enumerate(asked):
+            due = schedule.always or schedule.due(now, before)
+            if due and schedule.by_tokens_or_time:
+                held[index] = now.steps
+            due = due or held.get(index) == now.steps  # the rest of the window is heard, too
+            assert registry.due_now(f"h{index}") == due, f"{schedule} at {now}"
+            expected[f"h{index}"] = expected.get(f"h{index}", 0) + due
+
+    drive(registry, micro_batches(accumulate, epochs, tokens), check)
+    assert {name: count for name, count in expected.items() if count} == heard
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(schedules, min_size=1, max_size=3), st.integers(1, 5), st.lists(st.integers(1, 12), min_size=1))
+def test_what_came_up_within_a_window_is_heard_at_its_step(
+    asked: list[Schedule], accumulate: int, epochs: list[int]
+) -> None:
+    """A step's events come with its last micro-batch only, whichever of them was the due one."""
+    registry, heard, run = HookRegistry(), set[tuple[int, int]](), micro_batches(accumulate, epochs, 3)
+    for index, schedule in enumerate(asked):
+        function: Any = lambda step, index=index: heard.add((index, step))  # noqa: E731
+        function.schedule = schedule
+        registry.register(function, f"h{index}", event="on_step_end")
+    expected = set[tuple[int, int]]()
+    for now, before, after in zip(run, [Reading(), *run], [*run[1:], Reading()], strict=False):
+        if now.epochs != before.epochs:
+            registry.replan()
+        registry.begin_batch(now)
+        expected |= {(index, now.steps) for index, one in enumerate(asked) if one.always or one.due(now, before)}
+        if after.steps != now.steps and (fired := registry.slots.on_step_end):
+            fired(SimpleNamespace(step=now.steps))
+    assert heard == expected
+
+
+def test_a_step_that_is_begun_again_has_no_due_hooks_from_before() -> None:
+    """A run that failed within a window makes that step again, from other batches."""
+    registry = HookRegistry()
+    registry.register(lambda: None, "h", event="on_step_end", every="3 batches")
+    registry.begin_batch(Reading(1, 3, 1))
+    assert registry.dispatch_table.scheduler.due_at_step == {"h"}
+    registry.replan()
+    registry.begin_batch(Reading(1, 4, 1))
+    assert not registry.dispatch_table.scheduler.due_at_step
+
+
+def test_who_takes_anothers_name_is_not_due_in_its_place() -> None:
+    """Hooks are known by their names, and one that is gone is forgotten at once."""
+    scheduler = Scheduler()
+    scheduler.due = scheduler.due_at_step = frozenset({"a", "b"})
+    scheduler.forget("a")
+    assert scheduler.due == scheduler.due_at_step == {"b"}
+
+
+def test_a_loop_of_ones_own_hears_its_steps_by_batches() -> None:
+    """Its step's end need not say which batch was the last; in the next epoch nothing is left of it."""
+    registry, heard = HookRegistry(), list[tuple[int, int]]()
+    registry.register(lambda step, epoch: heard.append((epoch, step)), "h", event="on_step_end", every="3 batches")
+    for epoch in range(2):
+        for index in range(4):
+            registry.on_train_batch_start(step=index // 2 + 1, batch_idx=index, epoch=epoch)
+            if index % 2:
+                registry.on_step_end(step=index // 2 + 1, epoch=epoch)
+    assert heard == [(0, 2), (1, 2)]
+
+
+def test_a_hook_that_is_not_due_is_not_asked_each_batch() -> None:
+    """Between two due micro-batches the registry only counts down."""
+    registry = HookRegistry()
+    registry.register(lambda: None, "rare", event="on_train_batch_end", every=1000)
+    asked = 0
+
+    class Counting(Reading):
+        @property
+        def steps(self) -> int:  # type: ignore[override]
+            nonlocal asked
+            asked += 1
+            return self.batches
+
+        @steps.setter
+        def steps(self, value: int) -> None: ...
+
+    for number in range(1, 1001):
+        registry.begin_batch(Counting(batches=number))
+        fire_batch(registry)
+    assert registry.due_now("rare") and asked < 40
+
+
+@pytest.mark.parametrize("schedule", [{"every": "100 tokens"}, {"at": "100 tokens"}, {"every": "10 s"}, {"at": "10 s"}])
+def test_a_resumed_run_does_not_repeat_what_was_passed_before(schedule: dict[str, Any]) -> None:
+    """After a resume the first micro-batch is not due for a mark of the earlier attempt."""
+    registry = HookRegistry()
+    registry.register(lambda: None, "h", event="on_train_batch_end", **schedule)
+    registry.begin_batch(Reading(steps=20, batches=20, epochs=1, tokens=150, seconds=15))
+    assert not registry.due_now("h")
+
+
+@pytest.mark.parametrize("schedule", [{"every": "100 tokens"}, {"at": "200 tokens"}])
+def test_a_mark_passed_by_the_first_batch_after_a_resume_is_due(schedule: dict[str, Any]) -> None:
+    """Told where the counters were restored to, the registry counts on without a gap."""
+    registry = HookRegistry()
+    registry.register(lambda: None, "h", event="on_train_batch_end", **schedule)
+    registry.replan(Reading(steps=19, batches=19, epochs=1, tokens=195))
+    registry.begin_batch(Reading(steps=20, batches=20, epochs=1, tokens=205))
+    assert registry.due_now("h")
+
+
+def test_the_first_batch_of_a_fresh_run_counts_from_zero() -> None:
+    """Ten tokens in the first batch pass a mark at five."""
+    scheduler = Scheduler()
+    scheduler.decide(Reading(1, 1, 1, 10, 0.1), [("h", Schedule.parse(every="5 tokens"))], sample=False)
+    assert scheduler.due == {"h"}
+
+
+def test_a_hook_added_later_is_not_due_for_what_passed_while_nobody_looked() -> None:
+    """The marks of tokens that went by before a hook was there are not its own."""
+    registry = HookRegistry()
+    for number in range(1, 50):
+        registry.begin_batch(Reading(number, number, 1, number * 10))
+    registry.register(lambda: None, "late", event="on_train_batch_end", every="100 tokens")
+    registry.begin_batch(Reading(50, 50, 1, 495))
+    assert not registry.due_now("late")
+    registry.begin_batch(Reading(51, 51, 1, 505))
+    assert registry.due_now("late")
+
+
+class Waiting:
+    """Looks every ten batches, and asks every time whether what it saw has arrived."""
+
+    schedule = Schedule.parse(every="10 batches")
+    always_hears = ("on_train_batch_end",)
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_train_batch_start(self) -> None:
+        self.heard.append("start")
+
+    def on_train_batch_end(self) -> None:
+        self.heard.append("end")
+
+
+def test_some_events_reach_a_hook_that_is_not_due() -> None:
+    """Those that it names; the others keep to its schedule."""
+    registry, hook = HookRegistry(), Waiting()
+    registry.register(hook)
+    for number in range(1, 21):
+        registry.begin_batch(Reading(number, number, 1))
+        for fired in (registry.slots.on_train_batch_start, registry.slots.on_train_batch_end):
+            if fired:
+                fired(None)
+    assert hook.heard == (["end"] * 9 + ["start", "end"]) * 2
+
+
+def test_an_event_that_a_hook_does_not_hear_cannot_be_always_heard() -> None:
+    """The nearest that it does is named."""
+    hook = Waiting()
+    hook.always_hears = ("on_train_batch_ends",)
+    with pytest.raises(
+        RegistrationError, match="always_hears: it does not listen to 'on_train_batch_ends'; did you mean"
+    ):
+        HookRegistry().register(hook)
+
+
+def test_one_schedule_of_several_hooks_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them are due together; a hook with another schedule is asked by itself."""
+    asked: list[str] = []
+    due = Schedule.due
+    monkeypatch.setattr(Schedule, "due", lambda self, now, last: asked.append(str(self)) or due(self, now, last))
+    scheduler, scheduled = Scheduler(), [(name, Schedule.parse(every=10)) for name in "abc"]
+    scheduled.append(("d", Schedule.parse(every="7 batches")))
+    scheduler.decide(Reading(10, 10, 1), scheduled, sample=False)
+    assert scheduler.due == {"a", "b", "c"} and sorted(asked) == ["every 10 steps", "every 7 batches"]
+
+
+def test_without_schedules_and_samples_nobody_is_asked_again() -> None:
+    """An scheduler with nothing on it holds as far as counting goes."""
+    assert Scheduler().decide(Reading(1, 1, 1), [], sample=False) == FAR
+
+
+def test_one_micro_batch_in_sixteen_is_timed_and_never_the_first() -> None:
+    """Samples come at a fixed place, so that warming up is not among them."""
+    scheduler, timed, hold = Scheduler(), [], 0
+    for number in range(1, 50):
+        if hold == 0:
+            hold = scheduler.decide(Reading(number, number, 1), [], sample=True)
+            timed += [number] if scheduler.timed else []
+        else:
+            hold -= 1
+    assert timed == [SAMPLE_AT, SAMPLE_AT + SAMPLE_EVERY, SAMPLE_AT + 2 * SAMPLE_EVERY]
+
+
+def test_a_rare_hook_is_timed_when_it_becomes_due() -> None:
+    """Otherwise a hook due every hundred steps might never be seen in the cost table."""
+    scheduler = Scheduler()
+    scheduler.decide(Reading(100, 100, 1), [("rare", Schedule.parse(every=100))], sample=True)
+    assert scheduler.timed and scheduler.scale("rare", 0) == 1.0
+
+
+def test_a_hook_that_is_due_now_and_then_is_timed_one_time_in_four() -> None:
+    """From the first on; to look at the clock around each call costs as much as a small hook does."""
+    scheduler, scheduled, timed = Scheduler(), [("h", Schedule.parse(every=10))], []
+    for number in range(1, 101):
+        scheduler.decide(Reading(number, number, 1), scheduled, sample=False)
+        timed += [number] if scheduler.timed else []
+    assert timed == [10, 10 + 10 * TIMED_OF_DUE, 10 + 20 * TIMED_OF_DUE]
+    assert scheduler.scale("h", 0) == 10 / 3
+
+
+def test_samples_scale_to_all_micro_batches() -> None:
+    """Each timed micro-batch stands for those that were not."""
+    scheduler = Scheduler()
+    assert scheduler.scale("always", 0) == 1.0
+    scheduler.decide(Reading(SAMPLE_AT, SAMPLE_AT, 1), [], sample=True)
+    scheduler.decide(Reading(SAMPLE_AT + 3, SAMPLE_AT + 3, 1), [], sample=True)
+    assert scheduler.scale("always", since=28) == 32.0
+
+
+def test_the_hand_clock_reads_what_events_say_and_keeps_the_rest() -> None:
+    """A loop of one's own tells step, batch and epoch in different events; the clock puts them together."""
+    clock = ManualClock()
+    clock.read({"epoch": 2})
+    clock.read({"batch_idx": 4, "loss": 0.5})
+    assert (clock.now.steps, clock.now.batches, clock.now.epochs) == (5, 5, 3)
+    clock.read({"step": 9, "tokens_seen": 640})
+    assert (clock.now.steps, clock.now.batches, clock.now.epochs, clock.now.tokens) == (9, 9, 3, 640)
+    clock.read({"epoch": None, "step": "nine"})
+    assert (clock.now.steps, clock.now.epochs) == (9, 3)
+
+
+def test_the_hand_clock_moves_once_per_micro_batch() -> None:
+    """Two events of one micro-batch share a decision."""
+    clock = ManualClock()
+    clock.read({"step": 1})
+    assert clock.advanced() and not clock.advanced()
+    clock.read({"step": 2})
+    assert clock.advanced()
+
+
+def test_the_hand_clock_counts_by_loader() -> None:
+    """A loop of one's own that names its loaders has schedules by loader, too."""
+    registry = HookRegistry()
+    heard: list[int] = []
+    registry.register(
+        lambda batch_idx: heard.append(batch_idx), "probe", event="on_train_batch_end", every="2 batches of b"
+    )
+    for index, name in enumerate("abbabab"):
+        registry.on_train_batch_start(batch_idx=index, dataloader_name=name)
+        registry.on_train_batch_end(batch_idx=index, dataloader_name=name)
+    assert heard == [2, 6]
+
+
+def test_a_hook_that_becomes_due_is_timed_to_the_end_of_its_step() -> None:
+    """The first micro-batch of a window has neither its optimizer step nor its end; the account would miss them."""
+    scheduler, scheduled, timed = Scheduler(), [("h", Schedule.parse(every=2))], []
+    for batch in range(1, 41):
+        scheduler.decide(Reading((batch + 3) // 4, batch, 1), scheduled, sample=False)
+        timed += [batch] if scheduler.timed else []
+    assert timed == [5, 6, 7, 8, 37, 38, 39, 40]  # steps 2 and 10: one time in four
+    assert scheduler.scale("h", 0) == 20 / 8

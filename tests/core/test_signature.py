@@ -1,0 +1,189 @@
+"""Arguments by name: signatures are read once, and what an event does not have is refused."""
+
+import functools
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hookline.core.catalog import CATALOG
+from hookline.core.signature import Listener, read_signature
+from hookline.errors import RegistrationError
+
+
+def listen(call: Callable[..., Any], event: str = "on_train_batch_end", spelling: str = "") -> Listener:
+    """Return the listener of a function at an event."""
+    return read_signature(call, CATALOG[event], spelling or event, "Owner")
+
+
+def called(call: Callable[..., Any], *more: str, **values: Any) -> Any:
+    """Call a function as its listener with these event arguments; reading another one fails."""
+    return listen(call, *more).with_values(values)
+
+
+def test_names_may_come_in_any_order_and_number() -> None:
+    """A hook gets exactly what it named, in the order of its own signature."""
+
+    def hook(batch_idx, loss, state):  # type: ignore[no-untyped-def]
+        return batch_idx, loss, state
+
+    assert called(hook, batch_idx=3, loss=0.5, state={}) == (3, 0.5, {})
+    assert called(lambda: "nothing") == "nothing"
+
+
+def test_what_nobody_names_is_never_read() -> None:
+    """A moment without `loss` serves a hook that does not name it."""
+    assert listen(lambda step: step).wanted == ("step",)
+    assert called(lambda step: step, step=7) == 7
+
+
+def test_an_unknown_argument_is_refused_with_the_nearest_name() -> None:
+    """The message names owner, event, the bad argument and the right one."""
+    with pytest.raises(
+        RegistrationError, match=r"Owner.*on_train_batch_end has no argument 'los'; did you mean 'loss'"
+    ):
+        listen(lambda los: None)
+
+
+def test_an_unknown_argument_with_a_default_keeps_it() -> None:
+    """A parameter of the hook's own stays at its default; the later ones still arrive."""
+
+    def hook(scale=2.0, loss=0.0, step=0):  # type: ignore[no-untyped-def]
+        return scale, loss, step
+
+    assert called(hook, loss=0.5, step=4) == (2.0, 0.5, 4)
+
+
+def test_a_default_is_overridden_when_the_event_has_the_name() -> None:
+    """Parameters with a default are injected where the event knows them."""
+    assert called(lambda step=-1: step, step=4) == 4
+    assert called(lambda exception=None: exception) is None
+
+
+def test_positional_only_parameters_work_and_keep_defaults_out_of_order() -> None:
+    """A positional-only parameter behind one that stays at its default cannot be passed, so it keeps its own."""
+
+    def plain(loss, step, /):  # type: ignore[no-untyped-def]
+        return loss, step
+
+    def behind_a_default(mine=1, step=-1, /):  # type: ignore[no-untyped-def]
+        return mine, step
+
+    assert called(plain, loss=0.5, step=2) == (0.5, 2)
+    assert called(behind_a_default, step=2) == (1, -1)
+
+
+def test_keyword_only_parameters_come_by_keyword() -> None:
+    """`*, loss` is a name like any other."""
+
+    def hook(*, loss, mine=3):  # type: ignore[no-untyped-def]
+        return loss, mine
+
+    assert called(hook, loss=0.25) == (0.25, 3)
+
+
+def test_open_keywords_get_only_what_costs_nothing() -> None:
+    """**kwargs never triggers a host read and never repeats what was named."""
+
+    def hook(step, **rest):  # type: ignore[no-untyped-def]
+        return rest
+
+    rest = listen(hook).keywords
+    assert not {"loss", "metrics", "state", "grad_norm", "step"} & set(rest)
+    assert {"batch_idx", "trainer", "epoch", "tokens_seen"} <= set(rest)
+
+
+def test_open_keywords_do_not_repeat_an_alias() -> None:
+    """A hook that names loader_idx does not get dataloader_idx on top."""
+
+    def hook(loader_idx, **rest):  # type: ignore[no-untyped-def]
+        return rest
+
+    assert "dataloader_idx" not in listen(hook).keywords
+
+
+@pytest.mark.parametrize("refused", ["args", "async", "async generator", "generator", "async call", "builtin"])
+def test_what_cannot_be_called_by_name_is_refused(refused: str) -> None:
+    """*args, async def, generators and callables without a signature are refused at registration."""
+
+    def with_args(*args):  # type: ignore[no-untyped-def]
+        raise AssertionError
+
+    async def with_await() -> None: ...
+
+    async def with_await_and_yield() -> AsyncIterator[int]:
+        yield 1
+
+    def with_yield() -> Iterator[int]:
+        yield 1
+
+    class AsyncCall:
+        async def __call__(self) -> None: ...
+
+    calls: dict[str, Any] = {
+        "args": with_args, "async": with_await, "async generator": with_await_and_yield, "generator": with_yield,
+        "async call": AsyncCall(), "builtin": 3,
+    }  # fmt: skip
+    with pytest.raises(RegistrationError, match="Owner"):
+        listen(calls[refused])
+
+
+def test_a_partial_of_an_async_function_is_refused_too() -> None:
+    """Wrapping does not get a coroutine past the check."""
+
+    async def later(loss: float) -> None: ...
+
+    with pytest.raises(RegistrationError, match="async"):
+        listen(functools.partial(later))
+
+
+def test_partials_lambdas_bound_methods_and_callable_objects_are_read_alike() -> None:
+    """One function reads all kinds of callables."""
+
+    class Callable_:
+        def __call__(self, loss: float) -> float:
+            return loss + 1
+
+        def method(self, loss: float) -> float:
+            return loss + 2
+
+    def scaled(factor: float, loss: float) -> float:
+        return factor * loss
+
+    def offset(loss: float, by: float) -> float:
+        return loss + by
+
+    made: list[Callable[..., Any]] = [
+        functools.partial(scaled, 3.0), functools.partial(offset, by=10.0), Callable_(), Callable_().method,
+    ]  # fmt: skip
+    assert [called(call, loss=2.0) for call in made] == [6.0, 12.0, 3.0, 4.0]
+
+
+def test_a_wrapped_function_shows_the_signature_it_wraps() -> None:
+    """functools.wraps keeps the names, so decorated hooks work."""
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return "counted", function(*args, **kwargs)
+
+        return wrapper
+
+    @counted
+    def hook(step, loss):  # type: ignore[no-untyped-def]
+        return step, loss
+
+    assert called(hook, step=1, loss=0.5) == ("counted", (1, 0.5))
+
+
+def test_aliases_of_arguments_are_the_same_value() -> None:
+    """loader_idx and dataloader_idx may be named by different hooks of one event."""
+    assert called(lambda loader_idx: loader_idx, dataloader_idx=2) == 2
+    assert called(lambda dataloader_idx: dataloader_idx, dataloader_idx=2) == 2
+
+
+def test_the_spelling_of_the_method_chooses_the_metrics() -> None:
+    """The same function hears val/ or eval/ keys by the name it was registered under."""
+    values = {"val_metrics": {"val/loss": 1.0}, "eval_metrics": {"eval/loss": 1.0}}
+    assert called(lambda metrics: metrics, "on_validation_end", **values) == {"val/loss": 1.0}
+    assert called(lambda metrics: metrics, "on_validation_end", "on_eval_end", **values) == {"eval/loss": 1.0}
