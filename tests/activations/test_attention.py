@@ -173,7 +173,10 @@ def test_modules_are_selected_by_pattern_or_class() -> None:
     assert len(maps) == 2
     with pytest.raises(HooklineError, match=r"did you mean 'blocks.1.attention'\?"):
         manager.attention_maps(model, "blocks.1.atention").__enter__()
-    with manager.attention_maps(model, "blocks.1") as maps, pytest.raises(HooklineError, match=r"no attention point"):
+    with (
+        manager.attention_maps(model, "blocks.1") as maps,
+        pytest.raises(HooklineError, match=r"unknown attention point"),
+    ):
         maps.points["blocks.0"]
     assert hooks_on(model) == 0
 

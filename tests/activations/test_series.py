@@ -120,7 +120,7 @@ def test_an_incomplete_step() -> None:
 def test_the_newest_histogram() -> None:
     """Of the current step if there is one, of the last call without steps; an unknown name is an error."""
     statistics = TensorStatistics(MetricSpec.parse(["histogram"], []))
-    with pytest.raises(HooklineError, match="there is no histogram of 'a' yet; there are none"):
+    with pytest.raises(HooklineError, match="no histogram of 'a' yet; there are none"):
         statistics.histogram("a")
     for size in (1, 2):
         statistics.add("a", torch.ones(size), 0)

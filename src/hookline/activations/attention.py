@@ -48,7 +48,7 @@ class AttentionPoints(torch.nn.Module):
     def __getitem__(self, name: str) -> torch.nn.Module:
         point = self._modules.get(name)
         if point is None:
-            raise HooklineError(f"there is no attention point {name!r}; {nearest(name, self._modules)}")
+            raise HooklineError(f"unknown attention point {name!r}; {nearest(name, self._modules)}")
         return point
 
 

@@ -113,7 +113,7 @@ class Capture(ForwardHook):
     def restart(self) -> None:
         """Remove the captured states and count calls from 1 again."""
         self.take_states()
-        for name in self._calls:
+        for name in list(self._calls):
             self._calls[name] = itertools.count(1)
 
     def _on_inputs(self, name: str, module: Any, inputs: Any, kwargs: Any, step: int, phase: str) -> None:

@@ -32,7 +32,7 @@ _COMPARABLE = (str, int, bool, type(None), torch.dtype)  # types of options by w
 class Cache:
     """The states captured in a block, by module name or glob. It can be read after the block, too.
 
-    If several threads capture from one model at once, each cache has the states of its own thread. States of threads
+    If several threads capture from one model at once, each cache has only the states of its thread. States of threads
     that do not capture themselves, such as the workers of a pool, are in every open cache.
     """
 

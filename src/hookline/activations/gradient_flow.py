@@ -45,7 +45,7 @@ class GradientRow:
     name: str
     numel: int
     norm: float | None
-    """None if there is no gradient."""
+    """None if the parameter has no gradient."""
     verdict: Verdict
 
 

@@ -19,7 +19,7 @@ from hookline.stats.histograms import Histograms, histograms_in
 class StepTable(NamedTuple):
     """The numbers of one step on the host: ``values[i, j]`` is column j of module ``names[i]``.
 
-    A table of histograms has one dimension more, the bins. Step 0 means that there is no run; a name then occurs once
+    A table of histograms has one dimension more, the bins. Step 0 means a call outside of a run; a name then occurs once
     per call.
     """
 
@@ -91,7 +91,7 @@ class TensorStatistics:
         rows = self._per_step.incomplete() or self._newest
         names = [] if rows is None else list(map(str, rows.keys))
         if rows is None or name not in names:
-            raise HooklineError(f"there is no histogram of {name!r} yet; {nearest(name, names)}")
+            raise HooklineError(f"no histogram of {name!r} yet; {nearest(name, names)}")
         last = len(names) - 1 - names[::-1].index(name)
         return histograms_in(rows.rows[last : last + 1])
 
@@ -135,7 +135,7 @@ class CallCosts:
         self._names, self._values, self._indices = [], [], {}
 
     def complete(self, wait: bool) -> Iterator[StepTable]:
-        """Yield the tables of complete steps; there is no device to wait for."""
+        """Yield the tables of complete steps; never waits, because costs are measured on the host."""
         if not self._step:  # without a run, no event ends a step
             self.end_step(0)
         tables, self._complete = self._complete, []
