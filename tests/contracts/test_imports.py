@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": EVERYTHING,
 }
 
-HOT_PATH = ("events", "registry", "stats", "activations", "gradients", "trainer")
+HOT_PATH = ("core", "events", "registry", "stats", "activations", "gradients", "trainer")
 HEAVY = {"pydantic", "rich", "yaml"}
 LOADED_ON_FIRST_USE = ("hosts", "config", "jobs", "build", "cli", "testing", "verification")
 
