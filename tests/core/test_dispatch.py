@@ -362,18 +362,18 @@ class Args:
 def trace(specs: list[dict[str, Any]], debug: bool) -> list[Any]:
     """Fire an inner event 20 times, the timed ones included, and return everything that can be observed."""
     registry, log = HookRegistry(), []
-    registry.desk.debug = debug
+    registry.failures.debug = debug
     for index, spec in enumerate(specs):
         hook = make_hook(f"h{index}", spec, log)
         registry.register(hook, f"h{index}", event="train_batch_end", every=spec["every"], on_error=spec["on_error"])
-    registry.desk.watch(lambda incident: log.append(observed(incident)))
+    registry.failures.subscribe(lambda incident: log.append(observed(incident)))
     random.seed(7)
-    registry.guard.begin(0, lambda: 0)
+    registry.rng_guard.begin(0, lambda: 0)
     for step in range(1, 21):
         registry.begin_batch(Reading(steps=step, batches=step, epochs=1))
         args = Args(step, log)
         try:
-            if dispatch := registry.fire.on_train_batch_end:
+            if dispatch := registry.slots.on_train_batch_end:
                 dispatch(args)
         except Exception as error:
             log.append((repr(error), error.__notes__ if hasattr(error, "__notes__") else None))

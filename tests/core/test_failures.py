@@ -42,7 +42,7 @@ def test_an_exception_is_annotated_once_with_where_it_came_from() -> None:
     registry.register(Failing(error), name="h")
     registry.on_epoch_end(0)
     registry.on_epoch_end(0)
-    registry.desk.rank = 2
+    registry.failures.rank = 2
     registry.on_epoch_end(0)
     assert error.__notes__ == [
         "raised by hook 'h' in on_epoch_end, step 0",
@@ -64,7 +64,7 @@ def test_subscribers_get_every_incident_and_the_log_only_the_first(caplog: pytes
     incidents: list[Incident] = []
     registry = HookRegistry()
     registry.register(Failing(ValueError("boom")), name="h")
-    end: Any = registry.desk.watch(incidents.append)
+    end: Any = registry.failures.subscribe(incidents.append)
     with caplog.at_level(logging.WARNING, "hookline"):
         registry.on_epoch_end(0)
         registry.on_epoch_end(0)
