@@ -27,7 +27,7 @@ def test_the_base_class_is_concrete_and_empty() -> None:
 
 
 @pytest.mark.req("004-08")
-def test_only_what_is_overridden_is_heard() -> None:
+def test_only_what_is_overridden_is_called() -> None:
     """A hook that overrides one method listens to one event; the empty bodies are never called."""
 
     class Heartbeat(TrainingHook):
@@ -54,7 +54,7 @@ def test_no_constructor_needs_to_be_called() -> None:
 
 
 def test_a_name_given_to_the_base_constructor_is_the_instances() -> None:
-    """Two instances of one class can be told apart."""
+    """Two instances of one class can be reported apart."""
     registry = HookRegistry()
     assert [registry.register(TrainingHook("a")), registry.register(TrainingHook("b"))] == ["a", "b"]
 

@@ -1,4 +1,4 @@
-"""The catalogue is the only list of events, and every row of it is whole."""
+"""The catalog is the only list of events, and every row of it is whole."""
 
 import inspect
 
@@ -32,7 +32,7 @@ def test_every_argument_of_every_row_is_explained() -> None:
 
 
 def test_no_spelling_belongs_to_two_events() -> None:
-    """A spelling leads to one row; otherwise a hook would hear an event it did not mean."""
+    """A spelling leads to one row; otherwise a hook would listen to an event it did not mean."""
     spelled = [spelling for row in CATALOG.values() for spelling in row.spellings]
     assert len(spelled) == len(set(spelled)) == len(SPELLINGS)
 
@@ -113,9 +113,9 @@ def test_overriding_an_event_with_any_signature_is_legal_typing() -> None:
         assert kinds[1:] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD], name
 
 
-def test_the_fire_slots_are_the_catalogue() -> None:
+def test_the_slots_are_the_catalog() -> None:
     """One slot per event, empty at first, and no other attribute can be put there by a slip."""
-    fire = EventSlots()
-    assert [getattr(fire, name) for name in CATALOG] == [None] * len(CATALOG)
+    slots = EventSlots()
+    assert [getattr(slots, name) for name in CATALOG] == [None] * len(CATALOG)
     with pytest.raises(AttributeError):
-        fire.on_batch_ennd = None  # type: ignore[attr-defined]
+        slots.on_batch_ennd = None  # type: ignore[attr-defined]

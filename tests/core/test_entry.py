@@ -1,20 +1,12 @@
-"""What a hook listens to, found in its class, its bases and its instance."""
+"""What may be registered: how a hook's listeners, options and state are read."""
 
 from typing import Any
 
 import pytest
 
-from hookline.core.base import ForwardHook, TrainingHook, UpdateHook, not_an_event
-from hookline.core.entry import (
-    Entry,
-    HookList,
-    default_name,
-    find_listeners,
-    snake_case,
-)
-from hookline.core.registry import HookRegistry
-from hookline.core.schedule import Schedule
-from hookline.errors import RegistrationError
+from hookline import ForwardHook, HookRegistry, Schedule, TrainingHook, UpdateHook, not_an_event
+from hookline.core.entry import Entry, HookList, default_name, find_listeners, snake_case
+from hookline.errors import ConfigError, HooklineError, RegistrationError
 
 
 def entry(hook: Any, **more: Any) -> Entry:
@@ -22,7 +14,7 @@ def entry(hook: Any, **more: Any) -> Entry:
     return Entry(default_name(hook), hook, 1, find_listeners(hook), False, "warn", Schedule(), **more)
 
 
-def test_a_misspelt_event_method_is_refused_with_the_nearest_name() -> None:
+def test_a_misspelt_event_method_is_rejected_with_the_nearest_name() -> None:
     """A run never starts with a hook that listens to nothing by a slip."""
 
     class Slip(TrainingHook):
@@ -34,7 +26,7 @@ def test_a_misspelt_event_method_is_refused_with_the_nearest_name() -> None:
         find_listeners(Slip())
 
 
-def test_an_unknown_argument_is_refused_naming_the_method() -> None:
+def test_an_unknown_argument_is_rejected_naming_the_method() -> None:
     """The message shows class and method."""
 
     class Slip(TrainingHook):
@@ -44,7 +36,7 @@ def test_an_unknown_argument_is_refused_naming_the_method() -> None:
         find_listeners(Slip())
 
 
-def test_two_spellings_in_one_class_are_refused() -> None:
+def test_two_spellings_in_one_class_are_rejected() -> None:
     """Which of them should be called cannot be guessed."""
 
     class Twice(TrainingHook):
@@ -56,7 +48,7 @@ def test_two_spellings_in_one_class_are_refused() -> None:
 
 
 def test_down_an_inheritance_chain_the_most_derived_spelling_wins() -> None:
-    """A subclass may override an event under another spelling; the event is heard once."""
+    """A subclass may override an event under another spelling; the event is called once."""
 
     class Parent(TrainingHook):
         def on_batch_end(self) -> str:
@@ -90,7 +82,7 @@ def test_with_several_bases_the_resolution_order_decides() -> None:
     assert find_listeners(Both())["on_train_batch_end"].call() == "left"
 
 
-def test_static_class_and_instance_methods_are_heard() -> None:
+def test_static_class_and_instance_methods_are_called() -> None:
     """However a method hangs on a hook, its own arguments are read."""
 
     class Mixed:
@@ -112,7 +104,7 @@ def test_static_class_and_instance_methods_are_heard() -> None:
 
 
 def test_an_instance_attribute_overrides_the_class() -> None:
-    """Replacing a method on one object is heard, under any spelling."""
+    """Replacing a method on one object is called, under any spelling."""
 
     class Hook(TrainingHook):
         def on_batch_end(self) -> str:
@@ -140,7 +132,7 @@ def test_marked_methods_and_plain_attributes_are_no_events() -> None:
     assert find_listeners(Hook()) == {}
 
 
-def test_a_subclass_can_stop_hearing_an_event() -> None:
+def test_a_subclass_can_stop_listening_to_an_event() -> None:
     """None, as Python has it for __hash__, and the mark both silence an inherited method."""
 
     class Parent(TrainingHook):
@@ -169,7 +161,7 @@ def test_a_slotted_hook_without_a_dict_is_read() -> None:
 
 @pytest.mark.req("000-03")
 def test_kinds_follow_the_methods() -> None:
-    """A class may be several kinds at once; one that hears nothing is a lifecycle hook."""
+    """A class may be several kinds at once; one that listens to nothing is a lifecycle hook."""
 
     class Everything(ForwardHook, UpdateHook):
         def on_forward(self) -> None: ...
@@ -252,3 +244,85 @@ def test_state_is_saved_by_method_or_by_naming_attributes() -> None:
     entry(named).load_state({"losses": [2.0], "stranger": 3})
     entry(method).load_state({"own": 2})
     assert named.losses == [2.0] and not hasattr(named, "stranger") and method.loaded == {"own": 2}
+
+
+class Ours(TrainingHook):
+    """As the built-ins are written."""
+
+    built_in, runs_last = True, True
+    schedule, on_error = Schedule.parse(every=7), "raise"
+
+    def on_step_end(self) -> None: ...
+
+
+class Theirs(Ours):
+    """A user's subclass of a built-in."""
+
+
+@pytest.mark.parametrize("deaf", [lambda loss: None, 5, object(), "no_such_hook", print])
+def test_what_hears_nothing_is_rejected(deaf: Any) -> None:
+    """A function without its event, or an object without event methods, would be silently ignored."""
+    with pytest.raises(HooklineError, match=r"listens to no event|no hook named"):
+        HookRegistry().register(deaf)
+
+
+def test_a_misspelt_option_of_a_function_is_rejected() -> None:
+    """`evry=10` must not become a hook that is always due."""
+    with pytest.raises(RegistrationError, match="'evry' is no option of a hook; did you mean 'every'"):
+        HookRegistry().on("train_batch_end", evry=10)(lambda: None)
+    with pytest.raises(RegistrationError, match="is no event"):
+        HookRegistry().on("train_bach_end")(lambda: None)
+
+
+def test_what_is_not_said_comes_from_the_hook() -> None:
+    """Schedule and policy of its own count unless the call gives others."""
+    registry = HookRegistry()
+    registry.register(Ours(), "as it is")
+    registry.register(Ours(), "as reported", every=3, on_error="warn")
+    as_it_is, overridden = (registry.entry(name) for name in registry)
+    assert (str(as_it_is.schedule), as_it_is.policy) == ("every 7 steps", "raise")
+    assert (str(overridden.schedule), overridden.policy) == ("every 3 steps", "warn")
+
+
+def test_a_subclass_is_not_built_in() -> None:
+    """What the project says of its own classes is not inherited: where it comes from, and that it runs last."""
+    registry = HookRegistry()
+    registry.register(Ours)
+    registry.register(Theirs)
+    ours, theirs = registry.entry("ours"), registry.entry("theirs")
+    assert (ours.built_in, ours.last, ours.origin) == (True, True, "built-in")
+    assert (theirs.built_in, theirs.last, theirs.origin) == (False, False, "code")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "kept"), [(None, None), (0, frozenset({0})), ([1, 2], frozenset({1, 2})), (range(2), frozenset({0, 1}))]
+)
+def test_one_rank_or_several(ranks: Any, kept: Any) -> None:
+    """Ranks are a number or any collection of them."""
+    registry = HookRegistry()
+    registry.register(Ours(), "a", ranks=ranks, before="b", after=["c", "d"])
+    entry = registry.entry("a")
+    assert (entry.ranks, entry.before, entry.after) == (kept, ("b",), ("c", "d"))
+
+
+def test_a_wrong_policy_lists_the_right_ones() -> None:
+    """A misspelt policy is rejected at registration."""
+    with pytest.raises(ConfigError, match="'wran' is no failure policy; did you mean 'warn'"):
+        HookRegistry().register(Ours(), on_error="wran")
+
+
+def test_a_wrong_schedule_is_reported_of_the_function() -> None:
+    """The message begins with the name that the function would go by."""
+
+    def report(loss: float) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"^report\.every: 'bananas' is no unit"):
+        HookRegistry().register(report, event="train_batch_end", every="10 bananas")
+
+
+@pytest.mark.parametrize(("kind", "method"), [(ForwardHook, "on_forward"), (UpdateHook, "on_update")])
+def test_a_hook_without_what_its_kind_is_for_is_rejected(kind: type, method: str) -> None:
+    """A method of another name would never be called."""
+    misnamed = type("Misnamed", (kind,), {"update": lambda self, grads: grads, "on_step_end": lambda self: None})
+    with pytest.raises(HooklineError, match=f"'Misnamed' is a {kind.__name__} without a method '{method}'"):
+        HookRegistry().register(misnamed())

@@ -71,10 +71,10 @@ class Quiet(TrainingHook):
     """Hears the same event and draws nothing."""
 
     def __init__(self) -> None:
-        self.heard = 0
+        self.called = 0
 
     def on_train_batch_end(self) -> None:
-        self.heard += 1
+        self.called += 1
 
 
 def test_training_is_unchanged_and_the_hook_is_named() -> None:
@@ -84,10 +84,10 @@ def test_training_is_unchanged_and_the_hook_is_named() -> None:
     trainer = trained(quiet, hook)
     assert outcome(trainer) == plain
     assert drew(trainer) == [("draws", "on_train_batch_end")]
-    assert quiet.heard == len(hook.drawn) == 12
+    assert quiet.called == len(hook.drawn) == 12
 
 
-def test_a_hook_that_draws_goes_on_drawing_new_numbers() -> None:
+def test_a_hook_that_draws_continues_drawing_new_numbers() -> None:
     """Never merely rewound: from the third draw on, at the latest, every number is new."""
     hook = Draws()
     trained(Quiet(), hook)
@@ -179,7 +179,7 @@ def test_others_at_the_event_of_a_seeder_are_still_watched() -> None:
 
 @pytest.mark.req("002-82")
 def test_a_sampling_hook_processes_its_share() -> None:
-    """Under save-and-restore alone it would see the same number for ever, and process all batches or none."""
+    """Under save-and-restore alone it would see the same number every time, and process all batches or none."""
 
     class Sampler(TrainingHook):
         def __init__(self) -> None:
@@ -211,7 +211,7 @@ def test_a_resumed_run_draws_on(tmp_path: Path) -> None:
 
 
 def test_without_a_run_nothing_is_watched() -> None:
-    """A registry that somebody fires by hand has no training to protect."""
+    """A registry that a user fires manually has no training to protect."""
     registry = HookRegistry()
     registry.register(Draws())
     before = torch.get_rng_state()

@@ -6,9 +6,8 @@ import pickle
 
 import pytest
 
-from hookline.core.base import TrainingHook
+from hookline import HookRegistry, TrainingHook
 from hookline.core.handle import Handle
-from hookline.core.registry import HookRegistry
 
 
 def test_a_handle_is_the_name() -> None:
@@ -35,7 +34,7 @@ def test_removing_twice_is_harmless() -> None:
 
 
 def test_a_with_block_removes_at_its_end_also_on_errors() -> None:
-    """The hook lives as long as the block, and the block's error goes on."""
+    """The hook lives as long as the block, and the block's error continues."""
     registry = HookRegistry()
     with pytest.raises(ValueError, match="inside"), registry.register(TrainingHook("mine")) as name:
         assert name in registry

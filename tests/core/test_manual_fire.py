@@ -2,7 +2,7 @@
 
 import pytest
 
-from hookline.core.base import StepContext
+from hookline import StepContext
 from hookline.core.catalog import CATALOG
 from hookline.core.failures import argument_if_any, step_of
 from hookline.core.manual_fire import ManualArgs, name_values

@@ -1,12 +1,14 @@
-"""The order of hooks: tiers, registration, and before/after that move only the hook that asked."""
+"""The order of hooks: tiers, registration, before/after; and `explain`, which says why."""
 
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hookline import HookRegistry, TrainingHook
 from hookline.core.order import in_order
 from hookline.errors import RegistrationError
 
@@ -51,7 +53,7 @@ def base(made: list[Hook], tiers: bool) -> list[str]:
 
 
 def edges(made: list[Hook]) -> set[tuple[str, str]]:
-    """All pairs (earlier, later) that somebody asked for."""
+    """All pairs (earlier, later) that hooks asked for."""
     there = {hook.name for hook in made}
     asked = {(hook.name, target) for hook in made for target in hook.before}
     asked |= {(target, hook.name) for hook in made for target in hook.after}
@@ -59,7 +61,7 @@ def edges(made: list[Hook]) -> set[tuple[str, str]]:
 
 
 def circular(made: list[Hook]) -> bool:
-    """Whether the wishes contradict each other."""
+    """Whether the constraints contradict each other."""
     later: dict[str, set[str]] = {}
     for first, second in edges(made):
         later.setdefault(second, set()).add(first)
@@ -72,15 +74,15 @@ def circular(made: list[Hook]) -> bool:
 
 @settings(deadline=None)
 @given(hooks(asking=0), st.booleans())
-def test_without_wishes_tiers_and_registration_decide(made: list[Hook], tiers: bool) -> None:
+def test_without_constraints_tiers_and_registration_decide(made: list[Hook], tiers: bool) -> None:
     """Users first, built-ins last, those kept at the end behind all; inside each in order of registration."""
     assert names(made, tiers) == base(made, tiers)
 
 
 @settings(max_examples=300, deadline=None)
 @given(hooks(), st.booleans())
-def test_what_is_accepted_is_satisfied_and_circles_are_refused(made: list[Hook], tiers: bool) -> None:
-    """A strict order meets every wish; a circle is always refused, and only contradictions are."""
+def test_what_is_accepted_is_satisfied_and_circles_are_rejected(made: list[Hook], tiers: bool) -> None:
+    """A strict order meets every constraint; a circle is always rejected, and only contradictions are."""
     if circular(made):
         with pytest.raises(RegistrationError, match="circle"):
             names(made, tiers)
@@ -89,7 +91,7 @@ def test_what_is_accepted_is_satisfied_and_circles_are_refused(made: list[Hook],
         order = names(made, tiers, strict=True)
     except RegistrationError as error:
         assert "asks to run" in str(error)
-        assert any(len(hook.before) + len(hook.after) > 1 for hook in made), "one wish alone can always be met"
+        assert any(len(hook.before) + len(hook.after) > 1 for hook in made), "one constraint alone can always be met"
         return
     assert sorted(order) == sorted(hook.name for hook in made)
     for first, second in edges(made):
@@ -110,7 +112,7 @@ def test_hooks_that_did_not_ask_keep_their_order(made: list[Hook], tiers: bool) 
 @settings(max_examples=200, deadline=None)
 @given(hooks(asking=1), st.booleans())
 def test_one_asking_hook_moves_to_the_nearest_legal_place(made: list[Hook], tiers: bool) -> None:
-    """Of all places that meet its wishes it takes the one nearest to where it was."""
+    """Of all places that meet its constraints it takes the one nearest to where it was."""
     try:
         order = names(made, tiers, strict=True)
     except RegistrationError:
@@ -141,7 +143,7 @@ def test_hooks_may_refer_to_each_other_and_others_to_them() -> None:
     assert names(made, strict=True) == ["z", "y", "x"]
 
 
-def test_a_circle_is_refused_naming_its_members() -> None:
+def test_a_circle_is_rejected_naming_its_members() -> None:
     """The message shows the ring and what to do."""
     with pytest.raises(RegistrationError, match=r"circle: .*'a'.*'b'.*drop one"):
         names([Hook("a", 1, before=("b",)), Hook("b", 2, before=("a",))])
@@ -149,7 +151,7 @@ def test_a_circle_is_refused_naming_its_members() -> None:
         names([Hook("a", 1, after=("a",))])
 
 
-def test_contradicting_wishes_of_one_hook_are_refused_when_strict() -> None:
+def test_contradicting_constraints_of_one_hook_are_rejected_when_strict() -> None:
     """After the second and before the first of two hooks cannot be had, because those do not move."""
     made = [Hook("a", 1), Hook("b", 2), Hook("c", 3, before=("a",), after=("b",))]
     with pytest.raises(RegistrationError, match="'c' asks to run before 'a' and after 'b'"):
@@ -157,7 +159,7 @@ def test_contradicting_wishes_of_one_hook_are_refused_when_strict() -> None:
     assert names(made) == ["a", "b", "c"]
 
 
-def test_reasons_are_told() -> None:
+def test_reasons_are_reported() -> None:
     """explain shows for each place why it is so."""
     made = [Hook("mine", 1, after=("theirs",)), Hook("theirs", 2, built_in=True), Hook("end", 3, last=True)]
     assert [place.why for place in in_order(made, tiers=True)] == [
@@ -167,10 +169,44 @@ def test_reasons_are_told() -> None:
     ]
 
 
-def test_who_asks_for_somebody_who_is_not_there_is_told_in_the_reason() -> None:
-    """A misspelt name is seen where the order is explained; the wish that can be granted is."""
+def test_who_asks_for_somebody_who_is_not_there_is_reported_in_the_reason() -> None:
+    """A misspelt name is seen where the order is explained; the constraint that can be granted is."""
     made = [Hook("a", 1), Hook("b", 2, before=("a", "aa"), after=("zz",))]
     places = in_order(made, tiers=False)
     assert [place.name for place in places] == ["b", "a"]
     assert "; asked for 'aa' and 'zz', not there; moved, as it asked to run before 'a'" in places[0].why
     assert "asked" not in places[1].why
+
+
+def test_explain_shows_the_order_the_reasons_and_the_source() -> None:
+    """What will happen at an event can be read."""
+    registry = HookRegistry()
+    registry.register(lambda loss: None, "a", event="batch_end", every=10)
+    registry.register(lambda step: None, "b", event="batch_end", enabled=False)
+    shown = registry.explain("batch_end", source=True)
+    assert "1. a (every 10 steps): user hook, registered as number 1; names loss" in shown
+    assert "2. b [disabled]" in shown and "def on_train_batch_end(m):" in shown and "call0(loss)" in shown
+    assert "nobody hears it" in registry.explain("on_exception")
+
+
+class Asks(TrainingHook):
+    """Asks, from some calls below, who it is."""
+
+    def __init__(self, registry: HookRegistry) -> None:
+        self.registry = registry
+        self.answer: Any = None
+
+    def on_step_end(self) -> None:
+        self.answer = (lambda: self.registry.calling_hook())()
+
+
+def test_a_caller_is_found_on_the_stack() -> None:
+    """A method's hook and a function's are named; where no hook is on the stack, nobody is."""
+    registry = HookRegistry()
+    answers: list[Any] = []
+    hook = Asks(registry)
+    registry.register(hook, "object")
+    registry.on("step_end", name="function")(lambda: answers.append(registry.calling_hook()))
+    assert registry.calling_hook() is None
+    registry.on_step_end()
+    assert (hook.answer, answers) == ("object", ["function"])

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.core.base import ForwardHook, TrainingHook, UpdateHook
+from hookline import ForwardHook, HookRegistry, TrainingHook, UpdateHook
 from hookline.core.failures import Incident
-from hookline.core.registry import HookRegistry
 from hookline.core.schedule import Reading
 from hookline.errors import HooklineError, MetricMissing, MissingArgument, RegistrationError, StopTraining
 
@@ -26,27 +25,27 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "hookline")
 
 
-def says(heard: Heard, word: Any) -> Callable[[], None]:
+def says(called: Heard, word: Any) -> Callable[[], None]:
     """A function that says one word."""
-    return lambda: heard.append(word)
+    return lambda: called.append(word)
 
 
 class Speaker(TrainingHook):
     """Says its name at the end of every batch and of the run."""
 
-    def __init__(self, name_: str, heard: Heard) -> None:
-        self.name, self.heard = name_, heard
+    def __init__(self, name_: str, called: Heard) -> None:
+        self.name, self.called = name_, called
 
     def on_train_batch_end(self) -> None:
-        self.heard.append(self.name)
+        self.called.append(self.name)
 
     def on_train_end(self) -> None:
-        self.heard.append(f"{self.name} ends")
+        self.called.append(f"{self.name} ends")
 
 
-def heard_by(heard: Heard, step: int) -> None:
+def heard_by(called: Heard, step: int) -> None:
     """A function that needs a partial to be a hook."""
-    heard.append(("partial", step))
+    called.append(("partial", step))
 
 
 class BuiltIn(Speaker):
@@ -68,25 +67,25 @@ def incidents(registry: HookRegistry) -> list[Incident]:
 @pytest.mark.req("000-07", "002-70")
 def test_hooks_run_in_registration_order() -> None:
     """Hooks of one kind are called as they were registered, every time."""
-    heard: Heard = []
+    called: Heard = []
     registry = HookRegistry()
     for name in ("zeta", "alpha", "mid"):
-        registry.register(Speaker(name, heard))
+        registry.register(Speaker(name, called))
     for _ in range(3):
         registry.on_train_batch_end()
-    assert heard == ["zeta", "alpha", "mid"] * 3
+    assert called == ["zeta", "alpha", "mid"] * 3
 
 
 @pytest.mark.req("002-71")
 def test_users_run_before_built_ins_even_when_registered_later() -> None:
     """A hook added after the trainer's own still comes before them."""
-    heard: Heard = []
+    called: Heard = []
     registry = HookRegistry()
-    registry.register(BuiltIn("built-in", heard))
+    registry.register(BuiltIn("built-in", called))
     registry.on_train_batch_end()
-    registry.register(Speaker("user", heard))
+    registry.register(Speaker("user", called))
     registry.on_train_batch_end()
-    assert heard == ["built-in", "user", "built-in"]
+    assert called == ["built-in", "user", "built-in"]
 
 
 @pytest.mark.req("002-72")
@@ -96,27 +95,27 @@ def test_a_subclass_of_a_built_in_is_the_users_own() -> None:
     class Mine(BuiltIn):
         def on_train_batch_end(self) -> None:
             super().on_train_batch_end()
-            self.heard.append("enhanced")
+            self.called.append("enhanced")
 
-    heard: Heard = []
+    called: Heard = []
     registry = HookRegistry()
-    registry.register(BuiltIn("theirs", heard))
-    registry.register(Mine("mine", heard))
+    registry.register(BuiltIn("theirs", called))
+    registry.register(Mine("mine", called))
     registry.on_train_batch_end()
-    assert heard == ["mine", "enhanced", "theirs"]
+    assert called == ["mine", "enhanced", "theirs"]
     assert [record.origin for record in registry.list_hooks()] == ["code", "built-in"]
 
 
 @pytest.mark.req("002-72")
 def test_a_user_hook_can_replace_a_built_in() -> None:
     """Removing a built-in and registering another under its name is all it takes."""
-    heard: Heard = []
+    called: Heard = []
     registry = HookRegistry()
-    registry.register(BuiltIn("console_log", heard))
+    registry.register(BuiltIn("console_log", called))
     registry.remove("console_log")
-    registry.register(says(heard, "mine"), "console_log", event="train_batch_end")
+    registry.register(says(called, "mine"), "console_log", event="train_batch_end")
     registry.on_train_batch_end()
-    assert heard == ["mine"]
+    assert called == ["mine"]
 
 
 @pytest.mark.req("000-07", "000-03")
@@ -141,45 +140,45 @@ def test_forward_and_update_hooks_have_no_tiers() -> None:
 
 def test_before_and_after_move_only_the_one_that_asked_also_for_names_that_come_later() -> None:
     """A name not registered yet is kept and applied when it arrives."""
-    heard: Heard = []
+    called: Heard = []
     registry = HookRegistry()
-    registry.register(Speaker("a", heard), after="late")
-    registry.register(Speaker("b", heard))
+    registry.register(Speaker("a", called), after="late")
+    registry.register(Speaker("b", called))
     registry.on_train_batch_end()
-    registry.register(Speaker("late", heard))
+    registry.register(Speaker("late", called))
     registry.on_train_batch_end()
-    assert heard == ["a", "b", "b", "late", "a"]
+    assert called == ["a", "b", "b", "late", "a"]
 
 
-def four_in_order(heard: Heard) -> HookRegistry:
+def four_in_order(called: Heard) -> HookRegistry:
     """a, b, x and c, of which two came last and asked for their places."""
     registry = HookRegistry()
-    registry.register(Speaker("b", heard))
-    registry.register(Speaker("c", heard))
-    registry.register(Speaker("a", heard), before="b")
-    registry.register(Speaker("x", heard), after="a", before="c")
+    registry.register(Speaker("b", called))
+    registry.register(Speaker("c", called))
+    registry.register(Speaker("a", called), before="b")
+    registry.register(Speaker("x", called), after="a", before="c")
     return registry
 
 
 def test_the_order_does_not_change_when_others_are_off_or_not_due() -> None:
     """What runs is what explain says: a hook that is off still holds the place that others refer to."""
-    heard: Heard = []
-    registry = four_in_order(heard)
+    called: Heard = []
+    registry = four_in_order(called)
     registry.disable("b")
     registry.on_train_batch_end()
-    assert heard == ["a", "x", "c"]
+    assert called == ["a", "x", "c"]
 
 
 def test_removing_a_hook_never_makes_the_order_of_the_rest_an_error() -> None:
     """What was legal when it was asked cannot break a run later."""
-    heard: Heard = []
-    registry = four_in_order(heard)
+    called: Heard = []
+    registry = four_in_order(called)
     registry.remove("b")
     registry.on_train_batch_end()
-    assert sorted(heard) == ["a", "c", "x"] and heard.index("a") < heard.index("x")
+    assert sorted(called) == ["a", "c", "x"] and called.index("a") < called.index("x")
 
 
-def test_a_circle_is_refused_before_anything_has_changed() -> None:
+def test_a_circle_is_rejected_before_anything_has_changed() -> None:
     """Also one that goes through hooks of different kinds; the refused hook is not set up."""
 
     class Forward(ForwardHook):
@@ -195,7 +194,7 @@ def test_a_circle_is_refused_before_anything_has_changed() -> None:
     assert list(registry) == ["a"]
 
 
-def test_wishes_are_checked_in_the_order_of_the_hooks_own_kind() -> None:
+def test_constraints_are_checked_in_the_order_of_the_hooks_own_kind() -> None:
     """Between an early built-in and a late user link, update hooks can be placed; there are no tiers among them."""
 
     class Link(UpdateHook):
@@ -220,7 +219,7 @@ def test_wishes_are_checked_in_the_order_of_the_hooks_own_kind() -> None:
 
 
 def test_a_name_is_unique() -> None:
-    """A duplicate is refused, and the first stays."""
+    """A duplicate is rejected, and the first stays."""
     registry = HookRegistry()
     first = TrainingHook("a")
     registry.register(first)
@@ -232,15 +231,15 @@ def test_a_name_is_unique() -> None:
 @pytest.mark.req("000-01")
 def test_objects_classes_functions_and_names_are_registered() -> None:
     """Every form of a hook, and none is left silent."""
-    heard: Heard = []
+    called: Heard = []
     registry = HookRegistry()
-    registry.register(Speaker("object", heard))
-    registry.register(Speaker, "made", name_="class", heard=heard)
+    registry.register(Speaker("object", called))
+    registry.register(Speaker, "made", name_="class", called=called)
     registry.register("clip_norm", max_norm=1.0)
-    registry.on("train_batch_end", name="decorated")(says(heard, "decorated"))
-    registry.register(functools.partial(heard_by, heard), "partial", event="batch_end")
+    registry.on("train_batch_end", name="decorated")(says(called, "decorated"))
+    registry.register(functools.partial(heard_by, called), "partial", event="batch_end")
     registry.on_batch_end(step=3)
-    assert heard == ["object", "class", "decorated", ("partial", 3)]
+    assert called == ["object", "class", "decorated", ("partial", 3)]
     assert registry.get("clip_norm").max_norm == 1.0 and list(registry)[1] == "made"
 
 
@@ -257,13 +256,13 @@ def test_setup_and_close_are_called_once_each() -> None:
             raise OSError("disk gone")
 
     registry = HookRegistry()
-    told = incidents(registry)
+    reported = incidents(registry)
     handle = registry.register(Resource())
     registry.close()
     registry.close()
     handle.remove()
     assert calls == ["setup", "close"]
-    assert [(incident.hook, incident.event) for incident in told] == [("resource", "close")]
+    assert [(incident.hook, incident.event) for incident in reported] == [("resource", "close")]
 
 
 def test_a_hook_whose_setup_fails_is_not_in() -> None:
@@ -300,24 +299,24 @@ def test_setup_may_register_other_hooks_but_not_steal_the_name() -> None:
 
 def test_a_hooks_own_enabled_attribute_is_its_own() -> None:
     """The switch is the registry's; a hook may use the word for anything."""
-    heard: Heard = []
-    hook = Speaker("a", heard)
+    called: Heard = []
+    hook = Speaker("a", called)
     hook.enabled = False  # type: ignore[attr-defined]
     registry = HookRegistry()
     registry.register(hook)
     registry.on_train_batch_end()
-    assert heard == ["a"] and registry.is_enabled("a")
+    assert called == ["a"] and registry.is_enabled("a")
 
 
 def test_ranks_limit_where_a_hook_runs() -> None:
     """A hook of rank 0 is listed on the others and silent there."""
-    heard: Heard = []
+    called: Heard = []
     registry = HookRegistry()
     registry.failures.rank = 1
     registry.register(says(heard, "zero"), "zero", event="train_end", ranks=0)
     registry.register(says(heard, "one"), "one", event="train_end", ranks=[1, 2])
     registry.on_train_end()
-    assert heard == ["one"] and "zero" in registry
+    assert called == ["one"] and "zero" in registry
 
 
 # ---- switching -----------------------------------------------------------------------------------------------------
@@ -326,16 +325,16 @@ def test_ranks_limit_where_a_hook_runs() -> None:
 @pytest.mark.req("000-05", "000-06")
 def test_a_disabled_hook_is_listed_silent_and_keeps_its_place() -> None:
     """Switching off and on again changes neither the list nor the order."""
-    heard: Heard = []
+    called: Heard = []
     registry = HookRegistry()
     for name in "abc":
-        registry.register(Speaker(name, heard))
+        registry.register(Speaker(name, called))
     registry.disable("b")
     registry.on_train_batch_end()
-    assert heard == ["a", "c"] and [record.name for record in registry.list_hooks()] == ["a", "b", "c"]
+    assert called == ["a", "c"] and [record.name for record in registry.list_hooks()] == ["a", "b", "c"]
     registry.enable("b")
     registry.on_train_batch_end()
-    assert heard == ["a", "c", "a", "b", "c"]
+    assert called == ["a", "c", "a", "b", "c"]
 
 
 @pytest.mark.req("000-35", "000-36")
@@ -372,19 +371,19 @@ def failing(times: Iterator[bool]) -> Callable[[], None]:
 
 @pytest.mark.req("000-41")
 def test_a_failing_hook_leaves_the_others_alone() -> None:
-    """The others hear the event, before and after it in the order, and the error is reported with its place."""
-    heard: Heard = []
+    """The others listen to the event, before and after it in the order, and the error is reported with its place."""
+    called: Heard = []
     registry = HookRegistry()
-    told = incidents(registry)
-    registry.register(Speaker("a", heard))
+    reported = incidents(registry)
+    registry.register(Speaker("a", called))
     registry.register(failing(itertools.repeat(True)), "broken", event="train_batch_end")
-    registry.register(Speaker("c", heard))
+    registry.register(Speaker("c", called))
     registry.on_train_batch_end(step=7)
-    assert heard == ["a", "c"]
-    assert [(one.kind, one.hook, one.event, one.step) for one in told] == [
+    assert called == ["a", "c"]
+    assert [(one.kind, one.hook, one.event, one.step) for one in reported] == [
         ("failed", "broken", "on_train_batch_end", 7)
     ]
-    assert told[0].error is not None and told[0].error.__notes__ == [
+    assert reported[0].error is not None and reported[0].error.__notes__ == [
         "raised by hook 'broken' in on_train_batch_end, step 7"
     ]
 
@@ -395,12 +394,12 @@ def test_three_failures_in_a_row_switch_a_hook_off(event: str) -> None:
     registry = HookRegistry()
     times = iter([True, True, False, True, True, True, True])
     registry.register(failing(times), "broken", event=event)
-    told = incidents(registry)
+    reported = incidents(registry)
     fire = getattr(registry, event if event.startswith("on_") else f"on_{event}")
     for expected in (True, True, True, True, True, False, False):
         fire()
         assert registry.is_enabled("broken") is expected
-    assert [one.kind for one in told] == ["failed"] * 5 + ["disabled"]
+    assert [one.kind for one in reported] == ["failed"] * 5 + ["disabled"]
     registry.enable("broken")
     fire()
     assert registry.is_enabled("broken") and registry.entry("broken").failures.total == 6
@@ -436,16 +435,16 @@ def test_disable_switches_off_at_once_and_raise_ends() -> None:
     def broken() -> None:
         raise ValueError("boom") from KeyError("why")
 
-    heard: Heard = []
+    called: Heard = []
     registry = HookRegistry()
     registry.register(broken, "once", event="train_batch_end", on_error="disable")
     registry.on_train_batch_end()
     assert not registry.is_enabled("once")
     registry.register(broken, "fatal", event="train_batch_end", on_error="raise")
-    registry.register(Speaker("after", heard))
+    registry.register(Speaker("after", called))
     with pytest.raises(ValueError, match="boom") as caught:
         registry.on_train_batch_end()
-    assert heard == ["after"] and isinstance(caught.value.__cause__, KeyError)
+    assert called == ["after"] and isinstance(caught.value.__cause__, KeyError)
     assert caught.value.__notes__ == ["raised by hook 'fatal' in on_train_batch_end, step 0"]
 
 
@@ -468,32 +467,32 @@ def test_debug_makes_every_policy_raise_and_strict_errors_always_do() -> None:
 @pytest.mark.parametrize("event", ["on_train_end", "on_exception"])
 def test_closing_events_reach_everyone_and_failures_become_notes(event: str) -> None:
     """Even hooks whose policy is raise cannot end what is ending, nor replace the original exception."""
-    heard: Heard = []
+    called: Heard = []
     registry = HookRegistry()
     registry.register(failing(itertools.repeat(True)), "broken", event=event, on_error="raise")
-    registry.register(says(heard, "last"), "last", event=event)
+    registry.register(says(called, "last"), "last", event=event)
     original = RuntimeError("the original")
     if event == "on_exception":
         registry.on_exception(exception=original)
         assert original.__notes__ == ["hook 'broken' then failed in on_exception: ValueError('boom')"]
     else:
         registry.on_train_end()
-    assert heard == ["last"] and registry.entry("broken").failures.total == 1
+    assert called == ["last"] and registry.entry("broken").failures.total == 1
 
 
-def test_stop_training_reaches_the_owner_of_a_hand_made_loop_after_the_others() -> None:
-    """Fired by hand there is nobody else to stop; it is no failure of the hook."""
-    heard: Heard = []
+def test_stop_training_reaches_the_owner_of_a_users_own_loop_after_the_others() -> None:
+    """Fired manually there is nobody else to stop; it is no failure of the hook."""
+    called: Heard = []
 
     def stop() -> None:
         raise StopTraining("enough")
 
     registry = HookRegistry()
     registry.register(stop, "stopper", event="step_end")
-    registry.register(says(heard, "after"), "after", event="step_end")
+    registry.register(says(called, "after"), "after", event="step_end")
     with pytest.raises(StopTraining, match="enough"):
         registry.on_step_end(step=1)
-    assert heard == ["after"] and registry.entry("stopper").failures.total == 0
+    assert called == ["after"] and registry.entry("stopper").failures.total == 0
 
 
 def test_stop_training_is_a_request_where_somebody_can_stop() -> None:
@@ -518,9 +517,9 @@ def test_stop_training_is_a_request_where_somebody_can_stop() -> None:
 
 
 def test_the_failure_of_a_hook_that_removed_itself_is_not_hidden() -> None:
-    """There is no entry left to count on; the record hears of it all the same."""
+    """There is no entry left to count on; the record listens to of it all the same."""
     registry = HookRegistry()
-    told = incidents(registry)
+    reported = incidents(registry)
 
     def suicide() -> None:
         registry.remove("gone")
@@ -528,17 +527,19 @@ def test_the_failure_of_a_hook_that_removed_itself_is_not_hidden() -> None:
 
     registry.register(suicide, "gone", event="train_batch_end")
     registry.on_train_batch_end(step=3)
-    assert [(one.kind, one.hook, one.message) for one in told] == [("failed", "gone", "failed: ValueError: last words")]
+    assert [(one.kind, one.hook, one.message) for one in reported] == [
+        ("failed", "gone", "failed: ValueError: last words")
+    ]
 
 
-def test_the_rank_is_told() -> None:
+def test_the_rank_is_reported() -> None:
     """On another rank the note says which."""
     registry = HookRegistry()
     registry.failures.rank = 3
     told = incidents(registry)
     registry.register(failing(itertools.repeat(True)), "broken", event="train_batch_end")
     registry.on_train_batch_end()
-    assert told[0].error is not None and told[0].error.__notes__[0].endswith("rank 3")
+    assert reported[0].error is not None and reported[0].error.__notes__[0].endswith("rank 3")
 
 
 # ---- metrics -------------------------------------------------------------------------------------------------------
@@ -546,9 +547,9 @@ def test_the_rank_is_told() -> None:
 
 @pytest.mark.req("000-41")
 def test_what_a_hook_does_to_others_metrics_is_undone_and_reported() -> None:
-    """Keys added by earlier hooks are seen by later ones; what is done to another's key is put back, and told once."""
+    """Keys added by earlier hooks are seen by later ones; changes of other keys are restored and reported once."""
     registry = HookRegistry()
-    told, seen = incidents(registry), []
+    reported, seen = incidents(registry), []
 
     def vandal(metrics: dict[str, Any]) -> None:
         metrics["loss"] = 0.0
@@ -561,8 +562,8 @@ def test_what_a_hook_does_to_others_metrics_is_undone_and_reported() -> None:
     for _ in range(3):
         registry.on_train_batch_end("batch", 0.5)
     assert [{key: one[key] for key in ("loss", "mine")} for one in seen] == [{"loss": 0.5, "mine": 1.0}] * 3
-    assert [(one.kind, one.hook) for one in told] == [("overruled", "vandal")]
-    assert "'loss', 'mine'" in told[0].message and registry.entry("vandal").overruled == {"on_train_batch_end": 3}
+    assert [(one.kind, one.hook) for one in reported] == [("overruled", "vandal")]
+    assert "'loss', 'mine'" in reported[0].message and registry.entry("vandal").overruled == {"on_train_batch_end": 3}
 
 
 # ---- changes from inside an event ----------------------------------------------------------------------------------
@@ -571,33 +572,33 @@ def test_what_a_hook_does_to_others_metrics_is_undone_and_reported() -> None:
 @pytest.mark.parametrize("event", ["train_batch_end", "epoch_end"])
 def test_an_event_in_flight_finishes_on_the_set_it_started_with(event: str) -> None:
     """Adding, removing and switching from inside take effect at the next event."""
-    heard: Heard = []
+    called: Heard = []
     registry = HookRegistry()
 
     def changes() -> None:
         if "added" not in registry:
-            registry.register(says(heard, "added"), "added", event=event)
+            registry.register(says(called, "added"), "added", event=event)
             registry.remove("removed")
             registry.disable("switched")
 
     registry.register(changes, "changes", event=event)
-    registry.register(says(heard, "removed"), "removed", event=event)
-    registry.register(says(heard, "switched"), "switched", event=event)
+    registry.register(says(called, "removed"), "removed", event=event)
+    registry.register(says(called, "switched"), "switched", event=event)
     fire = getattr(registry, f"on_{event}")
     fire()
-    assert heard == ["removed", "switched"]
-    heard.clear()
+    assert called == ["removed", "switched"]
+    called.clear()
     fire()
-    assert heard == ["added"]
+    assert called == ["added"]
 
 
 def test_a_hook_may_remove_itself() -> None:
     """Once is once."""
-    heard: Heard = []
+    called: Heard = []
     registry = HookRegistry()
 
     def once() -> None:
-        heard.append("once")
+        called.append("once")
         registry.remove("once")
 
     registry.register(once, "once", event="train_batch_end")
@@ -607,28 +608,28 @@ def test_a_hook_may_remove_itself() -> None:
 
 
 def test_an_event_may_be_fired_from_inside_another() -> None:
-    """Re-entrancy: the inner event is complete before the outer one goes on."""
-    heard: Heard = []
+    """Re-entrancy: the inner event is complete before the outer one continues."""
+    called: Heard = []
     registry = HookRegistry()
-    registry.register(says(heard, "inner"), "inner", event="epoch_end")
+    registry.register(says(called, "inner"), "inner", event="epoch_end")
     registry.register(lambda: registry.on_epoch_end(), "fires", event="train_batch_end")
-    registry.register(says(heard, "outer"), "outer", event="train_batch_end")
+    registry.register(says(called, "outer"), "outer", event="train_batch_end")
     registry.on_train_batch_end()
-    assert heard == ["inner", "outer"]
+    assert called == ["inner", "outer"]
 
 
 def test_a_change_keeps_the_batchs_due_set() -> None:
     """Due for a micro-batch means due for all its events, even if the set of hooks changes in between."""
-    heard: Heard = []
+    called: Heard = []
     registry = HookRegistry()
 
     class Scheduled(TrainingHook):
         def on_train_batch_start(self) -> None:
-            heard.append("start")
+            called.append("start")
             registry.register(TrainingHook(f"extra{len(registry)}"))
 
         def on_train_batch_end(self) -> None:
-            heard.append("end")
+            called.append("end")
 
     registry.register(Scheduled(), every=2)
     for step in range(1, 5):
@@ -636,15 +637,15 @@ def test_a_change_keeps_the_batchs_due_set() -> None:
         for event in ("on_train_batch_start", "on_train_batch_end"):
             if fired := getattr(registry.slots, event):
                 fired(None)
-    assert heard == ["start", "end"] * 2
+    assert called == ["start", "end"] * 2
 
 
 def test_a_scheduled_hook_added_inside_a_batch_waits_for_the_next() -> None:
-    """It was not asked for this micro-batch, so it does not hear the rest of it."""
-    heard: Heard = []
+    """It was not asked for this micro-batch, so it does not listen to the rest of it."""
+    called: Heard = []
     registry = HookRegistry()
     registry.begin_batch(Reading(2, 2, 1))
-    registry.register(says(heard, "h"), "h", event="train_batch_end", every=2)
+    registry.register(says(called, "h"), "h", event="train_batch_end", every=2)
     assert not registry.due_now("h")
     registry.begin_batch(Reading(4, 4, 1))
     assert registry.due_now("h")
@@ -652,22 +653,22 @@ def test_a_scheduled_hook_added_inside_a_batch_waits_for_the_next() -> None:
 
 def test_schedules_gate_inner_events_only() -> None:
     """Run, epoch, validation, checkpoint and exception events always arrive."""
-    heard: Heard = []
+    called: Heard = []
     registry = HookRegistry()
-    registry.register(Speaker("a", heard), every=1000)
+    registry.register(Speaker("a", called), every=1000)
     registry.on_train_batch_end(step=1)
     registry.on_train_end()
-    assert heard == ["a ends"]
+    assert called == ["a ends"]
 
 
 # ---- threads -------------------------------------------------------------------------------------------------------
 
 
 def test_registering_and_removing_while_another_thread_fires() -> None:
-    """A permanent hook hears every event exactly once, and nothing breaks, whatever two other threads do."""
+    """A permanent hook listens to every event exactly once, and nothing breaks, whatever two other threads do."""
     registry = HookRegistry()
-    heard = itertools.count()
-    registry.register(lambda: next(heard) and None, "permanent", event="train_batch_end")
+    called = itertools.count()
+    registry.register(lambda: next(called) and None, "permanent", event="train_batch_end")
     registry.register(failing(itertools.cycle([True, False])), "flaky", event="train_batch_end")
     errors: list[BaseException] = []
     done = threading.Event()
@@ -697,7 +698,7 @@ def test_registering_and_removing_while_another_thread_fires() -> None:
     done.set()
     for thread in threads:
         thread.join()
-    assert errors == [] and next(heard) == fired
+    assert errors == [] and next(called) == fired
     assert list(registry) == ["permanent", "flaky"] and registry.is_enabled("flaky")
 
 
@@ -732,18 +733,18 @@ def test_a_schedule_registered_during_the_question_is_asked_at_the_next_batch() 
 @pytest.mark.req("000-40", "000-08")
 def test_a_thousand_hooks_are_registered_fired_and_removed_quickly() -> None:
     """The registry stays usable with very many hooks, in their order."""
-    heard: Heard = []
+    called: Heard = []
     registry = HookRegistry()
     began = time.perf_counter()
-    handles = [registry.register(says(heard, i), f"h{i}", event="train_batch_end") for i in range(1000)]
+    handles = [registry.register(says(called, i), f"h{i}", event="train_batch_end") for i in range(1000)]
     registry.on_train_batch_end()
     for handle in handles:
         handle.remove()
-    assert heard == list(range(1000)) and len(registry) == 0
+    assert called == list(range(1000)) and len(registry) == 0
     assert time.perf_counter() - began < 5.0
 
 
-def test_state_goes_by_name_and_misses_are_told() -> None:
+def test_state_goes_by_name_and_misses_are_reported() -> None:
     """Every hook gets its own back; what has no counterpart on either side is named."""
 
     class Keeper(TrainingHook):
@@ -759,7 +760,7 @@ def test_state_goes_by_name_and_misses_are_told() -> None:
     assert registry.get("a").count == 7
 
 
-def test_a_state_that_does_not_fit_is_told_with_its_hook() -> None:
+def test_a_state_that_does_not_fit_is_reported_with_its_hook() -> None:
     """Such as one that another hook saved under the name; what went wrong stands behind it."""
 
     class Strict(TrainingHook):
@@ -786,7 +787,7 @@ def test_watchers_can_stop_watching() -> None:
     stop_incidents()
     registry.register(failing(itertools.repeat(True)), "broken", event="epoch_end")
     registry.on_epoch_end()
-    assert changes == [] and told == []
+    assert changes == [] and reported == []
 
 
 def test_a_value_the_caller_did_not_pass_is_the_callers_error() -> None:

@@ -1,4 +1,4 @@
-"""TrainingStreams that somebody drew from are noticed and put back, a spare normal included."""
+"""Draws from the random streams of training are detected and undone, spare normals included."""
 
 import random
 from collections.abc import Callable

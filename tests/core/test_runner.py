@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from hookline.core.base import StepContext, TrainingHook
+from hookline import HookRegistry, HookRunner, StepContext, TrainingHook
 from hookline.core.catalog import SPELLINGS
-from hookline.core.registry import HookRegistry
-from hookline.core.runner import HookRunner
 from hookline.errors import MissingArgument
 
 
@@ -20,37 +18,37 @@ def ctx(step: int, tokens: int = 0) -> StepContext:
 class Everything(TrainingHook):
     """Hears the five events with their own arguments."""
 
-    def __init__(self, name: str, heard: list[Any]) -> None:
-        self.name, self.heard = name, heard
+    def __init__(self, name: str, called: list[Any]) -> None:
+        self.name, self.called = name, called
 
     def on_train_begin(self, config: Any) -> None:
-        self.heard.append((self.name, "begin", config))
+        self.called.append((self.name, "begin", config))
 
     def on_step_end(self, ctx: StepContext) -> None:
-        self.heard.append((self.name, "step", ctx.step))
+        self.called.append((self.name, "step", ctx.step))
 
     def on_eval_end(self, metrics: dict[str, float], step: int) -> None:
-        self.heard.append((self.name, "eval", metrics, step))
+        self.called.append((self.name, "eval", metrics, step))
 
     def on_checkpoint_save(self, step: int, path: str) -> None:
-        self.heard.append((self.name, "save", step, path))
+        self.called.append((self.name, "save", step, path))
 
     def on_train_end(self, step: int, tokens_seen: int) -> None:
-        self.heard.append((self.name, "end", step, tokens_seen))
+        self.called.append((self.name, "end", step, tokens_seen))
 
 
 @pytest.mark.req("004-09", "004-24", "004-26")
 def test_five_events_reach_a_list_of_hooks_by_position() -> None:
     """The runner is made with a list and dispatches each of the five in the order of the list."""
-    heard: list[Any] = []
-    runner = HookRunner([Everything("a", heard), Everything("b", heard)])
+    called: list[Any] = []
+    runner = HookRunner([Everything("a", called), Everything("b", called)])
     runner.on_train_begin({"lr": 1})
     runner.on_step_end(ctx(1))
     runner.on_eval_end({"loss": 2.0}, 1)
     runner.on_checkpoint_save(1, "here")
     runner.on_train_end(1, 64)
-    assert [entry[:2] for entry in heard] == [(n, e) for e in ("begin", "step", "eval", "save", "end") for n in "ab"]
-    assert heard[4] == ("a", "eval", {"loss": 2.0}, 1) and heard[-1] == ("b", "end", 1, 64)
+    assert [entry[:2] for entry in called] == [(n, e) for e in ("begin", "step", "eval", "save", "end") for n in "ab"]
+    assert called[4] == ("a", "eval", {"loss": 2.0}, 1) and called[-1] == ("b", "end", 1, 64)
 
 
 @pytest.mark.req("004-10", "004-25")
@@ -85,23 +83,23 @@ def test_two_hooks_of_one_class_need_names() -> None:
 
 def test_the_runner_has_its_own_positions_and_the_registry_the_others() -> None:
     """on_train_end takes step and tokens here, state there; both take everything by keyword."""
-    heard: list[Any] = []
+    called: list[Any] = []
     for registry in (HookRunner(), HookRegistry()):
-        registry.register(lambda step: heard.append(step), "h", event="train_end")
+        registry.register(lambda step: called.append(step), "h", event="train_end")
         registry.on_train_end(step=3)
     HookRunner.on_train_end(runner := HookRunner(), 1, 2)
-    assert heard == [3, 3] and len(runner) == 0
+    assert called == [3, 3] and len(runner) == 0
     with pytest.raises(MissingArgument):
         registry.on_train_end({"latest_loss": 1.0})
 
 
 def test_values_are_taken_out_of_ctx_and_state() -> None:
     """A hook that names loss or tokens_seen need not know how the loop passes them."""
-    heard: list[Any] = []
+    called: list[Any] = []
     runner = HookRunner()
-    runner.register(lambda loss, tokens_seen: heard.append((loss, tokens_seen)), "h", event="step_end")
+    runner.register(lambda loss, tokens_seen: called.append((loss, tokens_seen)), "h", event="step_end")
     runner.on_step_end(ctx(1, 64))
-    assert heard == [(0.5, 64)]
+    assert called == [(0.5, 64)]
 
 
 @pytest.mark.parametrize(
@@ -115,56 +113,56 @@ def test_values_are_taken_out_of_ctx_and_state() -> None:
         ({"every": "1 h"}, []),
     ],
 )
-def test_schedules_count_the_steps_of_a_hand_made_loop(schedule: dict[str, Any], due: list[int]) -> None:
+def test_schedules_count_the_steps_of_a_users_own_loop(schedule: dict[str, Any], due: list[int]) -> None:
     """Several events of a step share one decision; steps and tokens are those that the loop tells."""
-    heard: list[int] = []
+    called: list[int] = []
     runner = HookRunner()
-    runner.register(lambda step: heard.append(step), "end", event="step_end", **schedule)
+    runner.register(lambda step: called.append(step), "end", event="step_end", **schedule)
     for step in range(1, 10):
         runner.on_before_backward(step=step, tokens_seen=step * 10)
         runner.on_step_end(ctx(step, step * 10))
         runner.on_train_batch_end(step=step)
-    assert heard == due
+    assert called == due
 
 
 def test_steps_may_jump() -> None:
     """A loop that fires only now and then still finds its hooks due at the right steps."""
-    heard: list[int] = []
+    called: list[int] = []
     runner = HookRunner()
-    runner.register(lambda step: heard.append(step), "h", event="step_end", every=20)
+    runner.register(lambda step: called.append(step), "h", event="step_end", every=20)
     for step in range(10, 101, 10):
         runner.on_step_end(ctx(step))
-    assert heard == [20, 40, 60, 80, 100]
+    assert called == [20, 40, 60, 80, 100]
 
 
 def test_epochs_are_counted_from_what_the_loop_says() -> None:
     """`every="2 epochs"` holds for the second epoch and not for the first, batch numbers starting again."""
-    heard: list[tuple[int, int]] = []
+    called: list[tuple[int, int]] = []
     registry = HookRegistry()
     registry.register(
-        lambda epoch, batch_idx: heard.append((epoch, batch_idx)), "h", event="batch_end", every="2 epochs"
+        lambda epoch, batch_idx: called.append((epoch, batch_idx)), "h", event="batch_end", every="2 epochs"
     )
     for epoch in range(4):
         registry.on_epoch_start(epoch, {})
         for index in range(2):
             registry.on_batch_end("batch", 0.5, {"current_epoch": epoch, "current_batch_idx": index})
-    assert heard == [(1, 0), (1, 1), (3, 0), (3, 1)]
+    assert called == [(1, 0), (1, 1), (3, 0), (3, 1)]
 
 
 def test_what_a_hook_can_do_without_need_not_be_passed() -> None:
     """A default is kept and **kwargs gets what is there; only what a hook insists on is the caller's error."""
-    heard: list[Any] = []
+    called: list[Any] = []
     runner = HookRunner()
-    runner.register(lambda ctx, **more: heard.append(sorted(more)), "open", event="step_end")
-    runner.register(lambda step, epoch=-1, mine=3: heard.append((step, epoch, mine)), "default", event="step_end")
-    runner.register(lambda metrics=None: heard.append(metrics), "evals", event="on_eval_end")
+    runner.register(lambda ctx, **more: called.append(sorted(more)), "open", event="step_end")
+    runner.register(lambda step, epoch=-1, mine=3: called.append((step, epoch, mine)), "default", event="step_end")
+    runner.register(lambda metrics=None: called.append(metrics), "evals", event="on_eval_end")
     runner.on_step_end(ctx(4))
     runner.on_step_end(ctx(5), epoch=2)
     runner.on_eval_end()
     runner.on_eval_end({"loss": 1.0}, 5)
-    assert heard[0] == ["lr", "model", "optimizer", "step", "tokens_seen"]
-    assert heard[1:4:2] == [(4, -1, 3), (5, 2, 3)]
-    assert heard[4:] == [None, {"loss": 1.0}]
+    assert called[0] == ["lr", "model", "optimizer", "step", "tokens_seen"]
+    assert called[1:4:2] == [(4, -1, 3), (5, 2, 3)]
+    assert called[4:] == [None, {"loss": 1.0}]
     runner.register(lambda batch: None, "insists", event="step_end")
     with pytest.raises(MissingArgument, match="'insists' names 'batch'"):
         runner.on_step_end(ctx(6))

@@ -8,7 +8,8 @@ from clocks import UNITS, micro_batches, schedules
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline.core.schedule import Quantity, Reading, Schedule
+from hookline import Schedule
+from hookline.core.schedule import Quantity, Reading
 from hookline.errors import ConfigError
 
 WHOLE = ("steps", "batches", "epochs")
@@ -110,7 +111,7 @@ def test_quantities_are_read_as_people_write_them(written: Any, amount: float, u
     "written",
     [True, 1.5, None, "", "ten", "-1", -1, "10 parsecs", "1.5 steps", "0.5 epochs", "5 M tokens", "1e6", [], b"1"],
 )
-def test_what_is_no_quantity_is_refused_with_its_path(written: Any) -> None:
+def test_what_is_no_quantity_is_rejected_with_its_path(written: Any) -> None:
     """The error names the key in the config and shows what would be right."""
     with pytest.raises(ConfigError, match=r"^console\.every: ") as caught:
         Quantity.parse(written, "console.every")
@@ -118,13 +119,13 @@ def test_what_is_no_quantity_is_refused_with_its_path(written: Any) -> None:
 
 
 def test_an_unknown_unit_names_the_nearest() -> None:
-    """A misspelt unit is told apart from what is no quantity at all."""
+    """A misspelt unit is reported apart from what is no quantity at all."""
     with pytest.raises(ConfigError, match="'epoks' is no unit; did you mean 'epochs'"):
         Schedule.parse(every="2 epoks")
 
 
 @pytest.mark.parametrize("given_", [{"every": 0}, {"every": "0 s"}, {"at": 0}, {"at": [5, 0]}])
-def test_what_is_never_due_is_refused(given_: dict[str, Any]) -> None:
+def test_what_is_never_due_is_rejected(given_: dict[str, Any]) -> None:
     """A schedule that cannot be met is a slip, found at registration."""
     with pytest.raises(ConfigError, match="never"):
         Schedule.parse(**given_)
@@ -155,7 +156,7 @@ def test_schedules_print_as_sentences() -> None:
         (Schedule.parse(every="1 epoch"), False), (Schedule.parse(stop=3), False),
     ],
 )  # fmt: skip
-def test_always_is_told_apart(schedule: Schedule, always: bool) -> None:
+def test_always_is_reported_apart(schedule: Schedule, always: bool) -> None:
     """Only a schedule that nothing ever gates skips the question."""
     assert schedule.always is always
 

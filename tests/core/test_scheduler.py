@@ -9,20 +9,20 @@ from clocks import micro_batches, schedules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookline.core.registry import HookRegistry
-from hookline.core.schedule import FAR, Reading, Schedule
+from hookline import HookRegistry, Schedule
+from hookline.core.schedule import FAR, Reading
 from hookline.core.scheduler import SAMPLE_AT, SAMPLE_EVERY, TIMED_OF_DUE, ManualClock, Scheduler
 from hookline.errors import RegistrationError
 
 
 def fire_batch(registry: HookRegistry) -> None:
     """Fire one inner event as the loop does, with a moment that has nothing."""
-    if heard := registry.slots.on_train_batch_end:
-        heard(None)
+    if called := registry.slots.on_train_batch_end:
+        called(None)
 
 
 def drive(registry: HookRegistry, run: list[Reading], check: Callable[[Reading, Reading], None]) -> None:
-    """Run a registry over a clock as the training loop does: asked anew when an epoch begins."""
+    """Run a registry over a clock as the training loop does: asked again when an epoch begins."""
     before = Reading()
     for now in run:
         if now.epochs != before.epochs:
@@ -46,10 +46,10 @@ def test_the_countdown_never_skips_a_due_micro_batch(
 ) -> None:
     """Through begin_batch, with hooks of several schedules and timing samples, every answer is the schedule's own."""
     registry = HookRegistry()
-    heard: dict[str, int] = {}
+    called: dict[str, int] = {}
 
     def listener(name: str) -> Callable[[], None]:
-        return lambda: heard.__setitem__(name, heard.get(name, 0) + 1)
+        return lambda: called.__setitem__(name, called.get(name, 0) + 1)
 
     for index, schedule in enumerate(asked):
         function = listener(f"h{index}")
@@ -65,23 +65,23 @@ def test_the_countdown_never_skips_a_due_micro_batch(
             due = schedule.always or schedule.due(now, before)
             if due and schedule.by_tokens_or_time:
                 held[index] = now.steps
-            due = due or held.get(index) == now.steps  # the rest of the window is heard, too
+            due = due or held.get(index) == now.steps  # the rest of the window is called, too
             assert registry.due_now(f"h{index}") == due, f"{schedule} at {now}"
             expected[f"h{index}"] = expected.get(f"h{index}", 0) + due
 
     drive(registry, micro_batches(accumulate, epochs, tokens), check)
-    assert {name: count for name, count in expected.items() if count} == heard
+    assert {name: count for name, count in expected.items() if count} == called
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(schedules, min_size=1, max_size=3), st.integers(1, 5), st.lists(st.integers(1, 12), min_size=1))
-def test_what_came_up_within_a_window_is_heard_at_its_step(
+def test_what_came_up_within_a_window_is_called_at_its_step(
     asked: list[Schedule], accumulate: int, epochs: list[int]
 ) -> None:
     """A step's events come with its last micro-batch only, whichever of them was the due one."""
-    registry, heard, run = HookRegistry(), set[tuple[int, int]](), micro_batches(accumulate, epochs, 3)
+    registry, called, run = HookRegistry(), set[tuple[int, int]](), micro_batches(accumulate, epochs, 3)
     for index, schedule in enumerate(asked):
-        function: Any = lambda step, index=index: heard.add((index, step))  # noqa: E731
+        function: Any = lambda step, index=index: called.add((index, step))  # noqa: E731
         function.schedule = schedule
         registry.register(function, f"h{index}", event="on_step_end")
     expected = set[tuple[int, int]]()
@@ -92,7 +92,7 @@ def test_what_came_up_within_a_window_is_heard_at_its_step(
         expected |= {(index, now.steps) for index, one in enumerate(asked) if one.always or one.due(now, before)}
         if after.steps != now.steps and (fired := registry.slots.on_step_end):
             fired(SimpleNamespace(step=now.steps))
-    assert heard == expected
+    assert called == expected
 
 
 def test_a_step_that_is_begun_again_has_no_due_hooks_from_before() -> None:
@@ -116,14 +116,14 @@ def test_who_takes_anothers_name_is_not_due_in_its_place() -> None:
 
 def test_a_loop_of_ones_own_hears_its_steps_by_batches() -> None:
     """Its step's end need not say which batch was the last; in the next epoch nothing is left of it."""
-    registry, heard = HookRegistry(), list[tuple[int, int]]()
-    registry.register(lambda step, epoch: heard.append((epoch, step)), "h", event="on_step_end", every="3 batches")
+    registry, called = HookRegistry(), list[tuple[int, int]]()
+    registry.register(lambda step, epoch: called.append((epoch, step)), "h", event="on_step_end", every="3 batches")
     for epoch in range(2):
         for index in range(4):
             registry.on_train_batch_start(step=index // 2 + 1, batch_idx=index, epoch=epoch)
             if index % 2:
                 registry.on_step_end(step=index // 2 + 1, epoch=epoch)
-    assert heard == [(0, 2), (1, 2)]
+    assert called == [(0, 2), (1, 2)]
 
 
 def test_a_hook_that_is_not_due_is_not_asked_each_batch() -> None:
@@ -193,13 +193,13 @@ class Waiting:
     always_hears = ("on_train_batch_end",)
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.called: list[str] = []
 
     def on_train_batch_start(self) -> None:
-        self.heard.append("start")
+        self.called.append("start")
 
     def on_train_batch_end(self) -> None:
-        self.heard.append("end")
+        self.called.append("end")
 
 
 def test_some_events_reach_a_hook_that_is_not_due() -> None:
@@ -211,10 +211,10 @@ def test_some_events_reach_a_hook_that_is_not_due() -> None:
         for fired in (registry.slots.on_train_batch_start, registry.slots.on_train_batch_end):
             if fired:
                 fired(None)
-    assert hook.heard == (["end"] * 9 + ["start", "end"]) * 2
+    assert hook.called == (["end"] * 9 + ["start", "end"]) * 2
 
 
-def test_an_event_that_a_hook_does_not_hear_cannot_be_always_heard() -> None:
+def test_an_event_that_a_hook_does_not_hear_cannot_be_always_called() -> None:
     """The nearest that it does is named."""
     hook = Waiting()
     hook.always_hears = ("on_train_batch_ends",)
@@ -278,7 +278,7 @@ def test_samples_scale_to_all_micro_batches() -> None:
     assert scheduler.scale("always", since=28) == 32.0
 
 
-def test_the_hand_clock_reads_what_events_say_and_keeps_the_rest() -> None:
+def test_the_manual_clock_reads_what_events_say_and_keeps_the_rest() -> None:
     """A loop of one's own tells step, batch and epoch in different events; the clock puts them together."""
     clock = ManualClock()
     clock.read({"epoch": 2})
@@ -290,7 +290,7 @@ def test_the_hand_clock_reads_what_events_say_and_keeps_the_rest() -> None:
     assert (clock.now.steps, clock.now.epochs) == (9, 3)
 
 
-def test_the_hand_clock_moves_once_per_micro_batch() -> None:
+def test_the_manual_clock_moves_once_per_micro_batch() -> None:
     """Two events of one micro-batch share a decision."""
     clock = ManualClock()
     clock.read({"step": 1})
@@ -299,17 +299,17 @@ def test_the_hand_clock_moves_once_per_micro_batch() -> None:
     assert clock.advanced()
 
 
-def test_the_hand_clock_counts_by_loader() -> None:
+def test_the_manual_clock_counts_by_loader() -> None:
     """A loop of one's own that names its loaders has schedules by loader, too."""
     registry = HookRegistry()
-    heard: list[int] = []
+    called: list[int] = []
     registry.register(
-        lambda batch_idx: heard.append(batch_idx), "probe", event="on_train_batch_end", every="2 batches of b"
+        lambda batch_idx: called.append(batch_idx), "probe", event="on_train_batch_end", every="2 batches of b"
     )
     for index, name in enumerate("abbabab"):
         registry.on_train_batch_start(batch_idx=index, dataloader_name=name)
         registry.on_train_batch_end(batch_idx=index, dataloader_name=name)
-    assert heard == [2, 6]
+    assert called == [2, 6]
 
 
 def test_a_hook_that_becomes_due_is_timed_to_the_end_of_its_step() -> None:

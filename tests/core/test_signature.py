@@ -1,4 +1,4 @@
-"""Arguments by name: signatures are read once, and what an event does not have is refused."""
+"""Arguments by name: signatures are read once, and what an event does not have is rejected."""
 
 import functools
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -37,7 +37,7 @@ def test_what_nobody_names_is_never_read() -> None:
     assert called(lambda step: step, step=7) == 7
 
 
-def test_an_unknown_argument_is_refused_with_the_nearest_name() -> None:
+def test_an_unknown_argument_is_rejected_with_the_nearest_name() -> None:
     """The message names owner, event, the bad argument and the right one."""
     with pytest.raises(
         RegistrationError, match=r"Owner.*on_train_batch_end has no argument 'los'; did you mean 'loss'"
@@ -103,8 +103,8 @@ def test_open_keywords_do_not_repeat_an_alias() -> None:
 
 
 @pytest.mark.parametrize("refused", ["args", "async", "async generator", "generator", "async call", "builtin"])
-def test_what_cannot_be_called_by_name_is_refused(refused: str) -> None:
-    """*args, async def, generators and callables without a signature are refused at registration."""
+def test_what_cannot_be_called_by_name_is_rejected(refused: str) -> None:
+    """*args, async def, generators and callables without a signature are rejected at registration."""
 
     def with_args(*args):  # type: ignore[no-untyped-def]
         raise AssertionError
@@ -128,7 +128,7 @@ def test_what_cannot_be_called_by_name_is_refused(refused: str) -> None:
         listen(calls[refused])
 
 
-def test_a_partial_of_an_async_function_is_refused_too() -> None:
+def test_a_partial_of_an_async_function_is_rejected_too() -> None:
     """Wrapping does not get a coroutine past the check."""
 
     async def later(loss: float) -> None: ...
@@ -183,7 +183,7 @@ def test_aliases_of_arguments_are_the_same_value() -> None:
 
 
 def test_the_spelling_of_the_method_chooses_the_metrics() -> None:
-    """The same function hears val/ or eval/ keys by the name it was registered under."""
+    """The same function listens to val/ or eval/ keys by the name it was registered under."""
     values = {"val_metrics": {"val/loss": 1.0}, "eval_metrics": {"eval/loss": 1.0}}
     assert called(lambda metrics: metrics, "on_validation_end", **values) == {"val/loss": 1.0}
     assert called(lambda metrics: metrics, "on_validation_end", "on_eval_end", **values) == {"eval/loss": 1.0}
