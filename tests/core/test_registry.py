@@ -56,9 +56,9 @@ class BuiltIn(Speaker):
 
 def incidents(registry: HookRegistry) -> list[Incident]:
     """Everything the registry reports from now on."""
-    told: list[Incident] = []
-    registry.failures.subscribe(told.append)
-    return told
+    reported: list[Incident] = []
+    registry.failures.subscribe(reported.append)
+    return reported
 
 
 # ---- order --------------------------------------------------------------------------------------------------------
@@ -313,8 +313,8 @@ def test_ranks_limit_where_a_hook_runs() -> None:
     called: Heard = []
     registry = HookRegistry()
     registry.failures.rank = 1
-    registry.register(says(heard, "zero"), "zero", event="train_end", ranks=0)
-    registry.register(says(heard, "one"), "one", event="train_end", ranks=[1, 2])
+    registry.register(says(called, "zero"), "zero", event="train_end", ranks=0)
+    registry.register(says(called, "one"), "one", event="train_end", ranks=[1, 2])
     registry.on_train_end()
     assert called == ["one"] and "zero" in registry
 
@@ -536,7 +536,7 @@ def test_the_rank_is_reported() -> None:
     """On another rank the note says which."""
     registry = HookRegistry()
     registry.failures.rank = 3
-    told = incidents(registry)
+    reported = incidents(registry)
     registry.register(failing(itertools.repeat(True)), "broken", event="train_batch_end")
     registry.on_train_batch_end()
     assert reported[0].error is not None and reported[0].error.__notes__[0].endswith("rank 3")
@@ -604,7 +604,7 @@ def test_a_hook_may_remove_itself() -> None:
     registry.register(once, "once", event="train_batch_end")
     registry.on_train_batch_end()
     registry.on_train_batch_end()
-    assert heard == ["once"] and registry.slots.on_train_batch_end is None
+    assert called == ["once"] and registry.slots.on_train_batch_end is None
 
 
 def test_an_event_may_be_fired_from_inside_another() -> None:
@@ -635,7 +635,7 @@ def test_a_change_keeps_the_batchs_due_set() -> None:
     for step in range(1, 5):
         registry.begin_batch(Reading(step, step, 1))
         for event in ("on_train_batch_start", "on_train_batch_end"):
-            if fired := getattr(registry.slots, event):
+            if fired := getattr(registry.fire, event):
                 fired(None)
     assert called == ["start", "end"] * 2
 
@@ -780,9 +780,9 @@ def test_a_state_that_does_not_fit_is_reported_with_its_hook() -> None:
 def test_watchers_can_stop_watching() -> None:
     """Both kinds of listener come with a way to end it."""
     registry = HookRegistry()
-    changes, told = [], []
+    changes, reported = [], []
     stop_changes = registry.on_change(lambda: changes.append(1))
-    stop_incidents = registry.failures.subscribe(told.append)
+    stop_incidents = registry.failures.subscribe(reported.append)
     stop_changes()
     stop_incidents()
     registry.register(failing(itertools.repeat(True)), "broken", event="epoch_end")
