@@ -635,7 +635,7 @@ def test_a_change_keeps_the_batchs_due_set() -> None:
     for step in range(1, 5):
         registry.begin_batch(Reading(step, step, 1))
         for event in ("on_train_batch_start", "on_train_batch_end"):
-            if fired := getattr(registry.fire, event):
+            if fired := getattr(registry.slots, event):
                 fired(None)
     assert called == ["start", "end"] * 2
 

@@ -19,8 +19,8 @@ from hookline.stats.histograms import Histograms, histograms_in
 class StepTable(NamedTuple):
     """The numbers of one step on the host: ``values[i, j]`` is column j of module ``names[i]``.
 
-    A table of histograms has one dimension more, the bins. Step 0 means a call outside of a run; a name then occurs once
-    per call.
+    A table of histograms has one dimension more, the bins. Step 0 means a call outside of a run; a name then occurs
+    once per call.
     """
 
     step: int

@@ -99,7 +99,7 @@ class GradientSnapshot:
         """Measure what the optimizers get; gradients that are known to be unchanged are not read again."""
         if self._final is None and not self._is_unchanged:
             rows, grads = self._gradients()
-            self._is_unchanged = self._read is not None and self._read.are(grads)
+            self._is_unchanged = self._read is not None and self._read.matches(grads)
             if not self._is_unchanged:
                 self._final = self._spread(LocalTensors(grads).norms().unsqueeze(1), rows, missing=0.0)
 

@@ -44,7 +44,6 @@ class Snapshot:
         same = len(self._refs) == len(tensors) and all(map(is_, self.tensors(), tensors))
         return same and self.versions is not None and _versions(tensors) == self.versions
 
-    are = matches
 
 
 class _Cache(local):
