@@ -20,8 +20,8 @@ from hookline.stats.wide_rows import histograms_of
 class StepTable(NamedTuple):
     """The numbers of one step on the host: ``values[i, j]`` is column j of module ``names[i]``.
 
-    A table of histograms has one dimension more, the bins. Step 0 means a call outside of a run; a name then occurs once
-    per call.
+    A table of histograms has one dimension more, the bins. Step 0 means outside of a run; a name then occurs once per
+    call.
     """
 
     step: int
