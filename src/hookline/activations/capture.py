@@ -16,7 +16,8 @@ from hookline._host_copy import HostCopy
 from hookline._tensors import map_tensors
 from hookline.activations.capture_store import CapturedState, CaptureSource, CaptureStore, capture_file, save_states
 from hookline.activations.cow_views import copy_on_write
-from hookline.activations.hooked_modules import weak_selection
+from hookline.activations.forward_hooks import ForwardDispatcher, Observe
+from hookline.activations.hooked_modules import HookedModule, weak_selection
 from hookline.core.base import ForwardHook
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, nearest
@@ -125,7 +126,7 @@ class Capture(ForwardHook):
     def _on_both(self, name: str, module: Any, inputs: Any, kwargs: Any, output: Any, step: int, phase: str) -> None:
         self._convert_and_add(name, module, step, phase, (inputs, kwargs, output))
 
-    def bind_module(self, hooked: Any, dispatcher: Any) -> Callable[[Any, Any, Any], None] | None:
+    def bind_module(self, hooked: HookedModule, dispatcher: ForwardDispatcher) -> Observe | None:
         """Return `on_forward` for one module with everything looked up; None if tensors are converted.
 
         The function is called with the module's own inputs, keyword inputs and output.

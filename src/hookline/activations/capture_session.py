@@ -19,6 +19,8 @@ import torch
 
 from hookline.activations.capture import Capture
 from hookline.activations.capture_store import CapturedState, save_states
+from hookline.activations.forward_hooks import ForwardDispatcher, Observe
+from hookline.activations.hooked_modules import HookedModule
 from hookline.activations.torch_compile import run_uncompiled
 from hookline.errors import HooklineError, nearest
 
@@ -111,7 +113,7 @@ class EarlyStopCapture(Capture):
         finally:
             del self._local.names
 
-    def bind_module(self, hooked: Any, dispatcher: Any) -> Callable[[Any, Any, Any], None] | None:
+    def bind_module(self, hooked: HookedModule, dispatcher: ForwardDispatcher) -> Observe | None:
         """Return the capture of one module, followed by the check whether it was the last."""
         capture = super().bind_module(hooked, dispatcher)
         if capture is None:

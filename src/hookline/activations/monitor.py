@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hookline import _checks
 from hookline.activations.dead_units import DeadUnits
-from hookline.activations.forward_hooks import first_floating
-from hookline.activations.hooked_modules import weak_selection
+from hookline.activations.forward_hooks import ForwardDispatcher, Observe, first_floating
+from hookline.activations.hooked_modules import HookedModule, weak_selection
 from hookline.activations.metric_spec import DEFAULT_METRICS, MetricSpec
 from hookline.activations.series import CallCosts, History, Source, StepTable, TensorStatistics, column_means
 from hookline.core.base import ForwardHook
@@ -135,7 +135,7 @@ class Monitor(ForwardHook):
             self._calls = 0
             self._collect(wait=False)
 
-    def bind_module(self, hooked: Any, dispatcher: Any) -> Callable[[Any, Any, Any], None] | None:
+    def bind_module(self, hooked: HookedModule, dispatcher: ForwardDispatcher) -> Observe | None:
         """Return `on_forward` for one module with everything looked up; None if time or memory is measured."""
         if self._costs is not None:
             return None
