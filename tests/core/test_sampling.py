@@ -43,5 +43,5 @@ def test_seeds_choose_independently() -> None:
 @pytest.mark.parametrize("rate", [-0.1, 1.5, float("nan"), "half", True])
 def test_what_is_no_share_is_rejected(rate: Any) -> None:
     """A rate lies between 0 and 1."""
-    with pytest.raises(ConfigError, match="rate: expected a finite number,? at least 0 and at most 1"):
+    with pytest.raises(ConfigError, match=r"rate: expected a finite number,? at least 0 and at most 1"):
         Sample(rate)

@@ -1,4 +1,4 @@
-"""With async_save training goes on while a checkpoint is written, and nothing else is different."""
+"""With async_save training continues while a checkpoint is written, and nothing else is different."""
 
 import errno
 import json
@@ -84,7 +84,7 @@ def make_trainer(**options: Any) -> Trainer:
 
 
 class Story(TrainingHook):
-    """What is heard, in order."""
+    """What is received, in order."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -103,7 +103,7 @@ class Story(TrainingHook):
 
 
 class Gate:
-    """A disk that stands still until it is told to go on, or to fail."""
+    """A disk that blocks until the test lets it continue, or fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened, self.error, self.reached = threading.Event(), 0, threading.Event()
@@ -118,7 +118,7 @@ class Gate:
         return self._real(fd, data)
 
     def open(self, trainer: Trainer) -> None:
-        """Let everything through, and wait until the save under way is over, so that the next boundary tells of it."""
+        """Let everything through, and wait until the pending save is done, so that the next boundary reports it."""
         self.opened.set()
         wait([trainer.checkpointer._async.pending.written])  # type: ignore[union-attr]
 
@@ -155,7 +155,7 @@ def slow_disk(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def ask_at(trainer: Trainer, *steps: int) -> Story:
-    """Save at these steps; returns what was heard."""
+    """Save at these steps; returns what was received."""
     story = Story()
     trainer.add_hook(story)
 
@@ -214,16 +214,16 @@ def test_without_copies_they_would_not_be(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.req("002-67", "004-06", "004-23")
-def test_training_goes_on_and_hooks_are_told_at_a_later_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_continues_and_hooks_are_called_at_a_later_boundary(monkeypatch: pytest.MonkeyPatch) -> None:
     """on_checkpoint_save comes on the thread that trains, once the files are durable, with the step that was saved."""
-    trainer, gate, heard = make_trainer(max_epochs=2), Gate(monkeypatch), []
+    trainer, gate, received = make_trainer(max_epochs=2), Gate(monkeypatch), []
     story = ask_at(trainer, 2)
 
     @trainer.on("checkpoint_save")
     def saved(trainer: Trainer, step: int, epoch: int, tokens_seen: int, path: str, checkpoint_path: str) -> None:
         assert (Path(checkpoint_path) / "manifest.json").exists() and trainer.saving is None
         names = (path, checkpoint_path, trainer.event_args.checkpoint_path)
-        heard.append((step, epoch, tokens_seen, trainer.step, trainer.epoch, threading.current_thread(), *names))
+        received.append((step, epoch, tokens_seen, trainer.step, trainer.epoch, threading.current_thread(), *names))
 
     @trainer.on("step_end", at=12)
     def look(trainer: Trainer) -> None:
@@ -236,12 +236,12 @@ def test_training_goes_on_and_hooks_are_told_at_a_later_boundary(monkeypatch: py
     assert story.told == [*steps[:12], "saved 2", *steps[12:], "end"]
     directory = str(trainer.checkpoint_dir)
     path = f"{directory}/step-00000002"
-    assert heard == [(2, 0, 0, 12, 1, threading.current_thread(), directory, path, path)]
+    assert received == [(2, 0, 0, 12, 1, threading.current_thread(), directory, path, path)]
     lines, _ = read_jsonl(trainer.run_dir / "events.jsonl")  # type: ignore[operator]
     assert [(line["step"], line["path"]) for line in lines if line["kind"] == "checkpoint_saved"] == [(2, path)]
 
 
-def test_it_is_told_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_reported_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run does not end before what was asked for is durable."""
     trainer = make_trainer()
     slow_disk(trainer, monkeypatch)
@@ -299,7 +299,7 @@ def test_a_failure_ends_the_run(when: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_failure_may_be_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """on_save_error: warn. Training goes on, the saved step is named, and the next checkpoint is made."""
+    """With on_save_error: warn, training continues, the step is named, and the next checkpoint is written."""
     trainer, gate = make_trainer(on_save_error="warn"), Gate(monkeypatch)
     story = ask_at(trainer, 2, 7)
     trainer.on("step_end", at=5)(lambda trainer: gate.fail(trainer))
@@ -324,7 +324,7 @@ def test_what_cannot_be_saved_fails_at_its_own_boundary(caplog: pytest.LogCaptur
 
 
 def test_an_exception_ends_with_the_save_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hooks hear of the failure first, then of the checkpoint, which is whole, then of the end."""
+    """Hooks get the failure first, then the checkpoint, which is whole, then the end."""
     trainer, gate = make_trainer(), Gate(monkeypatch)
     story = ask_at(trainer, 2)
     trainer.on("exception")(lambda: gate.opened.set())
@@ -357,7 +357,7 @@ def test_a_failed_save_replaces_no_other_failure(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_signal_waits_for_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGTERM: the one under way is finished, then that of the step at which the run stops; both are told."""
+    """On SIGTERM the pending save is finished, then that of the last step; both are reported."""
     trainer, gate = make_trainer(), Gate(monkeypatch)
     story = ask_at(trainer, 2)
 
@@ -391,7 +391,7 @@ def test_a_second_signal_leaves_a_whole_checkpoint(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_loaders_may_fork_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaders_may_fork_while_a_save_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch's workers are made while a save of the last epoch is being written."""
     trainer, gate = make_trainer(), Gate(monkeypatch)
     data = TensorDataset(torch.randn(16, 3), torch.randn(16, 1))
@@ -414,8 +414,8 @@ def test_a_run_that_is_dropped_finishes_its_save(monkeypatch: pytest.MonkeyPatch
     assert story.told[-2:] == ["saved 2", "end"] and not trainer.saving
 
 
-def test_a_save_at_once_comes_after_the_one_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """save_checkpoint() returns a durable path as ever, and hooks hear of both in order."""
+def test_a_save_at_once_comes_after_the_pending_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """save_checkpoint() returns a durable path as always, and hooks get both events in order."""
     trainer = make_trainer(max_epochs=2)
     slow_disk(trainer, monkeypatch)
     story, paths = ask_at(trainer, 7), []
@@ -425,7 +425,7 @@ def test_a_save_at_once_comes_after_the_one_under_way(monkeypatch: pytest.Monkey
     assert (paths[0] / "manifest.json").exists()
 
 
-def test_a_failure_under_way_is_not_charged_to_a_hook_that_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pending_failure_is_not_charged_to_a_hook_that_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook that saves at once gets its checkpoint; the earlier save's failure ends the run at the boundary."""
     trainer, gate, saved = make_trainer(max_epochs=2), Gate(monkeypatch), []
     ask_at(trainer, 7)
@@ -441,8 +441,8 @@ def test_a_failure_under_way_is_not_charged_to_a_hook_that_saves(monkeypatch: py
     assert [entry.failures.total for entry in trainer.hooks.entries() if entry.name == "save"] == [0]
 
 
-def test_half_a_validation_is_refused_before_anything_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """save_checkpoint() inside a validation is an error at once, and the save under way is told of outside of it."""
+def test_half_a_validation_is_rejected_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """save_checkpoint() inside a validation fails at once, and the pending save is reported after the validation."""
     trainer, gate, refused = make_scored([0.5] * 4), Gate(monkeypatch), []
     story = ask_at(trainer, 2)
 
@@ -501,7 +501,7 @@ def test_the_best_are_kept_as_in_a_run_that_waits(monkeypatch: pytest.MonkeyPatc
 
 
 def test_one_that_is_worse_than_what_is_being_written_is_not_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A score is compared with those on disk and with that of the save under way."""
+    """A score is compared with those on disk and with that of the pending save."""
     trainer, gate = make_scored([0.5, 0.9, 0.7, 0.6, 0.4]), Gate(monkeypatch)
     trainer.add_checkpointing(monitor="val/score")
     story = ask_at(trainer)

@@ -1,4 +1,4 @@
-"""A checkpoint holds what a run needs to go on, and putting it back brings every part to where it was."""
+"""A checkpoint holds what a run needs to resume, and loading it restores every part."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ class Counter(TrainingHook):
 
 
 class Momentum(UpdateHook):
-    """An update hook with state of its own."""
+    """An update hook with state."""
 
     def init(self, params: Any) -> dict[str, Any]:
         return {"sum": {name: torch.zeros_like(param) for name, param in params.items()}}
@@ -63,7 +63,7 @@ def losses_of(trainer: Trainer) -> list[float]:
 
 
 @pytest.mark.req("002-68", "002-67", "004-06", "004-19")
-def test_a_run_goes_on_where_it_was() -> None:
+def test_a_run_resumes_where_it_was() -> None:
     """Two epochs at once, and one epoch, a checkpoint and another process for the second: bit for bit the same."""
     whole = make_trainer(max_epochs=2)
     expected = losses_of(whole)
@@ -109,7 +109,7 @@ def test_what_a_path_may_mean(given: str) -> None:
     assert all(map(torch.equal, first.model.parameters(), second.model.parameters()))
 
 
-def test_a_damaged_checkpoint_is_passed_over_loudly(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """The newest good one is used, and the log names the bad one."""
     first = make_trainer()
     first.add_checkpointing(save_every_n_steps=1)
@@ -136,7 +136,7 @@ def break_the_third_save(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(_fs, "os", SimpleNamespace(**{**vars(os), "write": write}))
 
 
-def test_a_failed_save_ends_the_run_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_ends_the_run_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the disk's own words, in the error, in the record and among the counters; the older ones still load."""
     trainer = make_trainer(max_epochs=2)
     trainer.add_checkpointing(save_every_n_epochs=None, save_every_n_steps=1)
@@ -153,7 +153,7 @@ def test_a_failed_save_ends_the_run_unless_told_otherwise(monkeypatch: pytest.Mo
 def test_a_failed_save_may_be_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Training goes on, and nobody can say that he was not told."""
+    """Training continues, with a warning, an event and a count."""
     trainer = make_trainer(max_epochs=2, on_save_error="warn", console=True)
     trainer.add_checkpointing(save_every_n_epochs=None, save_every_n_steps=1)
     break_the_third_save(trainer, monkeypatch)
@@ -224,7 +224,7 @@ def test_changed_hooks_are_recorded(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_two_hooks_of_one_class_have_a_state_each() -> None:
-    """Restored in place: the objects that were registered are the ones that go on."""
+    """States are restored in place, into the registered objects."""
     first = make_trainer()
     first.add_hook(Counter(), "second")
     first.hooks.get("second").count = 100
@@ -246,7 +246,7 @@ def test_nothing_to_load() -> None:
 
 
 def test_init_from_takes_the_weights_and_nothing_else() -> None:
-    """Counters, optimizer and hooks begin anew."""
+    """Counters, optimizer and hooks start from nothing."""
     first = make_trainer()
     first.add_checkpointing()
     first.train()
@@ -272,7 +272,7 @@ def test_a_checkpoint_that_does_not_fit() -> None:
         second.load_checkpoint(first.run_dir)  # type: ignore[arg-type]
 
 
-def test_state_without_a_hook_is_told() -> None:
+def test_state_without_a_hook_is_reported() -> None:
     """A hook that is missing, or that has no state saved, is in the record."""
     first = make_trainer()
     first.add_checkpointing()
@@ -352,7 +352,7 @@ def shuffling_trainer(seed: int = 0, **options: Any) -> Trainer:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_run_goes_on_in_the_middle_of_an_epoch(accumulate: int) -> None:
+def test_a_run_resumes_in_the_middle_of_an_epoch(accumulate: int) -> None:
     """The batches already trained on are passed over, the shuffle is the same, and the epoch does not begin twice."""
     whole = shuffling_trainer(accumulate=accumulate, max_epochs=2, record=False)
     expected = losses_of(whole)
@@ -375,7 +375,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(accumulate: int) -> None:
     assert second.progress.batches == whole.progress.batches == 12
 
 
-def test_a_stopped_run_goes_on_in_the_same_process() -> None:
+def test_a_stopped_run_continues_in_the_same_process() -> None:
     """Two calls of fit make the same curve as one, although the first stopped inside an epoch."""
     whole = shuffling_trainer(max_steps=9, record=False)
     expected = losses_of(whole)

@@ -45,7 +45,7 @@ def test_a_model_in_eval_mode_is_trained_in_train_mode() -> None:
         ({"record": "no"}, "true or false"),
     ],
 )
-def test_words_that_are_no_choice_are_refused_in_code_too(option: dict[str, Any], nearest: str) -> None:
+def test_invalid_choices_are_rejected_in_code_too(option: dict[str, Any], nearest: str) -> None:
     """A typo must not change how a run is run."""
     with pytest.raises(HooklineError, match=nearest):
         make_trainer(**option)
@@ -63,7 +63,7 @@ def test_forgetting_the_loss_function_is_explained() -> None:
     [({"loss_fn": nn.MSELoss}, "give an instance"), ({"loss_fn": "mse"}, "expected a function"),
      ({"scheduler": "cosine"}, "expected a scheduler"), ({"optimizer": [1]}, "got 1")],
 )  # fmt: skip
-def test_wrong_things_are_refused_by_the_constructor(wrong: dict[str, Any], said: str) -> None:
+def test_wrong_things_are_rejected_by_the_constructor(wrong: dict[str, Any], said: str) -> None:
     """Not after the first step."""
     with pytest.raises(TrainingError, match=said):
         make_trainer(**wrong)
@@ -111,8 +111,8 @@ def test_keys_added_at_validation_batches_are_averaged() -> None:
     assert trainer.validate()["val/acc"] == pytest.approx(1.0)
 
 
-def test_a_token_schedule_hears_its_whole_step() -> None:
-    """Due in the middle of a window, a hook hears the step's end too."""
+def test_a_token_schedule_covers_its_whole_step() -> None:
+    """A hook that is due in the middle of a window gets the step's end, too."""
     data = [{"input_ids": torch.randint(0, 5, (5, 5))} for _ in range(32)]
 
     class LM(nn.Module):
@@ -124,10 +124,10 @@ def test_a_token_schedule_hears_its_whole_step() -> None:
             return {"loss": self.embed(input_ids).pow(2).mean()}
 
     trainer = make_trainer(data, LM(), loss_fn=None, accumulate=4)
-    heard: list[int] = []
-    trainer.on("step_end", name="tokens", every="100 tokens")(lambda step: heard.append(step))
+    received: list[int] = []
+    trainer.on("step_end", name="tokens", every="100 tokens")(lambda step: received.append(step))
     trainer.train()
-    assert heard == list(range(1, 9))
+    assert received == list(range(1, 9))
 
 
 def test_reserved_names_in_metrics_are_the_hooks_fault() -> None:
@@ -144,7 +144,7 @@ def test_reserved_names_in_metrics_are_the_hooks_fault() -> None:
     assert event["hook"] == "rude" and "'step'" in event["message"]
 
 
-def test_a_hook_that_cannot_make_its_state_is_refused_at_registration() -> None:
+def test_a_hook_that_cannot_make_its_state_is_rejected_at_registration() -> None:
     """Not at the first step."""
 
     class Broken(UpdateHook):
@@ -158,22 +158,22 @@ def test_a_hook_that_cannot_make_its_state_is_refused_at_registration() -> None:
         make_trainer().add_hook(Broken())
 
 
-def test_a_save_asked_for_at_the_very_end_is_written(tmp_path: Path) -> None:
+def test_a_save_requested_at_the_very_end_is_written(tmp_path: Path) -> None:
     """trainer.save() in on_train_end writes at once, and on_checkpoint_save comes before the end has been told."""
-    heard: list[str] = []
+    received: list[str] = []
 
     class Final(TrainingHook):
         def on_train_end(self, trainer: Any) -> None:
             trainer.save()
-            heard.append("end")
+            received.append("end")
 
         def on_checkpoint_save(self) -> None:
-            heard.append("saved")
+            received.append("saved")
 
     trainer = make_trainer(record=True, output_dir=str(tmp_path))
     trainer.add_hook(Final())
     trainer.train()
-    assert heard == ["saved", "end"]
+    assert received == ["saved", "end"]
 
 
 def test_half_a_step_cannot_be_saved(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_saving_before_there_is_a_run_says_so() -> None:
 
 
 def test_a_failed_step_is_not_counted() -> None:
-    """The outcome counts the steps that were completed, and the next run goes on from there."""
+    """The outcome counts completed steps, and the next run continues from there."""
 
     class Fails(TrainingHook):
         on_error = "raise"
@@ -231,26 +231,26 @@ def test_determinism_mode_is_left_alone() -> None:
 
 
 def test_an_interrupt_in_one_hooks_end_does_not_silence_the_others() -> None:
-    """Every hook hears the end; then the interrupt goes on."""
-    heard: list[str] = []
+    """Every hook gets the end; then the interrupt propagates."""
+    received: list[str] = []
 
     class Interrupts(TrainingHook):
         def on_train_end(self) -> None:
             raise KeyboardInterrupt
 
-    class Hears(TrainingHook):
+    class Listens(TrainingHook):
         def on_train_end(self) -> None:
-            heard.append("end")
+            received.append("end")
 
     trainer = make_trainer()
     trainer.add_hook(Interrupts())
-    trainer.add_hook(Hears())
+    trainer.add_hook(Listens())
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert heard == ["end"]
+    assert received == ["end"]
 
 
-def test_a_new_loss_function_is_looked_at_as_closely_as_the_first() -> None:
+def test_a_new_loss_function_is_checked_like_the_first() -> None:
     """A loss of one element in a row is taken; one without a graph is refused with our words."""
     trainer = make_trainer(batches(6))
 
@@ -268,7 +268,7 @@ def test_a_new_loss_function_is_looked_at_as_closely_as_the_first() -> None:
 
 
 def test_stop_training_without_a_trainer_reaches_the_caller() -> None:
-    """Nobody but the owner of the loop can stop it."""
+    """Only the owner of the loop can stop it."""
     from hookline import ForwardHook
 
     class Stop(ForwardHook):
@@ -303,7 +303,7 @@ def test_a_second_run_sets_closed_hooks_up_again() -> None:
 
 
 def test_a_run_with_nothing_left_to_do_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """A second train() trains nothing, makes no record and says how to go on."""
+    """A second train() trains nothing, makes no record and says how to continue."""
     trainer = make_trainer()
     trainer.train()
     record = trainer.record
@@ -339,7 +339,7 @@ def test_a_list_of_hooks_can_be_given_to_the_constructor() -> None:
     assert [hook.name for hook in trainer.hooks.list_hooks()] == ["mine", "identity"]
 
 
-def test_clipping_twice_is_refused() -> None:
+def test_clipping_twice_is_rejected() -> None:
     """max_grad_norm beside a clip_norm hook would be a surprise either way."""
     with pytest.raises(HooklineError, match="clip_norm hook already"):
         make_trainer(hooks={"update": [{"name": "clip_norm", "max_norm": 1.0}]}, max_grad_norm=0.5)
@@ -363,7 +363,7 @@ def test_an_iterator_that_is_used_up_is_explained() -> None:
         make_trainer((batch for batch in batches()), max_epochs=2).train()
 
 
-def test_the_default_link_is_not_called_in_steps_that_have_more_to_bear() -> None:
+def test_the_default_link_is_not_called_in_steps_with_scheduled_hooks() -> None:
     """Where a scheduled hook is due, nothing is done for the sake of a cost that is nothing."""
     trainer = make_trainer(batches(40))
     due: list[bool] = []
@@ -373,7 +373,7 @@ def test_the_default_link_is_not_called_in_steps_that_have_more_to_bear() -> Non
 
 
 @pytest.mark.parametrize("asks", [True, False])
-def test_gradients_outlive_their_step_only_for_who_asks(asks: bool) -> None:
+def test_gradients_outlive_their_step_only_for_hooks_that_read_them(asks: bool) -> None:
     """At on_step_end `grad_norm` is known; without anybody who names it or `ctx`, the gradients are gone."""
     trainer, alive, norms = make_trainer(), [], []
     grads: list[Any] = []
@@ -416,7 +416,7 @@ def test_asking_for_the_norm_counts_from_the_next_step_on() -> None:
     assert trainer.hooks.dispatch_table.norm_readers == 0
 
 
-def test_what_hooks_may_ask_for_is_made_ready_only_where_one_does() -> None:
+def test_values_are_prepared_only_for_hooks_that_name_them() -> None:
     """The rate that a step used and the metrics to add to; a hook that names neither costs neither."""
     trainer, seen = make_trainer(batches(4)), []
     tables = trainer.hooks.dispatch_table

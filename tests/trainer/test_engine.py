@@ -89,7 +89,7 @@ def test_fp16_scales_unscales_and_says_when_it_skipped() -> None:
 
 
 @pytest.mark.req("004-32")
-def test_an_own_step() -> None:
+def test_a_custom_step() -> None:
     """A custom optimizer step takes the place of the optimizer's; with a GradScaler, which owns it, that is refused."""
     _, optimizer = model_and_optimizer()
     stepped: list[Any] = []

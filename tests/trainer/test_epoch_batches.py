@@ -50,7 +50,7 @@ KINDS = (list, Unknown, Boastful)
 
 
 class Told:
-    """An epoch that writes down what it was told: loader, name, batch, whether it is the last."""
+    """An epoch that records index and name of the loader, the batch, and whether it is the last."""
 
     def __init__(
         self, loaders: dict[str, Any], mixing: LoaderSchedule, epoch: int = 0, limit: int | None = None
@@ -62,7 +62,7 @@ class Told:
         self.where = (index, name)
 
     def take(self, count: int | None = None) -> list[tuple[int, str, Any, bool]]:
-        """The next so many, or all that are left."""
+        """Return the next `count` items, or all that are left."""
         told: list[tuple[int, str, Any, bool]] = []
         while count is None or len(told) < count:
             batch = next(iter(self.batches), None)
@@ -124,10 +124,10 @@ def test_a_mixture_is_what_was_declared(mixture: Mixture) -> None:
 
 @given(mixtures(), st.data())
 @settings(deadline=None, max_examples=150)
-def test_a_mixture_is_entered_anywhere(
+def test_a_mixture_is_resumed_anywhere(
     mixture: tuple[list[int], list[type], LoaderSchedule, int], data: st.DataObject
 ) -> None:
-    """The position after any number of batches leads to the rest, also in loaders made anew, and again from there."""
+    """The position after any number of batches leads to the rest, also with new loaders, and again from there."""
     lengths, kinds, mixing, epoch = mixture
     order = declared(lengths, mixing, epoch)
     first, second = sorted(data.draw(st.tuples(*[st.integers(0, len(order) - 1)] * 2)))
@@ -165,7 +165,7 @@ class Watched(Dataset[torch.Tensor]):
         return torch.tensor(index)
 
 
-def test_one_loader_takes_no_turns() -> None:
+def test_one_loader_is_not_mixed() -> None:
     """A single loader is iterated over as it is, whatever the schedule; so are several one after the other."""
     alone = epoch_batches(TrainLoaders({"a": [1]}, LoaderSchedule("round_robin")), False, lambda *_: None, 0)
     chained = epoch_batches(TrainLoaders({"a": [1], "b": [2]}, LoaderSchedule()), False, lambda *_: None, 0)
@@ -180,7 +180,7 @@ def test_a_loader_that_gives_nothing_is_named(items: Any, said: str) -> None:
         Told({"a": [1, 2, 3], "b": loader}, LoaderSchedule("round_robin")).take()
 
 
-def test_another_schedule_or_other_loaders_cannot_go_on() -> None:
+def test_another_schedule_or_other_loaders_cannot_resume() -> None:
     """Half an epoch says nothing about the rest of another one."""
     told = Told({"a": [1, 2], "b": [3]}, LoaderSchedule("round_robin"))
     told.take(1)
@@ -194,7 +194,7 @@ def test_another_schedule_or_other_loaders_cannot_go_on() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("left", [1, 2])
-def test_a_mixture_does_not_go_on_with_a_shorter_loader(kind: type, left: int) -> None:
+def test_a_mixture_does_not_resume_with_a_shorter_loader(kind: type, left: int) -> None:
     """It was inside a pass that had more batches: the loader is named, with both numbers."""
     told = Told({"a": kind([1, 2, 3]), "b": kind([4, 5, 6])}, LoaderSchedule("round_robin"))
     told.take(4)
@@ -205,7 +205,7 @@ def test_a_mixture_does_not_go_on_with_a_shorter_loader(kind: type, left: int) -
         again.batches.resume(told.batches.position, 4)
 
 
-def test_a_loader_that_was_a_list_may_go_on_as_another() -> None:
+def test_a_loader_that_was_a_list_may_resume_as_another() -> None:
     """What was read ahead then and is not now, or the other way round, comes all the same."""
     for before, now in ((list, Unknown), (Unknown, list)):
         told = Told({"a": before([1, 2, 3]), "b": before([4, 5, 6])}, LoaderSchedule("round_robin"))
@@ -215,8 +215,8 @@ def test_a_loader_that_was_a_list_may_go_on_as_another() -> None:
         assert [batch for _, _, batch, _ in again.take()] == [5, 3, 6]
 
 
-def test_a_mixture_is_not_entered_behind_its_limit() -> None:
-    """A run that goes on may be told to cut its epochs off earlier."""
+def test_a_mixture_is_not_resumed_after_its_limit() -> None:
+    """A resumed run may have a lower limit for its epochs."""
     told = Told({"a": [1, 2, 3], "b": [4, 5, 6]}, LoaderSchedule("round_robin"))
     told.take(4)
     again = Told({"a": [1, 2, 3], "b": [4, 5, 6]}, LoaderSchedule("round_robin"), limit=3)
@@ -294,7 +294,7 @@ def test_a_window_of_several_loaders() -> None:
     assert line["train/loss"] == pytest.approx((1 + 12 + 18) / 6)
 
 
-def test_one_loader_has_no_loss_of_its_own() -> None:
+def test_one_loader_has_no_separate_loss() -> None:
     """Its loss is train/loss already; its batches are counted under its name all the same."""
     trainer = make_small(numbered(3))
     trainer.train()
@@ -352,7 +352,7 @@ def test_loaders_without_a_length(schedule: str, end: str, accumulate: int) -> N
     assert seen(Unknown) == seen(list) == seen(Boastful)
 
 
-def test_epochs_of_turns_can_be_cut_short() -> None:
+def test_mixed_epochs_can_be_cut_short() -> None:
     """After a count or a share of what the turns come to; a share of drawn turns is refused; overfitting holds some."""
     loaders = {"a": numbered(2), "b": numbered(6)}
     for options, steps in (({"limit_train_batches": 5}, 5), ({"limit_train_batches": 0.5}, 6), ({}, 12)):
@@ -396,11 +396,11 @@ class Pairs(Dataset[Sample]):
         return self.x[index] + 0.1 * torch.randn(1) + float(np.random.rand()), self.y[index]
 
 
-# ---- going on ------------------------------------------------------------------------------------------------------
+# ---- resuming -------------------------------------------------------------------------------------------------------
 
 
 class Stateful:
-    """Says where it is; begins anew when iterated after its end, in another order each time."""
+    """Saves its position; starts again after its end, in another order each time."""
 
     def __init__(self) -> None:
         self.epoch, self.given, self.restored = 0, 0, False
@@ -435,7 +435,7 @@ def shuffling(size: int, **more: Any) -> DataLoader[Any]:
 
 
 def shared() -> dict[str, Any]:
-    """Two loaders that draw from one generator of their own."""
+    """Two loaders that share one generator."""
     stream = torch.Generator().manual_seed(3)
     return {"a": shuffling(6, generator=stream), "b": shuffling(10, generator=stream)}
 
@@ -469,19 +469,19 @@ def make_trainer(loaders: Any, root: Path, **options: Any) -> SimpleTrainer:
 class Tally(TrainingHook):
     """Heard at every third batch of b, over resumes, too."""
 
-    saves = ("heard",)
+    saves = ("received",)
 
     def __init__(self) -> None:
-        self.heard: list[int] = []
+        self.received: list[int] = []
 
     def on_train_batch_end(self, step: int) -> None:
-        self.heard.append(step)
+        self.received.append(step)
 
 
 def fingerprint(trainer: SimpleTrainer) -> dict[str, Any]:
     """The whole curve, every bit of the model, the counters, and when the hook was due."""
-    bits, heard = bits_of(trainer.model.state_dict().values()), trainer.hooks.get("tally").heard
-    return {"curve": curve_of(trainer), "bits": bits, "batches": trainer.loader_batches, "heard": heard}
+    bits, received = bits_of(trainer.model.state_dict().values()), trainer.hooks.get("tally").received
+    return {"curve": curve_of(trainer), "bits": bits, "batches": trainer.loader_batches, "received": received}
 
 
 def stopped(make_loaders: Any, root: Path, stops: list[int], **options: Any) -> SimpleTrainer:
@@ -499,7 +499,7 @@ def stopped(make_loaders: Any, root: Path, stops: list[int], **options: Any) -> 
     ("kind", "accumulate"), [*((kind, 1) for kind in LOADERS), ("unknown length", 2), ("stateful", 2)]
 )
 @pytest.mark.parametrize(("schedule", "end"), SCHEDULES)
-def test_a_mixture_goes_on_bit_for_bit(kind: str, schedule: str, end: str, accumulate: int, tmp_path: Path) -> None:
+def test_a_mixture_resumes_bit_for_bit(kind: str, schedule: str, end: str, accumulate: int, tmp_path: Path) -> None:
     """Stopped three times, twice inside an epoch: the same curve, weights, counters and due hooks."""
     options = {"loader_schedule": schedule, "loader_end": end, "accumulate": accumulate}
     whole = stopped(LOADERS[kind], tmp_path / "whole", [], **options)
@@ -509,7 +509,7 @@ def test_a_mixture_goes_on_bit_for_bit(kind: str, schedule: str, end: str, accum
 
 
 def test_with_workers(tmp_path: Path) -> None:
-    """Each loader's workers draw from streams of their own, which are brought to where they were."""
+    """Each loader's workers draw from separate streams, which are restored."""
 
     def loaders() -> dict[str, Any]:
         return {"a": shuffling(4, num_workers=1), "b": shuffling(6, num_workers=1)}
@@ -522,7 +522,7 @@ def test_with_workers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["shuffled", "stateful"])
 @pytest.mark.parametrize(("schedule", "end"), SCHEDULES)
-def test_a_mixture_goes_on_between_epochs(kind: str, schedule: str, end: str, tmp_path: Path) -> None:
+def test_a_mixture_resumes_between_epochs(kind: str, schedule: str, end: str, tmp_path: Path) -> None:
     """The next epoch is that of the uninterrupted run, also with loaders that were left inside their data."""
     options = {"loader_schedule": schedule, "loader_end": end}
     whole = stopped(LOADERS[kind], tmp_path / "whole", [], **options)
@@ -545,7 +545,7 @@ def test_the_comparison_can_fail(what: str, tmp_path: Path, monkeypatch: pytest.
     assert fingerprint(parts) != fingerprint(whole)
 
 
-def test_fit_goes_on_in_the_same_process(tmp_path: Path) -> None:
+def test_fit_continues_in_the_same_process(tmp_path: Path) -> None:
     """A run that was stopped inside an epoch and is fitted again takes the turns that are left."""
     options = {"loader_schedule": "round_robin"}
     whole = make_trainer(LOADERS["shuffled"](), tmp_path / "whole", seed=None, **options)

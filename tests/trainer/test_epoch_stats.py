@@ -33,7 +33,7 @@ def test_no_bit_tells_when_losses_were_folded() -> None:
     assert len(set(means)) == 1
 
 
-def test_the_sums_go_on_in_another_process() -> None:
+def test_the_sums_resume_in_another_process() -> None:
     """Saved in the middle of an epoch and put back, mean and bad losses are those of the whole epoch."""
     stats, again = EpochStats(), EpochStats()
     stats.recent += [torch.tensor(0.1), torch.tensor(float("inf")), torch.tensor(0.3)]
@@ -49,8 +49,8 @@ def test_nothing_yet_is_nan() -> None:
     assert math.isnan(EpochStats().mean_loss())
 
 
-def test_non_finite_losses_are_told_once() -> None:
-    """NaN and infinities are counted, and what was told is not told again."""
+def test_non_finite_losses_are_counted_once() -> None:
+    """NaN and infinities are counted once."""
     stats = EpochStats()
     stats.recent.extend(map(torch.tensor, [1.0, math.nan, math.inf, -math.inf]))
     assert stats.take_non_finite() == 3
@@ -86,7 +86,7 @@ def test_on_a_device_they_are_added_there() -> None:
         means.means()
 
 
-def test_the_newest_may_be_asked_for_from_a_step_on() -> None:
+def test_latest_values_after_a_step() -> None:
     """Older ones are left out."""
     means = EpochStats()
     means.set_latest(1, "a", torch.tensor(1.0))
@@ -95,8 +95,8 @@ def test_the_newest_may_be_asked_for_from_a_step_on() -> None:
     assert (means.latest(-1), means.latest(1), means.latest(2)) == ({"a": 2.0, "b": 3.0}, {"a": 2.0}, {})
 
 
-def test_the_newest_stay_when_an_epoch_ends() -> None:
-    """Means begin anew; without a step, only those of the epoch are given."""
+def test_latest_values_survive_the_end_of_an_epoch() -> None:
+    """Means start again; without a step, only values of this epoch are returned."""
     means = EpochStats()
     means.add("train/a/loss", 1.0)
     means.set_latest(7, "train/a/loss", 1.0)
@@ -105,7 +105,7 @@ def test_the_newest_stay_when_an_epoch_ends() -> None:
     assert following.means() == following.latest() == {} and following.latest(6) == {"train/a/loss": 1.0}
 
 
-def test_a_stats_of_losses_saves_them_too() -> None:
+def test_metrics_are_saved_with_the_losses() -> None:
     """One of an earlier version knows nothing of them."""
     stats, again = EpochStats(), EpochStats()
     stats.add("train/acc", 0.25)

@@ -77,7 +77,7 @@ def test_the_norm_is_that_of_the_gradients_before_clipping() -> None:
 
 @pytest.mark.req("002-43")
 def test_metrics_are_shared_recorded_and_protected() -> None:
-    """A later hook sees an earlier one's key, the record keeps the numbers, and nobody changes another's key."""
+    """A later hook sees an earlier one's key, the record stores the numbers, and no hook changes another's key."""
     trainer = make_trainer(1)
     seen: list[dict[str, Any]] = []
 
@@ -136,7 +136,37 @@ def test_respelling_and_numbers() -> None:
     }
 
 
-def test_a_numpy_string_is_no_number() -> None:
+def test_a_numpy_string_is_not_a_number() -> None:
     """A record holds numbers; what has one element need not be one."""
     numpy = pytest.importorskip("numpy")
     assert single_numbers({"n": numpy.int64(3), "word": numpy.str_("good")}) == {"n": 3}
+
+
+def test_one_dictionary_that_hooks_may_write_to() -> None:
+    """A hook's own keys stay; ours are those of the moment, and what train() returns is the same object."""
+    trainer = make_trainer(2)
+    seen: list[Any] = []
+
+    @trainer.on("train_batch_end", name="writer")
+    def write(state: dict[str, Any], loss: float) -> None:
+        state["mine"] = state.get("mine", 0) + 1
+        seen.append((state["current_batch_idx"], state["latest_loss"] == loss, state["status"]))
+
+    final = trainer.train()
+    assert seen == [(0, True, "training"), (1, True, "training")]
+    assert final is trainer.refresh_state() and final["mine"] == 2
+    assert (final["status"], final["model_params"], final["model"]) == ("completed", 4, trainer.model)
+
+
+def test_losses_that_cannot_be_read_after_an_error() -> None:
+    """After a device error closing events get NaN; while training continues it is an error."""
+    trainer = make_trainer(2)
+
+    def broken() -> float:
+        raise RuntimeError("the device is gone")
+
+    trainer.loop.stats.mean_loss = broken  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        trainer.refresh_state()
+    trainer.run_status.fail()
+    assert math.isnan(trainer.refresh_state()["avg_loss"])

@@ -79,7 +79,7 @@ def test_states_come_back() -> None:
     restore_source_states({"a": [1]}, states)
 
 
-def test_a_loader_that_refuses_its_state() -> None:
+def test_a_loader_that_rejects_its_state() -> None:
     """The error says whose it was."""
 
     class Changed(Stateful):
@@ -113,7 +113,7 @@ def test_where_a_loader_begins(draws: bool, read: int) -> None:
     ],
     ids=["list", "iterator", "loader", "counted"],
 )
-def test_nothing_begins_behind_its_end(loader: Any) -> None:
+def test_no_loader_starts_after_its_end(loader: Any) -> None:
     """However it is passed over; an iterator is named as what it is."""
     once = r" \(an iterator can be read only once\)" if isinstance(loader, Iterator) else ""
     with pytest.raises(CheckpointError, match=f"trained on 3 batches of the loader 'a'.* has only 2{once}: resume"):

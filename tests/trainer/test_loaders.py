@@ -41,7 +41,7 @@ class Modest(Endless):
 
 
 class Told:
-    """Iterates over an epoch and writes down what was told: loader, batch, whether it is known to be the last."""
+    """Iterates over an epoch and records loader, batch, and whether it is known to be the last."""
 
     def __init__(self, loaders: Any, limit: int | None = None, look_ahead: bool = False) -> None:
         self.where = (-1, "")
@@ -79,20 +79,20 @@ def test_several_loaders_are_named() -> None:
 
 
 @pytest.mark.parametrize("loaders", [[], {"a": []}, DataLoader([])])  # type: ignore[arg-type]
-def test_an_empty_loader_is_refused(loaders: Any) -> None:
+def test_an_empty_loader_is_rejected(loaders: Any) -> None:
     """Before anything runs, and by name."""
     with pytest.raises(TrainingError, match=r"train loader '(train|a)' is empty"):
         named_loaders(loaders, "train")
 
 
 @pytest.mark.parametrize("role", ["train", "val"])
-def test_two_keys_of_one_text_are_refused(role: str) -> None:
+def test_two_keys_of_one_text_are_rejected(role: str) -> None:
     """One of the two loaders would be lost."""
     with pytest.raises(ConfigError, match=f"{role} loaders: the keys 1 and '1' are the same string"):
         named_loaders({1: [torch.ones(2)], "1": [torch.ones(2)]}, role)
 
 
-def test_what_cannot_be_iterated_is_refused() -> None:
+def test_what_cannot_be_iterated_is_rejected() -> None:
     """A dataset's length, say, in the place of a loader."""
     with pytest.raises(TrainingError, match="val loader 'x' is a int"):
         named_loaders({"x": 3}, "val")
@@ -115,7 +115,7 @@ def test_a_length_that_is_not_implemented() -> None:
 
 
 def test_loader_after_loader() -> None:
-    """Indices and names are told when the first batch of a loader comes."""
+    """Index and name of a loader are reported with its first batch."""
     told = [item[:3] for item in Told({"a": [1, 2], "b": [3]}).all()]
     assert told == [(0, "a", 1), (0, "a", 2), (1, "b", 3)]
 
@@ -225,7 +225,7 @@ def test_a_data_loader_without_a_length() -> None:
 @pytest.mark.parametrize("look_ahead", [True, False])
 @pytest.mark.parametrize("count", range(5))
 @pytest.mark.parametrize("first", [Endless(2), [1, 2], Modest(2)], ids=["unknown", "list", "promised"])
-def test_an_epoch_is_entered_anywhere(first: Any, look_ahead: bool, count: int) -> None:
+def test_an_epoch_is_resumed_anywhere(first: Any, look_ahead: bool, count: int) -> None:
     """The position after any batch leads to the rest of them, each under its own loader's name."""
     loaders = {"a": first, "b": [3, 4]}
     told = Told(loaders, look_ahead=look_ahead)
@@ -238,8 +238,8 @@ def test_an_epoch_is_entered_anywhere(first: Any, look_ahead: bool, count: int) 
     assert [item[:3] for item in again.all()] == expected[count:] and again.batches.offset == count
 
 
-def test_a_loader_that_is_gone() -> None:
-    """A run that was inside a loader cannot go on without it."""
+def test_a_missing_loader() -> None:
+    """A run that was inside a loader cannot resume without it."""
     told = Told({"a": [1, 2], "b": [3]})
     next(iter(told.batches))
     with pytest.raises(CheckpointError, match="inside the loader 'a'; now there are b, c"):
@@ -247,7 +247,7 @@ def test_a_loader_that_is_gone() -> None:
 
 
 def test_the_rest_of_an_epoch_is_what_the_loaders_have_now() -> None:
-    """A loader that was read to its end may have another length by now; the one under way is read to its own."""
+    """A loader that was read to its end may have another length now; the current one is read to its end."""
     told = Told({"a": [1, 2, 3, 4], "b": [5, 6, 7]})
     batches = iter(told.batches)
     for _ in range(5):
@@ -257,7 +257,7 @@ def test_the_rest_of_an_epoch_is_what_the_loaders_have_now() -> None:
     assert again.length == 7 and list(again) == [6, 7]
 
 
-def test_a_loader_with_a_state_is_asked_for_it_also_when_the_epoch_was_entered_behind_it() -> None:
+def test_a_loader_with_a_state_is_saved_also_when_the_epoch_was_resumed_after_it() -> None:
     """It is still the one that begins the next epoch."""
 
     class Stateful(Endless):
@@ -344,7 +344,7 @@ def test_overfitting_sees_the_same_batches_in_every_epoch_and_attempt() -> None:
     assert seen_by(shuffled(), overfit_batches=4, seed=9)[0] != first[0]
 
 
-def test_overfitting_takes_so_many_of_each_loader_and_of_the_validation() -> None:
+def test_overfitting_limits_each_loader_and_of_the_validation() -> None:
     """A loader that has fewer gives what it has; validation is as short, or it would take longer than training."""
     validated: list[int] = []
     model = torch.nn.Linear(1, 1)

@@ -72,7 +72,7 @@ def test_accumulating_equals_one_big_batch() -> None:
 
 
 def test_a_short_window_is_the_mean_of_what_was_in_it() -> None:
-    """Six batches in windows of four: the second window of two weighs as a batch of its own."""
+    """Six batches in windows of four: the second window of two has the weight of one batch."""
     batches = make_batches(4, 4, 4, 4, 4, 4)
     assert close(trained(batches, accumulate=4), trained([joined(batches[:4]), joined(batches[4:])]))
 
@@ -107,7 +107,7 @@ def test_weighting_by_tokens() -> None:
     assert window.progress.tokens_seen == whole.progress.tokens_seen == 12
 
 
-def test_weighting_by_tokens_that_nobody_counts_is_refused() -> None:
+def test_weighting_by_tokens_without_tokens_is_rejected() -> None:
     """Tuples have no tokens; weights of nothing would train nothing, silently."""
     with pytest.raises(TrainingError, match=r"loss_weight='tokens': nothing was counted .* give count_tokens="):
         make_trainer(loss_weight="tokens").train()
@@ -186,9 +186,9 @@ def test_how_long_a_run_is(options: dict[str, Any], steps: int, epochs_ended: in
 
 @pytest.mark.parametrize("way", ["raise", "ask"])
 def test_a_stop_completes_the_window(way: str) -> None:
-    """Asked for at a window's first micro-batch, the run ends after its last, and other hooks hear the rest."""
+    """Requested at a window's first micro-batch, the run ends after its last, and other hooks get the rest."""
     trainer = make_trainer(make_batches(4, 4, 4, 4), accumulate=2)
-    heard: list[str] = []
+    received: list[str] = []
 
     @trainer.on("train_batch_start", name="stopper")
     def stop(trainer: Trainer, batch_idx: int) -> None:
@@ -196,11 +196,11 @@ def test_a_stop_completes_the_window(way: str) -> None:
             raise StopTraining("seen enough")
         trainer.request_stop("seen enough", by="stopper")
 
-    trainer.on("train_batch_start", name="other")(lambda: heard.append("start"))
-    trainer.on("step_end", name="end")(lambda: heard.append("step"))
-    trainer.on("train_end", name="last")(lambda reason: heard.append(reason))
+    trainer.on("train_batch_start", name="other")(lambda: received.append("start"))
+    trainer.on("step_end", name="end")(lambda: received.append("step"))
+    trainer.on("train_end", name="last")(lambda reason: received.append(reason))
     state = trainer.train()
-    assert heard == ["start", "start", "step", "stopped by stopper: seen enough"]
+    assert received == ["start", "start", "step", "stopped by stopper: seen enough"]
     assert state["status"] == "completed"
     assert trainer.record.run["outcome"] == "stopped"  # type: ignore[attr-defined]
     first = events(trainer, "stop_requested")[0]
@@ -418,7 +418,7 @@ def test_a_loader_that_gives_nothing() -> None:
         make_trainer(Sometimes([], None)).train()
 
 
-def test_a_loss_without_a_graph_is_refused_before_the_first_step() -> None:
+def test_a_loss_without_a_graph_is_rejected_before_the_first_step() -> None:
     """With frozen parameters, or a detached loss, nothing would be trained."""
     trainer = make_trainer(step_fn=lambda model, batch: model(batch[0]).sum().detach())
     before = weights(trainer)
@@ -453,7 +453,7 @@ def test_a_non_finite_loss_before_a_failure_is_reported() -> None:
 
 
 def test_metrics_of_a_window_are_averaged_as_its_loss_is() -> None:
-    """Over the micro-batches that have them; the record, and whoever looks at steps, get the mean."""
+    """They are averaged over the micro-batches that have them; record and hooks get the mean."""
     values = iter([0.0, 1.0, 5.0, None])
 
     def step(model: nn.Module, batch: Any) -> dict[str, Any]:

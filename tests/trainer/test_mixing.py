@@ -23,7 +23,7 @@ def test_round_robin() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: RoundRobin(3), lambda: Weighted([2, 1, 1], 3, 0)])
-def test_turns_go_on_where_they_were(make: Any) -> None:
+def test_orders_resume_where_they_were(make: Any) -> None:
     """Also after their state was written as JSON, which knows no tuples."""
     turns, again = make(), make()
     taken(turns, 5)

@@ -8,14 +8,14 @@ from hookline.errors import ConfigError
 from hookline.trainer.options import TrainerOptions
 
 
-def test_one_epoch_unless_told_otherwise() -> None:
+def test_one_epoch_by_default() -> None:
     """Without max_epochs and max_steps a run is one epoch; with max_steps alone epochs are not limited."""
     assert TrainerOptions().epochs == 1
     assert TrainerOptions(max_steps=5).epochs is None
     assert TrainerOptions(max_steps=5, max_epochs=2).epochs == 2
 
 
-def test_an_unknown_option_is_refused_with_the_nearest() -> None:
+def test_an_unknown_option_is_rejected_with_the_nearest() -> None:
     """A misspelt keyword says which one was meant."""
     with pytest.raises(ConfigError, match=r"trainer\.max_epoch: unknown option; did you mean 'max_epochs'\?"):
         TrainerOptions.make({"max_epoch": 3})
@@ -32,7 +32,7 @@ def test_an_unknown_option_is_refused_with_the_nearest() -> None:
         ("fast_dev_run", -2),
     ],
 )
-def test_a_wrong_count_is_refused(name: str, value: Any) -> None:
+def test_a_wrong_count_is_rejected(name: str, value: Any) -> None:
     """Counts are whole numbers that are large enough."""
     with pytest.raises(ConfigError, match=rf"trainer\.{name}: expected an integer of at least"):
         TrainerOptions.make({name: value})
@@ -61,7 +61,7 @@ def test_a_trial_run_is_short_strict_and_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.0, 1.5, True, "half"])
-def test_a_wrong_limit_is_refused(value: Any) -> None:
+def test_a_wrong_limit_is_rejected(value: Any) -> None:
     """An epoch is limited to a count of batches or to a share of them."""
     with pytest.raises(ConfigError, match=r"trainer\.limit_train_batches: expected a count, or a share such as 0\.1"):
         TrainerOptions(limit_train_batches=value)
@@ -91,7 +91,21 @@ def test_validation_is_as_short_as_the_trial() -> None:
     ],
     ids=str,
 )
-def test_turns_that_make_no_sense_are_refused(given: dict[str, Any], said: str) -> None:
+def test_inconsistent_loader_schedules_are_rejected(given: dict[str, Any], said: str) -> None:
     """What a schedule would ignore, and weights that never come up."""
     with pytest.raises(ConfigError, match=rf"^trainer\.{said}"):
         TrainerOptions(**given)
+
+
+@pytest.mark.parametrize("never", [0, "0", "0 epochs"])
+def test_a_validation_that_is_never_due_is_said_with_null(never: int | str) -> None:
+    """Hooks and schedulers that wait for validations warn when there are none, and know that by null."""
+    with pytest.raises(ConfigError, match=r"trainer\.validate_every: .* is never due; write null for never"):
+        TrainerOptions(validate_every=never)
+    assert TrainerOptions(validate_every=None).validation_period is None
+
+
+def test_weights_that_no_number_can_hold_are_rejected() -> None:
+    """Their sum would be infinite, every draw the last loader's, and the epoch without an end."""
+    with pytest.raises(ConfigError, match="only their ratios count"):
+        TrainerOptions(loader_schedule="weighted", loader_weights={"a": 1e308, "b": 1e308})

@@ -37,7 +37,7 @@ def test_names_inside_and_outside_the_model() -> None:
     assert [param.shape for param in unowned_parameters(model, trained)] == [(4, 3), (4,)]
 
 
-def test_an_optimizer_of_another_model_is_refused() -> None:
+def test_an_optimizer_of_another_model_is_rejected() -> None:
     """It would train nothing."""
     with pytest.raises(TrainingError, match="no optimizer owns a parameter of the model"):
         make_trainer(make_model(), torch.optim.SGD(make_model().parameters(), lr=0.1), batches(1))
@@ -45,7 +45,7 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_parameters_without_an_optimizer_do_not_count_in_the_norm(precision: str) -> None:
-    """Nor does a loss scale that nobody takes off them: the head's gradients alone make the norm and are clipped."""
+    """Nor does a loss scale that nothing removes: only the head's gradients are in the norm and are clipped."""
     model = make_model()
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.0)
     trainer = make_trainer(model, optimizer, batches(1), precision=precision, max_grad_norm=100.0)

@@ -43,7 +43,7 @@ def test_the_loss_is_the_same_bit_for_bit() -> None:
         assert all(first == second for first, second in hook.losses)
 
 
-def test_the_run_goes_on_as_if_nothing_had_been() -> None:
+def test_the_run_continues_as_if_nothing_had_happened() -> None:
     """Weights, running means and random streams are those of a run without it."""
     results = []
     for hooks in (None, [Again()]):
@@ -54,13 +54,13 @@ def test_the_run_goes_on_as_if_nothing_had_been() -> None:
     assert all(map(torch.equal, *results))
 
 
-def test_hooks_of_the_run_do_not_hear_it() -> None:
+def test_hooks_of_the_run_do_not_fire() -> None:
     """Forward hooks count each batch once."""
     trainer = make_trainer(hooks=[Again()])
-    heard: list[str] = []
-    trainer.hooks.register(lambda name: heard.append(name), "ear", event="on_forward")
+    received: list[str] = []
+    trainer.hooks.register(lambda name: received.append(name), "ear", event="on_forward")
     trainer.train()
-    assert heard.count("0") == 4
+    assert received.count("0") == 4
 
 
 def test_a_step_fn_is_run_again_too() -> None:
@@ -71,7 +71,7 @@ def test_a_step_fn_is_run_again_too() -> None:
     assert [first for first, _ in hook.losses] == [second for _, second in hook.losses]
 
 
-def test_a_wrapper_of_many_ranks_is_taken_off() -> None:
+def test_a_distributed_wrapper_is_removed() -> None:
     """Its forward would wait for the others; a plain model is itself."""
     model = nn.Linear(1, 1)
     wrapper = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)

@@ -47,8 +47,8 @@ def test_a_state_survives_json() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_untouched(fails: bool) -> None:
-    """Whatever is drawn or raised inside the block, the streams go on as if nothing had been."""
+def test_streams_are_preserved(fails: bool) -> None:
+    """Whatever is drawn or raised inside the block, the streams continue as if nothing had happened."""
     state = rng_state()
     expected = draw()
     restore_rng(state)

@@ -14,6 +14,8 @@ import yaml
 from hookline import HooklineError, Trainer, TrainingHook, get_trainer
 from hookline.errors import RecordError
 
+BATCHES = [(torch.randn(4, 4), torch.randint(0, 2, (4,))) for _ in range(3)]
+
 
 def make_trainer(batches: int = 4, **options: Any) -> Trainer:
     """A trainer that writes to runs/ in the test's own directory."""
@@ -69,7 +71,7 @@ def test_the_record_is_written_before_the_first_step() -> None:
 
 @pytest.mark.req("000-29")
 def test_two_runs_differ_in_their_id() -> None:
-    """Each run has an id and a directory of its own, also of one trainer."""
+    """Each run has its own id and directory, also with one trainer."""
     trainer = make_trainer()
     trainer.train()
     first = trainer.run_id
@@ -160,14 +162,14 @@ def test_an_output_directory_that_cannot_be_made() -> None:
     """A file in the way is an error before anything has run, and the trainer can be used afterwards."""
     Path("blocked").write_text("a file")
     trainer = make_trainer(output_dir="blocked")
-    heard: list[str] = []
-    trainer.on("train_start")(lambda: heard.append("start"))
+    received: list[str] = []
+    trainer.on("train_start")(lambda: received.append("start"))
     with pytest.raises(RecordError, match="cannot make the run's directory in blocked"):
         trainer.train()
-    assert heard == [] and not trainer.running
+    assert received == [] and not trainer.running
     trainer.options.output_dir = "free"
     trainer.train()
-    assert heard == ["start"]
+    assert received == ["start"]
 
 
 # ---- the end -----------------------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ def test_a_run_that_fails(error: BaseException, outcome: str) -> None:
 
     trainer = make_trainer(step_fn=step)
     seen: list[Any] = []
-    trainer.on("exception", name="hears")(lambda exception, state: seen.append((exception, state["status"])))
+    trainer.on("exception", name="listens")(lambda exception, state: seen.append((exception, state["status"])))
     trainer.on("train_end", name="ends")(lambda state, reason: seen.append((reason, state["status"])))
     with pytest.raises(type(error)) as raised:
         trainer.train()
@@ -219,10 +221,10 @@ def test_a_run_that_fails(error: BaseException, outcome: str) -> None:
 
 
 @pytest.mark.req("002-69")
-def test_closing_events_reach_everybody() -> None:
-    """Hooks that fail while a run is closing become notes on what ended it; the others hear it all the same."""
+def test_closing_events_reach_every_hook() -> None:
+    """Exceptions of hooks while a run is closing become notes on what ended it; the other hooks get the event."""
     trainer = make_trainer()
-    heard: list[str] = []
+    received: list[str] = []
 
     class Bad(TrainingHook):
         on_error = "raise"
@@ -238,19 +240,19 @@ def test_closing_events_reach_everybody() -> None:
 
     class Good(TrainingHook):
         def on_exception(self, exception: BaseException) -> None:
-            heard.append(str(exception))
+            received.append(str(exception))
 
         def on_train_end(self) -> None:
-            heard.append("end")
+            received.append("end")
 
         def close(self) -> None:
-            heard.append("closed")
+            received.append("closed")
 
     trainer.add_hook(Bad())
     trainer.add_hook(Good())
     with pytest.raises(ValueError, match="the original") as raised:
         trainer.train()
-    assert heard == ["the original", "end", "closed"]
+    assert received == ["the original", "end", "closed"]
     notes = "\n".join(raised.value.__notes__)
     assert "raised by hook 'bad' in on_step_end, step 1" in notes
     assert "hook 'bad' then failed in on_exception: RuntimeError('again')" in notes
@@ -261,12 +263,12 @@ def test_closing_events_reach_everybody() -> None:
 def test_a_failure_before_the_first_step_closes_the_record() -> None:
     """A checkpoint that is not there ends the run in order: recorded, closed, and the trainer is free again."""
     trainer = make_trainer(init_from="nowhere")
-    heard: list[str] = []
-    trainer.on("exception", name="hears")(lambda: heard.append("exception"))
-    trainer.on("train_end", name="ends")(lambda: heard.append("end"))
+    received: list[str] = []
+    trainer.on("exception", name="listens")(lambda: received.append("exception"))
+    trainer.on("train_end", name="ends")(lambda: received.append("end"))
     with pytest.raises(HooklineError, match="no whole checkpoint in nowhere"):
         trainer.train()
-    assert heard == ["exception", "end"]
+    assert received == ["exception", "end"]
     assert run_json(trainer)["outcome"] == "failed"
     assert not trainer.running
     trainer.options.init_from = None
@@ -274,7 +276,7 @@ def test_a_failure_before_the_first_step_closes_the_record() -> None:
 
 
 def test_old_gradients_are_not_used() -> None:
-    """What a failed run or somebody's own backward left behind does not enter the first step."""
+    """Gradients that a failed run or a manual backward left behind do not enter the first step."""
     clean, dirty = make_trainer(batches=1), make_trainer(batches=1)
     for param in dirty.model.parameters():
         param.grad = torch.full_like(param, 100.0)
@@ -389,7 +391,7 @@ def drawing_step(drawn: list[tuple[float, float]]) -> Any:
     return step
 
 
-def test_deterministic_algorithms_are_asked_for() -> None:
+def test_deterministic_algorithms_are_used() -> None:
     """deterministic=True tells torch, before the first step."""
     before = torch.are_deterministic_algorithms_enabled()
     seen: list[bool] = []
@@ -402,7 +404,7 @@ def test_deterministic_algorithms_are_asked_for() -> None:
     assert seen == [True]
 
 
-def test_who_asks_to_run_beside_nobody_is_told_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_neighbour_in_the_order_is_reported_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     """A misspelt neighbour changes the order of training in silence otherwise."""
     trainer = make_trainer(record=False)
     trainer.add_hook("scale", factor=0.5)
@@ -421,3 +423,31 @@ def test_the_hook_that_ended_a_run_is_in_its_closing_line(capsys: pytest.Capture
     told = "ZeroDivisionError: division by zero; raised by hook 'bad' in on_step_end, step 1"
     assert f"failed ({told})" in capsys.readouterr().out
     assert run_json(trainer)["reason"] == told
+
+
+def test_hooks_that_were_closed_with_a_run_do_not_fire_until_the_next() -> None:
+    """A capture would otherwise keep storing states that nothing reads and no budget counts."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    options = {"loss_fn": torch.nn.functional.cross_entropy, "console": False, "record": False, "max_epochs": 1}
+    trainer = get_trainer("simple", model, BATCHES, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+    trainer.hooks.register_capture_hook("*", "kept")
+    capture, seen = trainer.hooks.get("kept"), []
+    trainer.on("train_end", name="look")(lambda trainer: seen.append(len(trainer.hooks.get_captured_states("kept"))))
+    trainer.train()
+    model(BATCHES[0][0])
+    assert len(capture._shelf) == 0
+    trainer.options.max_epochs = 2
+    trainer.train()
+    assert seen == [9, 9]
+
+
+def test_a_hook_that_has_nothing_to_close_still_fires() -> None:
+    """A validation after the run, for one."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2))
+    options = {"loss_fn": torch.nn.functional.cross_entropy, "console": False, "record": False, "max_epochs": 1}
+    trainer = get_trainer("simple", model, BATCHES, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+    phases: list[str] = []
+    trainer.on("forward", name="listens")(lambda name, phase: phases.append(phase) if name == "0" else None)
+    trainer.train()
+    trainer.validate(BATCHES)
+    assert len(phases) == 6

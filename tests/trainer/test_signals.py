@@ -35,11 +35,11 @@ def make_trainer(**options: Any) -> Trainer:
 
 
 class Killed(TrainingHook):
-    """Sends its own process a signal in the middle of a step, and writes down what it hears afterwards."""
+    """Sends its own process a signal in the middle of a step, and records the events after it."""
 
     def __init__(self, number: int, at: int = 3) -> None:
         self.number, self.at = number, at
-        self.heard: list[str] = []
+        self.received: list[str] = []
         self.closed = 0
 
     def on_after_backward(self, step: int) -> None:
@@ -47,16 +47,16 @@ class Killed(TrainingHook):
             os.kill(os.getpid(), self.number)
 
     def on_step_end(self, step: int) -> None:
-        self.heard.append(f"step {step}")
+        self.received.append(f"step {step}")
 
     def on_checkpoint_save(self, step: int) -> None:
-        self.heard.append(f"saved {step}")
+        self.received.append(f"saved {step}")
 
     def on_exception(self) -> None:
-        self.heard.append("exception")
+        self.received.append("exception")
 
     def on_train_end(self, reason: str) -> None:
-        self.heard.append(f"end: {reason}")
+        self.received.append(f"end: {reason}")
 
     def close(self) -> None:
         self.closed += 1
@@ -70,7 +70,7 @@ def test_a_signal_ends_the_run_in_order(number: signal.Signals, leaves: type[Bas
     with pytest.raises(leaves) as left:
         trainer.train()
     assert not isinstance(left.value, SystemExit) or left.value.code == 143
-    assert hook.heard == ["step 1", "step 2", "step 3", "saved 3", f"end: {number.name}"]
+    assert hook.received == ["step 1", "step 2", "step 3", "saved 3", f"end: {number.name}"]
     assert hook.closed == 1
     assert trainer.run_dir is not None
     run = json.loads((trainer.run_dir / "run.json").read_text())
@@ -90,7 +90,7 @@ def test_a_run_that_writes_nothing_stops_all_the_same(options: dict[str, Any]) -
     trainer.add_hook(hook)
     with pytest.raises(SystemExit):
         trainer.train()
-    assert hook.heard == ["step 1", "step 2", "step 3", "end: SIGTERM"]
+    assert hook.received == ["step 1", "step 2", "step 3", "end: SIGTERM"]
 
 
 def test_the_last_step_of_an_epoch() -> None:
@@ -99,7 +99,7 @@ def test_the_last_step_of_an_epoch() -> None:
     trainer.add_hook(hook)
     with pytest.raises(SystemExit):
         trainer.train()
-    assert hook.heard[-2:] == ["saved 6", "end: SIGTERM"]
+    assert hook.received[-2:] == ["saved 6", "end: SIGTERM"]
     assert trainer.progress.epoch_over
 
 
@@ -115,12 +115,12 @@ def test_a_signal_before_the_first_step() -> None:
     assert again.step == 6
 
 
-def test_earlier_handlers_are_chained_and_put_back() -> None:
-    """Whoever listened before hears the signal, and is there again after the run."""
-    heard: list[int] = []
+def test_earlier_handlers_are_chained_and_restored() -> None:
+    """The previous handler is called, and restored after the run."""
+    received: list[int] = []
 
     def earlier(number: int, frame: Any) -> None:
-        heard.append(number)
+        received.append(number)
 
     before = signal.signal(signal.SIGTERM, earlier)
     try:
@@ -128,14 +128,14 @@ def test_earlier_handlers_are_chained_and_put_back() -> None:
         trainer.add_hook(Killed(signal.SIGTERM))
         with pytest.raises(SystemExit):
             trainer.train()
-        assert heard == [signal.SIGTERM]
+        assert received == [signal.SIGTERM]
         assert signal.getsignal(signal.SIGTERM) is earlier
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def test_an_ignored_signal_stays_ignored() -> None:
-    """A run in the background of a shell does not hear Ctrl-C."""
+    """A run in the background of a shell ignores Ctrl-C."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         trainer = make_trainer()
@@ -179,10 +179,10 @@ def test_a_second_ctrl_c_leaves_at_once() -> None:
     trainer.on("before_optimizer_step", at=3)(lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert hook.heard == ["step 1", "step 2", "exception", "end: KeyboardInterrupt"]
+    assert hook.received == ["step 1", "step 2", "exception", "end: KeyboardInterrupt"]
 
 
-def test_a_failing_save_is_no_silent_end() -> None:
+def test_a_failing_save_does_not_end_silently() -> None:
     """If the checkpoint cannot be written, the run ends with that error."""
     trainer, hook = make_trainer(), Killed(signal.SIGTERM)
     trainer.add_hook(hook)
@@ -197,7 +197,7 @@ def test_a_failing_save_is_no_silent_end() -> None:
 
 
 def start(seconds_a_step: float) -> int:
-    """A process of its own that trains until it is stopped, and has begun; forked: importing torch takes seconds."""
+    """A process that trains until it is stopped, and has begun; forked, because importing torch takes seconds."""
     begun, tell = os.pipe()
     child = os.fork()
     if child:
@@ -245,7 +245,7 @@ def test_a_second_sigterm_leaves_at_once() -> None:
 
 
 def test_workers_that_get_ctrl_c_too() -> None:
-    """A terminal sends Ctrl-C to the loader's workers as well; the window under way still gets its batches."""
+    """A terminal sends Ctrl-C to the loader's workers as well; the current window still gets its batches."""
     data = TensorDataset(torch.randn(24, 3), torch.randn(24, 1))
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)

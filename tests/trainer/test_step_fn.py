@@ -92,7 +92,7 @@ def test_a_missing_loss_names_the_four_ways(result: Any, words: str) -> None:
         assert way in str(error.value)
 
 
-def test_a_loss_without_a_graph_is_refused() -> None:
+def test_a_loss_without_a_graph_is_rejected() -> None:
     """It would train nothing."""
     with pytest.raises(TrainingError, match="does not require grad, so nothing would be trained"):
         check_trainable(torch.tensor(1.0))

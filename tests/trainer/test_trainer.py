@@ -75,7 +75,7 @@ def test_what_cannot_be_a_trainer(change: dict[str, Any], words: str) -> None:
         SimpleTrainer(**{"dataloader": make_batches(), "record": False, **parts, **change})
 
 
-def test_an_optimizer_of_ones_own() -> None:
+def test_a_custom_optimizer() -> None:
     """Whatever steps and has groups is an optimizer; torch's defaults are not asked for."""
     model = torch.nn.Linear(3, 1)
 
@@ -117,56 +117,56 @@ def test_nothing_to_train_on() -> None:
 @pytest.mark.req("001-12", "001-13", "001-15", "001-16")
 def test_the_five_events_with_state() -> None:
     """train_begin, epoch_begin, batch_end, epoch_end and train_end, with what a hook names of them."""
-    heard: list[Any] = []
+    received: list[Any] = []
 
     class Five(TrainingHook):
         def on_train_begin(self, state: dict[str, Any]) -> None:
-            heard.append(("train_begin", state["status"]))
+            received.append(("train_begin", state["status"]))
 
         def on_epoch_begin(self, epoch: int, state: dict[str, Any]) -> None:
-            heard.append(("epoch_begin", epoch, state["current_epoch"]))
+            received.append(("epoch_begin", epoch, state["current_epoch"]))
 
         def on_batch_end(self, batch_idx: int, loss: float, state: dict[str, Any]) -> None:
-            heard.append(("batch_end", batch_idx, state["latest_loss"] == loss))
+            received.append(("batch_end", batch_idx, state["latest_loss"] == loss))
 
         def on_epoch_end(self, epoch: int, state: dict[str, Any]) -> None:
-            heard.append(("epoch_end", epoch, state["current_epoch"]))
+            received.append(("epoch_end", epoch, state["current_epoch"]))
 
         def on_train_end(self, state: dict[str, Any]) -> None:
-            heard.append(("train_end", state["status"]))
+            received.append(("train_end", state["status"]))
 
     trainer = make_trainer(make_batches(1), max_epochs=2)
     trainer.add_hook(Five())
     trainer.train()
     epochs = [[("epoch_begin", n, n), ("batch_end", 0, True), ("epoch_end", n, n)] for n in range(2)]
-    assert heard == [("train_begin", "training"), *epochs[0], *epochs[1], ("train_end", "completed")]
+    assert received == [("train_begin", "training"), *epochs[0], *epochs[1], ("train_end", "completed")]
 
 
 @pytest.mark.req("001-14", "002-42", "002-56", "002-57")
 def test_a_batch_hook_gets_what_it_names() -> None:
     """batch or batch_idx first, loader_idx or dataloader_idx, in any order and number."""
-    heard: list[Any] = []
+    received: list[Any] = []
 
     class Short(TrainingHook):
         def on_train_batch_start(
             self, trainer: Any, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_name: str
         ) -> None:
-            heard.append((len(batch), batch_idx, dataloader_idx, dataloader_name))
+            received.append((len(batch), batch_idx, dataloader_idx, dataloader_name))
 
         def on_train_batch_end(
             self, trainer: Any, batch: Any, loader_idx: int, loader_name: str, metrics: dict[str, Any]
         ) -> None:
-            heard.append((len(batch), loader_idx, loader_name, f"{metrics['loss']:.1f}" != ""))
+            received.append((len(batch), loader_idx, loader_name, f"{metrics['loss']:.1f}" != ""))
 
     class First(TrainingHook):
         def on_batch_end(self, batch: Any, loss: float, state: Any) -> None:
-            heard.append((len(batch), isinstance(loss, float)))
+            received.append((len(batch), isinstance(loss, float)))
 
     trainer = make_trainer({"a": make_batches(1), "b": make_batches(1)})
     trainer.add_hook(Short())
     trainer.add_hook(First())
     trainer.train()
-    assert heard == [
+    assert received == [
         (2, 0, 0, "a"), (2, 0, "a", True), (2, True), (2, 1, 1, "b"), (2, 1, "b", True), (2, True),
     ]  # fmt: skip
 
@@ -174,34 +174,34 @@ def test_a_batch_hook_gets_what_it_names() -> None:
 @pytest.mark.req("002-40", "002-41", "002-47", "002-53")
 def test_run_and_epoch_events_with_the_trainer() -> None:
     """on_train_start, on_epoch_start and on_training_end get the trainer itself."""
-    heard: list[Any] = []
+    received: list[Any] = []
 
     class Three(TrainingHook):
         def on_train_start(self, trainer: Any) -> None:
-            heard.append(trainer)
+            received.append(trainer)
 
         def on_epoch_start(self, trainer: Any, epoch: int) -> None:
-            heard.append((trainer, epoch))
+            received.append((trainer, epoch))
 
         def on_training_end(self, trainer: Any) -> None:
-            heard.append(trainer)
+            received.append(trainer)
 
     trainer = make_trainer()
     trainer.add_hook(Three())
     trainer.train()
-    assert heard == [trainer, (trainer, 0), trainer]
+    assert received == [trainer, (trainer, 0), trainer]
 
 
 @pytest.mark.req("002-52", "002-54", "002-55")
 def test_aliases_reach_the_same_event() -> None:
     """Both spellings of an event fire together, in registration order."""
     trainer = make_trainer(make_batches(1))
-    heard: list[str] = []
+    received: list[str] = []
     spellings = ["train_start", "train_begin", "epoch_start", "epoch_begin", "epoch_end", "train_end", "training_end"]
     for spelling in spellings:
-        trainer.on(spelling, name=spelling)(lambda trainer, spelling=spelling: heard.append(spelling))
+        trainer.on(spelling, name=spelling)(lambda trainer, spelling=spelling: received.append(spelling))
     trainer.train()
-    assert heard == spellings
+    assert received == spellings
 
 
 @pytest.mark.req("002-62", "002-63", "004-31", "004-36")
@@ -246,19 +246,19 @@ def test_a_hook_sees_gradients_before_and_after_clipping() -> None:
 @pytest.mark.req("004-03", "004-04", "004-16")
 def test_the_events_of_a_bare_loop() -> None:
     """on_train_begin(config) comes once before the loop, on_step_end(ctx) with every step."""
-    heard: list[Any] = []
+    received: list[Any] = []
 
     class Runner(TrainingHook):
         def on_train_begin(self, config: Any) -> None:
-            heard.append(config)
+            received.append(config)
 
         def on_step_end(self, ctx: Any) -> None:
-            heard.append((ctx.step, len(ctx.optimizer.param_groups)))
+            received.append((ctx.step, len(ctx.optimizer.param_groups)))
 
     trainer = make_trainer(make_batches(2))
     trainer.add_hook(Runner())
     trainer.train()
-    assert heard == [trainer.config, (1, 1), (2, 1)]
+    assert received == [trainer.config, (1, 1), (2, 1)]
 
 
 # ---- the state ---------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def test_the_state_is_one_dict() -> None:
 
 
 @pytest.mark.req("000-38", "000-39", "000-42")
-def test_training_steps_make_a_run_of_ones_own() -> None:
+def test_training_steps_outside_of_a_run() -> None:
     """training_step outside of train moves the weights once per window and returns the detached loss."""
     trainer = make_trainer(accumulate=2)
     trainer.on("train_batch_end", name="lifecycle")(lambda loss: None)
@@ -351,7 +351,7 @@ def test_a_run_after_training_steps() -> None:
 
 
 @pytest.mark.parametrize("call", ["training_step", "train"])
-def test_training_inside_an_event_is_refused(call: str) -> None:
+def test_training_inside_an_event_is_rejected(call: str) -> None:
     """A hook cannot step or start the trainer that is calling it, in a run or in a single step."""
     trainer = make_trainer()
     argument = [make_batches()[0]] if call == "training_step" else []
@@ -366,13 +366,13 @@ def test_training_inside_an_event_is_refused(call: str) -> None:
 def test_inference_inside_a_hook() -> None:
     """Eval mode, no grad, forward hooks silent; afterwards mode, gradients and random streams are as before."""
     trainer = make_trainer()
-    heard: list[str] = []
+    received: list[str] = []
     seen: list[Any] = []
-    trainer.on("forward", name="ear")(lambda name, phase: heard.append(phase))
+    trainer.on("forward", name="ear")(lambda name, phase: received.append(phase))
 
     @trainer.on("after_backward")
     def sample(trainer: Trainer) -> None:
-        streams, count = (torch.get_rng_state(), random.getstate()), len(heard)
+        streams, count = (torch.get_rng_state(), random.getstate()), len(received)
         gradient = weight_gradient(trainer)
         with trainer.inference() as model:
             output = model(torch.randn(2, 3))
@@ -380,12 +380,12 @@ def test_inference_inside_a_hook() -> None:
             seen.append((model.training, output.requires_grad, trainer.event_args.phase))
         assert trainer.model.training and trainer.event_args.phase == "train"
         assert torch.equal(streams[0], torch.get_rng_state()) and streams[1] == random.getstate()
-        assert torch.equal(gradient, weight_gradient(trainer)) and len(heard) == count
+        assert torch.equal(gradient, weight_gradient(trainer)) and len(received) == count
 
     trainer.train()
     assert trainer.hooks.list_hooks() and all(record.failures == 0 for record in trainer.hooks.list_hooks())
     assert seen == [(False, False, "inference")] * 3
-    assert heard == ["train"] * 9
+    assert received == ["train"] * 9
 
 
 def test_predict() -> None:
@@ -430,7 +430,7 @@ def test_total_steps(options: dict[str, Any], steps: int) -> None:
     assert trainer.step == steps
 
 
-def test_logging_what_is_no_number() -> None:
+def test_logging_what_is_not_a_number() -> None:
     """A tensor with several elements is refused by name and shape."""
     with pytest.raises(HooklineError, match=r"log\('many'\): expected one number, got a tensor of shape \(2,\)"):
         make_trainer().log("many", torch.ones(2))
@@ -440,11 +440,11 @@ def test_logging_what_is_no_number() -> None:
 def test_managing_hooks_on_the_trainer() -> None:
     """Add, disable, enable, list with status, remove."""
     trainer = make_trainer()
-    heard: list[int] = []
+    received: list[int] = []
 
     class Mine(TrainingHook):
         def on_step_end(self, step: int) -> None:
-            heard.append(step)
+            received.append(step)
 
     trainer.add_hook(Mine())
     trainer.add_json_logging(path="log.jsonl")
@@ -458,7 +458,7 @@ def test_managing_hooks_on_the_trainer() -> None:
     trainer.enable_hook("mine")
     trainer.enable_hook("json_log")
     trainer.train()
-    assert heard == [1, 2, 3]
+    assert received == [1, 2, 3]
     assert isinstance(trainer.remove_hook("mine"), Mine)
     assert "mine" not in trainer.hooks
 
@@ -467,16 +467,16 @@ def test_managing_hooks_on_the_trainer() -> None:
 
 
 def test_a_trial_run(tmp_path: Any) -> None:
-    """fast_dev_run takes so many batches of everything, writes nothing, and lets hooks raise."""
+    """fast_dev_run takes a few batches of everything, writes nothing, and lets hooks raise."""
     options: dict[str, Any] = {"val_dataloader": make_batches(5), "max_epochs": 9, "record": True}
     trainer = make_trainer(make_batches(8), fast_dev_run=2, **options)
     trainer.add_checkpointing(save_every_n_steps=1)
     trainer.add_json_logging(log_every_n_batches=1)
-    heard: list[str] = []
-    trainer.on("train_batch_end", name="batch")(lambda: heard.append("batch"))
-    trainer.on("validation_batch_end", name="val")(lambda: heard.append("val"))
+    received: list[str] = []
+    trainer.on("train_batch_end", name="batch")(lambda: received.append("batch"))
+    trainer.on("validation_batch_end", name="val")(lambda: received.append("val"))
     trainer.train()
-    assert heard == ["batch", "batch", "val", "val"]
+    assert received == ["batch", "batch", "val", "val"]
     assert list(tmp_path.iterdir()) == []
     strict = make_trainer(fast_dev_run=1)
     strict.on("train_batch_end")(lambda: 1 / 0)

@@ -153,11 +153,11 @@ def test_validate_inside_an_event_changes_nothing_around_it() -> None:
 
 def test_the_sanity_check_is_silent_and_early() -> None:
     """A broken validation set ends the run before the first step; a good one leaves no trace in events or metrics."""
-    heard: list[str] = []
+    received: list[str] = []
     trainer = make_trainer(val_dataloader=make_batches(2, 2, 2), validate_every=None)
-    trainer.on("validation_batch_end")(lambda: heard.append("batch"))
+    trainer.on("validation_batch_end")(lambda: received.append("batch"))
     trainer.train()
-    assert heard == []
+    assert received == []
     broken = make_trainer(val_dataloader=[(torch.randn(2, 7), torch.randn(2, 1))])
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         broken.train()
@@ -177,7 +177,7 @@ def test_the_sanity_check_can_be_left_out() -> None:
     ("every", "steps"), [(1, [1, 2, 3, 4]), (3, [3]), ("1 epoch", [2, 4]), ("2 epochs", [4]), (None, [])]
 )
 def test_when_validation_is_due(every: Any, steps: list[int]) -> None:
-    """Every so many steps or epochs, or never."""
+    """A validation runs every few steps or epochs, or never."""
     trainer = make_trainer(val_dataloader=make_batches(2), validate_every=every, max_epochs=2)
     seen: list[int] = []
     trainer.on("validation_end")(lambda step: seen.append(step))
@@ -284,20 +284,20 @@ def test_two_hooks_may_each_validate_inside() -> None:
     assert trainer.validate(make_batches(4))["val/loss"] == pytest.approx(loss_of(trainer, make_batches(4)), rel=1e-5)
 
 
-def test_a_validation_that_would_call_itself_for_ever_is_refused() -> None:
-    """A hook that validates whenever a validation ends is told at the second one; the next validation begins anew."""
+def test_a_validation_that_would_call_itself_endlessly_is_rejected() -> None:
+    """A hook that validates at every end of a validation fails at the second one; the next validation works again."""
     trainer = make_trainer(debug=True)
-    heard: list[float] = []
+    received: list[float] = []
 
     @trainer.on("validation_end", name="again")
     def again(trainer: Trainer, metrics: dict[str, Any]) -> None:
-        heard.append(metrics["val/loss"])
+        received.append(metrics["val/loss"])
         trainer.validate(FAR)
 
     for count in (2, 4):
         with pytest.raises(TrainingError, match="by hook 'again' inside the validation that it called"):
             trainer.validate(make_batches(2))
-        assert len(heard) == count
+        assert len(received) == count
 
 
 def test_a_metric_of_some_batches_is_averaged_over_their_samples() -> None:
@@ -332,11 +332,11 @@ def test_numpy_numbers_are_metrics() -> None:
 
 def test_an_iterator_is_left_for_the_first_validation() -> None:
     """The sanity check cannot give back what it reads; beside it, a list is tried as ever."""
-    heard: list[str] = []
+    received: list[str] = []
     trainer = make_trainer(val_loaders={"once": iter(make_batches(2, 2, 2, 2)), "list": make_batches(2)})
-    trainer.on("validation_batch_end")(lambda dataloader_name: heard.append(dataloader_name))
+    trainer.on("validation_batch_end")(lambda dataloader_name: received.append(dataloader_name))
     trainer.train()
-    assert heard == ["once"] * 4 + ["list"]
+    assert received == ["once"] * 4 + ["list"]
     broken = make_trainer(val_loaders={"once": iter(make_batches(2)), "list": [(torch.ones(2, 7), torch.ones(2, 1))]})
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         broken.train()
@@ -352,7 +352,7 @@ def test_a_limit_reads_no_batch_more() -> None:
 
 @pytest.mark.parametrize("option", ["max_epochs", "max_steps"])
 @pytest.mark.parametrize("value", [-1, 2.5, "3", True])
-def test_fit_refuses_what_the_constructor_refuses(option: str, value: Any) -> None:
+def test_fit_rejects_what_the_constructor_rejects(option: str, value: Any) -> None:
     """In the same words, and before anything is changed."""
     trainer = make_trainer()
     with pytest.raises(ConfigError) as constructed:

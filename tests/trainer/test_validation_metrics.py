@@ -11,6 +11,7 @@ from hookline import SimpleTrainer, TrainingHook
 from hookline.errors import TrainingError
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+FRAGILE_BATCH = (torch.ones(4, 3), torch.zeros(4, 1))
 
 
 def make_batches(*sizes: int) -> list[Batch]:
@@ -67,7 +68,7 @@ class Accuracy(nn.Module):
 
 @pytest.mark.parametrize("metric", [right, lambda output, batch: right(output, batch).item(), Accuracy()])
 def test_functions_and_objects_over_all_samples(metric: Any) -> None:
-    """A short last batch counts as much as its samples, every validation begins at zero, both spellings are told."""
+    """A short last batch counts by its samples, every validation starts at zero, and both spellings have the values."""
     trainer, batches = make_trainer({"accuracy": metric}), make_batches(8, 8, 1)
     told: list[dict[str, float]] = []
     trainer.on("eval_end")(lambda metrics: told.append(dict(metrics)))
@@ -215,7 +216,7 @@ def test_training_is_untouched() -> None:
     ],
     ids=["list", "taken", "number", "constant", "class"],
 )
-def test_what_is_no_metric_is_refused(metrics: Any, said: str) -> None:
+def test_what_is_not_a_metric_is_rejected(metrics: Any, said: str) -> None:
     """When the trainer is made, with what would be right."""
     with pytest.raises(TrainingError, match=said):
         make_trainer(metrics)
@@ -225,13 +226,13 @@ def test_what_is_no_metric_is_refused(metrics: Any, said: str) -> None:
     ("value", "said"),
     [(torch.zeros(3), r"'odd' gave a tensor of shape \(3,\)"), ("high", "'odd' gave 'high'; a metric is one number")],
 )
-def test_what_is_no_number_is_refused(value: Any, said: str) -> None:
+def test_what_is_not_a_number_is_rejected(value: Any, said: str) -> None:
     """By name, at the first batch."""
     with pytest.raises(TrainingError, match=said):
         make_trainer({"odd": lambda output, batch: value}).validate(make_batches(2))
 
 
-def test_a_failing_metric_says_whose_it_is() -> None:
+def test_a_failing_metric_is_named() -> None:
     """The exception is the metric's own, with a note."""
     with pytest.raises(ZeroDivisionError) as caught:
         make_trainer({"broken": lambda output, batch: 1 / 0}).validate({"a": make_batches(2), "b": make_batches(2)})
@@ -263,7 +264,7 @@ def test_an_object_that_cannot_be_copied() -> None:
 
 
 @pytest.mark.parametrize("metric", [lambda output, batch: 123.0, Accuracy()])
-def test_names_that_collide_are_refused(metric: Any) -> None:
+def test_names_that_collide_are_rejected(metric: Any) -> None:
     """val/a/loss cannot be the loss of the loader 'a' and a metric 'a/loss'; with one loader there is no such loss."""
     trainer = make_trainer({"a/loss": metric})
     with pytest.raises(TrainingError, match="two validation metrics would both be 'val/a/loss'"):
@@ -271,14 +272,14 @@ def test_names_that_collide_are_refused(metric: Any) -> None:
     assert set(trainer.validate({"a": make_batches(2)})) == {"val/loss", "val/a/loss"}
 
 
-def test_objects_that_collide_are_refused() -> None:
+def test_objects_that_collide_are_rejected() -> None:
     """The number of the loader 'a' and that of all loaders."""
     trainer = make_trainer({"right": Accuracy(), "a/right": Accuracy()})
     with pytest.raises(TrainingError, match="two validation metrics would both be 'val/a/right'"):
         trainer.validate({"a": make_batches(2), "b": make_batches(2)})
 
 
-def test_a_numpy_string_is_no_number() -> None:
+def test_a_numpy_string_is_not_a_number() -> None:
     """It has one element, too."""
     numpy = pytest.importorskip("numpy")
     trainer = make_trainer({"word": lambda output, batch: numpy.str_("good")})
@@ -287,7 +288,7 @@ def test_a_numpy_string_is_no_number() -> None:
 
 
 @pytest.mark.parametrize("event", ["validation_batch_start", "validation_batch_end", "validation_end"])
-def test_a_validation_inside_another_has_objects_of_its_own(event: str) -> None:
+def test_a_validation_inside_another_has_separate_objects(event: str) -> None:
     """What the outer one has added up is not reset, and the inner one's batches are not in it."""
 
     class Batches:
@@ -315,3 +316,45 @@ def test_a_validation_inside_another_has_objects_of_its_own(event: str) -> None:
             inner[0] = trainer.validate()["val/batches"]
 
     assert trainer.validate()["val/batches"] == 5.0 and inner == [5.0]
+
+
+class Fragile:
+    """A metric that fails in one of its methods."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def _at(self, method: str) -> None:
+        if method == self.where:
+            raise ZeroDivisionError("nothing to divide by")
+
+    def reset(self) -> None:
+        self._at("reset")
+
+    def update(self, predictions: torch.Tensor, target: torch.Tensor) -> None:
+        self._at("update")
+
+    def compute(self) -> float:
+        self._at("compute")
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("where", "loaders", "note"),
+    [
+        ("reset", [FRAGILE_BATCH], "in the metric 'fragile', in reset"),
+        ("update", [FRAGILE_BATCH], "in the metric 'fragile', on the validation loader 'val'"),
+        ("compute", [FRAGILE_BATCH], "in the metric 'fragile', computing val/fragile"),
+        ("compute", {"a": [FRAGILE_BATCH], "b": [FRAGILE_BATCH]}, "in the metric 'fragile', computing val/a/fragile"),
+    ],
+)
+def test_the_failure_names_the_metric(where: str, loaders: Any, note: str) -> None:
+    """The exception is its own, with a note."""
+    model = nn.Linear(3, 1)
+    trainer = SimpleTrainer(
+        model, [FRAGILE_BATCH], torch.optim.SGD(model.parameters(), 0.1), "cpu",
+        loss_fn=nn.functional.mse_loss, metrics={"fragile": Fragile(where)}, record=False, console=False,
+    )  # fmt: skip
+    with pytest.raises(ZeroDivisionError, match="nothing to divide by") as failure:
+        trainer.validate(loaders)
+    assert failure.value.__notes__ == [note]

@@ -116,7 +116,8 @@ def _is_metric(key: Any, value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return isinstance(value, (int, float)) or is_numpy_number(value)
     if value.is_complex() and value.numel() == 1:
-        raise TrainingError(f"{key!r} beside the loss is complex, which a record cannot store; give a real number")
+        what = f"{key!r}, beside the loss, is a complex number"
+        raise TrainingError(f"{what}, which a record cannot store; give a real one")
     return value.numel() == 1
 
 

@@ -1,4 +1,4 @@
-"""A run that is stopped anywhere goes on to the same curve, weights and optimizer state, bit for bit."""
+"""A run that is stopped anywhere resumes to the same curve, weights and optimizer state, bit for bit."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +38,7 @@ class Augmented(Dataset[Sample]):
 
 
 class StatefulLoader:
-    """Knows where it is, also when it is asked in the middle of an epoch; begins anew when iterated after its end."""
+    """Saves its position, also in the middle of an epoch; starts again when iterated after its end."""
 
     def __init__(self) -> None:
         self.epoch, self.given, self.restored = 0, 0, False
@@ -162,7 +162,7 @@ STOPS = {
 @pytest.mark.parametrize("stops", STOPS.values(), ids=STOPS)
 @pytest.mark.parametrize("kind", [name for name in LOADERS if "workers" not in name])
 def test_a_stopped_run_ends_where_an_unbroken_one_does(kind: str, stops: list[int], tmp_path: Path) -> None:
-    """Shuffling, augmentation, dropout, batch norm, schedule and optimizer go on as if nothing had been."""
+    """Shuffling, augmentation, dropout, batch norm, schedule and optimizer continue as if nothing had happened."""
     whole = make_trainer(LOADERS[kind](), tmp_path / "whole")
     whole.train()
     parts = stopped(LOADERS[kind], tmp_path / "parts", stops)
@@ -172,7 +172,7 @@ def test_a_stopped_run_ends_where_an_unbroken_one_does(kind: str, stops: list[in
 
 @pytest.mark.parametrize("kind", [name for name in LOADERS if "workers" in name])
 def test_with_two_workers(kind: str, tmp_path: Path) -> None:
-    """Workers draw from streams of their own, which are brought to where they were."""
+    """Workers draw from separate streams, which are restored."""
     whole = make_trainer(LOADERS[kind](), tmp_path / "whole")
     whole.train()
     parts = stopped(LOADERS[kind], tmp_path / "parts", [3, 8, 13])
@@ -203,7 +203,7 @@ def test_the_comparison_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert fingerprint(stopped(shuffling, tmp_path / "parts", [3])) != fingerprint(whole)
 
 
-def test_a_shorter_loader_cannot_go_on(tmp_path: Path) -> None:
+def test_a_shorter_loader_cannot_resume(tmp_path: Path) -> None:
     """In a new trainer or the same one: the message has both numbers. What is just long enough is welcome."""
     batches = list(shuffling())
     first = make_trainer(batches, tmp_path, max_epochs=1)

@@ -1,4 +1,4 @@
-"""What a step's end is told of its step: the rate it used, the batches in it, and no memory for nobody."""
+"""At the end of a step hooks get the rate it used and the batches in it, and no memory is held for nothing."""
 
 from typing import Any
 
@@ -17,8 +17,8 @@ def make_trainer(batches: int = 12, **options: Any) -> Trainer:
 
 
 @pytest.mark.parametrize(("every", "steps"), [("3 batches", [1, 2, 3]), ("6 batches", [2, 3]), ("9 batches", [3])])
-def test_a_batch_in_the_middle_of_a_window_is_heard_at_its_step(every: str, steps: list[int]) -> None:
-    """Whether its own events are heard or the step's; each step once, all its events."""
+def test_a_batch_in_the_middle_of_a_window_is_received_at_its_step(every: str, steps: list[int]) -> None:
+    """Whether its own events are received or the step's; each step once, all its events."""
     trainer = make_trainer(accumulate=4)
     ready: list[int] = []
     ended: list[int] = []
@@ -31,14 +31,14 @@ def test_a_batch_in_the_middle_of_a_window_is_heard_at_its_step(every: str, step
     assert batches == [number for number in range(1, 13) if number % int(every[0]) == 0]
 
 
-def test_batches_of_one_loader_are_heard_at_their_step() -> None:
+def test_batches_of_one_loader_are_received_at_their_step() -> None:
     """Two loaders take turns, two batches a step: the second batch of the first is never a step's last."""
     trainer = make_trainer(accumulate=2, loader_schedule="round_robin")
     data = trainer.train_loaders["train"]
-    heard: list[int] = []
-    trainer.on("step_end", every="2 batches of a", name="h")(lambda step: heard.append(step))
+    received: list[int] = []
+    trainer.on("step_end", every="2 batches of a", name="h")(lambda step: received.append(step))
     trainer.fit({"a": data, "b": data})
-    assert heard == [2, 4, 6, 8, 10, 12]
+    assert received == [2, 4, 6, 8, 10, 12]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -58,8 +58,8 @@ def test_the_rate_of_a_step_is_the_one_it_was_made_with(accumulate: int) -> None
     assert told == used == [0.1, 0.05, 0.025, 0.0125]
 
 
-def test_gradients_kept_for_a_hook_that_left_are_let_go_of() -> None:
-    """It was removed within the step, and nobody else hears the step's end."""
+def test_gradients_kept_for_a_hook_that_was_removed_are_released() -> None:
+    """It was removed within the step, and no other hook listens to the step's end."""
     trainer = make_trainer(6, max_steps=6)
     held: list[int] = []
     reader = trainer.on("step_end", name="reader")

@@ -42,7 +42,7 @@ def finite(model: torch.nn.Module) -> bool:
     return all(bool(param.isfinite().all()) for param in model.parameters())
 
 
-def test_a_link_with_a_memory_never_sees_an_overflow() -> None:
+def test_a_transform_with_state_never_sees_an_overflow() -> None:
     """Else what it remembers would be non-finite, and every later step, too."""
     trainer = make_trainer(batches(huge_at=5))
     trainer.add_hook(Remembers())
@@ -71,7 +71,7 @@ def test_of_two_optimizers_none_steps_when_one_overflowed() -> None:
     assert {(7, 0), (7, 1)} <= set(stepped)
 
 
-def test_an_optimizer_without_gradients_is_no_overflow() -> None:
+def test_an_optimizer_without_gradients_is_not_an_overflow() -> None:
     """Freezing everything that one of them owns skips nothing."""
 
     def two(model: Any) -> list[torch.optim.Optimizer]:
@@ -86,7 +86,7 @@ def test_an_optimizer_without_gradients_is_no_overflow() -> None:
     assert torch.equal(trainer.model[0].weight, before)
 
 
-def test_a_step_left_out_before_the_chain_does_not_run_it() -> None:
+def test_a_step_skipped_before_the_chain_does_not_run_it() -> None:
     """A hook at on_gradients_ready may decide so."""
     seen: list[int] = []
 
@@ -108,7 +108,7 @@ def test_a_step_left_out_before_the_chain_does_not_run_it() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_parameters_that_an_optimizer_gets_later_belong_to_the_chain(accumulate: int) -> None:
+def test_parameters_that_are_added_later_belong_to_the_chain(accumulate: int) -> None:
     """Gradual unfreezing: the new ones are clipped with the others, and links with a memory make room."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))

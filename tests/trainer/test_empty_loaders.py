@@ -14,7 +14,7 @@ BATCH = (torch.ones(4, 3), torch.zeros(4, 1))
 
 
 class Unmeasured:
-    """A loader without a length, of so many batches."""
+    """A loader without a length."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -38,15 +38,15 @@ def test_a_loader_without_batches_ends_the_run(empty: str, accumulate: int) -> N
         make_trainer(loaders, accumulate=accumulate).train()
 
 
-def test_an_iterator_beside_a_loader_is_refused_in_its_second_epoch() -> None:
-    """Else the run would quietly go on with the other loader alone."""
+def test_an_iterator_beside_a_loader_is_rejected_in_its_second_epoch() -> None:
+    """Otherwise the run would silently continue with the other loader alone."""
     trainer = make_trainer({"once": iter([BATCH] * 2), "always": [BATCH] * 2}, max_epochs=3)
     with pytest.raises(TrainingError, match="'once' gave no batch: it is an iterator, which can be read only once"):
         trainer.train()
     assert trainer.epoch == 1
 
 
-def test_loaders_that_give_something_are_read_as_ever() -> None:
+def test_loaders_that_give_something_are_read_as_before() -> None:
     """One batch each is enough, in every epoch."""
     trainer = make_trainer({"a": Unmeasured(1), "b": Unmeasured(1)}, max_epochs=2)
     trainer.train()
@@ -54,7 +54,7 @@ def test_loaders_that_give_something_are_read_as_ever() -> None:
 
 
 @pytest.mark.parametrize("silent", [Unmeasured(0), [(torch.ones(0, 3), torch.zeros(0, 1))]])
-def test_a_validation_hears_every_loader(silent: Iterable[Any]) -> None:
+def test_a_validation_needs_batches_of_every_loader(silent: Iterable[Any]) -> None:
     """Without batches, or without samples in them, a loader would drop out of val/loss unseen."""
     with pytest.raises(TrainingError, match="the validation loader 'b' gave no batch"):
         make_trainer([BATCH]).validate({"a": [BATCH], "b": silent})

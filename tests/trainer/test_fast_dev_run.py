@@ -1,4 +1,4 @@
-"""A trial (`fast_dev_run`) takes so many batches of each loader, however they take turns."""
+"""A trial (`fast_dev_run`) takes the given number of batches of each loader, however they are mixed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -70,12 +70,12 @@ def test_a_loader_that_is_shorter_than_the_trial_is_read_to_its_end(kind: Any) -
     ids=["longest", "shortest", "weighted"],
 )
 @pytest.mark.parametrize("kind", [list, Unknown])
-def test_loaders_that_take_turns_are_tried_as_often(kind: Any, options: dict[str, Any]) -> None:
+def test_mixed_loaders_are_tried_equally(kind: Any, options: dict[str, Any]) -> None:
     """LoaderOrder that are drawn might leave one out: in a trial they come round."""
     seen, trainer = tried(kind, **options)
     assert seen == ["books", "web", "code"] * 2 + VALIDATED and trainer.step == trainer.total_steps == 6
 
 
-def test_fewer_steps_may_be_asked_for() -> None:
+def test_fewer_steps_may_be_requested() -> None:
     """More make no trial longer."""
     assert tried(max_steps=3)[1].step == 3 and tried(max_steps=100)[1].step == 6
