@@ -176,6 +176,7 @@ def observe_run(trainer: Trainer, keep: Iterable[str], steps: int) -> ObservedRu
     trainer.add_hook(probe)
     probe.attach(trainer)
     trainer.options.console = False
+    trainer.hooks.audits_every_call = True  # not only on the sampled micro-batches
     stop_watching = trainer.hooks.failures.subscribe(incidents.append)
     try:
         trainer.fit(max_steps=steps)

@@ -168,13 +168,13 @@ def test_every_part_has_a_row() -> None:
 def test_a_wrong_import_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check itself notices relative, late and front-door imports, and exempts TYPE_CHECKING."""
     monkeypatch.setattr(sys.modules[__name__], "SOURCE", tmp_path)
-    (tmp_path / "events").mkdir()
-    module = tmp_path / "events" / "bad.py"
+    (tmp_path / "core").mkdir()
+    module = tmp_path / "core" / "bad.py"
     module.write_text(
         "from typing import TYPE_CHECKING\n"
         "if TYPE_CHECKING:\n    from hookline.trainer import loop\n"
-        "from ..registry import handle\n"
-        "def late():\n    from hookline import stats\n    import hookline.hooks.console\n"
+        "from ..record import lock\n"
+        "def late():\n    from hookline import stats\n    import hookline.hooks.console_log\n"
         "from hookline.errors import HooklineError\n"
         "from hookline import __version__\n"
         "from hookline import SimpleTrainer\n"
