@@ -38,7 +38,7 @@ def test_select() -> None:
 @pytest.mark.parametrize("point", [-1, 101, "50", True, float("nan")])
 def test_only_percentages(point: object) -> None:
     """Anything but a number from 0 to 100 is rejected."""
-    with pytest.raises(ConfigError, match="percentiles: expected a finite number at least 0 and at most 100"):
+    with pytest.raises(ConfigError, match="percentiles: expected a finite number, at least 0 and at most 100"):
         MetricSpec.parse([], [point])  # type: ignore[list-item]
 
 

@@ -415,7 +415,7 @@ def test_in_training_everything_is_read_in_one_launch(monkeypatch: pytest.Monkey
     ("options", "said"),
     [
         ({"metrics": ["maen"]}, "unknown metric 'maen'; did you mean 'mean'"),
-        ({"percentiles": [120]}, "expected a finite number at least 0 and at most 100, got 120"),
+        ({"percentiles": [120]}, "expected a finite number, at least 0 and at most 100, got 120"),
         ({"percentiles": ["50"]}, "at most 100, got '50'"),
         ({"metrics": ["time"], "gradients": True}, "no statistic to compute; add one"),
         ({"metrics": ["dead_units"], "dead_window": 0}, "dead_window: expected an integer of at least 1, got 0"),

@@ -8,8 +8,9 @@ import pytest
 
 from hookline import ForwardHook, HookRegistry, TrainingHook
 from hookline.config.factory import ImportPolicy, import_dotted
-from hookline.config.hooks import FunctionHook, find_hook, hook_parameters, make_hook, read_hook_specs, register_specs
+from hookline.config.hooks import FunctionHook, find_hook, make_hook, read_hook_specs, register_specs
 from hookline.core import plugins
+from hookline.core.entry import hook_parameters
 from hookline.errors import ConfigError, HooklineError, RegistrationError
 from hookline.gradients.transforms import ClipNorm
 

@@ -20,7 +20,7 @@ MACHINE = ("environment", "started", "closed", "pid", "host", "message", "time",
 FLOAT = re.compile(r"-?\b\d+\.\d+(?:e[+-]?\d+)?\b|-?\b\d+e[+-]?\d+\b")
 RUN_ID = re.compile(r"\b\d{8}-\d{6}-[a-z0-9]{8}\b")
 SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
-BUILT_IN_NAMES = re.compile(r"(: built-in.*); names .*")  # which arguments a built-in hook names is an implementation detail
+BUILT_IN_NAMES = re.compile(r"(: built-in.*); names .*")  # the arguments that a built-in hook names may change
 PACKED = re.compile(r'"[A-Za-z0-9+/]{16,}={0,2}"')
 
 

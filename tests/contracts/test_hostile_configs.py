@@ -251,7 +251,7 @@ CASES: dict[str, Hostile] = {
 @pytest.fixture(scope="module", autouse=True)
 def everything_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever a good config and a wrong one import is there, so that what a hostile one imports shows."""
-    for module in (*(f"cli.{command}" for command in (*COMMANDS, "resume")), "verification"):
+    for module in (*(f"cli.{command}" for command in (*COMMANDS, "resume")), "verify"):
         import_module(f"hookline.{module}")
     folder = tmp_path_factory.mktemp("good")
     good = yaml(hooks="{lifecycle: [json_log, checkpoint]}")

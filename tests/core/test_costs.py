@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from hookline.hooks.console import print_costs
 
 from hookline import HookRegistry, Schedule, SimpleTrainer, TrainingHook, UpdateHook
 from hookline.core import costs
 from hookline.core.costs import Cost, CostMonitor, cost_table, inner_seconds
 from hookline.core.entry import Entry, find_listeners
 from hookline.core.schedule import Reading
+from hookline.hooks.console_log import print_costs
 
 
 class Watch(TrainingHook):

@@ -37,9 +37,9 @@ def test_each_check_accepts_what_it_should(check: Callable[..., Any], valid: lis
 def test_bounds_are_in_the_message() -> None:
     """A number out of bounds is rejected with the bounds."""
     assert _checks.number(1, "share", at_least=0, at_most=1) == 1.0
-    with pytest.raises(ConfigError, match="share: expected a finite number at least 0 and at most 1, got 2"):
+    with pytest.raises(ConfigError, match="share: expected a finite number, at least 0 and at most 1, got 2"):
         _checks.number(2, "share", at_least=0, at_most=1)
-    with pytest.raises(ConfigError, match="share: expected a finite number above 0 and below 1, got 1"):
+    with pytest.raises(ConfigError, match="share: expected a finite number, above 0 and below 1, got 1"):
         _checks.number(1, "share", above=0, below=1)
 
 

@@ -359,7 +359,7 @@ def test_the_count_continues_after_a_resume(tmp_path: Path) -> None:
         ({"monitor": None}, "monitor: expected a non-empty string, got None"),
         ({"strict": "no"}, "strict: expected true or false, got 'no'"),
         ({"restore_best_weights": 1}, "restore_best_weights: expected true or false"),
-        ({"min_delta": -0.1}, "min_delta: expected a finite number at least 0"),
+        ({"min_delta": -0.1}, "min_delta: expected a finite number, at least 0"),
         ({"min_delta": NAN}, "min_delta"),
         ({"min_delta_mode": "relative"}, "did you mean 'rel'"),
         ({"on_non_finite": "stopp"}, "did you mean 'stop'"),

@@ -276,7 +276,7 @@ def test_its_failure_ends_the_run() -> None:
 
 def test_invalid_options_are_rejected() -> None:
     """The decay must be between 0 and 1."""
-    with pytest.raises(ConfigError, match=r"decay: expected a finite number at least 0 and at most 1, got 1\.5"):
+    with pytest.raises(ConfigError, match=r"decay: expected a finite number, at least 0 and at most 1, got 1\.5"):
         EMAHook(1.5)
     with pytest.raises(HooklineError, match="has no parameter 'decays'; did you mean 'decay'"):
         make_trainer().add_hook("ema", decays=0.5)

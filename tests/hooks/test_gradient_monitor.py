@@ -133,12 +133,12 @@ def test_untouched_gradients_are_read_once(monkeypatch: pytest.MonkeyPatch) -> N
 
     reads: list[int] = []
 
-    class Counting(gradient_snapshot.Pieces):
+    class Counting(gradient_snapshot.LocalTensors):
         def norms(self) -> torch.Tensor:
             reads.append(len(self.dense))
             return super().norms()
 
-    monkeypatch.setattr(gradient_snapshot, "Pieces", Counting)
+    monkeypatch.setattr(gradient_snapshot, "LocalTensors", Counting)
     trainer = make_trainer()
     trainer.add_hook(GradientMonitor(log_frequency=1))
     trainer.train()
@@ -303,7 +303,7 @@ def test_a_filter_that_matches_nothing_ends_the_run_before_its_first_step() -> N
     [
         ({"log_frequency": 0}, "log_frequency: 0 is never due"),
         ({"log_frequency": "often"}, "log_frequency: 'often' is no schedule"),
-        ({"percentiles": [10, 101]}, "percentiles: expected a finite number at least 0 and at most 100, got 101"),
+        ({"percentiles": [10, 101]}, "percentiles: expected a finite number, at least 0 and at most 100, got 101"),
         ({"percentiles": 50}, "percentiles: expected a list of numbers, such as .*, got 50"),
         ({"percentiles": "50"}, "percentiles: expected a list of numbers, such as .*, got '50'"),
         ({"percentiles": [True]}, "percentiles: expected a finite number .*, got True"),
@@ -311,7 +311,7 @@ def test_a_filter_that_matches_nothing_ends_the_run_before_its_first_step() -> N
         ({"param_filter": ["a", 3]}, r"param_filter: expected a part .*, got \['a', 3\]"),
         ({"vanishing": "x"}, "vanishing: expected a finite number, got 'x'"),
         ({"exploding": None}, "exploding: expected a finite number, got None"),
-        ({"median_ratio": 2}, "median_ratio: expected a finite number above 0 and below 1, got 2"),
+        ({"median_ratio": 2}, "median_ratio: expected a finite number, above 0 and below 1, got 2"),
         ({"log_update_ratio": "no"}, "log_update_ratio: expected true or false, got 'no'"),
         ({"log_histogram": True, "bins_per_octave": 3}, "bins_per_octave: expected 1, 2, 4 or 8, got 3"),
         ({"vanishing": 1.0, "exploding": 0.5}, "vanishing=1.0 must be"),

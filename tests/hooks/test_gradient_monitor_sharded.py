@@ -38,7 +38,7 @@ def assert_same_record(whole: Any, cut: Any) -> None:
     """Every layer's row and bins, and what is true of all layers."""
     assert len(whole.record.layer_rows) == len(cut.record.layer_rows) == 6  # statistics and bins of three steps
     for wanted, found in zip(whole.record.layer_rows, cut.record.layer_rows, strict=True):
-        assert (wanted.step, wanted.table) == (found.step, found.table)
+        assert (wanted.step, wanted.header) == (found.step, found.header)
         torch.testing.assert_close(found.values, wanted.values, rtol=1e-4, atol=1e-6, equal_nan=True)
     for wanted, found in zip(whole.record.metrics, cut.record.metrics, strict=True):
         theirs = {name: value for name, value in wanted.items() if name.startswith("gradients/")}

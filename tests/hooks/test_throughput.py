@@ -223,7 +223,7 @@ def test_invalid_options_are_rejected() -> None:
     """With the parameter's name."""
     with pytest.raises(ConfigError, match="log_every_n_steps"):
         ThroughputMonitor(0)
-    with pytest.raises(ConfigError, match="peak_flops: expected a finite number at least 1"):
+    with pytest.raises(ConfigError, match="peak_flops: expected a finite number, at least 1"):
         ThroughputMonitor(peak_flops=0)
 
 

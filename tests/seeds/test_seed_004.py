@@ -240,9 +240,9 @@ def test_the_gradient_monitor_sees_what_the_hook_stashes(monkeypatch):
     layers = {one.step: one for one in trainer.record.layer_rows}
     assert sorted(layers) == sorted(logged) == [1, 2, 3, 4, 5, 6]
     for step, found in layers.items():
-        norms = dict(zip(found.table.names, found.values[:, found.table.columns.index("norm")].tolist(), strict=True))
+        norms = dict(zip(found.header.names, found.values[:, found.header.columns.index("norm")].tolist(), strict=True))
         assert {f"grad_norm/{name}": pytest.approx(norm, rel=1e-5) for name, norm in norms.items()} == logged[step]
-        final = found.values[:, found.table.columns.index("final_norm")]
+        final = found.values[:, found.header.columns.index("final_norm")]
         assert final.norm().item() == pytest.approx(1e-4, rel=0.02)
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import Trainer, TrainingHook, UpdateHook, _fs, get_trainer
 from hookline.checkpoints import list_checkpoints
+from hookline.checkpoints.format import encode_section
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.errors import CheckpointError
 from hookline.record import read_json, read_jsonl
@@ -202,7 +203,11 @@ def test_the_files_are_those_of_a_run_that_waits(monkeypatch: pytest.MonkeyPatch
 def test_without_copies_they_would_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: live tensors in the writer's hands are overwritten by the next step, and the comparison sees it."""
     waiting = contents(run_with_everything(monkeypatch, async_save=False).checkpoint_dir)  # type: ignore[arg-type]
-    monkeypatch.setattr(HostMemory, "_copied", lambda self, section, parts, before: parts)
+
+    def no_copies(self: HostMemory, sections: Any) -> dict[str, Any]:
+        return {name: encode_section(name, tree) for name, tree in sections.items()}
+
+    monkeypatch.setattr(HostMemory, "snapshot", no_copies)
     aliased = contents(run_with_everything(monkeypatch).checkpoint_dir)  # type: ignore[arg-type]
     different = {
         file
@@ -249,7 +254,7 @@ def test_it_is_reported_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer.train()
     assert story.told[-2:] == ["saved 8", "end"]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hookline-save")]
-    assert not trainer.checkpointer._async._memory._rooms  # nothing of the state is held on to
+    assert not trainer.checkpointer._async._memory._buffers  # nothing of the state is held on to
 
 
 def test_the_next_save_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -431,11 +431,11 @@ def test_hooks_that_were_closed_with_a_run_do_not_fire_until_the_next() -> None:
     options = {"loss_fn": torch.nn.functional.cross_entropy, "console": False, "record": False, "max_epochs": 1}
     trainer = get_trainer("simple", model, BATCHES, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
     trainer.hooks.register_capture_hook("*", "kept")
-    capture, seen = trainer.hooks.get("kept"), []
+    seen: list[int] = []
     trainer.on("train_end", name="look")(lambda trainer: seen.append(len(trainer.hooks.get_captured_states("kept"))))
     trainer.train()
     model(BATCHES[0][0])
-    assert len(capture._shelf) == 0
+    assert len(trainer.hooks.captures) == 0
     trainer.options.max_epochs = 2
     trainer.train()
     assert seen == [9, 9]

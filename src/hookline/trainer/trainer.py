@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,6 @@ class Trainer:
         self.validation_metrics = ValidationMetrics(parts.metrics, self.called_model)
         self.compute = self._make_step()  # batch -> what step_fn, loss_fn or the model returns
         self.checkpointer = Checkpointer(self)
-        self._record: Record | None = None
         self._loop: Loop | None = None
 
     # ---- running ---------------------------------------------------------------------------------------------------
@@ -146,8 +146,9 @@ class Trainer:
         if self.running:
             raise TrainingError("training_step() cannot be called inside an event or while the trainer runs")
         if self.run_status.run_ended:  # that run's record is closed; this step belongs to no run
-            before, self._record, self._loop = self.record, Record.in_memory(), None
-            self._record.share_sinks(before)
+            before = self.record
+            self.record, self._loop = Record.in_memory(), None
+            self.record.share_sinks(before)
         with self.run_status.manual_step():
             return self.loop.manual_step(batch)
 
@@ -202,12 +203,14 @@ class Trainer:
             self._loop = Loop(self)
         return self._loop
 
-    @property
+    @cached_property
     def record(self) -> Record:
-        """The record of the current or last run; before the first one a record in memory."""
-        if self._record is None:
-            self._record = Record.in_memory()
-        return self._record
+        """The record of the current or last run; before the first run a record in memory, made when it is needed."""
+        return Record.in_memory()
+
+    @property
+    def _existing_record(self) -> Record | None:
+        return vars(self).get("record")
 
     def begin_run(self, run_dir: Path | None, hooks: list[dict[str, Any]], lineage: Mapping[str, Any] | None) -> None:
         """Make record and loop of a run, and reset the state of the last one.
@@ -217,16 +220,16 @@ class Trainer:
             hooks: The hooks as the record describes them.
             lineage: The run and checkpoint that a new run starts from.
         """
-        options, config, before = self.options, self.describe(), self._record
+        options, config, before = self.options, self.describe(), self._existing_record
         if not options.record:
-            self._record = Record.in_memory(config=config, seed=options.seed)
+            self.record = Record.in_memory(config=config, seed=options.seed)
         elif run_dir is not None:
-            self._record = Record.on_disk(run_dir.parent, config=config, seed=options.seed, run_id=run_dir.name)
+            self.record = Record.on_disk(run_dir.parent, config=config, seed=options.seed, run_id=run_dir.name)
         else:
-            self._record = Record.on_disk(options.output_dir, config=config, seed=options.seed)
+            self.record = Record.on_disk(options.output_dir, config=config, seed=options.seed)
         if before is not None:
-            self._record.share_sinks(before)  # those that were added before the run
-        self._record.start(hooks=hooks, lineage=lineage)
+            self.record.share_sinks(before)  # those that were added before the run
+        self.record.start(hooks=hooks, lineage=lineage)
         # The last run may have stopped inside an epoch; this one continues there.
         self.progress.begin_run(self.progress.position if self._loop is None else self._loop.position())
         self.run_status.begin()
@@ -446,12 +449,12 @@ class Trainer:
     @property
     def run_dir(self) -> Path | None:
         """The run's directory; None if the record is in memory."""
-        return None if self._record is None else self._record.path
+        return None if self._existing_record is None else self.record.path
 
     @property
     def checkpoint_dir(self) -> Path | None:
         """The directory that holds the run's checkpoints; None if the record is in memory."""
-        return None if self._record is None else self._record.checkpoint_dir
+        return None if self._existing_record is None else self.record.checkpoint_dir
 
     @property
     def total_steps(self) -> int | None:
