@@ -1,4 +1,4 @@
-"""Log each parameter's gradient norm, before clipping, into a tracker."""
+"""Log each parameter's gradient norm, before clipping, to a tracker."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from hookline import TrainingHook, get_trainer
 
 
 class FakeTracker:
-    """Stands for a tracker such as Weights & Biases: it takes a dict and a step."""
+    """A stand-in for a tracker such as Weights & Biases: it takes a dict and a step."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Print what a tracker would plot."""
@@ -16,9 +16,10 @@ class FakeTracker:
 
 
 class GradHistogramHook(TrainingHook):
-    """At `on_gradients_ready` the gradients are complete, unscaled and not clipped yet; at `on_step_end` they are gone.
+    """Log the norm of every gradient.
 
-    The norms stay on the device until the tracker wants numbers, and come over together.
+    At `on_gradients_ready` the gradients are complete, unscaled and not clipped yet; at `on_step_end` they are gone.
+    The norms are copied to the host together, because each copy waits for the device.
     """
 
     def __init__(self, tracker: FakeTracker) -> None:

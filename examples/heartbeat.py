@@ -1,4 +1,4 @@
-"""Tell a watchdog that the run is alive: a file whose time of change moves."""
+"""Show a watchdog that the run is alive, by a file that is written every second."""
 
 import time
 from pathlib import Path
@@ -9,7 +9,7 @@ from hookline import StepContext, TrainingHook, get_trainer
 
 
 class Heartbeat(TrainingHook):
-    """Reads only `ctx.step`, so the loss is never fetched from the device for its sake."""
+    """Write the step and the time to a file. Only `ctx.step` is read, so the loss is never fetched from the device."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -19,11 +19,11 @@ class Heartbeat(TrainingHook):
 
     def on_train_end(self, reason: str) -> None:
         Path(self.path).unlink(missing_ok=True)
-        print(f"the heart stopped: {reason}")
+        print(f"heartbeat ended: {reason}")
 
 
 def main() -> None:
-    """Train with a beat every second, whatever the speed of the steps, and one at the first."""
+    """Train with a heartbeat at the first step and every second, however fast the steps are."""
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(200)]

@@ -1,4 +1,4 @@
-"""Hooks in a loop that is not Hookline's: fire the events by hand."""
+"""Use hooks in your own training loop, by firing the events by hand."""
 
 import torch
 
@@ -6,7 +6,7 @@ from hookline import HookRunner, StepContext, StopTraining, TrainingHook
 
 
 class Progress(TrainingHook):
-    """Says now and then how it goes."""
+    """Print the progress; it is registered with a schedule."""
 
     def on_step_end(self, ctx: StepContext) -> None:
         print(f"step {ctx.step}: loss {ctx.loss:.3f}, norm {ctx.grad_norm:.3f}")
@@ -16,7 +16,7 @@ class Progress(TrainingHook):
 
 
 class Enough(TrainingHook):
-    """Ends the loop: fired by hand, StopTraining comes out of the call."""
+    """End the loop: in your own loop, StopTraining is raised by the call that fires the event."""
 
     def on_step_end(self, step: int) -> None:
         if step == 30:
@@ -24,7 +24,7 @@ class Enough(TrainingHook):
 
 
 def main() -> None:
-    """A bare loop with three call sites."""
+    """Run a plain loop that fires three events."""
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     hooks = HookRunner([Enough()])

@@ -1,4 +1,4 @@
-"""Upload every checkpoint once it is durable. Here the bucket is a directory; put your client's call in its place."""
+"""Upload every checkpoint once it is durable. The bucket here is a directory; replace it by your client's calls."""
 
 import shutil
 import tempfile
@@ -10,7 +10,7 @@ from hookline import TrainingHook, get_trainer
 
 
 class UploadAfterSave(TrainingHook):
-    """`on_checkpoint_save` comes only when the checkpoint is whole on disk, so what is uploaded can be loaded."""
+    """Copy each checkpoint. `on_checkpoint_save` fires when it is complete on disk, so the copy can be loaded."""
 
     def __init__(self, bucket: str) -> None:
         self.bucket = bucket
