@@ -211,7 +211,7 @@ def test_wrong_hooks_are_refused_with_their_path(entry: Any, message: str) -> No
     ("parameters", "message"),
     [
         ({"patiense": 2}, r"^hooks\.early_stopping_config: .*did you mean 'patience'"),
-        ({"patience": -1}, r"^hooks\.early_stopping_config: .*patience: expected a whole number"),
+        ({"patience": -1}, r"^hooks\.early_stopping_config: .*patience: expected an integer"),
     ],
 )
 def test_the_parameters_of_a_hook_that_is_off_are_checked(parameters: dict[str, Any], message: str) -> None:

@@ -306,7 +306,7 @@ def test_a_filter_that_matches_nothing_ends_the_run_before_its_first_step() -> N
         ({"percentiles": [10, 101]}, "percentiles: expected a finite number, at least 0 and at most 100, got 101"),
         ({"percentiles": 50}, "percentiles: expected a list of numbers, such as .*, got 50"),
         ({"percentiles": "50"}, "percentiles: expected a list of numbers, such as .*, got '50'"),
-        ({"percentiles": [True]}, "percentiles: expected a finite number .*, got True"),
+        ({"percentiles": [True]}, "percentiles: expected a finite number, .*, got True"),
         ({"param_filter": 3}, "param_filter: expected a part of parameters' names or a list of these, got 3"),
         ({"param_filter": ["a", 3]}, r"param_filter: expected a part .*, got \['a', 3\]"),
         ({"vanishing": "x"}, "vanishing: expected a finite number, got 'x'"),
