@@ -53,7 +53,7 @@ class Layout:
 
 def which_fit(grads: GradientList) -> tuple[GradientList, list[Tensor]]:
     """Split the gradients into those that the kernels can handle, because they are contiguous, and the others."""
-    if all_fit(grads.kinds):
+    if all_fit(grads.meta) and all(map(Tensor.is_contiguous, grads.tensors)):
         return grads, []  # nearly always, and faster than checking each
     fitting = [tensor for tensor in grads.tensors if tensor.is_contiguous() and _fits(tensor.shape, tensor.dtype)]
     taken = set(map(id, fitting))
@@ -61,9 +61,9 @@ def which_fit(grads: GradientList) -> tuple[GradientList, list[Tensor]]:
 
 
 @lru_cache(maxsize=16)
-def all_fit(kinds: TensorMeta) -> bool:
-    """Return whether the kernels can handle all tensors of these kinds."""
-    return kinds.contiguous and all(map(_fits, kinds.shapes, kinds.dtypes))
+def all_fit(meta: TensorMeta) -> bool:
+    """Return whether the kernels can handle tensors of these shapes and dtypes, if they are contiguous."""
+    return all(map(_fits, meta.shapes, meta.dtypes))
 
 
 def _fits(shape: torch.Size, dtype: torch.dtype) -> bool:
@@ -84,7 +84,7 @@ def centralize(grads: GradientList) -> Tensor:
 def launch(grads: GradientList, device: torch.device) -> Tensor:
     """Queue the kernels without waiting for the device."""
     tensors, stream = grads.tensors, stream_handle(device)
-    layout = layout_of(device, stream, grads.kinds, grads.is_aligned)
+    layout = layout_of(device, stream, grads.meta, grads.is_aligned)
     pointers = grads.pointers(device)
     squares = torch.empty(layout.programs, dtype=torch.float32, device=device)
     norms = torch.empty(len(tensors), dtype=torch.float32, device=device)
@@ -96,12 +96,12 @@ def launch(grads: GradientList, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def layout_of(device: torch.device, stream: int, kinds: TensorMeta, aligned: bool) -> Layout:
-    """Make the layout for tensors of these kinds; `aligned` ones begin at multiples of 16 bytes.
+def layout_of(device: torch.device, stream: int, meta: TensorMeta, aligned: bool) -> Layout:
+    """Make the layout for tensors of these shapes and dtypes; `aligned` ones begin at multiples of 16 bytes.
 
     The stream is part of the key, because the tables are filled in its order: another stream might read them too early.
     """
-    shapes, dtypes = [_rows_and_length(shape) for shape in kinds.shapes], kinds.dtypes
+    shapes, dtypes = [_rows_and_length(shape) for shape in meta.shapes], meta.dtypes
     order = sorted(range(len(shapes)), key=lambda index: (str(dtypes[index]), shapes[index][1]))
     taken = [max(TOGETHER // triton.next_power_of_2(length or 1), 1) for _, length in shapes]
     counts = [-(-rows // taken[index]) for index, (rows, _) in enumerate(shapes)]

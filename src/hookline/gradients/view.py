@@ -33,19 +33,19 @@ class GradientList:
         self._pointers: Tensor | None = None
 
     @cached_property
-    def kinds(self) -> TensorMeta:
-        """Dtypes, shapes and layouts."""
+    def meta(self) -> TensorMeta:
+        """Dtypes, shapes and devices."""
         return tensor_meta(self.tensors)
 
     @property
     def is_plain(self) -> bool:
         """Whether none of them is sharded, sparse or complex."""
-        return self.kinds.plain
+        return self.meta.plain
 
     @property
     def is_one_kind(self) -> bool:
         """Whether all have one dtype and are on one device."""
-        return self.kinds.alike
+        return self.meta.alike
 
     @cached_property
     def local(self) -> list[Tensor]:

@@ -80,7 +80,7 @@ class Plan(NamedTuple):
     in_place: list[int]  # small tensors that are too few or too large for a chunk
     sizes: Array  # of the tensors read in place
     large: list[int]  # and empty ones
-    norm_dtype: torch.dtype  # enough for the norms of all tensors in chunks and in place
+    norm_dtype: torch.dtype  # enough for the norms of all tensors in chunks and in place, if they are contiguous
     convert_for_norm: bool  # whether torch has no norms for the dtype of one of these
 
 
@@ -99,15 +99,13 @@ def plan_for(meta: TensorMeta) -> Plan:
     chunks = [chunk for some in by_dtype.values() if len(some) >= FEW for chunk in _chunks(some, sizes)]
     in_place = sorted(set(small).difference(*(chunk.indices for chunk in chunks)))
     dtypes = {meta.dtypes[index] for index in small}
-    # torch adds up memory with gaps element by element, which costs digits in float32.
-    exact = torch.float64 in map(wide_dtype, dtypes) or not meta.contiguous
     return Plan(
         stacked,
         chunks,
         in_place,
         np.array([sizes[index] for index in in_place], np.float64),
         sorted(set(rest).difference(small)),
-        torch.float64 if exact else torch.float32,
+        torch.float64 if torch.float64 in map(wide_dtype, dtypes) else torch.float32,
         not dtypes <= _NORM_DTYPES,
     )
 
@@ -183,18 +181,19 @@ def _rows_in_float64(tensors: list[Tensor]) -> Array:
 
 def _sums_of_chunk(tensors: list[Tensor], chunk: Chunk) -> Array:
     """Return sum, sum of squares, minimum, maximum and number of nonzero elements, one column per tensor."""
-    starts, mask = chunk.starts, _scratch.mask[: chunk.total]
+    starts = chunk.starts
     values = _scratch.buffers(wide_dtype(tensors[0].dtype))[0, : chunk.total]
     # Converting all at once would be faster alone, but would wait for torch's threads where the cores are busy.
     torch.cat([tensor.flatten() for tensor in tensors], out=torch.from_numpy(values))
-    np.not_equal(values, 0, out=mask)
+    nonzero = np.not_equal(values, 0, out=_scratch.mask[: chunk.total])
     parts = [values[own] for own in chunk.slices]
     found = np.empty((5, len(tensors)))
     found[0] = np.add.reduceat(values, starts)
     found[1] = [part.dot(part) for part in parts]
     found[2] = np.minimum.reduceat(values, starts)
     found[3] = np.maximum.reduceat(values, starts)
-    found[4] = np.add.reduceat(mask.view(np.uint8), starts, dtype=np.uint32)
+    # Most tensors have no zeros, and asking that of all takes a quarter of the time of counting.
+    found[4] = chunk.sizes if nonzero.all() else np.add.reduceat(nonzero.view(np.uint8), starts, dtype=np.uint32)
     return found
 
 
@@ -356,7 +355,9 @@ def norms(tensors: Sequence[Tensor], meta: TensorMeta) -> Tensor:
         # torch reads each tensor in place: in training that takes half the time of copies and NumPy's products.
         some = [tensors[index] for index in small]
         some = [tensor.to(wide_dtype(tensor.dtype)) for tensor in some] if plan.convert_for_norm else some
-        found[small] = [norm.item() for norm in torch._foreach_norm(some, 2, plan.norm_dtype)]
+        # torch adds up memory with gaps element by element, which costs digits in float32.
+        dtype = plan.norm_dtype if all(map(Tensor.is_contiguous, some)) else torch.float64
+        found[small] = [norm.item() for norm in torch._foreach_norm(some, 2, dtype)]
     with np.errstate(over="ignore", invalid="ignore"):
         for group in plan.stacked:
             squares = [_squares_of_rows(rows) for _, rows in _stacks([tensors[index] for index in group])]
