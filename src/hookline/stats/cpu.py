@@ -167,16 +167,13 @@ def _rows_from_sums(sums: Array, sizes: Array, tensors: list[Tensor]) -> Array:
     nearness = FAR * deviations - mean_part
     if not (nearness.min() >= 0 and squares.min() > FAINT and squares.max() < inf):
         sound = (nearness >= 0) & (squares < inf) & ((squares > FAINT) | (low == high))
-        if again := np.flatnonzero(~sound).tolist():
-            rows[again] = _rows_in_float64([tensors[index] for index in again])
+        again = np.flatnonzero(~sound).tolist()
+        # Some tensors at a time, so that they stay in the cache.
+        many = max(SCRATCH // max((tensors[index].numel() for index in again), default=1), 1)
+        for start in range(0, len(again), many):
+            some = again[start : start + many]
+            rows[some] = torch_ops.summarize([tensors[index] for index in some], torch.float64).numpy()
     return rows
-
-
-def _rows_in_float64(tensors: list[Tensor]) -> Array:
-    """Return the rows of tensors that are far from zero, faint or not finite, some tensors at a time."""
-    many = max(SCRATCH // max(tensor.numel() for tensor in tensors), 1)
-    groups = [tensors[start : start + many] for start in range(0, len(tensors), many)]
-    return torch.cat([torch_ops.summarize(group, torch.float64) for group in groups]).numpy()
 
 
 def _sums_of_chunk(tensors: list[Tensor], chunk: Chunk) -> Array:
@@ -257,18 +254,18 @@ def _row_of_large(tensor: Tensor) -> list[float]:
     flat, threads = tensor.detach().flatten(), torch.get_num_threads()
     if not len(flat):
         return [0, nan, nan, nan, nan, nan, 0, 0, 0, 0]
-    if threads > FEW_THREADS:
-        return _merge_parts([_read_with_torch(*block) for block in _tensors(flat, BLOCK * min(threads, MOST_THREADS))])
-    return _merge_parts([_part(block, *map(float, _sums_of_array(block))) for block in _arrays(flat)])
-
-
-def _tensors(flat: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the blocks of a tensor in the precision to compute in, each with scratch memory of its length."""
-    wide = wide_dtype(flat.dtype)
+    if threads <= FEW_THREADS:
+        return _merge_parts([_part(block, *map(float, _sums_of_array(block))) for block in _arrays(flat)])
+    # torch reads each block in all its threads, with operations that run at the speed of the memory.
+    parts, size, wide = [], BLOCK * min(threads, MOST_THREADS), wide_dtype(flat.dtype)
     signs, values = map(torch.from_numpy, _scratch.buffers(wide, size))
     for part in torch.split(flat, size):
-        many = len(part)
-        yield (part if part.dtype is wide else values[:many].copy_(part)), signs[:many]
+        block = part if part.dtype is wide else values[: len(part)].copy_(part)
+        squares, sign = torch.dot(block, block).item(), torch.sign(block, out=signs[: len(part)])
+        nonzero = round(torch.dot(sign, sign).item()) if isfinite(squares) else 0
+        extremes = block.amin().item(), block.amax().item()
+        parts.append(_part(block.numpy(force=True), block.sum().item(), squares, *extremes, nonzero))
+    return _merge_parts(parts)
 
 
 def _arrays(flat: Tensor) -> Iterator[Array]:
@@ -283,14 +280,6 @@ def _arrays(flat: Tensor) -> Iterator[Array]:
     for part in torch.split(flat, READ_AT_ONCE):
         values[: len(part)].copy_(part)
         yield array[: len(part)]
-
-
-def _read_with_torch(block: Tensor, scratch: Tensor) -> _Part:
-    """Read a block with operations of torch that run at the speed of the memory, in all its threads."""
-    signs, squares = torch.sign(block, out=scratch), torch.dot(block, block).item()
-    nonzero = round(torch.dot(signs, signs).item()) if isfinite(squares) else 0
-    extremes = block.amin().item(), block.amax().item()
-    return _part(block.numpy(force=True), block.sum().item(), squares, *extremes, nonzero)
 
 
 def _sums_of_array(array: Array) -> tuple[Any, ...]:
@@ -311,23 +300,18 @@ def _part(block: Array, total: float, squares: float, low: float, high: float, n
     """Add the squared deviations to what was read of a block, and read it again where that was not enough."""
     size = len(block)
     if not FAINT < squares < inf:
-        return _part_in_float64(torch.from_numpy(block))
+        # The block is all zeros, its squares over- or underflow, or it is not finite.
+        if low == high == 0:
+            return _Part(size, 0.0, 0.0, 0.0, 0.0, 0.0, size)
+        row = torch_ops.statistics_of_rows(torch.from_numpy(block).double().unsqueeze(0))[0].tolist()
+        count, mean, std, low, high, _, l2, zeros, nans, infs = row
+        return _Part(size, mean * count, l2 * l2, std * std * (count - 1), low, high, zeros, nans, infs)
     deviations = squares - total * total / size
     if total * total > FAR * size * deviations:
         apart = torch.from_numpy(block) - total / size
         rest = apart.sum().item()  # what rounding the mean to the block's dtype left
         deviations = torch.dot(apart, apart).item() - rest * rest / size
     return _Part(size, total, squares, deviations, low, high, size - nonzero)
-
-
-def _part_in_float64(block: Tensor) -> _Part:
-    """Read a block that is all zeros, whose squares over- or underflow, or that is not finite."""
-    size = len(block)
-    if block.amin().item() == block.amax().item() == 0:
-        return _Part(size, 0.0, 0.0, 0.0, 0.0, 0.0, size)
-    row = torch_ops.statistics_of_rows(block.double().unsqueeze(0))[0].tolist()
-    count, mean, std, low, high, _, l2, zeros, nans, infs = row
-    return _Part(size, mean * count, l2 * l2, std * std * (count - 1), low, high, zeros, nans, infs)
 
 
 def _merge_parts(parts: list[_Part]) -> list[float]:
