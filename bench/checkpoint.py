@@ -1,4 +1,4 @@
-"""Seconds to write a checkpoint of 124 million parameters with Adam's state, against safetensors' own writer.
+"""Measure the seconds to write a checkpoint of 124 million parameters with Adam's state, against safetensors' writer.
 
 Both write the same tensors and wait for the disk; ours also hashes every byte, and writes a manifest and a directory.
 Then, for a model of 30 million: how long training stands still for a checkpoint, with `async_save` and without.
@@ -32,7 +32,7 @@ NOTES = [
 
 
 def make_state() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """A model's tensors, and two more of each as Adam keeps them."""
+    """Make a model's tensors, and two more of each as Adam keeps them."""
     size = PARAMETERS // LAYERS
     model = {f"blocks.{index}.weight": torch.randn(size) for index in range(LAYERS)}
     moments = {f"{name}.{kind}": torch.randn(size) for name in model for kind in ("exp_avg", "exp_avg_sq")}
@@ -40,7 +40,7 @@ def make_state() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
 
 
 def write_plainly(directory: Path, model: dict[str, torch.Tensor], moments: dict[str, torch.Tensor]) -> None:
-    """What one would do by hand: two files, and fsync."""
+    """Do what one would do by hand: two files, and fsync."""
     for name, tensors in (("model", model), ("optimizer", moments)):
         path = directory / f"{name}.safetensors"
         save_file(tensors, path)
@@ -50,7 +50,7 @@ def write_plainly(directory: Path, model: dict[str, torch.Tensor], moments: dict
 
 
 def seconds_of(write: Callable[[Path], object], root: Path) -> float:
-    """One write into an empty directory."""
+    """Time one write into an empty directory."""
     directory = Path(tempfile.mkdtemp(dir=root))
     os.sync()
     started = perf_counter()
@@ -61,7 +61,7 @@ def seconds_of(write: Callable[[Path], object], root: Path) -> float:
 
 
 def measure(rounds: int, only: list[str]) -> Table:
-    """Both ways, in turn, `rounds` / 120 times; `only` means nothing here."""
+    """Time both ways in turn, `rounds` / 120 times; `only` has no effect here."""
     del only
     torch.set_num_threads(1)
     model, moments = make_state()
@@ -83,7 +83,7 @@ def measure(rounds: int, only: list[str]) -> Table:
 
 
 def make_trainer(root: Path, async_save: bool) -> Trainer:
-    """30 million parameters with Adam; steps as short as such a model's can be."""
+    """Make a trainer of 30 million parameters with Adam, with steps as short as such a model's can be."""
     model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     batches = [(torch.randn(1, WIDTH), torch.randn(1, WIDTH))] * 10_000
@@ -92,17 +92,18 @@ def make_trainer(root: Path, async_save: bool) -> Trainer:
 
 
 def watch_training(root: Path, async_save: bool) -> dict[str, list[float]]:
-    """Seconds that saves take out of training, and seconds of steps without a save and beside one."""
+    """Return the seconds that training waits for saves, and those of steps without a save and during one."""
     trainer, stopped = make_trainer(root, async_save), []
-    save = trainer.save_if_asked
+    checkpointer = trainer.checkpointer
+    save = checkpointer.save_requested
 
     def timed() -> None:
-        started, asked = perf_counter(), bool(trainer.save_asked)
+        started, requested = perf_counter(), bool(checkpointer.requests)
         save()
-        if asked:
+        if requested:
             stopped.append(perf_counter() - started)
 
-    trainer.save_if_asked = timed  # type: ignore[method-assign]
+    checkpointer.save_requested = timed  # type: ignore[method-assign]
     alone, beside = seconds_of_steps(trainer, trainer.stepper())
     if not async_save:
         return {"in training: it waits for a save": stopped, "in training: a step": alone}
@@ -111,7 +112,7 @@ def watch_training(root: Path, async_save: bool) -> dict[str, list[float]]:
 
 
 def seconds_of_steps(trainer: Trainer, steps: Iterator[torch.Tensor]) -> tuple[list[float], list[float]]:
-    """Save now and then; the seconds of the steps without a save, and of those while one was being written."""
+    """Save some times; return the seconds of the steps without a save, and of those while one was being written."""
     rows: tuple[list[float], list[float]] = ([], [])
     for _ in range(SAVES):
         for _ in range(STEPS_BETWEEN):
@@ -125,13 +126,14 @@ def seconds_of_steps(trainer: Trainer, steps: Iterator[torch.Tensor]) -> tuple[l
 
 
 def seconds_of_step(steps: Iterator[torch.Tensor]) -> float:
+    """Time one step."""
     started = perf_counter()
     next(steps)
     return perf_counter() - started
 
 
 def make_table(times: dict[str, list[float]], reading: float, training: dict[str, list[float]]) -> Table:
-    """Medians, and each against the first."""
+    """Return the medians, and the ratio of each to the first."""
     table = Table(TITLE, ("what", "median s", "least s", "against safetensors"), notes=list(NOTES))
     base = median(next(iter(times.values())))
     for name, row in times.items():

@@ -1,7 +1,7 @@
-"""What watching costs: statistics of every leaf module's output and of every gradient, at every step.
+"""Measure what statistics of every leaf module's output and of every gradient cost, at every step.
 
-With a CUDA device the step of a GPT is timed with nobody watching, and with each way of watching in turn. Without one,
-single tensors are timed against one read of them, and many small parameters against a loop over them.
+With a CUDA device the step of a GPT is timed without statistics, and with each way of computing them in turn. Without
+one, single tensors are timed against one read of them, and many small parameters against a loop over them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,31 +30,31 @@ from hookline.record import Record
 from hookline.stats.rows import summarize
 
 TITLE = "Statistics of activations and gradients"
-COLUMNS = ("what is watched, and how", "time", "above or ratio", "± s.e.", "goal", "peak memory", "in no_grad")
+COLUMNS = ("what is measured, and how", "time", "above or ratio", "± s.e.", "goal", "peak memory", "in no_grad")
 GPU_NOTES = [
     "Six statistics: mean, std, absmax, zeros, NaNs, infinities; ours are ten. Every leaf module, every step.",
     "Pure bf16, batch 8 x 1024, fused AdamW. A turn is some steps between two synchronisations.",
     "Above: median over the rounds of (step / plain step - 1) in the same round.",
-    "Ours ends with the copy to the host and with picking up what has arrived. With the record: the monitoring hook, "
+    "Ours ends with the copy to the host and with reading what has arrived. With the record: the monitoring hook, "
     "whose rows end in layers.jsonl, written every ten steps (the loop: every 47).",
     "Peak memory: of a training step, and of an evaluation without gradients, above the plain one's.",
 ]
 MODELS = (("GPT-2 small", 768, 12, "≤ +5 %", 10), ("width 2048", 2048, 16, "≤ +3 %", 4))
 CPU_NOTES = [
-    "One torch thread. A read is tensor.sum(). The naive way is six torch operations, each brought over with item().",
+    "One torch thread. A read is tensor.sum(). The naive way is six torch operations, each read with item().",
     "Ratio: median over the rounds of (time / its baseline's time) in the same round.",
 ]
 
 
 def measure(rounds: int, only: list[str]) -> Table:
-    """The table for the device at hand; `only` keeps the rows whose name contains one of its words."""
+    """Return the table for this machine's device; `only` keeps the rows whose name contains one of its words."""
     if torch.cuda.is_available():
         return Table(f"{TITLE}, {torch.cuda.get_device_name()}", COLUMNS, list(on_gpu(rounds, only)), GPU_NOTES)
     return Table(f"{TITLE}, CPU", COLUMNS, list(on_cpu(rounds, only)), CPU_NOTES)
 
 
 def gpu_watchers(goal: str, recorder: Recorder) -> dict[str, Plain]:
-    """Everybody who is timed on a GPU; the plain step first."""
+    """Return what is timed on a GPU, by name; the plain step comes first."""
     return {
         "plain step": Plain(),
         "outputs, naive with item()": NaiveOutputs(),
@@ -69,7 +69,7 @@ def gpu_watchers(goal: str, recorder: Recorder) -> dict[str, Plain]:
 
 
 def on_gpu(rounds: int, only: list[str]) -> Iterator[tuple[str, ...]]:
-    """The rows of both models."""
+    """Yield the rows of both models."""
     for title, width, heads, goal, steps in MODELS:
         with TemporaryDirectory() as root:
             yield from rows_of_model(title, Training(width, heads), goal, steps, root, rounds, only)
@@ -79,24 +79,23 @@ def on_gpu(rounds: int, only: list[str]) -> Iterator[tuple[str, ...]]:
 def rows_of_model(
     title: str, training: Training, goal: str, steps: int, root: str, rounds: int, only: list[str]
 ) -> Iterator[tuple[str, ...]]:
-    """One row per watcher, timed in turn."""
+    """Yield one row per watcher, timed in turn."""
     record = Record.on_disk(root, config={}, seed=None)
-    everybody = gpu_watchers(goal, Recorder(training.model, record))
-    plain = "plain step"
-    watchers = {name: who for name, who in everybody.items() if wanted(f"{title}: {name}", only) or name == plain}
-    runs = {name: partial(training.seconds, who, steps) for name, who in watchers.items()}
+    known, plain = gpu_watchers(goal, Recorder(training.model, record)), "plain step"
+    watchers = {name: one for name, one in known.items() if wanted(f"{title}: {name}", only) or name == plain}
+    runs = {name: partial(training.seconds, one, steps) for name, one in watchers.items()}
     seconds = in_turn(runs, max(rounds // 100, 3))
-    train = {name: training.peak(who, training.step) for name, who in watchers.items()}
-    evaluate = {name: training.peak(who, training.evaluate) for name, who in watchers.items()}
+    train = {name: training.peak(one, training.step) for name, one in watchers.items()}
+    evaluate = {name: training.peak(one, training.evaluate) for name, one in watchers.items()}
     record.close("completed", None, [], [], {})
-    for name, who in watchers.items():
+    for name, one in watchers.items():
         timing = above(seconds[name], seconds[plain])
         memory = [f"{peaks[name] / peaks[plain] - 1:+.1%}" for peaks in (train, evaluate)]
-        yield f"{title}: {name}", f"{median(seconds[name]) * 1e3:.2f} ms", *timing, who.goal, *memory
+        yield f"{title}: {name}", f"{median(seconds[name]) * 1e3:.2f} ms", *timing, one.goal, *memory
 
 
 def on_cpu(rounds: int, only: list[str]) -> Iterator[tuple[str, ...]]:
-    """Single tensors against one read, small parameters against a loop over them."""
+    """Compare single tensors with one read, and small parameters with a loop over them."""
     torch.set_num_threads(1)
     for dtype, megabytes in ((torch.float32, 4), (torch.float32, 64), (torch.bfloat16, 4), (torch.bfloat16, 64)):
         name = f"{megabytes} MB of {str(dtype).removeprefix('torch.')}"
@@ -108,7 +107,7 @@ def on_cpu(rounds: int, only: list[str]) -> Iterator[tuple[str, ...]]:
 
 
 def large_tensor(name: str, tensor: Tensor, rounds: int) -> Iterator[tuple[str, ...]]:
-    """One read, the naive way and ours."""
+    """Time one read, the naive way and ours."""
     calls: Mapping[str, Callable[[], object]] = {
         "one read": tensor.sum,
         "naive": partial(naive, tensor),
@@ -118,7 +117,7 @@ def large_tensor(name: str, tensor: Tensor, rounds: int) -> Iterator[tuple[str, 
 
 
 def many_parameters(name: str, parameters: list[Tensor], rounds: int) -> Iterator[tuple[str, ...]]:
-    """A loop over them, and ours."""
+    """Time a loop over the parameters, and ours."""
     calls: dict[str, Callable[[], object]] = {
         "naive": lambda: [naive(parameter) for parameter in parameters],
         "Hookline": lambda: summarize(parameters),
@@ -127,7 +126,7 @@ def many_parameters(name: str, parameters: list[Tensor], rounds: int) -> Iterato
 
 
 def ratios(name: str, calls: Mapping[str, Callable[[], object]], rounds: int, goal: str) -> Iterator[tuple[str, ...]]:
-    """One row per call, as multiples of the first."""
+    """Yield one row per call, as multiples of the first."""
     seconds = in_turn({key: partial(seconds_of, call) for key, call in calls.items()}, max(rounds // 50, 5))
     first = next(iter(seconds.values()))
     for key, values in seconds.items():

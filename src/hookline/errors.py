@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-SHORTEST_HIDDEN = 8  # characters of what is hidden in texts; less would be found in many an innocent word
+SHORTEST_HIDDEN = 8  # characters of what is hidden in texts; shorter texts occur in ordinary words
 _LONGEST = 60  # characters of a value in a message
 
 
@@ -16,7 +16,7 @@ class HooklineError(Exception):
 
 
 class RegistrationError(HooklineError):
-    """A hook that cannot be registered: a misspelt event, an unknown argument, a name taken, a cyclic order."""
+    """A hook cannot be registered: a misspelt event, an unknown argument, a name taken, a cyclic order."""
 
 
 class MissingArgument(HooklineError, TypeError):
@@ -24,7 +24,7 @@ class MissingArgument(HooklineError, TypeError):
 
 
 class ConfigError(HooklineError):
-    """A wrong configuration: the dotted path, the bad value and the nearest valid choice."""
+    """The configuration is wrong: the message has the dotted path, the bad value and the nearest valid choice."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"{path}: {problem}" if path else problem)
@@ -33,13 +33,13 @@ class ConfigError(HooklineError):
 
 
 class NothingMatches(ConfigError):
-    """A filter that fits nothing in this model: a misspelling. It ends the run whatever the hook's policy says."""
+    """A filter matches nothing in this model, so it is misspelt. It ends the run whatever the hook's policy says."""
 
     always_raise = True
 
 
 class TrainingError(HooklineError):
-    """The run cannot start or go on: no loss, no parameters, an empty loader."""
+    """The run cannot start or continue: no loss, no parameters, an empty loader."""
 
 
 class MetricMissing(HooklineError):
@@ -49,7 +49,7 @@ class MetricMissing(HooklineError):
 
 
 class LiveWrite(HooklineError):
-    """An observer wrote into a tensor of the model's own: training is no longer what it was, and the run ends."""
+    """An observer wrote into one of the model's tensors: training is no longer what it was, and the run ends."""
 
     always_raise = True
 
@@ -67,11 +67,11 @@ class CheckpointError(HooklineError):
 
 
 class StopTraining(Exception):
-    """Raised by a hook to end the run in order: equal to ``trainer.request_stop(reason)``."""
+    """Raised by a hook to end the run in order; the same as ``trainer.request_stop(reason)``."""
 
 
 def nearest(name: str, choices: Iterable[str], limit: int = 12) -> str:
-    """A sentence that lists the valid choices, nearest first, to end an error message with.
+    """Return a sentence that lists the valid choices, nearest first, to end an error message with.
 
     >>> nearest("tarin", ["train", "epoch"])
     "did you mean 'train'? Valid: epoch, train"
@@ -80,17 +80,14 @@ def nearest(name: str, choices: Iterable[str], limit: int = 12) -> str:
     if not valid:
         return "there are none"
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    shown = ", ".join(valid if len(valid) <= limit else _closest(name, valid, limit))
     more = f" (and {len(valid) - limit} more)" if len(valid) > limit else ""
-    return (f"did you mean {close[0]!r}? " if close else "") + f"Valid: {shown}{more}"
-
-
-def _closest(name: str, valid: list[str], limit: int) -> list[str]:
-    return sorted(valid, key=lambda choice: -difflib.SequenceMatcher(None, name, choice).ratio())[:limit]
+    if more:
+        valid = sorted(valid, key=lambda choice: -difflib.SequenceMatcher(None, name, choice).ratio())[:limit]
+    return (f"did you mean {close[0]!r}? " if close else "") + f"Valid: {', '.join(valid)}{more}"
 
 
 def hidden(text: str, instead: Mapping[str, str]) -> str:
-    """A text in which some words are replaced by others: the longest first, and as they are or as a repr has them."""
+    """Replace some words of a text by others: the longest first, and as they are or as a repr has them."""
     forms = {form: other for word, other in instead.items() for form in (word, repr(word)[1:-1])}
     if not forms:
         return text
@@ -99,21 +96,21 @@ def hidden(text: str, instead: Mapping[str, str]) -> str:
 
 
 def got(value: Any) -> str:
-    """The end of a message that says what was expected: 'got 3 (int)'.
+    """Return the end of a message that says what was expected: 'got 3 (int)'.
 
-    A reference may stand anywhere; what is wrong there is what it stands for, which nobody needs to read.
+    A value that came from a reference is named by the reference, because it may be a secret.
     """
     reference = getattr(value, "reference", None)
     return f"which {reference} does not hold" if reference else f"got {shown(value)}"
 
 
 def shown(value: Any) -> str:
-    """A value for a message, with its type."""
+    """Return a value for a message, with its type."""
     return f"{written(value)} ({type(value).__name__})"
 
 
 def written(value: Any) -> str:
-    """A value as its repr, cut short; of a resolved reference, the reference."""
+    """Return a value's repr, cut short; of a resolved reference, the reference."""
     text = repr(_with_references(value))
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "…"
 

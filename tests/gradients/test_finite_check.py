@@ -10,7 +10,7 @@ import torch
 from hookline.core.base import UpdateHook
 from hookline.core.costs import Cost
 from hookline.errors import GradientError
-from hookline.gradients.finite_check import FiniteCheck
+from hookline.gradients.chain import FiniteCheck
 from hookline.gradients.view import Gradients
 
 

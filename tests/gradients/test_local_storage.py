@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hookline.gradients.local_storage import group_by_kind, is_plain, local_tensors, multiply_
+from hookline.gradients.local_storage import group_by_kind, local_tensors, multiply_
 
 
 def sparse() -> torch.Tensor:
@@ -15,7 +15,7 @@ def sparse() -> torch.Tensor:
 def test_plain_tensors_are_their_own_memory() -> None:
     """The very list, nothing made."""
     tensors = [torch.ones(2), torch.nn.Parameter(torch.ones(3))]
-    assert is_plain(tensors) and local_tensors(tensors) is tensors
+    assert local_tensors(tensors) is tensors
 
 
 def test_a_sparse_tensors_memory_is_its_values_added_up() -> None:

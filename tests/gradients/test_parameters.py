@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hookline.errors import HooklineError
-from hookline.gradients.parameters import select_parameters
+from hookline.gradients.chain import select_parameters
 
 
 class Model(nn.Module):

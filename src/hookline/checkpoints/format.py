@@ -58,7 +58,7 @@ def encode(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     """
     encoder = _Encoder()
     try:
-        return encoder.encode(tree, ()), encoder.table.tensors
+        return encoder.encode(tree, ()), encoder.tensors
     except RecursionError:
         raise CheckpointError("the state is nested too deeply to be saved; flatten it") from None
 
@@ -100,59 +100,23 @@ def safetensors_parts(tensors: Mapping[str, torch.Tensor]) -> list[Part]:
 # ---- encoding --------------------------------------------------------------------------------------------------------
 
 
-class TensorTable:
-    """The tensors found in a tree: each is stored once, under a readable name, in a dtype that safetensors has."""
+class _Encoder:
+    """Walk over a tree once; the path to the current value gives tensor names and error messages.
+
+    Each tensor is stored once, under a readable name, in a dtype that safetensors has.
+    """
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self._entries: dict[Any, dict[str, Any]] = {}
+        self._entries: dict[Any, dict[str, Any]] = {}  # of the tensors, by their identity
         self._alive: list[torch.Tensor] = []  # an address identifies memory only while the memory is in use
-
-    def add(self, tensor: torch.Tensor, path: tuple[str, ...]) -> dict[str, Any]:
-        """Store a tensor unless it is there; return its entry: the name, and dtype and shape if it is kept as bytes."""
-        if problem := _problem(tensor):
-            raise CheckpointError(f"cannot save {'.'.join(path) or 'the state itself'}: {problem}")
-        key = _identity(tensor)
-        if key not in self._entries:
-            self._alive.append(tensor)
-            self._entries[key] = self._store(tensor.detach().resolve_conj().resolve_neg(), path)
-        return dict(self._entries[key])
-
-    def add_bytes(self, data: bytes, path: tuple[str, ...]) -> str:
-        """Store raw bytes and return their name."""
-        name = self._free_name(path)
-        self.tensors[name] = torch.tensor(bytearray(data), dtype=torch.uint8, device="cpu")
-        return name
-
-    def _store(self, tensor: torch.Tensor, path: tuple[str, ...]) -> dict[str, Any]:
-        name = self._free_name(path)
-        if tensor.dtype in DTYPE_CODES:
-            self.tensors[name] = tensor.contiguous()
-            return {"v": name}
-        self.tensors[name] = tensor.contiguous().reshape(-1).view(torch.uint8)
-        return {"v": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
-
-    def _free_name(self, path: tuple[str, ...]) -> str:
-        """Return the dotted path, as in a state dict; ``a.b`` and ``b`` inside ``a`` collide, so one gets a number."""
-        name = ".".join(path).encode("utf-8", "backslashreplace").decode("utf-8") or "tensor"
-        unique, count = name, 2
-        while unique in self.tensors or unique == _RESERVED_NAME:
-            unique, count = f"{name}#{count}", count + 1
-        return unique
-
-
-class _Encoder:
-    """Walk over a tree once; the path to the current value gives tensor names and error messages."""
-
-    def __init__(self) -> None:
-        self.table = TensorTable()
         self._parents: set[int] = set()
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, Enum):
             raise _refusal(value, path, "save its .value")
         if isinstance(value, torch.Tensor):
-            return {TAG: "tensor", **self.table.add(value, path)}
+            return self._encode_tensor(value, path)
         if type(value).__module__ == "numpy":
             return self._encode_numpy(value, path)
         if not isinstance(value, (dict, list, tuple)):
@@ -166,17 +130,19 @@ class _Encoder:
             self._parents.discard(id(value))
 
     def _encode_dict(self, value: dict[Any, Any], path: tuple[str, ...]) -> Any:
-        if type(value) is not Counter and all(map(_is_plain_key, value)):
+        plain = all(type(key) is str and not key.startswith(TAG) and not _has_surrogates(key) for key in value)
+        if plain and type(value) is not Counter:
             return {key: self.encode(item, (*path, key)) for key, item in value.items()}
-        pairs = [
-            [self._encode_key(key, path), self.encode(item, (*path, _key_name(key)))] for key, item in value.items()
-        ]
+        pairs = []
+        for key, item in value.items():
+            if isinstance(key, Enum) or not isinstance(key, (*_SCALARS, tuple)):
+                raise _refusal(key, (*path, "(key)"), "use strings, numbers or tuples of them as keys")
+            try:
+                name = str(key)
+            except ValueError:  # Python refuses to print integers of thousands of digits
+                name = f"<{type(key).__name__}>"
+            pairs.append([self.encode(key, (*path, "(key)")), self.encode(item, (*path, name))])
         return {TAG: "counter" if isinstance(value, Counter) else "dict", "v": pairs}
-
-    def _encode_key(self, key: Any, path: tuple[str, ...]) -> Any:
-        if isinstance(key, Enum) or not isinstance(key, (*_SCALARS, tuple)):
-            raise _refusal(key, (*path, "(key)"), "use strings, numbers or tuples of them as keys")
-        return self.encode(key, (*path, "(key)"))
 
     def _encode_sequence(self, value: list[Any] | tuple[Any, ...], path: tuple[str, ...]) -> Any:
         if isinstance(value, torch.Size):
@@ -186,6 +152,26 @@ class _Encoder:
             return {TAG: "namedtuple", "name": type(value).__name__, "fields": list(fields), "v": items}
         return {TAG: "tuple", "v": items} if isinstance(value, tuple) else items
 
+    def _encode_tensor(self, tensor: torch.Tensor, path: tuple[str, ...]) -> dict[str, Any]:
+        """Store a tensor unless it is there, and return the entry that names it."""
+        if problem := _problem(tensor):
+            raise CheckpointError(f"cannot save {'.'.join(path) or 'the state itself'}: {problem}")
+        # Two views of the same memory with the same layout are one tensor; empty tensors share no memory.
+        key: Any = id(tensor)
+        if tensor.numel():
+            where = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
+            key = (*where, tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
+        if key not in self._entries:
+            self._alive.append(tensor)
+            plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+            if plain.dtype in DTYPE_CODES:
+                self._entries[key] = {TAG: "tensor", "v": self._store(plain, path)}
+            else:
+                name = self._store(plain.reshape(-1).view(torch.uint8), path)
+                dtype = str(plain.dtype).removeprefix("torch.")
+                self._entries[key] = {TAG: "tensor", "v": name, "dtype": dtype, "shape": list(plain.shape)}
+        return dict(self._entries[key])
+
     def _encode_numpy(self, value: Any, path: tuple[str, ...]) -> Any:
         """Encode arrays as bytes among the tensors and scalars as bytes in hex; the dtype restores both."""
         dtype = getattr(value, "dtype", None)
@@ -193,8 +179,20 @@ class _Encoder:
             raise _refusal(value, path, "save a plain array of numbers, strings or dates, or a list")
         if type(value).__name__ != "ndarray":
             return {TAG: "numpy", "dtype": dtype.str, "v": value.tobytes().hex()}
-        name = self.table.add_bytes(value.tobytes(), path)
+        name = self._store(torch.tensor(bytearray(value.tobytes()), dtype=torch.uint8, device="cpu"), path)
         return {TAG: "ndarray", "dtype": dtype.str, "shape": list(value.shape), "v": name}
+
+    def _store(self, tensor: torch.Tensor, path: tuple[str, ...]) -> str:
+        """Store a tensor under its dotted path, as in a state dict, and return its name.
+
+        ``a.b`` and ``b`` inside ``a`` collide, so one gets a number.
+        """
+        name = ".".join(path).encode("utf-8", "backslashreplace").decode("utf-8") or "tensor"
+        unique, count = name, 2
+        while unique in self.tensors or unique == _RESERVED_NAME:
+            unique, count = f"{name}#{count}", count + 1
+        self.tensors[unique] = tensor
+        return unique
 
 
 def _encode_scalar(value: Any, path: tuple[str, ...]) -> Any:
@@ -220,29 +218,10 @@ def _has_surrogates(text: str) -> bool:
     return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _is_plain_key(key: Any) -> bool:
-    return type(key) is str and not key.startswith(TAG) and not _has_surrogates(key)
-
-
-def _key_name(key: Any) -> str:
-    try:
-        return str(key)
-    except ValueError:  # Python refuses to print integers of thousands of digits
-        return f"<{type(key).__name__}>"
-
-
 def _refusal(value: Any, path: Iterable[str], remedy: str) -> CheckpointError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     where = ".".join(path) or "the state itself"
     return CheckpointError(f"cannot save {where}: a {kind} has no exact form without pickle; {remedy}")
-
-
-def _identity(tensor: torch.Tensor) -> Any:
-    """Return a key that is equal for two views of the same memory with the same layout; empty tensors share none."""
-    if tensor.numel() == 0:
-        return id(tensor)
-    where = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
-    return (*where, tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
 
 
 def _problem(tensor: torch.Tensor) -> str | None:
@@ -280,7 +259,12 @@ class _Decoder:
         if kind in _SIMPLE_KINDS:
             return _SIMPLE_KINDS[kind](value)
         if kind == "tensor":
-            return self._tensor(node)
+            # One object for every place that names it; stored bytes get their dtype and shape back once.
+            if value not in self._views:
+                stored = self._tensors[value]
+                is_bytes = "dtype" in node
+                self._views[value] = stored.view(_dtype(node["dtype"])).reshape(node["shape"]) if is_bytes else stored
+            return self._views[value]
         if kind == "tuple":
             return tuple(self.decode(item) for item in value)
         if kind == "namedtuple":  # a new class with the same names, because a file must not import anything
@@ -288,23 +272,11 @@ class _Decoder:
         if kind in ("dict", "counter"):
             pairs = {self.decode(key): self.decode(item) for key, item in value}
             return Counter(pairs) if kind == "counter" else pairs
-        if kind in ("numpy", "ndarray"):
-            return self._numpy(node)
+        if kind == "numpy":
+            return _array(bytes.fromhex(value), node["dtype"], [])[()]
+        if kind == "ndarray":
+            return _array(self._tensors[value].cpu().numpy().tobytes(), node["dtype"], node["shape"])
         raise ValueError(f"unknown kind {kind!r}")
-
-    def _tensor(self, node: dict[str, Any]) -> torch.Tensor:
-        """Return the same object for every place that names it; stored bytes get their dtype and shape back once."""
-        name = node["v"]
-        if name not in self._views:
-            stored = self._tensors[name]
-            is_bytes = "dtype" in node
-            self._views[name] = stored.view(_dtype(node["dtype"])).reshape(node["shape"]) if is_bytes else stored
-        return self._views[name]
-
-    def _numpy(self, node: dict[str, Any]) -> Any:
-        if node[TAG] == "numpy":
-            return _array(bytes.fromhex(node["v"]), node["dtype"], [])[()]
-        return _array(self._tensors[node["v"]].cpu().numpy().tobytes(), node["dtype"], node["shape"])
 
 
 def _array(data: bytes, dtype: str, shape: list[int]) -> Any:

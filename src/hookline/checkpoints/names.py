@@ -55,16 +55,14 @@ class NameTemplate:
 
     def fill(self, epoch: int, step: int, metrics: Mapping[str, float]) -> str:
         """Return the name for a step; a metric that was not measured there is written as 'none'."""
-        values = {**metrics, "epoch": epoch, "step": step}
-        name = "".join(text + self._format_field(field, form, values) for text, field, form in self._parts)
+        values, name = {**metrics, "epoch": epoch, "step": step}, ""
+        for text, field, form in self._parts:
+            name += text
+            if field is not None:
+                name += f"{field}=" if self.with_names else ""
+                name += format(values[field], form) if field in values else "none"
         safe = _UNSAFE.sub("_", name)[:MAX_LENGTH]
         return f"_{safe}" if safe.startswith(".") or safe in RESERVED else safe
-
-    def _format_field(self, field: str | None, form: str, values: Mapping[str, float]) -> str:
-        if field is None:
-            return ""
-        value = format(values[field], form) if field in values else "none"
-        return f"{field}={value}" if self.with_names else value
 
     def _check(self, text: str, field: str | None, form: str, conversion: str | None) -> None:
         if not _SAFE.fullmatch(text):

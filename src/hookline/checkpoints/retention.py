@@ -72,7 +72,12 @@ def delete_checkpoints(directory: Path, names: Sequence[str], trusted: Collectio
         Those of the names that do not exist any more, deleted here or before.
     """
     existing = [name for name in names if (directory / name).is_dir()]
-    protected = _newest_verified(directory, trusted) if existing else set()
+    protected: set[str] = set()
+    for path in list_checkpoints(directory) if existing else []:
+        if path.name in trusted or not verify_checkpoint(path):
+            protected.add(path.name)
+        if len(protected) == NEVER_DELETED:
+            break
     for name in existing:
         if name not in protected:
             delete_checkpoint(directory / name)
@@ -94,13 +99,3 @@ def update_link(link: Path, name: str) -> None:
     temporary = temporary_name(link)
     temporary.symlink_to(name, target_is_directory=True)
     temporary.replace(link)
-
-
-def _newest_verified(directory: Path, trusted: Collection[str]) -> set[str]:
-    found: set[str] = set()
-    for path in list_checkpoints(directory):
-        if path.name in trusted or not verify_checkpoint(path):
-            found.add(path.name)
-        if len(found) == NEVER_DELETED:
-            break
-    return found

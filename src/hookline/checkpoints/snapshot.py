@@ -33,7 +33,14 @@ class HostMemory:
         """
         try:
             encoded = {name: encode_section(name, tree) for name, tree in sections.items()}
-            for copy in self._start_copies(encoded):
+            # All copies run on each device's current stream: after the step that computed the values, before the next.
+            previous, self._buffers, copies = self._buffers, {}, []
+            for section, parts in encoded.items():
+                for name, tensor in parts.tensors.items():
+                    buffer = _fitting_buffer(tensor, previous.get((section, name)))
+                    self._buffers[section, name] = buffer
+                    copies.append(HostCopy(tensor, into=buffer))
+            for copy in copies:
                 copy.wait()
         except CheckpointError:
             raise
@@ -43,20 +50,6 @@ class HostMemory:
             name: Section(parts.value, {tensor: self._buffers[name, tensor] for tensor in parts.tensors})
             for name, parts in encoded.items()
         }
-
-    def _start_copies(self, sections: Mapping[str, Section]) -> list[HostCopy]:
-        """Start all copies; buffers that this snapshot does not need are released.
-
-        The copies run on each device's current stream: after the step that computed the values, before the next one.
-        """
-        previous, self._buffers = self._buffers, {}
-        copies = []
-        for section, parts in sections.items():
-            for name, tensor in parts.tensors.items():
-                buffer = _fitting_buffer(tensor, previous.get((section, name)))
-                self._buffers[section, name] = buffer
-                copies.append(HostCopy(tensor, into=buffer))
-        return copies
 
 
 def _fitting_buffer(tensor: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:

@@ -67,7 +67,11 @@ def write_checkpoint(directory: Path, name: str, sections: Mapping[str, Any], me
             raise CheckpointError(f"{text!r} cannot name a {what}; {rule}")
     try:
         make_directory(directory)
-        _remove_leftovers(directory)
+        # What killed processes left half-written is removed; files of living processes, also our own, stay.
+        for entry in directory.iterdir():
+            match = _TEMPORARY.fullmatch(entry.name)
+            if match and not is_pid_alive(int(match[1])) and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
         temporary = temporary_name(directory / name)
         temporary.mkdir()
         try:
@@ -96,8 +100,15 @@ def read_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> tup
     state = _load_state(path)
     sections = {}
     for name, skeleton in state["sections"].items():
+        file, tensors = path / f"{name}{_TENSORS}", {}
         try:
-            sections[name] = decode(skeleton, _load_tensors(path / f"{name}{_TENSORS}", map_location))
+            if file.exists():  # a section may have no tensors; `verify_checkpoint` has noticed missing files
+                tensors = load_file(file, device=str(map_location))
+        except Exception as error:
+            problem = f"cannot load {file} to {map_location}: {error}"
+            raise CheckpointError(f"{path}, section {name!r}: {problem}") from error
+        try:
+            sections[name] = decode(skeleton, tensors)
         except CheckpointError as error:
             raise CheckpointError(f"{path}, section {name!r}: {error}") from error
     return sections, decode(state["meta"], {})
@@ -195,14 +206,6 @@ def _sha256(parts: Sequence[Part]) -> str:
     return digest.hexdigest()
 
 
-def _remove_leftovers(directory: Path) -> None:
-    """Remove what killed processes left half-written; files of living processes, also our own, stay."""
-    for entry in directory.iterdir():
-        match = _TEMPORARY.fullmatch(entry.name)
-        if match and not is_pid_alive(int(match[1])) and not entry.is_symlink():
-            shutil.rmtree(entry, ignore_errors=True)
-
-
 def _is_checkpoint(entry: Path) -> bool:
     """Return whether a directory is a checkpoint, possibly a damaged one: at least one of its files is left."""
     if not _NAME.fullmatch(entry.name) or entry.is_symlink() or not entry.is_dir():
@@ -234,15 +237,6 @@ def _load_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def _load_tensors(path: Path, map_location: str | torch.device) -> Mapping[str, torch.Tensor]:
-    if not path.exists():  # a section without tensors; the manifest was checked for missing files before
-        return {}
-    try:
-        return load_file(path, device=str(map_location))
-    except Exception as error:
-        raise CheckpointError(f"cannot load {path} to {map_location}: {error}") from error
-
-
 # ---- the manifest ----------------------------------------------------------------------------------------------------
 
 
@@ -253,7 +247,16 @@ def manifest_text(files: Mapping[str, Any], meta: Any) -> str:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return a checkpoint's manifest. Raises `CheckpointError` if it is missing, damaged or of another format."""
-    raw = _read_manifest_bytes(path)
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a directory")
+    try:
+        if not stat.S_ISREG((path / MANIFEST).lstat().st_mode):
+            raise CheckpointError(f"{MANIFEST}: is a link or not a plain file")
+        raw = (path / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(f"{MANIFEST}: is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{MANIFEST}: cannot be read: {error.strerror}") from error
     try:
         manifest = json.loads(raw)
         unchanged = _spell(manifest).encode("ascii") == raw
@@ -294,20 +297,6 @@ def _contradictions(manifest: Mapping[str, Any], state: Mapping[str, Any]) -> li
 
 def _spell(manifest: Any) -> str:
     return json.dumps(manifest, indent=1, allow_nan=False) + "\n"
-
-
-def _read_manifest_bytes(path: Path) -> bytes:
-    manifest = path / MANIFEST
-    if not path.is_dir():
-        raise CheckpointError(f"{path} is not a directory")
-    try:
-        if not stat.S_ISREG(manifest.lstat().st_mode):
-            raise CheckpointError(f"{MANIFEST}: is a link or not a plain file")
-        return manifest.read_bytes()
-    except FileNotFoundError:
-        raise CheckpointError(f"{MANIFEST}: is missing") from None
-    except OSError as error:
-        raise CheckpointError(f"{MANIFEST}: cannot be read: {error.strerror}") from error
 
 
 def _check_file(path: Path, name: str, entry: Mapping[str, Any]) -> str | None:

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import accumulate
+from operator import or_
 
 import torch
 import triton
 from torch import Tensor
 
 from hookline import _device
-from hookline._device import stream_handle, to_device, upload
+from hookline._device import to_device, upload
 from hookline.gradients import centralize_kernels
 from hookline.gradients.view import GradientList
 from hookline.stats.cuda import ELEMENTS
@@ -53,7 +53,7 @@ class Layout:
 
 def which_fit(grads: GradientList) -> tuple[GradientList, list[Tensor]]:
     """Split the gradients into those that the kernels can handle, because they are contiguous, and the others."""
-    if all_fit(grads.kinds):
+    if all_fit(grads.meta) and all(map(Tensor.is_contiguous, grads.tensors)):
         return grads, []  # nearly always, and faster than checking each
     fitting = [tensor for tensor in grads.tensors if tensor.is_contiguous() and _fits(tensor.shape, tensor.dtype)]
     taken = set(map(id, fitting))
@@ -61,9 +61,9 @@ def which_fit(grads: GradientList) -> tuple[GradientList, list[Tensor]]:
 
 
 @lru_cache(maxsize=16)
-def all_fit(kinds: TensorMeta) -> bool:
-    """Return whether the kernels can handle all tensors of these kinds."""
-    return kinds.contiguous and all(map(_fits, kinds.shapes, kinds.dtypes))
+def all_fit(meta: TensorMeta) -> bool:
+    """Return whether the kernels can handle tensors of these shapes and dtypes, if they are contiguous."""
+    return all(map(_fits, meta.shapes, meta.dtypes))
 
 
 def _fits(shape: torch.Size, dtype: torch.dtype) -> bool:
@@ -83,9 +83,11 @@ def centralize(grads: GradientList) -> Tensor:
 
 def launch(grads: GradientList, device: torch.device) -> Tensor:
     """Queue the kernels without waiting for the device."""
-    tensors, stream = grads.tensors, stream_handle(device)
-    layout = layout_of(device, stream, grads.kinds, grads.is_aligned)
-    pointers = grads.pointers(device)
+    tensors, stream = grads.tensors, _device.stream_handle(device)
+    addresses = tuple(map(Tensor.data_ptr, tensors))
+    # Vectorised loads need memory that begins at multiples of 16 bytes.
+    layout = layout_of(device, stream, grads.meta, reduce(or_, addresses, 0) % VECTOR_BYTES == 0)
+    pointers = _device.cached_table(device, addresses)
     squares = torch.empty(layout.programs, dtype=torch.float32, device=device)
     norms = torch.empty(len(tensors), dtype=torch.float32, device=device)
     for take_means in layout.take_means:
@@ -96,12 +98,16 @@ def launch(grads: GradientList, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def layout_of(device: torch.device, stream: int, kinds: TensorMeta, aligned: bool) -> Layout:
-    """Make the layout for tensors of these kinds; `aligned` ones begin at multiples of 16 bytes.
+def layout_of(device: torch.device, stream: int, meta: TensorMeta, aligned: bool) -> Layout:
+    """Make the layout for tensors of these shapes and dtypes; `aligned` ones begin at multiples of 16 bytes.
 
     The stream is part of the key, because the tables are filled in its order: another stream might read them too early.
     """
-    shapes, dtypes = [_rows_and_length(shape) for shape in kinds.shapes], kinds.dtypes
+    # How many rows each tensor has, and how long they are.
+    shapes = [
+        (shape[0], shape.numel() // shape[0]) if len(shape) > 1 else (shape.numel(), NO_ROWS) for shape in meta.shapes
+    ]
+    dtypes = meta.dtypes
     order = sorted(range(len(shapes)), key=lambda index: (str(dtypes[index]), shapes[index][1]))
     taken = [max(TOGETHER // triton.next_power_of_2(length or 1), 1) for _, length in shapes]
     counts = [-(-rows // taken[index]) for index, (rows, _) in enumerate(shapes)]
@@ -117,7 +123,13 @@ def layout_of(device: torch.device, stream: int, kinds: TensorMeta, aligned: boo
         upload([rows for rows, _ in shapes], torch.int32, device),
     )
     programs = upload(first, torch.int32, device), upload(counts, torch.int32, device)  # of each tensor
-    groups = _groups(order, shapes, dtypes, taken, counts)
+    group_sizes: dict[tuple[torch.dtype, int, int, int], int] = {}
+    for index in order:
+        length = shapes[index][1]
+        kind = (dtypes[index], length, taken[index], min(triton.next_power_of_2(length or 1), AT_ONCE))
+        group_sizes[kind] = group_sizes.get(kind, 0) + counts[index]
+    skipped = accumulate(group_sizes.values(), initial=0)
+    groups = [Group(*kind, start, count) for (kind, count), start in zip(group_sizes.items(), skipped, strict=False)]
     return Layout(
         take_means=tuple(_take_means(group, tables, aligned) for group in groups),
         find_norms=Launch(centralize_kernels.norms_of_tensors, len(shapes), *programs, TILE=MERGE_TILE),
@@ -145,23 +157,3 @@ def _take_means(group: Group, tables: tuple[Tensor, ...], aligned: bool) -> Laun
         AT_ONCE=group.length <= group.tile,
         VECTOR=vector if aligned and group.length % vector == 0 else 1,
     )
-
-
-def _rows_and_length(shape: torch.Size) -> tuple[int, int]:
-    return (shape[0], shape.numel() // shape[0]) if len(shape) > 1 else (shape.numel(), NO_ROWS)
-
-
-def _groups(
-    order: Sequence[int],
-    shapes: Sequence[tuple[int, int]],
-    dtypes: Sequence[torch.dtype],
-    taken: Sequence[int],
-    counts: Sequence[int],
-) -> tuple[Group, ...]:
-    programs: dict[tuple[torch.dtype, int, int, int], int] = {}
-    for index in order:
-        length = shapes[index][1]
-        kind = (dtypes[index], length, taken[index], min(triton.next_power_of_2(length or 1), AT_ONCE))
-        programs[kind] = programs.get(kind, 0) + counts[index]
-    starts = accumulate(programs.values(), initial=0)
-    return tuple(Group(*kind, start, count) for (kind, count), start in zip(programs.items(), starts, strict=False))

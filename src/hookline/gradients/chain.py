@@ -7,21 +7,24 @@ what the optimizer is to use; that is checked and taken over as a whole, so a ho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from time import perf_counter_ns
 from typing import Any
 
 import torch
 
 from hookline._tensors import tensor_version
 from hookline.core.catalog import CATALOG
+from hookline.core.costs import Cost
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, invoke
 from hookline.core.entry import Entry
 from hookline.core.failures import argument_if_any
+from hookline.core.patterns import select
 from hookline.core.registry import HookRegistry
 from hookline.errors import GradientError, HooklineError
-from hookline.gradients.finite_check import FiniteCheck
 from hookline.gradients.local_storage import is_sharded
-from hookline.gradients.parameters import Parameters, select_parameters
-from hookline.gradients.view import GradientCache, Gradients
+from hookline.gradients.view import GradientCache, Gradients, Parameters
+from hookline.stats.columns import INFS, NANS
+from hookline.stats.distributed import LocalTensors
 
 ON_UPDATE = CATALOG["on_update"]
 DECLARE = "an update hook that writes in place sets inplace = True (on its class, or on the function)"
@@ -54,21 +57,21 @@ class UpdateChain:
         measures_cost = timed and not self.registry.dispatch_table.scheduler.due
         if not measures_cost and all(map(_passes_through, bound)):
             return None  # the default hook alone has nothing to do, and is only called to measure its cost
-        links = [self._link(item) for item in bound]
-        reporter = next((link for link in links if getattr(link.bound.owner, "reports_norms", False)), None)
-        first_clip = next((link for link in links if link.clips), None)
+        items = [self._make_item(one) for one in bound]
+        reporter = next((item for item in items if getattr(item.bound.owner, "reports_norms", False)), None)
+        first_clip = next((item for item in items if item.clips), None)
         reads_total = first_clip is not None and not first_clip.clips_globally  # it finds another norm than the step's
 
         @torch.no_grad()
         def on_update(args: Any) -> None:
             try:
-                for link in links:
-                    if reads_total and link is first_clip:
+                for item in items:
+                    if reads_total and item is first_clip:
                         args.clipped(Gradients(self._params(), self._cache).norm(), True)
-                    reported = reporter if not _passes_through(link.bound) else None
-                    self._report_norm(reported, link, "before", args)
-                    proceed = self._run(link, args, timed)
-                    self._report_norm(reported, link, "after", args)
+                    reported = reporter if not _passes_through(item.bound) else None
+                    self._report_norm(reported, item, "before", args)
+                    proceed = self._run(item, args, timed)
+                    self._report_norm(reported, item, "after", args)
                     if not proceed:
                         break  # no optimizer uses these gradients, and hooks with a memory should not see them
             finally:
@@ -76,42 +79,42 @@ class UpdateChain:
 
         return on_update
 
-    def _run(self, link: Link, args: Any, timed: bool) -> bool:
+    def _run(self, item: ChainItem, args: Any, timed: bool) -> bool:
         """Run one hook under its failure policy; return whether the step proceeds."""
         failures = self.registry.failures
-        if invoke(ON_UPDATE, link.bound, failures, args, read=link.read, call=link.run, timed=timed) is FAILED:
-            if link.half_written is None:
+        if invoke(ON_UPDATE, item.bound, failures, args, read=item.read, call=item.run, timed=timed) is FAILED:
+            if item.half_written is None:
                 return True
             skip = getattr(argument_if_any(args, "trainer", None), "skip_step", None)
             if skip is None:
-                raise link.half_written  # only the owner of the loop could skip the step
-            skip(f"{link.bound.hook} left half-written gradients")
+                raise item.half_written  # only the owner of the loop could skip the step
+            skip(f"{item.bound.hook} left half-written gradients")
             return False
-        if link.clips:
-            args.clipped(link.bound.owner.clipped_norm, link.clips_globally)
+        if item.clips:
+            args.clipped(item.bound.owner.clipped_norm, item.clips_globally)
             if handler := self.registry.slots.on_gradient_clip:
                 with torch.enable_grad():  # as at every other event
                     handler(args)
                 self._cache.replaced()  # its hooks may write gradients
-        return not (link.may_skip and getattr(args, "skip_requested_at", None) == args.step)
+        return not (item.may_skip and getattr(args, "skip_requested_at", None) == args.step)
 
-    def _report_norm(self, reporter: Link | None, link: Link, when: str, args: Any) -> None:
+    def _report_norm(self, reporter: ChainItem | None, item: ChainItem, when: str, args: Any) -> None:
         """Log the norm of what a hook selects, if the hook `link_norms` is due."""
         if reporter is None:
             return
         try:
-            args.trainer.log(f"update/{link.bound.hook}/norm_{when}", link.cached_grads.norm())
+            args.trainer.log(f"update/{item.bound.hook}/norm_{when}", item.cached_grads.norm())
         except Exception as error:
             if self.registry.failures.handle(ON_UPDATE, reporter.bound, error, args) is not None:
                 raise
 
     # ---- hooks and their state -------------------------------------------------------------------------------------
 
-    def _link(self, bound: BoundHook) -> Link:
+    def _make_item(self, bound: BoundHook) -> ChainItem:
         selected = self._select(bound.hook, bound.owner)
         self._make_state(bound.hook, bound.owner, selected)
         self._unclaimed.pop(bound.hook, None)  # a hook that is registered later under this name starts fresh
-        link = Link(
+        item = ChainItem(
             bound,
             selected,
             self._cache,
@@ -124,8 +127,8 @@ class UpdateChain:
         wait = bool(self.registry.failures.debug or asks)
         if not _passes_through(bound) and (wait or (asks is None and not bound.built_in)):
             cost = self.registry.dispatch_table.argument_costs[f"whether {bound.hook} left finite gradients"]
-            link.finite_check = FiniteCheck(link.cached_grads, cost, wait)
-        return link
+            item.finite_check = FiniteCheck(item.cached_grads, cost, wait)
+        return item
 
     def _check(self, entry: Entry) -> None:
         """Select parameters and make the state when a hook is registered, so that errors show there."""
@@ -167,7 +170,7 @@ class UpdateChain:
                 del self.states[name], self._owners[name]
 
 
-class Link:
+class ChainItem:
     """One update hook of the chain: calls it and takes over what it returns as a whole, or restores everything.
 
     Args:
@@ -292,5 +295,118 @@ def _completed(saved: Any, made: Any, selected: Parameters) -> Any:
     return {name: made[name] for name in made if name in selected and name not in saved} | saved
 
 
-def _passes_through(item: BoundHook) -> bool:
-    return bool(getattr(item.listener.call, "__hookline_passes_through__", False))
+def _passes_through(bound: BoundHook) -> bool:
+    return bool(getattr(bound.listener.call, "__hookline_passes_through__", False))
+
+
+# ---- selecting parameters --------------------------------------------------------------------------------------------
+
+
+def select_parameters(pattern: Any, params: Parameters, model: torch.nn.Module | None) -> Parameters:
+    """Return the parameters that a hook's `params` selects, in the model's order.
+
+    Besides what `select` accepts, a pattern may be about modules: a module class, ``"class:Linear"`` or a module of the
+    model selects the parameters of all matching modules, including those of their submodules. A tied weight is found
+    under each of its names.
+
+    Args:
+        pattern: One pattern or several; None selects everything.
+        params: The trained parameters by name.
+        model: The model, for patterns about modules and for the other names of tied weights.
+
+    Returns:
+        `params` itself if everything is selected, otherwise a new mapping.
+
+    Raises:
+        HooklineError: If a pattern matches nothing; it lists the nearest names.
+    """
+    if pattern is None:
+        return params
+    patterns = pattern if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
+    if not patterns:
+        raise HooklineError(f"params={pattern!r} selects nothing; leave params out to select all")
+    selected: set[str] = set()
+    for one in patterns:
+        is_class = isinstance(one, type) and not issubclass(one, torch.Tensor)
+        names_class = isinstance(one, str) and one.startswith("class:")
+        if is_class or names_class or isinstance(one, torch.nn.Module):
+            selected |= _in_modules(one, params, model)
+        else:
+            selected |= _by_name(one, params, model)
+    return {name: param for name, param in params.items() if name in selected}
+
+
+def _by_name(pattern: Any, params: Parameters, model: torch.nn.Module | None) -> set[str]:
+    if model is None or not isinstance(pattern, str):
+        return set(select(pattern, params, "parameter"))
+    # `params` has one of the names of a tied weight, so the others are looked up by identity.
+    trained = {id(param): name for name, param in params.items()}
+    named = model.named_parameters(remove_duplicate=False)
+    others = {name: param for name, param in named if id(param) in trained}
+    return {trained[id(param)] for param in select(pattern, {**params, **others}, "parameter").values()}
+
+
+def _in_modules(pattern: Any, params: Parameters, model: torch.nn.Module | None) -> set[str]:
+    if model is None:
+        raise HooklineError(f"params={pattern!r} is about modules, but this chain was made without a model")
+    modules = select(pattern, dict(model.named_modules()), "module")
+    # By identity, so that a tied weight is found through each of the modules that share it.
+    inside = {id(param) for module in modules.values() for param in module.parameters()}
+    found = {name for name, param in params.items() if id(param) in inside}
+    if not found:
+        raise HooklineError(f"params={pattern!r} matches {next(iter(modules))!r} and others, none of which is trained")
+    return found
+
+
+# ---- checking for NaN ------------------------------------------------------------------------------------------------
+
+
+class FiniteCheck:
+    """Compare norms before and after a hook; look at elements only where a norm is not finite.
+
+    Args:
+        grads: The gradients that the hook selects; their norms are cached, so later hooks need not read them again.
+        cost: Where the time it takes is counted.
+        wait: Whether to check on a device too, where the host has to wait for the answer.
+    """
+
+    def __init__(self, grads: Gradients, cost: Cost, wait: bool) -> None:
+        self._grads, self._cost, self._wait = grads, cost, wait
+
+    def begin(self) -> torch.Tensor | None:
+        """Return whether all norms are finite, on the device; None if this is not checked."""
+        if not self._wait and not all(tensor.is_cpu for tensor in self._grads.as_list().tensors):
+            return None
+        return self._grads.norms().isfinite().all()
+
+    def end(self, were_finite: torch.Tensor, before: Mapping[str, torch.Tensor | None]) -> None:
+        """Raise if all gradients were finite before the hook and one is not now.
+
+        If one was not finite before, a hook that relates gradients to each other can leave none of them finite.
+
+        Args:
+            were_finite: What `begin` returned.
+            before: The gradients as they were, to tell an overflowing norm from a non-finite element.
+
+        Raises:
+            GradientError: If the hook made a gradient non-finite.
+        """
+        began = perf_counter_ns()
+        are_finite = self._grads.norms().isfinite().all()
+        all_before, all_now = torch.stack([were_finite.to(are_finite.device), are_finite]).tolist()
+        # A norm overflows earlier than the elements it is made of, so these decide.
+        fine = [] if all_now else _finite(self._grads.tensors())
+        bad = [name for name, is_fine in zip(self._grads, fine, strict=False) if not is_fine]
+        self._cost.add(perf_counter_ns() - began)
+        if bad and (all_before or all(_finite([grad for grad in before.values() if grad is not None]))):
+            count = f" ({len(bad)} parameters in all)" if len(bad) > 1 else ""
+            raise GradientError(f"made the gradient of {bad[0]!r}{count} non-finite, which was finite before")
+
+
+def _finite(tensors: list[torch.Tensor]) -> list[bool]:
+    """Return for each tensor whether all its elements are finite."""
+    if not tensors:
+        return []
+    rows = LocalTensors(tensors, [f"a gradient of shape {tuple(tensor.shape)}" for tensor in tensors]).summarize()
+    finite: list[bool] = (rows[:, NANS] + rows[:, INFS] == 0).tolist()
+    return finite

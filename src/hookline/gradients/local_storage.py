@@ -15,19 +15,12 @@ from torch import Tensor
 
 from hookline.errors import GradientError
 from hookline.stats.columns import wide_dtype
-from hookline.stats.tensor_meta import PLAIN_TYPES
+from hookline.stats.tensor_meta import tensor_meta
 
 
 def is_sharded(tensor: Tensor) -> bool:
     """Return whether a tensor is a DTensor, without importing that class, which takes longer than all of Hookline."""
     return hasattr(type(tensor), "to_local")
-
-
-def is_plain(tensors: Sequence[Tensor]) -> bool:
-    """Return whether none of the tensors is sharded, sparse or complex."""
-    # Few types and layouts occur, so comparing sets of them is faster than asking each tensor.
-    types, layouts = {type(tensor) for tensor in tensors}, {tensor.layout for tensor in tensors}
-    return types <= PLAIN_TYPES and layouts <= {torch.strided} and not any(map(torch.is_complex, tensors))
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
@@ -48,7 +41,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 def local_tensors(tensors: list[Tensor]) -> list[Tensor]:
     """Return the memory of each gradient; the list itself if all of them are plain."""
-    return tensors if is_plain(tensors) else [local_tensor(tensor) for tensor in tensors]
+    return tensors if tensor_meta(tensors).plain else [local_tensor(tensor) for tensor in tensors]
 
 
 def indices_by_kind(tensors: Sequence[Tensor]) -> list[list[int]]:
@@ -61,8 +54,6 @@ def indices_by_kind(tensors: Sequence[Tensor]) -> list[list[int]]:
 
 def group_by_kind(tensors: list[Tensor]) -> list[list[Tensor]]:
     """Group tensors by device and dtype, because foreach operations are fused for one kind only."""
-    if len({tensor.dtype for tensor in tensors}) <= 1 and len({tensor.device for tensor in tensors}) <= 1:
-        return [tensors] if tensors else []
     return [[tensors[index] for index in indices] for indices in indices_by_kind(tensors)]
 
 

@@ -63,11 +63,7 @@ def total_norm(tensors: list[Tensor], norm_type: float = 2.0) -> Tensor:
     for tensor, memory in zip(tensors, local_tensors(tensors), strict=True):
         mesh = getattr(tensor, "device_mesh", None)
         meshes.setdefault(mesh, []).append(memory if mesh is None and not tensor.is_complex() else tensor)
-    norms = [_full(torch.nn.utils.get_total_norm(group, norm_type)) for group in meshes.values()]
+    norms: list[Any] = [torch.nn.utils.get_total_norm(group, norm_type) for group in meshes.values()]
+    # torch leaves the norm of DTensors to be reduced over their mesh.
+    norms = [one.full_tensor() if is_sharded(one) else one for one in norms]
     return norms[0] if len(norms) == 1 else torch.nn.utils.get_total_norm(norms, norm_type)
-
-
-def _full(norm: Any) -> Tensor:
-    """Return a norm as a plain tensor: torch leaves that of DTensors to be reduced over their mesh."""
-    full: Tensor = norm.full_tensor() if is_sharded(norm) else norm
-    return full

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from functools import cached_property, lru_cache, reduce
-from operator import attrgetter, or_
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookline._device import cached_table
 from hookline.errors import GradientError, nearest
 from hookline.gradients.local_storage import group_by_kind, is_sharded, local_tensor
 from hookline.gradients.norms import norms_of
-from hookline.stats.layout import VECTOR_BYTES
 from hookline.stats.tensor_meta import TensorMeta, tensor_meta
 
 Parameters = Mapping[str, torch.nn.Parameter]
@@ -30,22 +28,21 @@ class GradientList:
         self._norms: Tensor | None = None
         self._norms_are_exact = False
         self._generation = -1  # of the cache, when the norms were computed
-        self._pointers: Tensor | None = None
 
     @cached_property
-    def kinds(self) -> TensorMeta:
-        """Dtypes, shapes and layouts."""
+    def meta(self) -> TensorMeta:
+        """Dtypes, shapes and devices."""
         return tensor_meta(self.tensors)
 
     @property
     def is_plain(self) -> bool:
         """Whether none of them is sharded, sparse or complex."""
-        return self.kinds.plain
+        return self.meta.plain
 
     @property
     def is_one_kind(self) -> bool:
         """Whether all have one dtype and are on one device."""
-        return self.kinds.alike
+        return self.meta.alike
 
     @cached_property
     def local(self) -> list[Tensor]:
@@ -55,23 +52,7 @@ class GradientList:
     @cached_property
     def groups(self) -> list[list[Tensor]]:
         """Their memory by device and dtype, as foreach operations take it."""
-        return [self.local] if self.local and self.is_plain and self.is_one_kind else group_by_kind(self.local)
-
-    @cached_property
-    def addresses(self) -> tuple[int, ...]:
-        """The address of each; only for plain ones."""
-        return tuple(map(Tensor.data_ptr, self.tensors))
-
-    @property
-    def is_aligned(self) -> bool:
-        """Whether each begins at a multiple of 16 bytes, as vectorised loads need; only for plain ones."""
-        return _are_aligned(self.addresses)
-
-    def pointers(self, device: torch.device) -> Tensor:
-        """Return the addresses as a tensor on the device, for kernels; only for plain ones that are all on it."""
-        if self._pointers is None:
-            self._pointers = cached_table(device, self.addresses)
-        return self._pointers
+        return [self.local] if self.tensors and self.is_plain and self.is_one_kind else group_by_kind(self.local)
 
     def norms(self, generation: int | None, exact: bool = False) -> Tensor:
         """Return one L2 norm per gradient; reads them only if something may have written since the last time.
@@ -89,11 +70,6 @@ class GradientList:
     def set_norms(self, norms: Tensor, generation: int, exact: bool = True) -> None:
         """Store norms that are known without reading the gradients again."""
         self._norms, self._generation, self._norms_are_exact = norms, generation, exact
-
-
-@lru_cache(maxsize=64)  # the allocator mostly gives the next step the same addresses
-def _are_aligned(addresses: tuple[int, ...]) -> bool:
-    return reduce(or_, addresses, 0) % VECTOR_BYTES == 0
 
 
 class GradientCache:
@@ -239,9 +215,14 @@ class Gradients(MutableMapping[str, Tensor]):
         if returned is not self and not isinstance(returned, Mapping):
             raise GradientError(f"returned {type(returned).__name__}; return a mapping of parameter name to gradient")
         new = dict(self.assigned if returned is self else returned)
-        if returned is not self:
-            self._check_names(returned)
+        missing = [] if returned is self else [name for name in self if name not in new]
+        if missing:
+            count = f" ({len(missing)} in all)" if len(missing) > 1 else ""
+            raise GradientError(f"dropped {missing[0]!r}{count}; return every gradient, None to remove one")
         for name, gradient in new.items():
+            if name not in self.params:
+                remedy = nearest(str(name), self.params)
+                raise GradientError(f"returned {name!r}, which is not a parameter here; {remedy}")
             if gradient is not None:
                 _check_fits(name, self.params[name], gradient)
         for name, gradient in new.items():
@@ -249,17 +230,6 @@ class Gradients(MutableMapping[str, Tensor]):
             same = gradient is None or gradient is self.params[name].grad
             self.params[name].grad = gradient if same else gradient.clone()
         self.discard()
-
-    def _check_names(self, returned: Mapping[str, Any]) -> None:
-        missing = [name for name in self if name not in returned]
-        if missing:
-            count = f" ({len(missing)} in all)" if len(missing) > 1 else ""
-            raise GradientError(f"dropped {missing[0]!r}{count}; return every gradient, None to remove one")
-        unknown = next((name for name in returned if name not in self.params), None)
-        if unknown is not None:
-            raise GradientError(
-                f"returned {unknown!r}, which is not a parameter here; {nearest(str(unknown), self.params)}"
-            )
 
 
 def _check_fits(name: str, param: torch.nn.Parameter, gradient: Any) -> None:

@@ -25,7 +25,9 @@ class JsonLines:
         self._fd: int | None = None
         try:
             self._fd = os.open(self.path, _APPEND, 0o666)
-            self._torn = _ends_torn(self._fd)
+            # Appending ignores the position, so moving it is harmless.
+            os.lseek(self._fd, max(os.fstat(self._fd).st_size - 1, 0), os.SEEK_SET)
+            self._torn = os.read(self._fd, 1) not in (b"", b"\n")
         except OSError as error:
             self.close()
             raise RecordError(explain(self.path, error)) from error
@@ -74,11 +76,3 @@ def write_text_atomic(path: Path | str, text: str) -> None:
         write_atomic(Path(path), text.encode("utf-8"))
     except OSError as error:
         raise RecordError(explain(Path(path), error)) from error
-
-
-def _ends_torn(fd: int) -> bool:
-    size = os.fstat(fd).st_size
-    if size == 0:
-        return False
-    os.lseek(fd, size - 1, os.SEEK_SET)  # appending ignores the position, so moving it is harmless
-    return os.read(fd, 1) != b"\n"

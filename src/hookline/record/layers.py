@@ -40,11 +40,6 @@ class SeriesHeader(NamedTuple):
         """The shape of one step's values."""
         return (len(self.names), len(self.columns), *(() if self.bins is None else (self.bins,)))
 
-    def fits(self, names: Sequence[str], columns: Sequence[str], values: torch.Tensor) -> bool:
-        """Return whether the header describes these real values; lists of names are not compared, only tuples."""
-        same = self.names == names and self.columns == columns and self.shape == values.shape
-        return same and not (values.is_complex() or values.is_meta)
-
 
 class LayerRow(NamedTuple):
     """One step of a series; the values are on the host, in float32, [names, columns] or [names, columns, bins]."""
@@ -84,9 +79,17 @@ class LayerBuffer:
             columns: The statistics.
             values: Real numbers, [names, columns] or [names, columns, bins].
         """
-        header = self._headers.get(series)
-        if header is None or not header.fits(names, columns, values):
-            header = self._headers[series] = _make_header(series, tuple(names), tuple(columns), values)
+        shape, header = tuple(values.shape), self._headers.get(series)
+        # Lists are not equal to the header's tuples; a caller who wants to save time passes the same tuples each step.
+        if header is None or (header.names, header.columns, header.shape) != (names, columns, shape):
+            header = SeriesHeader(series, tuple(names), tuple(columns), shape[2] if len(shape) == 3 else None)
+            if shape != header.shape:
+                expected = f"[{len(names)} names, {len(columns)} columns], or one more dimension for bins"
+                raise RecordError(f"layers {series!r}: the values have the shape {list(shape)}; expected {expected}")
+            self._headers[series] = header
+        if values.is_complex() or values.is_meta:
+            kind = "complex" if values.is_complex() else "on the meta device"
+            raise RecordError(f"layers {series!r}: the values are {kind}; give real numbers that have a value")
         values = values.detach() if values.requires_grad else values
         # On an accelerator the copy to the host is the snapshot; elsewhere it would only refer to the values.
         snapshot = values.to(torch.float32, copy=not _device.is_accelerator(values.device))
@@ -94,11 +97,11 @@ class LayerBuffer:
 
     def flush(self) -> None:
         """Deliver what is on the host; waits for nothing."""
-        self._deliver_rows(lambda copy: copy.is_ready())
+        self._deliver_rows(wait=False)
 
     def drain(self) -> None:
         """Deliver everything added so far, waiting for the devices."""
-        self._deliver_rows(lambda copy: True)
+        self._deliver_rows(wait=True)
 
     def salvage(self) -> int:
         """Deliver what can still be read after a device failed, and return how many steps are lost."""
@@ -106,17 +109,17 @@ class LayerBuffer:
         with self._flushing:
             while self._waiting:
                 try:
-                    self._deliver_rows(lambda copy: True)
+                    self._deliver_rows(wait=True)
                 except Exception:
                     self._waiting.popleft()
                     lost += 1
         return lost
 
-    def _deliver_rows(self, may_read: Callable[[HostCopy], bool]) -> None:
+    def _deliver_rows(self, wait: bool) -> None:
         rows = []
         with self._flushing:
             try:
-                while self._waiting and may_read(self._waiting[0][2]):
+                while self._waiting and (wait or self._waiting[0][2].is_ready()):
                     step, header, copy = self._waiting[0]
                     rows.append(LayerRow(step, header, copy.wait()))
                     self._waiting.popleft()
@@ -165,18 +168,6 @@ class LayerLines:
         if self._lines is None:
             self._lines = JsonLines(self._path)
         return self._lines
-
-
-def _make_header(series: str, names: tuple[str, ...], columns: tuple[str, ...], values: torch.Tensor) -> SeriesHeader:
-    shape = tuple(values.shape)
-    header = SeriesHeader(series, names, columns, shape[2] if len(shape) == 3 else None)
-    if shape != header.shape:
-        expected = f"[{len(names)} names, {len(columns)} columns], or one more dimension for bins"
-        raise RecordError(f"layers {series!r}: the values have the shape {list(shape)}; expected {expected}")
-    if values.is_complex() or values.is_meta:
-        kind = "complex" if values.is_complex() else "on the meta device"
-        raise RecordError(f"layers {series!r}: the values are {kind}; give real numbers that have a value")
-    return header
 
 
 # ---- numbers as text -------------------------------------------------------------------------------------------------

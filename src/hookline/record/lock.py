@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 from weakref import WeakValueDictionary
 
 from hookline._fs import describe_process, is_process_alive
@@ -60,10 +60,12 @@ def _open_locked(path: Path) -> int:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
             _lock(fd, path)
-            if _is_file_at(fd, path):
+            if os.path.samestat(os.fstat(fd), path.stat()):
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, json.dumps(describe_process()).encode("ascii"), 0)
                 return fd
+        except FileNotFoundError:
+            pass
         except BaseException:
             os.close(fd)
             raise
@@ -71,38 +73,20 @@ def _open_locked(path: Path) -> int:
 
 
 def _lock(fd: int, path: Path) -> None:
+    locked_elsewhere = False
     if fcntl is not None:
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
-        except (BlockingIOError, PermissionError):
-            owner = _read_owner(fd)
-            name = "another process" if owner is None else _process_name(owner)
-            raise _error(path, name) from None
-        except OSError:
-            pass  # a file system without locks: check the process that the file names
-    owner = _read_owner(fd)
-    if owner is not None and is_process_alive(owner):
-        raise _error(path, _process_name(owner))
-
-
-def _is_file_at(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _read_owner(fd: int) -> dict[str, Any] | None:
+        except OSError as error:  # otherwise the file system has no locks, and the file's process is checked
+            locked_elsewhere = isinstance(error, (BlockingIOError, PermissionError))
     try:
         owner = json.loads(os.pread(fd, 4096, 0))
     except (OSError, ValueError):
-        return None
-    return owner if isinstance(owner, dict) else None
-
-
-def _process_name(owner: dict[str, Any]) -> str:
-    return f"process {owner.get('pid')} on {owner.get('host')}"
+        owner = None
+    known = isinstance(owner, dict)
+    if locked_elsewhere or (known and is_process_alive(owner)):
+        raise _error(path, f"process {owner.get('pid')} on {owner.get('host')}" if known else "another process")
 
 
 def _error(path: Path, owner: str) -> RecordError:

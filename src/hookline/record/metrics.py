@@ -52,17 +52,11 @@ class MetricBuffer:
 
     def flush(self) -> None:
         """Deliver what is on the host and start copying the rest, the scalars of a dtype together; never waits."""
-        with self._flushing:
-            self._start_batch()
-            while self._in_flight and self._in_flight[0].is_ready():
-                self._deliver_oldest()
+        self._deliver_batches(wait=False)
 
     def drain(self) -> None:
         """Deliver everything logged so far, waiting for the devices."""
-        with self._flushing:
-            self._start_batch()
-            while self._in_flight:
-                self._deliver_oldest()
+        self._deliver_batches(wait=True)
 
     def salvage(self) -> int:
         """Deliver only the numbers on the host, after a device failed, and return how many values are lost."""
@@ -80,17 +74,16 @@ class MetricBuffer:
         del self._entries[:count]
         return taken
 
-    def _start_batch(self) -> None:
-        entries = self._take()
-        if entries:
-            batch = _Batch(entries)
-            self._in_flight.append(batch)  # before starting, so that `salvage` finds it if the device fails here
-            batch.start()
-
-    def _deliver_oldest(self) -> None:
-        entries = self._in_flight[0].wait()
-        self._in_flight.popleft()
-        self._deliver_entries(entries)
+    def _deliver_batches(self, wait: bool) -> None:
+        with self._flushing:
+            if entries := self._take():
+                batch = _Batch(entries)
+                self._in_flight.append(batch)  # before starting, so that `salvage` finds it if the device fails here
+                batch.start()
+            while self._in_flight and (wait or self._in_flight[0].is_ready()):
+                entries = self._in_flight[0].wait()
+                self._in_flight.popleft()
+                self._deliver_entries(entries)
 
     def _deliver_entries(self, entries: list[Entry]) -> None:
         rows: dict[tuple[int, int], Row] = {}

@@ -183,10 +183,6 @@ def _canonical(value: Any, depth: int) -> Any:
         return ["set", *sorted((_canonical(item, depth + 1) for item in value), key=json.dumps)]
     if strict_json.is_dataclass_instance(value):
         return [type(value).__qualname__, _canonical(strict_json.field_values(value), depth + 1)]
-    return _canonical_leaf(value, depth)
-
-
-def _canonical_leaf(value: Any, depth: int) -> Any:
     if value is None or type(value) in (bool, str):
         return value
     plain = strict_json.simplify(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ _TEXT_FIELDS = frozenset({
     "time", "kind", "name", "hook", "event", "by", "reason", "message", "error", "text", "run_id",
 })  # fmt: skip
 _HEADER_FIELDS = {"series", "name", "names", "columns"}
+_Steps = dict[int, dict[SeriesHeader, torch.Tensor]]  # the values of a series that were read so far
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -38,7 +39,11 @@ def read_jsonl(path: Path | str) -> tuple[list[dict[str, Any]], bool]:
     """
     lines = [line for line in _read(Path(path)).split(b"\n") if line]
     records = [record for line in lines if (record := _parse(line)) is not None]
-    return [_restore_numbers(record) for record in records], len(records) < len(lines)
+    for record in records:
+        for key, value in record.items():
+            if isinstance(value, str) and value in _NON_FINITE and key not in _TEXT_FIELDS:
+                record[key] = _NON_FINITE[value]
+    return records, len(records) < len(lines)
 
 
 def _whole_lines(path: Path | str) -> list[dict[str, Any]]:
@@ -64,13 +69,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
-
-
-def _restore_numbers(record: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _NON_FINITE.get(value, value) if isinstance(value, str) and key not in _TEXT_FIELDS else value
-        for key, value in record.items()
-    }
 
 
 # ---- metrics.jsonl ---------------------------------------------------------------------------------------------------
@@ -124,15 +122,15 @@ def read_layers(run_dir: Path | str) -> dict[str, LayerSeries]:
     path = Path(run_dir) / "layers.jsonl"
     if not path.exists() and path.parent.is_dir():
         return {}
-    found: dict[str, _SeriesBuilder] = {}
+    found: dict[str, _Steps] = {}
     headers: dict[Any, SeriesHeader] = {}
     for record in _whole_lines(path):
         if not all(isinstance(record.get(key, 0), int) for key in ("series", "step", "resumed")):
             continue  # not a line of ours
         header = headers.get(record.get("series"))
         if "resumed" in record:
-            for series in found.values():
-                series.discard_after(record["resumed"])
+            for name, steps in found.items():
+                found[name] = {step: written for step, written in steps.items() if step <= record["resumed"]}
         elif record.keys() >= _HEADER_FIELDS:
             headers[record["series"]] = SeriesHeader(
                 record["name"], tuple(record["names"]), tuple(record["columns"]), record.get("bins")
@@ -140,52 +138,29 @@ def read_layers(run_dir: Path | str) -> dict[str, LayerSeries]:
         elif "step" in record and header is not None:
             values = unpack(record, torch.Size(header.shape).numel())
             if values is not None:  # otherwise the line is damaged
-                tensor = torch.from_numpy(values).reshape(header.shape)
-                found.setdefault(header.series, _SeriesBuilder()).add(record["step"], header, tensor)
-    return {name: series.build() for name, series in found.items()}
+                written = found.setdefault(header.series, {}).setdefault(record["step"], {})
+                written.pop(header, None)  # what comes later overwrites, also where headers overlap
+                written[header] = torch.from_numpy(values).reshape(header.shape)
+    return {name: _merge_headers(steps) for name, steps in found.items()}
 
 
-@dataclass
-class _SeriesBuilder:
-    """The values of a series that were read so far, by step and header."""
-
-    steps: dict[int, dict[SeriesHeader, torch.Tensor]] = field(default_factory=dict)
-
-    def add(self, step: int, header: SeriesHeader, values: torch.Tensor) -> None:
-        written = self.steps.setdefault(step, {})
-        written.pop(header, None)  # what comes later overwrites, also where headers overlap
-        written[header] = values
-
-    def discard_after(self, step: int) -> None:
-        self.steps = {one: written for one, written in self.steps.items() if one <= step}
-
-    def build(self) -> LayerSeries:
-        """Merge all headers: usually there is one, two if a hook was changed during the run."""
-        headers = list(dict.fromkeys(header for written in self.steps.values() for header in written))
-        bins = headers[-1].bins if headers else None
-        headers = [header for header in headers if header.bins == bins]
-        names = tuple(dict.fromkeys(name for header in headers for name in header.names))
-        columns = tuple(dict.fromkeys(column for header in headers for column in header.columns))
-        steps = sorted(step for step, written in self.steps.items() if not written.keys().isdisjoint(headers))
-        values = torch.full((len(steps), *SeriesHeader("", names, columns, bins).shape), float("nan"))
-        places = {header: _places(header, names, columns) for header in headers}
-        for index, step in enumerate(steps):
-            for header, written in self.steps[step].items():
-                if header in places:
-                    values[index][places[header]] = written
-        return LayerSeries(names, columns, tuple(steps), values)
-
-
-def _places(
-    header: SeriesHeader, names: tuple[str, ...], columns: tuple[str, ...]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the indices of a header's names and columns among all, for indexing the values of one step."""
-    rows = {name: index for index, name in enumerate(names)}
-    across = {column: index for index, column in enumerate(columns)}
-    return (
-        torch.tensor([rows[name] for name in header.names], dtype=torch.long).unsqueeze(1),
-        torch.tensor([across[column] for column in header.columns], dtype=torch.long).unsqueeze(0),
-    )
+def _merge_headers(written: _Steps) -> LayerSeries:
+    """Make one series of all headers: usually there is one, two if a hook was changed during the run."""
+    headers = list(dict.fromkeys(header for by_header in written.values() for header in by_header))
+    bins = headers[-1].bins if headers else None
+    headers = [header for header in headers if header.bins == bins]
+    names = tuple(dict.fromkeys(name for header in headers for name in header.names))
+    columns = tuple(dict.fromkeys(column for header in headers for column in header.columns))
+    steps = sorted(step for step, by_header in written.items() if not by_header.keys().isdisjoint(headers))
+    values = torch.full((len(steps), *SeriesHeader("", names, columns, bins).shape), float("nan"))
+    row_of, column_of = ({one: index for index, one in enumerate(all_)} for all_ in (names, columns))
+    for index, step in enumerate(steps):
+        for header, own in written[step].items():
+            if header.bins == bins:
+                rows = torch.tensor([row_of[name] for name in header.names], dtype=torch.long)
+                across = torch.tensor([column_of[column] for column in header.columns], dtype=torch.long)
+                values[index][rows.unsqueeze(1), across.unsqueeze(0)] = own
+    return LayerSeries(names, columns, tuple(steps), values)
 
 
 def _index(name: str, choices: tuple[str, ...], kind: str) -> int:

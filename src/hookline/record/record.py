@@ -72,7 +72,14 @@ class Record:
         """
         if run_id is not None and not _SAFE_NAME.fullmatch(run_id):
             raise RecordError(f"{run_id!r} cannot be a run_id; use letters, digits, . _ = - and no leading .")
-        path = _make_directory(Path(root), run_id).absolute()
+        path = (Path(root) / (run_id or new_run_id())).absolute()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir(exist_ok=run_id is not None)  # a new run's must not exist: two runs never share one by accident
+        except OSError as error:
+            reason = f"{error.filename or root}: {error.strerror or error}"
+            remedy = "choose a directory that you can write to"
+            raise RecordError(f"cannot make the run's directory in {root} ({reason}); {remedy}") from error
         return cls(FileSink(path), config, seed, path.name)
 
     @classmethod
@@ -260,16 +267,3 @@ def _store(storage: FileSink | MemorySink, sinks: AddedSinks, method: str, rows:
     """Write rows with a method of `Sink`: to the storage at once, to the added sinks with the next delivery."""
     getattr(storage, method)(rows)
     sinks.put(method, rows)
-
-
-def _make_directory(root: Path, run_id: str | None) -> Path:
-    """Create the run's directory; that of a new run must not exist, so that two runs never share one by accident."""
-    path = root / (run_id or new_run_id())
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        path.mkdir(exist_ok=run_id is not None)
-        return path
-    except OSError as error:
-        reason = f"{error.filename or root}: {error.strerror or error}"
-        remedy = "choose a directory that you can write to"
-        raise RecordError(f"cannot make the run's directory in {root} ({reason}); {remedy}") from error

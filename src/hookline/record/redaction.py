@@ -120,12 +120,10 @@ def find_secrets(value: Any, under_secret_key: bool = False, depth: int = 0) -> 
     elif isinstance(value, (list, tuple)) and depth < _MAX_DEPTH:
         for item in value:
             yield from find_secrets(item, under_secret_key, depth + 1)
-    elif isinstance(value, str) and (under_secret_key or hasattr(value, "reference")) and not _is_path(value):
-        yield str.__str__(value), _reference_of(value) or REDACTED
-
-
-def _is_path(value: str) -> bool:
-    return value.startswith(("/", "~", "${"))
+    elif isinstance(value, str):
+        is_secret = under_secret_key or hasattr(value, "reference")
+        if is_secret and not value.startswith(("/", "~", "${")):
+            yield str.__str__(value), _reference_of(value) or REDACTED
 
 
 # ---- structures ------------------------------------------------------------------------------------------------------
@@ -157,9 +155,9 @@ def _redact(value: Any, depth: int) -> Any:
     if depth > _MAX_DEPTH:  # a config that contains itself
         return f"<{type(value).__name__}>"
     if isinstance(value, Mapping):
-        return _redact_items(value.items(), depth)
+        return _redact_items(value, depth)
     if strict_json.is_dataclass_instance(value):
-        return _redact_items(strict_json.field_values(value).items(), depth)
+        return _redact_items(strict_json.field_values(value), depth)
     if isinstance(value, (list, tuple)):
         return _redact_sequence(value, depth)
     if isinstance(value, (set, frozenset)):
@@ -167,9 +165,9 @@ def _redact(value: Any, depth: int) -> Any:
     return _redact_leaf(value)
 
 
-def _redact_items(items: Iterable[tuple[Any, Any]], depth: int) -> dict[Any, Any]:
+def _redact_items(mapping: Mapping[Any, Any], depth: int) -> dict[Any, Any]:
     clean: dict[Any, Any] = {}
-    for key, value in items:
+    for key, value in mapping.items():
         if type(key) is str and type(value) in _NO_SECRETS and not _names_secret(key):  # most fields of a record
             name, plain = _redact_name(key), value
         else:
@@ -255,13 +253,13 @@ def redact_text(text: str) -> str:
 
 def _redact_url(match: re.Match[str]) -> str:
     url = match.group()
-    secret = _SECRET_URL.search(url) or any(_is_secret_parameter(*pair) for pair in _QUERY_PAIR.findall(url))
-    return REDACTED if secret else url
-
-
-def _is_secret_parameter(name: str, value: str) -> bool:
-    named = name.lower() in _SECRET_PARAMETERS or is_secret_key(name)
-    return bool(value) and (named or _LONG_PARAMETER.fullmatch(value) is not None)
+    if _SECRET_URL.search(url):
+        return REDACTED
+    for name, value in _QUERY_PAIR.findall(url):
+        named = name.lower() in _SECRET_PARAMETERS or is_secret_key(name)
+        if value and (named or _LONG_PARAMETER.fullmatch(value)):
+            return REDACTED
+    return url
 
 
 def _redact_assignment(match: re.Match[str]) -> str:

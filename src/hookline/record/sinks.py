@@ -201,7 +201,14 @@ class FileSink:
 
     def start(self, run: dict[str, Any], config: Any) -> None:
         """Add commit, environment and earlier attempts to the run's description, and write it with the config."""
-        earlier = _earlier_run(self.path / "run.json")
+        earlier: Mapping[str, Any] = {}
+        if (self.path / "run.json").exists():
+            try:
+                earlier = read_json(self.path / "run.json")
+            except RecordError as error:
+                warnings.warn(f"{error}; earlier attempts are not listed", RuntimeWarning, stacklevel=3)
+        if not isinstance(earlier.get("attempts", []), list):
+            earlier = {}
         run["started"] = earlier.get("started", run["started"])
         run["git"] = git_state(Path.cwd())
         run["environment"] = environment()
@@ -243,18 +250,6 @@ class FileSink:
             write(*arguments)
         except RecordError as error:
             self.report_loss(error)
-
-
-def _earlier_run(path: Path) -> Mapping[str, Any]:
-    """Return the run.json of earlier attempts; empty for a new run or one that cannot be read."""
-    if not path.exists():
-        return {}
-    try:
-        run = read_json(path)
-    except RecordError as error:
-        warnings.warn(f"{error}; earlier attempts are not listed", RuntimeWarning, stacklevel=4)
-        return {}
-    return run if isinstance(run.get("attempts", []), list) else {}
 
 
 def _as_yaml(config: Any) -> str:

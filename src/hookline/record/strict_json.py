@@ -49,7 +49,12 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
     '{"loss":"NaN","device":"cpu"}'
     """
     # Most lines of a record are flat dicts of plain values, which need no conversion.
-    if indent is None and type(value) is dict and _is_flat(value):
+    if (
+        indent is None
+        and type(value) is dict
+        and _FLAT_KEYS.issuperset(map(type, value))
+        and _FLAT_VALUES.issuperset(map(type, value.values()))
+    ):
         try:
             text = _encode_strictly(value)
         except ValueError:  # NaN or an infinity
@@ -61,9 +66,32 @@ def dumps(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(simplify(value), indent=indent, separators=separators, allow_nan=False)
 
 
-def simplify(value: Any) -> Any:
-    """Return the value as plain dicts, lists, strings, numbers, booleans and None that strict JSON can contain."""
-    return _simplify(value, ())
+def simplify(value: Any, parents: tuple[int, ...] = ()) -> Any:
+    """Return the value as plain dicts, lists, strings, numbers, booleans and None that strict JSON can contain.
+
+    `parents` are the ids of the containers around the value.
+    """
+    try:
+        if not isinstance(value, (Mapping, list, tuple, set, frozenset)) and not is_dataclass_instance(value):
+            return _simplify_leaf(value)
+        if id(value) in parents or len(parents) >= _MAX_DEPTH:
+            return short_repr(value)
+        inside = (*parents, id(value))
+        if isinstance(value, (list, tuple)):
+            return [simplify(item, inside) for item in value]
+        if isinstance(value, (set, frozenset)):
+            return sorted((simplify(item, inside) for item in value), key=_sort_key)
+        plain: dict[str, Any] = {}
+        for key, item in (value if isinstance(value, Mapping) else field_values(value)).items():
+            plain[free_name(key_text(key), plain)] = simplify(item, inside)
+        return plain
+    except Exception:  # a property that raises, a dict that another thread changed, a device that failed
+        return short_repr(value)
+
+
+def _sort_key(item: Any) -> tuple[bool, float, str]:
+    """Sort numbers by size, then everything else by its text."""
+    return (False, item, "") if type(item) in (int, float) else (True, 0, json.dumps(item, sort_keys=True))
 
 
 def short_repr(value: Any) -> str:
@@ -98,40 +126,6 @@ def free_name(name: str, taken: Mapping[str, Any]) -> str:
     return unique
 
 
-def _is_flat(value: dict[Any, Any]) -> bool:
-    return _FLAT_KEYS.issuperset(map(type, value)) and _FLAT_VALUES.issuperset(map(type, value.values()))
-
-
-def _simplify(value: Any, parents: tuple[int, ...]) -> Any:
-    try:
-        if isinstance(value, (Mapping, list, tuple, set, frozenset)) or is_dataclass_instance(value):
-            return _simplify_container(value, parents)
-        return _simplify_leaf(value)
-    except Exception:  # a property that raises, a dict that another thread changed, a device that failed
-        return short_repr(value)
-
-
-def _simplify_container(value: Any, parents: tuple[int, ...]) -> Any:
-    if id(value) in parents or len(parents) >= _MAX_DEPTH:
-        return short_repr(value)
-    inside = (*parents, id(value))
-    if isinstance(value, (list, tuple)):
-        return [_simplify(item, inside) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return _sorted([_simplify(item, inside) for item in value])
-    plain: dict[str, Any] = {}
-    for key, item in (value if isinstance(value, Mapping) else field_values(value)).items():
-        plain[free_name(key_text(key), plain)] = _simplify(item, inside)
-    return plain
-
-
-def _sorted(items: list[Any]) -> list[Any]:
-    """Sort numbers by size, then everything else by its text."""
-    numbers = [item for item in items if type(item) in (int, float)]
-    others = [item for item in items if type(item) not in (int, float)]
-    return sorted(numbers) + sorted(others, key=lambda item: json.dumps(item, sort_keys=True))
-
-
 def _simplify_leaf(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value
@@ -141,50 +135,30 @@ def _simplify_leaf(value: Any) -> Any:
     if isinstance(value, str):
         return _escape_surrogates(value)
     if isinstance(value, int):
-        return _simplify_int(int(value))
+        try:
+            str(int(value))
+        except ValueError:  # Python refuses to print integers of thousands of digits
+            return hex(value)
+        return int(value)
     if isinstance(value, float):
-        return _simplify_float(float(value))
+        return float(value) if math.isfinite(value) else json.dumps(float(value))  # NaN, Infinity or -Infinity
     if isinstance(value, torch.Tensor):
-        return _simplify_tensor(value)
+        if value.dim() == 0 and not value.is_complex() and value.device.type != "meta":
+            return _simplify_leaf(value.item())
+        return {"tensor": {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}}
     if isinstance(value, (torch.device, torch.dtype)):
         return str(value).removeprefix("torch.")
     if isinstance(value, PurePath):
         return _escape_surrogates(str(value))
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
-    return _simplify_numpy(value) if type(value).__module__ == "numpy" else short_repr(value)
-
-
-def _simplify_int(value: int) -> int | str:
-    try:
-        str(value)
-    except ValueError:  # Python refuses to print integers of thousands of digits
-        return hex(value)
-    return value
-
-
-def _simplify_float(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
-
-
-def _simplify_tensor(value: torch.Tensor) -> Any:
-    if value.dim() == 0 and not value.is_complex() and value.device.type != "meta":
-        return _simplify_leaf(value.item())
-    return {"tensor": {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}}
-
-
-def _simplify_numpy(value: Any) -> Any:
-    """Return scalars as numbers and arrays as a description; recognised by their module, so NumPy is not imported."""
-    if getattr(value, "ndim", None) == 0:
-        item = value.item()
-        return short_repr(value) if type(item) is type(value) else simplify(item)
-    if not hasattr(value, "shape"):
+    if type(value).__module__ != "numpy" or not hasattr(value, "shape"):
         return short_repr(value)
-    return {"array": {"shape": list(value.shape), "dtype": str(value.dtype)}}
+    # NumPy is recognised by its module, so that it need not be imported.
+    if value.ndim:
+        return {"array": {"shape": list(value.shape), "dtype": str(value.dtype)}}
+    item = value.item()
+    return short_repr(value) if type(item) is type(value) else simplify(item)
 
 
 def _escape_surrogates(text: str) -> str:

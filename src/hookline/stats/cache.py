@@ -45,16 +45,12 @@ class Snapshot:
         return same and self.versions is not None and _versions(tensors) == self.versions
 
 
-
 class _Cache(local):
     """The last result of a thread: all statistics, or norms alone."""
 
-    def __init__(self) -> None:
-        self.store(Snapshot([]))
-
-    def store(self, snapshot: Snapshot, rows: Tensor | None = None, norms: Tensor | None = None) -> None:
-        """Replace the last result."""
-        self.snapshot, self.rows, self.norms = snapshot, rows, norms
+    snapshot = Snapshot([])
+    rows: Tensor | None = None
+    norms: Tensor | None = None
 
 
 _cache = _Cache()
@@ -77,12 +73,12 @@ def summarize_cached(tensors: Sequence[Tensor], names: Sequence[object] | None =
 
 def cache_rows(snapshot: Snapshot, rows: Tensor) -> None:
     """Cache the rows of some tensors, in place of what this thread cached before."""
-    _cache.store(snapshot, rows=rows)
+    _cache.snapshot, _cache.rows, _cache.norms = snapshot, rows, None
 
 
 def cache_norms(snapshot: Snapshot, norms: Tensor) -> None:
     """Cache the norms of some tensors, in place of what this thread cached before."""
-    _cache.store(snapshot, norms=norms)
+    _cache.snapshot, _cache.rows, _cache.norms = snapshot, None, norms
 
 
 def cached_norms(tensors: Sequence[Tensor]) -> Tensor | None:

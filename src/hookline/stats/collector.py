@@ -68,13 +68,7 @@ class Collector:
         return len(self._keys) + sum(len(done.keys) for done in self._done)
 
     def add(self, key: Hashable, tensor: Tensor, now: bool = False) -> None:
-        """Collect one tensor.
-
-        Args:
-            key: What its row is called.
-            tensor: The tensor.
-            now: Whether to read it at once, because it is about to be overwritten.
-        """
+        """Collect a tensor, whose row gets the key; `now` reads it at once, because it is about to be overwritten."""
         if borrowed.threads and borrowed.is_borrowed():
             # It will be overwritten, but a launch for each would cost the host more than a copy costs the device.
             tensor = tensor.clone()
@@ -307,11 +301,10 @@ class StepCollector:
             if self._open and part.step != self._open[0].step:
                 yield self._close()
             self._open.append(part)
-        if self._open and not len(self._queue) and self._is_over(self._open[0].step):
+        waiting = {step for step, _ in self._batch.parts}
+        is_last = self._open and not len(self._queue) and self._open[0].step not in waiting
+        if is_last and self._open[0].step <= self._ended:
             yield self._close()
-
-    def _is_over(self, step: int) -> bool:
-        return step <= self._ended and not any(waiting == step for waiting, _ in self._batch.parts)
 
     def _close(self) -> StepRows:
         parts, self._open = self._open, []

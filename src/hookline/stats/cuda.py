@@ -28,18 +28,9 @@ from hookline.stats.columns import (
 )
 from hookline.stats.layout import CHUNK_BYTES, VECTOR_BYTES, Launch, layout_of
 
-ELEMENTS: dict[torch.dtype, Any] = {
-    torch.bool: tl.int8,
-    torch.uint8: tl.uint8,
-    torch.int8: tl.int8,
-    torch.int16: tl.int16,
-    torch.int32: tl.int32,
-    torch.int64: tl.int64,
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-    torch.float32: tl.float32,
-    torch.float64: tl.float64,
-}
+_SAME_NAME = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+ELEMENTS: dict[torch.dtype, Any] = {getattr(torch, name): getattr(tl, name) for name in _SAME_NAME}
+ELEMENTS[torch.bool] = tl.int8
 WIDE: dict[torch.dtype, Any] = {torch.float32: tl.float32, torch.float64: tl.float64}
 WARPS = 4
 UNROLL = 4  # loads in flight at once, per thread
@@ -62,12 +53,9 @@ def launch_summarize(tensors: Sequence[Tensor], device: torch.device, stream: in
     rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64, device=device)
     for group in layout.groups:
         tile = WARPS * 32 * VECTOR_BYTES // group.dtype.itemsize
+        tables = (pointers, layout.sizes, layout.first_chunks, layout.owners, partials)
         kernels.read_chunks[(group.chunks,)](
-            pointers,
-            layout.sizes,
-            layout.first_chunks,
-            layout.owners,
-            partials,
+            *tables,
             group.skipped,
             layout.chunks,
             ELEMENT=ELEMENTS[group.dtype],
@@ -78,15 +66,8 @@ def launch_summarize(tensors: Sequence[Tensor], device: torch.device, stream: in
             UNROLL=UNROLL,
             num_warps=WARPS,
         )
-    kernels.merge_chunks[(len(tensors),)](
-        layout.first_chunks,
-        layout.chunk_counts,
-        partials,
-        rows,
-        layout.chunks,
-        COLUMNS=len(STATISTICS),
-        TILE=MERGE_TILE,
-    )
+    tables_by_tensor = (layout.first_chunks, layout.chunk_counts, partials, rows)
+    kernels.merge_chunks[(len(tensors),)](*tables_by_tensor, layout.chunks, COLUMNS=len(STATISTICS), TILE=MERGE_TILE)
     return rows
 
 

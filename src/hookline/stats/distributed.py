@@ -17,7 +17,7 @@ from torch import distributed as dist
 from hookline import _device
 from hookline.errors import HooklineError
 from hookline.stats import histograms, rows
-from hookline.stats.columns import COUNT, ZEROS
+from hookline.stats.columns import COUNT, ZERO, ZEROS
 from hookline.stats.merge import join_rows, merge, split_rows
 from hookline.stats.tensor_meta import TensorMeta, tensor_meta
 
@@ -46,7 +46,8 @@ class LocalTensors:
         """Whether each tensor is its own dense part."""
         if not self.plain:
             local = [_local(tensor) for tensor in tensors]
-            self.dense = [_dense(tensor) for tensor in local]
+            values = [one.values() if one.is_sparse else one for one in local]
+            self.dense = [torch.view_as_real(one) if one.is_complex() else one for one in values]
             self._left_out = [one.numel() - one.values().numel() if one.is_sparse else 0 for one in local]
             self._meshes = group_by_mesh(tensors, self.names)
             self._meta = tensor_meta(self.dense)
@@ -92,7 +93,7 @@ class LocalTensors:
 
         counts = self._each_device(count)
         if any(self._left_out):
-            counts[:, histograms.ZERO] += _device.upload(self._left_out, counts.dtype, counts.device)
+            counts[:, ZERO] += _device.upload(self._left_out, counts.dtype, counts.device)
         for mesh in self._meshes:
             counts = mesh.sums(counts)
         return histograms.Histograms(counts, tops)
@@ -118,11 +119,6 @@ def _local(tensor: Tensor) -> Tensor:
     return local.coalesce() if local.is_sparse else local
 
 
-def _dense(tensor: Tensor) -> Tensor:
-    dense = tensor.values() if tensor.is_sparse else tensor
-    return torch.view_as_real(dense) if dense.is_complex() else dense
-
-
 class MeshTensors:
     """The DTensors of one device mesh: their indices among all tensors, and which of them count on this rank.
 
@@ -135,16 +131,7 @@ class MeshTensors:
         self._counts: list[bool] = []
 
     def add(self, index: int, tensor: Any, name: object) -> None:
-        """Add one more tensor.
-
-        Args:
-            index: Its index among all tensors.
-            tensor: The DTensor.
-            name: What an error calls it.
-
-        Raises:
-            HooklineError: If it is a partial sum.
-        """
+        """Add the DTensor with this index among all tensors. Raises `HooklineError` if it is a partial sum."""
         here = zip(tensor.placements, self._mesh.get_coordinate(), strict=True)
         if any(placement.is_partial() for placement in tensor.placements):
             raise HooklineError(f"no statistics of {name}: it is a partial sum over ranks; redistribute() it first")

@@ -41,24 +41,6 @@ from hookline.stats.columns import (
 )
 from hookline.stats.rows import has_kernels, summarize
 
-__all__ = [
-    "BINS",
-    "INFINITE",
-    "NOT_A_NUMBER",
-    "PER_OCTAVE",
-    "ZERO",
-    "Histograms",
-    "count",
-    "fold",
-    "histograms",
-    "histograms_in",
-    "merge_histograms",
-    "percentiles",
-    "summarize_with_histograms",
-    "tops_of",
-    "values_of_bins",
-]
-
 _PIECE = 1 << 20  # elements that are counted at once, to keep the memory for indices small
 
 
@@ -85,20 +67,16 @@ def histograms(tensors: Sequence[Tensor], rows: Tensor | None = None) -> Histogr
 def count(tensors: Sequence[Tensor], tops: Tensor) -> Tensor:
     """Return the counts of each tensor, [tensors, bins], in windows that end with the octaves `tops`."""
     with torch.no_grad():
-        if not has_kernels(tops.device):
-            return _count(tensors, tops)
-        from hookline.stats import cuda
+        if has_kernels(tops.device):
+            from hookline.stats import cuda
 
-        return cuda.count(tensors, tops)
-
-
-def _count(tensors: Sequence[Tensor], tops: Tensor) -> Tensor:
-    counts = torch.zeros((len(tensors), BINS), dtype=torch.int64, device=tops.device)
-    for tensor, top, row in zip(tensors, tops, counts, strict=True):
-        for piece in torch.split(tensor.reshape(-1), _PIECE):
-            bins = _bins_of(piece.to(wide_dtype(piece.dtype)), top)
-            row.index_add_(0, bins, torch.ones_like(bins))
-    return counts
+            return cuda.count(tensors, tops)
+        counts = torch.zeros((len(tensors), BINS), dtype=torch.int64, device=tops.device)
+        for tensor, top, row in zip(tensors, tops, counts, strict=True):
+            for piece in torch.split(tensor.reshape(-1), _PIECE):
+                bins = _bins_of(piece.to(wide_dtype(piece.dtype)), top)
+                row.index_add_(0, bins, torch.ones_like(bins))
+        return counts
 
 
 def _bins_of(values: Tensor, top: Tensor) -> Tensor:
@@ -126,23 +104,13 @@ def percentiles(counted: Histograms, points: Sequence[float]) -> Tensor:
     As there, a position between two values is interpolated, and a NaN in the tensor makes all of them NaN. The bound
     holds for values in the window; smaller ones come out as its lower end. Nothing waits for the device.
     """
-    counts, device = counted.counts, counted.counts.device
+    counts, tops, device = *counted, counted.counts.device
     fractions = _fractions(device, _device.stream_handle(device), tuple(points))
     if has_kernels(device) and len(counts):
         from hookline.stats import cuda
 
-        return cuda.percentiles(counts, counted.tops, fractions)
-    return _percentiles(counts, counted.tops, fractions)
-
-
-@lru_cache(maxsize=16)
-def _fractions(device: torch.device, stream: int, points: tuple[float, ...]) -> Tensor:
-    # The stream is part of the key because the tensor is filled in its order: another stream might read it too early.
-    return _device.to_device(torch.tensor([point / 100 for point in points], dtype=row_dtype(device)), device)
-
-
-def _percentiles(counts: Tensor, tops: Tensor, fractions: Tensor) -> Tensor:
-    """Interpolate between the bins of the two values around each position."""
+        return cuda.percentiles(counts, tops, fractions)
+    # The bins of the two values around each position are interpolated.
     numbers = counts[:, :NOT_A_NUMBER].cumsum(dim=1)
     total = numbers[:, -1:]
     places = fractions * (total - 1).clamp(min=0)
@@ -152,6 +120,12 @@ def _percentiles(counts: Tensor, tops: Tensor, fractions: Tensor) -> Tensor:
     lower, upper = (values.gather(1, bins.clamp(max=INFINITE)) for bins in (below, above))
     between = torch.where(below == above, lower, lower + (upper - lower) * (places - places.floor()))
     return between.masked_fill((counts[:, NOT_A_NUMBER:] > 0) | (total == 0), float("nan"))
+
+
+@lru_cache(maxsize=16)
+def _fractions(device: torch.device, stream: int, points: tuple[float, ...]) -> Tensor:
+    # The stream is part of the key because the tensor is filled in its order: another stream might read it too early.
+    return _device.to_device(torch.tensor([point / 100 for point in points], dtype=row_dtype(device)), device)
 
 
 def values_of_bins(tops: Tensor, per_octave: int = PER_OCTAVE) -> Tensor:

@@ -1,4 +1,4 @@
-"""Read what a list of tensors is like apart from its values: types, dtypes, shapes, devices and memory layout."""
+"""Read what a list of tensors is like apart from its values: types, dtypes, shapes and devices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from torch import Tensor
 PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
 """The types whose memory holds their values, unless a tensor is sparse or complex."""
 
-_DTYPE, _SHAPE, _DEVICE, _LAYOUT = map(attrgetter, ("dtype", "shape", "device", "layout"))
-_IS_CPU, _REQUIRES_GRAD = map(attrgetter, ("is_cpu", "requires_grad"))
+_DTYPE, _SHAPE, _DEVICE, _LAYOUT, _IS_CPU = map(attrgetter, ("dtype", "shape", "device", "layout", "is_cpu"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,10 +24,6 @@ class TensorMeta:
     """Whether none of them is sharded, sparse, complex or of another subclass."""
     alike: bool
     """Whether all have one dtype and are on one device."""
-    contiguous: bool
-    """Whether all are contiguous."""
-    requires_grad: bool
-    """Whether autograd would record what is computed from them."""
     on_cpu: bool
     """Whether all are on the CPU."""
     dtypes: tuple[torch.dtype, ...]
@@ -40,15 +35,14 @@ _unique = lru_cache(maxsize=64)(TensorMeta)
 
 def tensor_meta(tensors: Sequence[Tensor]) -> TensorMeta:
     """Return the facts about some tensors."""
-    # Few different dtypes, types and devices occur in hundreds of tensors, so sets of them are examined.
-    dtypes, strided = tuple(map(_DTYPE, tensors)), set(map(_LAYOUT, tensors)) <= {torch.strided}
-    different, on_cpu = set(dtypes), all(map(_IS_CPU, tensors))
+    # Reading one attribute of 500 tensors takes 25 to 45 µs, so only those are read that every caller needs. Few
+    # different dtypes, types and devices occur, so sets of them are examined.
+    dtypes, on_cpu = tuple(map(_DTYPE, tensors)), all(map(_IS_CPU, tensors))
+    different, strided = set(dtypes), set(map(_LAYOUT, tensors)) <= {torch.strided}
     real = not any(dtype.is_complex for dtype in different)
     return _unique(
         strided and real and PLAIN_TYPES.issuperset(map(type, tensors)),
         len(different) <= 1 and (on_cpu or len(set(map(_DEVICE, tensors))) == 1),
-        strided and all(map(Tensor.is_contiguous, tensors)),
-        any(map(_REQUIRES_GRAD, tensors)),
         on_cpu,
         dtypes,
         tuple(map(_SHAPE, tensors)),

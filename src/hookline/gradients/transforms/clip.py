@@ -98,17 +98,15 @@ def _unit_norms(tensors: list[Tensor], local: list[Tensor]) -> list[Tensor]:
     """Return the norm of each row; for vectors, the norm of the whole vector over all its shards."""
     vectors = [tensor for tensor in tensors if not _has_rows(tensor)]
     vector_norms = iter(norms_of(vectors).unbind()) if vectors else iter(())
-    return [
-        _row_norms(memory) if _has_rows(tensor) else next(vector_norms)
-        for tensor, memory in zip(tensors, local, strict=True)
-    ]
+    found = []
+    for tensor, memory in zip(tensors, local, strict=True):
+        if _has_rows(tensor):
+            dimensions, dtype = tuple(range(1, memory.dim())), wide_dtype(memory.dtype)
+            found.append(torch.linalg.vector_norm(memory, dim=dimensions, keepdim=True, dtype=dtype))
+        else:
+            found.append(next(vector_norms))
+    return found
 
 
 def _has_rows(tensor: Tensor) -> bool:
     return sum(size > 1 for size in tensor.shape) > 1
-
-
-def _row_norms(matrix: Tensor) -> Tensor:
-    dimensions, dtype = tuple(range(1, matrix.dim())), wide_dtype(matrix.dtype)
-    norms: Tensor = torch.linalg.vector_norm(matrix, dim=dimensions, keepdim=True, dtype=dtype)
-    return norms
