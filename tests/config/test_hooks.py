@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hookline import ForwardHook, HookRegistry, TrainingHook
-from hookline.config.factory import ImportPolicy, import_dotted
-from hookline.config.hooks import FunctionHook, find_hook, make_hook, read_hook_specs, register_specs
+from hookline.config.factory import ImportPolicy, find_factory
+from hookline.config.hooks import FunctionHook, make_hook, read_hook_specs, register_specs
 from hookline.core import plugins
 from hookline.core.entry import hook_parameters
 from hookline.errors import ConfigError, HooklineError, RegistrationError
@@ -276,22 +276,22 @@ def test_nothing_is_imported_when_a_later_entry_is_wrong(package: str) -> None:
 def test_names_that_a_module_imports_are_not_its_hooks(package: str) -> None:
     """An allowed package gives no access to subprocess.run, or to something that is not callable."""
     for attribute in ("run", "NUMBER"):
-        with pytest.raises(HooklineError, match="is not a hook class of that package"):
-            import_dotted(f"{package}.{attribute}")
+        with pytest.raises(HooklineError, match="is not a class or function of that package"):
+            find_factory(f"{package}.{attribute}", plugins.HOOKS)
     with pytest.raises(HooklineError, match="has no 'Mien'; did you mean 'Mine'"):
-        import_dotted(f"{package}.Mien")
+        find_factory(f"{package}.Mien", plugins.HOOKS)
     with pytest.raises(HooklineError, match=r"cannot import 'no_such_package'.*looks in the current directory \("):
-        import_dotted("no_such_package.Hook")
+        find_factory("no_such_package.Hook", plugins.HOOKS)
     Path("pretend_pkg/needy.py").write_text("import no_such_package\n")
     with pytest.raises(HooklineError, match=r"'pretend_pkg\.needy' \(No module named 'no_such_package'\)$"):
-        import_dotted("pretend_pkg.needy.Hook")
+        find_factory("pretend_pkg.needy.Hook", plugins.HOOKS)
 
 
 @pytest.mark.parametrize("dotted", ["a..b", "a.b()", "a.b; import os", ".a", "a.", "../x.y"])
 def test_invalid_dotted_paths_are_rejected(dotted: str) -> None:
     """Nothing but identifiers and dots gets as far as an import."""
     with pytest.raises(ConfigError, match="is not a dotted path"):
-        ImportPolicy().check(dotted, "p")
+        ImportPolicy().check_name(dotted, plugins.HOOKS, "p")
 
 
 def test_flags_turn_on_built_ins_with_their_parameters() -> None:
@@ -322,7 +322,6 @@ def test_objects_stay_and_classes_names_and_paths_are_made() -> None:
     assert make_hook(hook, {}) is hook
     assert make_hook(ClipNorm, {"max_norm": 2}).max_norm == 2.0
     assert make_hook("watch", {"threshold": 1}).threshold == 1
-    assert find_hook("watch") is Watch
     with pytest.raises(RegistrationError, match="'evry' is not an option of a hook; did you mean 'every'"):
         make_hook(hook, {"evry": 10})
 

@@ -1,6 +1,7 @@
 """From files and dicts to one mapping."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,3 +72,75 @@ def test_a_missing_file_is_named() -> None:
     for name in ("none.yaml", "dir.yaml"):
         with pytest.raises(ConfigError, match=f"{name}: cannot be read"):
             load_config(name)
+
+
+def tree() -> dict[str, Any]:
+    """Return a config with every kind of entry."""
+    return {
+        "model": "char_gpt",
+        "data": {"name": "stdlib_text", "sizes": [1, 2]},
+        "hooks": {
+            "lifecycle": ["console_log", {"name": "checkpoint", "save_every_n_steps": 5}],
+            "update": [{"name": "clip_norm", "max_norm": 1.0}, {"name": "clip_norm", "as": "second", "max_norm": 2.0}],
+        },
+    }
+
+
+def changed(*overrides: str) -> dict[str, Any]:
+    """Return the config above after some overrides."""
+    return load_config(tree(), overrides)[0]
+
+
+def test_values_are_read_as_yaml() -> None:
+    """Values are read as numbers, true and false, null, lists or text; a pattern stays text."""
+    data = changed(
+        "data.a=5e-3", "data.b=true", "data.c=null", "data.d=[1, x]", "data.e=*.txt", "data.f=a=b", "data.g=${env:X}"
+    )["data"]
+    assert [data[key] for key in "abcdefg"] == [5e-3, True, None, [1, "x"], "*.txt", "a=b", "${env:X}"]
+
+
+def test_missing_sections_are_added_and_lists_are_indexed() -> None:
+    """A section that is missing is added; a part of a path that is a number is the index into a list."""
+    made = changed("trainer.max_steps=3", "data.sizes.1=7", "hooks.lifecycle.1.save_every_n_steps=9")
+    assert made["trainer"] == {"max_steps": 3}
+    assert made["data"]["sizes"] == [1, 7]
+    assert made["hooks"]["lifecycle"][1]["save_every_n_steps"] == 9
+
+
+def test_a_bare_name_gets_parameters() -> None:
+    """A component or hook that is given as a bare name becomes a mapping when a parameter is set."""
+    made = changed("model.width=8", "hooks.console_log.log_every_n_batches=2", "hooks.lifecycle.0.enabled=false")
+    assert made["model"] == {"name": "char_gpt", "width": 8}
+    assert made["hooks"]["lifecycle"][0] == {"name": "console_log", "log_every_n_batches": 2, "enabled": False}
+
+
+def test_a_hook_is_found_by_its_name_in_any_list() -> None:
+    """A path finds a hook by its `as`, or else by its name, in any of the lists."""
+    update = changed("hooks.clip_norm.max_norm=0.5", "hooks.second.max_norm=0.25")["hooks"]["update"]
+    assert [hook["max_norm"] for hook in update] == [0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "words"),
+    [
+        ("trainr.max_steps=1", "trainr", "did you mean 'trainer'"),
+        ("trainer.max_stesp=1", "trainer.max_stesp", "did you mean 'max_steps'"),
+        ("hooks.clip_nrm.max_norm=1", "hooks.clip_nrm", "did you mean 'clip_norm'"),
+        ("hooks.clip_norm=1", "hooks.clip_norm", "hooks.clip_norm.PARAMETER=value"),
+        ("hooks.update.7.max_norm=1", "hooks.update.7", "list of 2"),
+        ("hooks.update.x.max_norm=1", "hooks.update.x", "list of 2"),
+        ("data.name.x=1", "data.name", "'stdlib_text' (str)"),
+        ("max_steps", "", "write a.b=value"),
+        ("a..b=1", "", "write a.b=value"),
+        ("data.x=", "data.x", "write data.x=null for no value"),
+        ("data.x= ", "data.x", "write data.x=null for no value"),
+        ("data.x=[1", "data.x", "is not valid YAML"),
+        ("data.x=[!!python/name:os.system ]", "data.x", "refused"),
+    ],
+)
+def test_wrong_overrides(override: str, path: str, words: str) -> None:
+    """An override whose path does not exist is refused, and the message names the nearest path that does."""
+    with pytest.raises(ConfigError) as caught:
+        changed(override)
+    assert caught.value.path == path
+    assert words in caught.value.problem

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from hookline.config.hooks import FLAGS, KEYS, read_hook_specs
+from hookline.config.references import Resolved
 from hookline.config.schema import HooksConfig, RunConfig, TrainerConfig, as_run_config, as_trainer_config
 from hookline.core.registry import HookRegistry
-from hookline.errors import ConfigError, HooklineError
+from hookline.errors import ConfigError, HooklineError, got, shown
 from hookline.trainer.options import TrainerOptions
 
 LEAST: dict[str, Any] = {"model": "char_gpt", "data": "stdlib_text", "optimizer": {"name": "sgd", "lr": 0.1}}
@@ -219,3 +220,22 @@ def test_an_unknown_dict_names_the_nearest_key() -> None:
     """A dict with neither kind of key is compared with both."""
     assert "did you mean 'enable_logging_hook'" in str(refusal(as_trainer_config, {"enable_loging_hook": True}))
     assert "did you mean 'max_steps'" in str(refusal(as_trainer_config, {"max_stesp": 1}))
+
+
+def test_the_outermost_class_reports_the_path() -> None:
+    """A wrong value of the hooks' class is reported with its path in the whole config."""
+    error = refusal(RunConfig, **LEAST, hooks={"update": ["identity", 3]})
+    assert error.path == "hooks.update.1"
+    assert error.__cause__ is None
+
+
+def test_a_long_value_is_cut_short() -> None:
+    """An error message stays readable whatever the value."""
+    assert shown("x" * 500) == f"'{'x' * 56}… (str)"
+
+
+def test_a_resolved_secret_is_shown_as_its_reference() -> None:
+    """The value of an environment variable never appears in an error message, at any depth of a list or dict."""
+    secret = Resolved("hunter2", "${env:PASSWORD}")
+    assert got(secret) == "which ${env:PASSWORD} does not hold"
+    assert got([secret, {"key": (secret, 1)}]) == "got ['${env:PASSWORD}', {'key': ('${env:PASSWORD}', 1)}] (list)"
