@@ -14,6 +14,7 @@ from hookline.cli.config_args import read_config
 from hookline.cli.formatting import heading, open_console, paragraph, table
 from hookline.config.load import FORMATS
 from hookline.core.base import ForwardHook
+from hookline.core.patterns import select
 
 if TYPE_CHECKING:
     import torch
@@ -55,23 +56,17 @@ def run(options: argparse.Namespace) -> int:
     from hookline.build import trainer_from_config  # takes seconds: errors of the config come first
 
     trainer = trainer_from_config({**config, "hooks": {}}, allow=options.allow, from_file=from_file)
-    selected = select_modules(trainer.model, patterns)
+    modules = dict(trainer.model.named_modules())
+    if patterns:
+        modules = select(patterns, modules, "module")
     recorder = ShapeRecorder()
     problem = run_one_batch(trainer, recorder)
-    rows = [recorder.row(name, module) for name, module in selected.items()]
+    rows = [recorder.row(name, module) for name, module in modules.items()]
     if options.json:
         print(json.dumps(as_json(trainer.model, rows, problem), indent=1))
     else:
         print_modules(open_console(), trainer.model, rows, patterns, problem)
     return 0
-
-
-def select_modules(model: torch.nn.Module, patterns: Sequence[str]) -> dict[str, torch.nn.Module]:
-    """Return the modules that a hook with these patterns would select; without patterns, every module."""
-    from hookline.core.patterns import select
-
-    modules = dict(model.named_modules())
-    return select(patterns, modules, "module") if patterns else modules
 
 
 class ShapeRecorder(ForwardHook):
