@@ -13,7 +13,7 @@ import pytest
 from small_config import config_with
 
 from hookline.cli import main
-from hookline.cli.user_imports import allowed_hosts, import_user_module, user_imports
+from hookline.cli.user_imports import import_user_module, user_imports
 from hookline.core import plugins
 from hookline.errors import HooklineError, RegistrationError
 from hookline.hooks import webhook
@@ -161,9 +161,9 @@ def no_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_hosts_are_allowed_for_one_command(no_hosts: None) -> None:
     """Inside the block, and no longer; without the option nothing is touched."""
-    with allowed_hosts(argparse.Namespace(allow_hosts=["10.0.0.1"])):
+    with user_imports(argparse.Namespace(allow_hosts=["10.0.0.1"])):
         assert read_url("http://10.0.0.1/x").named
-    with allowed_hosts(argparse.Namespace()), pytest.raises(RegistrationError, match="unencrypted"):
+    with user_imports(argparse.Namespace()), pytest.raises(RegistrationError, match="unencrypted"):
         read_url("http://10.0.0.1/x")
 
 

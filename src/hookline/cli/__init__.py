@@ -34,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        from hookline.cli.user_imports import allowed_hosts, user_imports
+        from hookline.cli.user_imports import user_imports
 
-        with user_imports(options), allowed_hosts(options):
+        with user_imports(options):
             return int(import_module(options.module).run(options))
     except BrokenPipeError:  # the reader has closed the pipe (`hookline events | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

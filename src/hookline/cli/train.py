@@ -29,11 +29,7 @@ def run(options: argparse.Namespace) -> int:
 def train_and_report(trainer: Trainer, debug: bool, resume: Path | None = None, fork: bool = False) -> int:
     """Run a trainer, print the path of its record, and return the exit status.
 
-    Args:
-        trainer: The trainer to run.
-        debug: Whether an error is printed with its traceback.
-        resume: The run's directory or a checkpoint to continue from.
-        fork: Whether a new run begins there.
+    `debug` prints an error with its traceback; `resume` and `fork` are those of `Trainer.fit`.
     """
     status = 0
     try:

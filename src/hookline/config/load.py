@@ -81,6 +81,9 @@ def _read_file(path: Path) -> Any:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(where, f"is not text in UTF-8 (byte {error.start})") from None
+    except FileNotFoundError:
+        remedy = "`hookline example` prints a config to start from"
+        raise ConfigError(where, f"cannot be read: there is no such file; {remedy}") from None
     except OSError as error:
         raise ConfigError(where, f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # a NUL in the file's name
