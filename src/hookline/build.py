@@ -221,10 +221,13 @@ def make_scheduler(factory: Factory | None, optimizer: Any, options: TrainerOpti
     """
     if factory is None:
         return None
-    steps, length = options.max_steps, epoch_length(make_train_loaders(train, options))
-    if steps is None and length is not None and options.epochs is not None:
-        steps = -(-length // options.accumulate) * options.epochs
-    if steps is None or options.scheduler_interval == "epoch":
+    if options.scheduler_interval == "epoch":
+        return factory.make(optimizer)
+    steps = options.max_steps
+    if steps is None and options.epochs is not None:
+        length = epoch_length(make_train_loaders(train, options))
+        steps = None if length is None else -(-length // options.accumulate) * options.epochs
+    if steps is None:
         return factory.make(optimizer)
     warmup = factory.read("warmup_steps")
     if isinstance(warmup, int):  # a trial run may be shorter than the warm-up; it then ends inside it

@@ -56,11 +56,12 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
         where = str(source) if isinstance(source, str | Path) else ""
         got = "nothing: it is empty" if tree is None else shown(tree)
         raise ConfigError(where, f"expected a mapping with {', '.join(RunConfig.model_fields)}, got {got}")
-    copied = plain_copy(tree, str(source) if from_file else "config")
-    for override in overrides:
-        apply_override(copied, override)
-    checked = plain_copy(copied, "the config with its overrides")
-    return (_mark_as_file(checked) if from_file else checked), from_file
+    config = plain_copy(tree, str(source) if from_file else "config")
+    if changes := list(overrides):
+        for override in changes:
+            apply_override(config, override)
+        config = plain_copy(config, "the config with its overrides")  # checks what the overrides added
+    return (_mark_as_file(config) if from_file else config), from_file
 
 
 def _mark_as_file(tree: Any) -> Any:
