@@ -1,4 +1,4 @@
-"""From files and dicts to one mapping."""
+"""Loading configs from files and dicts, and applying overrides."""
 
 from pathlib import Path
 from typing import Any
@@ -19,22 +19,22 @@ FORMS = {
 
 @pytest.mark.req("004-27")
 @pytest.mark.parametrize("name", FORMS)
-def test_all_formats_say_the_same(name: str) -> None:
-    """YAML, TOML and JSON lead to the same mapping, known to come from a file."""
+def test_all_formats_give_the_same_config(name: str) -> None:
+    """YAML, TOML and JSON give the same mapping, marked as read from a file."""
     Path(name).write_text(FORMS[name], encoding="utf-8")
     assert load_config(name) == (WANTED, True)
     assert load_config(Path(name), ["trainer.max_steps=4"])[0]["trainer"]["max_steps"] == 4
 
 
-def test_a_dict_is_code_and_stays_as_it_was() -> None:
-    """A dict counts as code; overrides change a copy."""
+def test_a_dict_counts_as_code_and_is_not_changed() -> None:
+    """A dict counts as code, and overrides change a copy of it."""
     given = {"model": {"name": "m"}}
     assert load_config(given, ["model.width=3"]) == ({"model": {"name": "m", "width": 3}}, False)
     assert given == {"model": {"name": "m"}}
 
 
-def test_an_override_reaches_one_place_of_an_alias() -> None:
-    """Aliases are written out, so that a change of one place leaves the other alone."""
+def test_an_override_changes_one_place_of_an_alias() -> None:
+    """Aliases are expanded, so that changing one place leaves the others as they are."""
     Path("a.yaml").write_text("model: &c {name: m, size: 1}\ndata: *c\n", encoding="utf-8")
     tree, _ = load_config("a.yaml", ["model.size=2"])
     assert (tree["model"]["size"], tree["data"]["size"]) == (2, 1)
@@ -58,7 +58,7 @@ def test_an_override_reaches_one_place_of_an_alias() -> None:
     ],
 )
 def test_wrong_files_are_named(name: str, content: bytes, words: str) -> None:
-    """A file that cannot be used is refused by name, with what is wrong with it."""
+    """A file that cannot be used is reported by its name and what is wrong with it."""
     Path(name).write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         load_config(name)
@@ -67,7 +67,7 @@ def test_wrong_files_are_named(name: str, content: bytes, words: str) -> None:
 
 
 def test_a_missing_file_is_named() -> None:
-    """No file, or a directory in its place, is a config error and not a traceback."""
+    """A missing file, or a directory in its place, is a config error and not a traceback."""
     Path("dir.yaml").mkdir()
     for name in ("none.yaml", "dir.yaml"):
         with pytest.raises(ConfigError, match=f"{name}: cannot be read"):
