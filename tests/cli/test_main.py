@@ -270,3 +270,14 @@ def test_a_misspelt_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
         main(["trian", "config.yaml"])
     assert exit_.value.code == 2
     assert "there is no command 'trian'; did you mean 'train'? Valid: checkpoints, " in capsys.readouterr().err
+
+
+def test_errors_are_wrapped_on_a_terminal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, long errors are broken between words; the text is that of the one line in a pipe."""
+    line = error_of(capsys, "train", "trainer.max_setps=20")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["train", "trainer.max_setps=20"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 2 and max(map(len, lines)) <= 60
+    assert " ".join(part.strip() for part in lines) == line.strip()

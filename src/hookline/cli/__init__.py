@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -76,7 +78,7 @@ def print_interrupted(where: str = "") -> int:
 
 
 def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[str], str] = str) -> int:
-    """Print an error on one line, and return the exit status.
+    """Print an error, on one line unless stderr is a terminal, and return the exit status.
 
     Args:
         error: The error.
@@ -92,7 +94,11 @@ def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[
     notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))  # which hook raised it, for instance
     hint = "" if ours or debug else " (--debug shows the traceback)"
     message = one_line(f"{place}{hide(text.removeprefix(place))}{hide(notes)}")
-    print(f"hookline: error: {message}{hint}", file=sys.stderr, flush=True)
+    line = f"hookline: error: {message}{hint}"
+    if sys.stderr.isatty():  # a terminal would break the line inside a word; files and pipes get one line
+        width = shutil.get_terminal_size().columns
+        line = textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr, flush=True)
     return status
 
 
