@@ -2,8 +2,10 @@
 
 import json
 import random
+import sys
+from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,17 +15,24 @@ import yaml
 from hookline import (
     ForwardHook,
     GenericTrainer,
+    HookManager,
     HookRegistry,
     SimpleTrainer,
+    Trainer,
     TrainingHook,
     register_data,
     register_model,
 )
 from hookline.build import trainer_from_config
+from hookline.cli import main
+from hookline.config.hooks import read_hook_specs
 from hookline.config.load import load_config
-from hookline.config.schema import HooksConfig, RunConfig
-from hookline.core.plugins import DATA, MODELS
+from hookline.config.schema import HooksConfig, RunConfig, as_run_config
+from hookline.core.plugins import DATA, HOOKS, MODELS
 from hookline.errors import ConfigError, HooklineError
+from hookline.record.record import Record
+from hookline.trainer.event_args import EventArgs
+from hookline.trainer.loop import Loop
 
 DEFAULT = Path(__file__).parents[1] / "src" / "hookline" / "demo" / "default.yaml"
 
@@ -233,3 +242,27 @@ def test_a_config_read_from_a_file_says_so_wherever_it_goes(tmp_path: Path, monk
     ):
         with pytest.raises(HooklineError, match="not allowed"):
             doorway()
+
+
+def test_training_from_the_command_line_makes_everything_once() -> None:
+    """In one `hookline train`, the config is read once, and every part and every hook is made once."""
+    names = ("console_log", "json_log", "checkpoint", "clip_norm")
+    hooks = [HOOKS.find(name) for name in names]
+    once = {
+        **{cls.__init__.__code__: cls.__name__ for cls in (HookManager, Trainer, Record, Loop, EventArgs, *hooks)},
+        **{reader.__code__: reader.__name__ for reader in (load_config, as_run_config, read_hook_specs, tiny_data)},
+    }
+    calls: Counter[str] = Counter()
+
+    def count(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code in once:
+            calls[once[frame.f_code]] += 1
+
+    text = yaml.safe_dump(settings(trainer={"max_steps": 2, "console": False}, hooks={"lifecycle": [*names[:3]]}))
+    Path("run.yaml").write_text(text)
+    sys.setprofile(count)
+    try:
+        assert main(["train", "run.yaml", "trainer.max_grad_norm=1.0"]) == 0
+    finally:
+        sys.setprofile(None)
+    assert calls == Counter(once.values())

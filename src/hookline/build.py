@@ -221,10 +221,13 @@ def make_scheduler(factory: Factory | None, optimizer: Any, options: TrainerOpti
     """
     if factory is None:
         return None
-    steps, length = options.max_steps, epoch_length(make_train_loaders(train, options))
-    if steps is None and length is not None and options.epochs is not None:
-        steps = -(-length // options.accumulate) * options.epochs
-    if steps is None or options.scheduler_interval == "epoch":
+    if options.scheduler_interval == "epoch":
+        return factory.make(optimizer)
+    steps = options.max_steps
+    if steps is None and options.epochs is not None:
+        length = epoch_length(make_train_loaders(train, options))
+        steps = None if length is None else -(-length // options.accumulate) * options.epochs
+    if steps is None:
         return factory.make(optimizer)
     warmup = factory.read("warmup_steps")
     if isinstance(warmup, int):  # a trial run may be shorter than the warm-up; it then ends inside it
@@ -289,15 +292,14 @@ def make_parts(
         raise TrainingError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     if options is None or keywords:  # beside finished options, a keyword is an unknown option
         options = TrainerOptions.make(keywords)
-    settings = options
-    engine = Engine(find_device(device), settings.precision)
+    engine = Engine(find_device(device), options.precision)
     return Components(
         model=engine.prepare(model),
-        optimizers=checked_optimizers(optimizers),
+        optimizers=checked_list(optimizers, "optimizers", "an optimizer", at_least=1),
         hooks=manager,
         engine=engine,
-        options=settings,
-        schedulers=checked_schedulers(scheduler),
+        options=options,
+        schedulers=checked_list(scheduler, "scheduler", "a scheduler"),
         train_loaders=train_loaders,
         val_loaders=val_loaders,
         step_fn=checked_function(step_fn, "step_fn"),
@@ -305,7 +307,7 @@ def make_parts(
         optimizer_step=checked_function(optimizer_step, "optimizer_step"),
         metrics=metrics,
         count_tokens=count_tokens,
-        config=settings if config is None else config,
+        config=options if config is None else config,
         resolved=resolved,
     )
 
@@ -324,33 +326,19 @@ def add_clipping(manager: HookManager, options: TrainerOptions) -> None:
         manager.register("clip_norm", origin="max_grad_norm", last=True, max_norm=options.max_grad_norm)
 
 
-def checked_optimizers(optimizers: Any) -> list[torch.optim.Optimizer]:
-    """Return one optimizer, or a list or dict of them, as a list."""
-    found = _as_list(optimizers)
-    if not found or not all(callable(getattr(one, "step", None)) for one in found):
-        wrong = next((one for one in found if not callable(getattr(one, "step", None))), optimizers)
-        got = f"{wrong!r} ({type(wrong).__name__})"
-        raise TrainingError(f"optimizers: expected an optimizer or a list of them, got {got}")
+def checked_list(given: Any, name: str, kind: str, at_least: int = 0) -> list[Any]:
+    """Return one optimizer or scheduler, or a list or dict of them, as a list."""
+    if isinstance(given, Mapping):
+        found = list(given.values())
+    elif given is None or callable(getattr(given, "step", None)) or not isinstance(given, Iterable):
+        found = [] if given is None else [given]
+    else:
+        found = list(given)
+    wrong = [one for one in found if not callable(getattr(one, "step", None))]
+    if wrong or len(found) < at_least:
+        got = wrong[0] if wrong else given
+        raise TrainingError(f"{name}: expected {kind} or a list of them, got {got!r} ({type(got).__name__})")
     return found
-
-
-def checked_schedulers(schedulers: Any) -> list[Any]:
-    """Return one scheduler, or a list or dict of them, as a list."""
-    found = _as_list(schedulers)
-    for one in found:
-        if not callable(getattr(one, "step", None)):
-            raise TrainingError(
-                f"scheduler: expected a scheduler or a list of them, got {one!r} ({type(one).__name__})"
-            )
-    return found
-
-
-def _as_list(value: Any) -> list[Any]:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    if value is None or callable(getattr(value, "step", None)) or not isinstance(value, Iterable):
-        return [] if value is None else [value]
-    return list(value)
 
 
 def checked_function(function: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`hookline checkpoints` and `hookline verify-checkpoint` say which are whole."""
+"""`hookline checkpoints` and `hookline verify-checkpoint`: which checkpoints are good, and which are damaged."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def run() -> Path:
-    """A run's directory with two checkpoints."""
+    """Write a run's directory with two checkpoints."""
     for step in (3, 12):
         write_checkpoint(
             Path("run/checkpoints"), f"step-{step}", {"model": {"w": torch.ones(300_000)}}, {"step": step, "epoch": 1}
@@ -22,16 +22,16 @@ def run() -> Path:
 
 
 @pytest.mark.parametrize("given", ["run", "run/checkpoints"])
-def test_they_are_listed_newest_first(given: str, run: Path, capsys: Captured) -> None:
-    """Each with step, epoch, size and time, and whether it is whole."""
+def test_checkpoints_are_listed_newest_first(given: str, run: Path, capsys: Captured) -> None:
+    """Each checkpoint is listed with its step, epoch, size and time, and whether it is good."""
     assert main(["checkpoints", given]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines[::2]] == [["step-12", "good"], ["step-3", "good"]]
     assert lines[1].startswith("    step 12, epoch 1, 1.2 MB, saved 20")
 
 
-def test_a_damaged_one_is_named(run: Path, capsys: Captured) -> None:
-    """With what is wrong; the exit status says it to scripts."""
+def test_a_damaged_checkpoint_is_described(run: Path, capsys: Captured) -> None:
+    """A damaged checkpoint is printed with what is wrong, and the exit status is 1."""
     file = run / "checkpoints" / "step-12" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     assert main(["checkpoints", "run"]) == 1
@@ -40,14 +40,14 @@ def test_a_damaged_one_is_named(run: Path, capsys: Captured) -> None:
     assert "step-3  good" in out
 
 
-def test_there_is_none(capsys: Captured) -> None:
-    """An empty or missing place is an error that says what to give."""
+def test_a_directory_without_checkpoints_is_an_error(capsys: Captured) -> None:
+    """The message for an empty or missing directory says what to give instead."""
     assert main(["checkpoints", "nowhere"]) == 2
     assert "no checkpoint in nowhere; give a run's directory" in capsys.readouterr().err
 
 
-def test_one_is_verified(run: Path, capsys: Captured) -> None:
-    """0 for a whole one, 1 for one that was changed."""
+def test_one_checkpoint_is_verified(run: Path, capsys: Captured) -> None:
+    """The exit status is 0 for a good checkpoint and 1 for a damaged one."""
     path = run / "checkpoints" / "step-3"
     assert main(["verify-checkpoint", str(path)]) == 0
     assert "step-3  good" in capsys.readouterr().out

@@ -20,18 +20,18 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def small_config() -> None:
-    """A config in the current directory that trains in a blink."""
+    """Write a config for a very short run into the current directory."""
     Path("small.yaml").write_text(SMALL, encoding="utf-8")
 
 
 def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """A fresh interpreter that finds this package."""
+    """Run a fresh interpreter that finds this package."""
     environment = {**os.environ, "PYTHONPATH": str(Path(hookline.__file__).parents[1])}
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
 
 
 def error_of(capsys: Captured, *words: str) -> str:
-    """The one line on stderr of a command that is refused with status 2."""
+    """Return the one line on stderr of a command that fails with status 2."""
     assert main(words) == 2
     out, error = capsys.readouterr()
     assert out == ""
@@ -56,15 +56,15 @@ def test_version(capsys: Captured) -> None:
 
 
 def test_both_modules_can_be_run() -> None:
-    """`python -m hookline` and `python -m hookline.cli` are the command, and pass its status on."""
+    """`python -m hookline` and `python -m hookline.cli` run the command, and return its exit status."""
     for module in ("hookline", "hookline.cli"):
         done = python("-m", module, "train", "none.yaml")
         assert done.returncode == 2
         assert done.stderr.startswith("hookline: error: none.yaml: cannot be read")
 
 
-def test_the_parser_alone_is_light() -> None:
-    """Printing help imports neither torch nor what draws tables."""
+def test_printing_help_imports_nothing_heavy() -> None:
+    """Printing help imports neither torch, rich, pydantic nor yaml."""
     code = (
         "import sys, hookline.cli as c; c.main([]); assert not {'torch', 'rich', 'pydantic', 'yaml'} & set(sys.modules)"
     )
@@ -80,7 +80,7 @@ def test_train_ends_with_the_record_s_path(capsys: Captured) -> None:
 
 
 def test_fast_dev_run_writes_nothing(capsys: Captured) -> None:
-    """`--fast-dev-run` tries a batch and leaves no directory."""
+    """`--fast-dev-run` trains one batch and leaves no directory."""
     assert main(["train", "small.yaml", "--fast-dev-run", "1"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "no record was written"
     assert not Path("runs").exists()
@@ -112,12 +112,12 @@ def test_fast_dev_run_writes_nothing(capsys: Captured) -> None:
     ],
 )
 def test_a_bad_config_is_one_line(capsys: Captured, word: str, expected: str) -> None:
-    """Whatever is wrong with a config is one line on stderr and status 2."""
+    """A wrong config is reported in one line on stderr, with status 2."""
     assert expected in error_of(capsys, "train", "small.yaml", word)
 
 
 def test_debug_shows_the_traceback(capsys: Captured) -> None:
-    """The traceback of a config error is there for those who ask."""
+    """`--debug` prints the traceback of a config error."""
     assert main(["train", "none.yaml", "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
 
@@ -126,7 +126,7 @@ def test_debug_shows_the_traceback(capsys: Captured) -> None:
 def test_a_failed_run_says_where_its_record_is(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch, failure: BaseException, status: int
 ) -> None:
-    """Training that fails is status 1, Ctrl-C is 130 and no error; the last line says where the record is."""
+    """The status is 1 for a failed run and 130 for Ctrl-C; the last line is the path of the record."""
 
     def fail(*args: object, **batch: object) -> None:
         raise failure
@@ -142,7 +142,7 @@ def test_a_failed_run_says_where_its_record_is(
 
 
 def test_ctrl_c_without_a_record(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial run that is interrupted has no record to point to; so has a command that trains nothing."""
+    """Ctrl-C in a trial run, or in a command that does not train, says that no record was written."""
 
     def interrupt(*args: object, **more: object) -> None:
         raise KeyboardInterrupt
@@ -156,20 +156,20 @@ def test_ctrl_c_without_a_record(capsys: Captured, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_output_that_cannot_be_written_is_refused(capsys: Captured) -> None:
-    """A record that cannot be made before the first step is a matter of the config: one line, status 2."""
+    """A record that cannot be created before the first step is reported like a wrong config: one line, status 2."""
     Path("taken").write_text("", encoding="utf-8")
     assert "cannot make the run's directory in taken" in error_of(capsys, "train", "small.yaml", "--output", "taken")
 
 
 def test_all_missing_keys_are_named_at_once(capsys: Captured) -> None:
-    """The error for a config with hooks only lists everything it lacks."""
+    """The error for a config with hooks only lists all required keys."""
     Path("few.yaml").write_text("hooks: {}\n", encoding="utf-8")
     error = error_of(capsys, "train", "few.yaml")
     assert error.startswith("hookline: error: model, data and optimizer are missing; `hookline example` prints ")
 
 
 def test_the_example_is_the_default_job(capsys: Captured) -> None:
-    """It is printed with its comments, and a copy of it trains."""
+    """`hookline example` prints the default config with its comments, and a copy of it trains."""
     assert main(["example"]) == 0
     text = capsys.readouterr().out
     Path("copy.yaml").write_text(text)
@@ -187,8 +187,8 @@ def test_the_example_is_the_default_job(capsys: Captured) -> None:
         (["--lr", "3"], "a.b=value, for instance trainer.max_steps=100 or optimizer.lr=1e-3"),
     ],
 )
-def test_an_option_that_belongs_to_the_config(capsys: Captured, words: list[str], hint: str) -> None:
-    """An unknown option leads to the override that was meant."""
+def test_an_unknown_option_suggests_an_override(capsys: Captured, words: list[str], hint: str) -> None:
+    """The error for an option such as --max-steps suggests the override that sets that value."""
     with pytest.raises(SystemExit) as caught:
         main(["train", "small.yaml", *words])
     assert caught.value.code == 2
@@ -204,14 +204,14 @@ def test_unknown_options_are_refused(capsys: Captured) -> None:
     assert "unrecognized arguments: extra" in capsys.readouterr().err
 
 
-def test_words_may_stand_anywhere(capsys: Captured) -> None:
-    """Overrides after options are overrides too."""
+def test_overrides_may_follow_options(capsys: Captured) -> None:
+    """Overrides may be given before, between and after options."""
     assert main(["explain", "small.yaml", "--allow", "x", "hooks.console_log.log_every_n_batches=7"]) == 0
     assert "every 7 batches" in capsys.readouterr().out
 
 
-def test_events_lists_the_catalogue(capsys: Captured) -> None:
-    """Every event is there with its aliases, within 80 columns; arguments with a cost are marked."""
+def test_events_lists_the_catalog(capsys: Captured) -> None:
+    """Every event is listed with its aliases, within 80 columns; arguments with a cost are marked."""
     assert main(["events"]) == 0
     out = capsys.readouterr().out
     assert all(f"\n{name}" in out for name in CATALOG)
@@ -222,7 +222,7 @@ def test_events_lists_the_catalogue(capsys: Captured) -> None:
 
 
 def test_one_event_in_full(capsys: Captured) -> None:
-    """`--event` takes any spelling and shows meaning and cost of every argument; a miss names the nearest."""
+    """`--event` takes any spelling, and prints meaning and cost of every argument; an error names the nearest."""
     assert main(["events", "--event", "eval_end"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("on_validation_end  (on_eval_end)")
@@ -231,7 +231,7 @@ def test_one_event_in_full(capsys: Captured) -> None:
 
 
 def test_hooks_lists_every_hook(capsys: Captured) -> None:
-    """Every registered hook is there with kind, parameters and defaults as a config writes them."""
+    """Every registered hook is listed with kind, parameters and defaults, as a config would have them."""
     assert main(["hooks"]) == 0
     out = capsys.readouterr().out
     assert all(f"{name}  " in out for name in HOOKS.names())
@@ -242,7 +242,7 @@ def test_hooks_lists_every_hook(capsys: Captured) -> None:
 
 
 def test_a_hook_that_cannot_be_imported_does_not_hide_others(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broken plug-in says why; the others are still listed."""
+    """A broken plugin is listed with its error; the other hooks are still listed."""
     table = {**HOOKS.built_in, "broken": "hookline.no_such_module:Hook"}
     monkeypatch.setattr(HOOKS, "_table", table)
     assert main(["hooks"]) == 0
@@ -252,7 +252,7 @@ def test_a_hook_that_cannot_be_imported_does_not_hide_others(capsys: Captured, m
 
 
 def test_explain_shows_order_and_reason(capsys: Captured) -> None:
-    """`explain` prints the listeners of an event, their order and why, the clip_norm of max_grad_norm included."""
+    """`explain` prints the hooks of an event, their order and the reason, also the clip_norm of max_grad_norm."""
     assert main(["explain", "small.yaml", "trainer.max_grad_norm=1.0", "--event", "on_update"]) == 0
     out = capsys.readouterr().out
     assert "clip_norm" in out
@@ -265,8 +265,19 @@ def test_explain_shows_order_and_reason(capsys: Captured) -> None:
 
 
 def test_a_misspelt_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line names the command that was probably meant, and all there are."""
+    """The error for a misspelt command names the nearest one, and lists all of them."""
     with pytest.raises(SystemExit) as exit_:
         main(["trian", "config.yaml"])
     assert exit_.value.code == 2
     assert "there is no command 'trian'; did you mean 'train'? Valid: checkpoints, " in capsys.readouterr().err
+
+
+def test_errors_are_wrapped_on_a_terminal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, long errors are broken between words; the text is that of the one line in a pipe."""
+    line = error_of(capsys, "train", "trainer.max_setps=20")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["train", "trainer.max_setps=20"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 2 and max(map(len, lines)) <= 60
+    assert " ".join(part.strip() for part in lines) == line.strip()

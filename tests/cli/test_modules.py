@@ -29,13 +29,13 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def small_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A config in the current directory whose hooks' patterns are wrong; what tests register is forgotten."""
+    """Write a config whose hooks have wrong patterns; what tests register is removed afterwards."""
     Path("small.yaml").write_text(SMALL, encoding="utf-8")
     monkeypatch.setattr(plugins.MODELS, "_added", dict(plugins.MODELS._added))
 
 
 def printed(capsys: Captured, *words: str) -> list[str]:
-    """The lines that the command prints when all is well."""
+    """Run the command, which must succeed, and return the lines it prints."""
     assert main(["modules", *words]) == 0
     out, error = capsys.readouterr()
     assert error == ""
@@ -46,7 +46,7 @@ def printed(capsys: Captured, *words: str) -> list[str]:
 
 @pytest.mark.req("003-02")
 def test_every_module_with_class_parameters_and_shape(capsys: Captured) -> None:
-    """One line each, in the model's order; hooks of the config are not made, so wrong ones don't get in the way."""
+    """Every module has a line, in the model's order; wrong patterns of the config's hooks do not matter here."""
     lines = printed(capsys, "small.yaml")
     assert lines[0].startswith("CharGPT  ") and lines[0].endswith(" parameters")
     assert lines[2].split() == ["module", "class", "parameters", "output"]
@@ -66,15 +66,15 @@ def test_every_module_with_class_parameters_and_shape(capsys: Captured) -> None:
         (r"re:blocks\.\d\.\w+_norm", [f"blocks.{i}.{kind}_norm" for i in (0, 1) for kind in ("attention", "mlp")]),
     ],
 )
-def test_a_pattern_selects_what_a_hook_would_hear(capsys: Captured, pattern: str, selected: list[str]) -> None:
-    """Exact names, globs and regular expressions; how many of how many is said."""
+def test_a_pattern_selects_what_a_hook_would(capsys: Captured, pattern: str, selected: list[str]) -> None:
+    """Exact names, globs and regular expressions select modules; the count of selected modules is printed."""
     lines = printed(capsys, "small.yaml", pattern)
     assert lines[1] == f"'{pattern}': {len(selected)} of 24 modules"
     assert [line.split()[0] for line in lines[4:]] == selected
 
 
 def test_several_patterns_and_overrides(capsys: Captured) -> None:
-    """Patterns add up, as in a list; overrides change the model that is shown."""
+    """Several patterns select what any of them matches; overrides change the model that is printed."""
     lines = printed(capsys, "head", "small.yaml", "model.width=16", "embed")
     assert [line.split()[0] for line in lines[4:]] == ["embed", "head"]
     assert lines[4].endswith("[2, 16, 16]")
@@ -82,7 +82,7 @@ def test_several_patterns_and_overrides(capsys: Captured) -> None:
 
 
 def test_a_pattern_that_matches_nothing_names_the_nearest(capsys: Captured) -> None:
-    """One line on stderr, status 2; the same for a config that is not there."""
+    """A pattern without a match, or a missing config, is one line on stderr and status 2."""
     assert main(["modules", "small.yaml", "blocks.0.mpl"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(
@@ -92,14 +92,14 @@ def test_a_pattern_that_matches_nothing_names_the_nearest(capsys: Captured) -> N
     assert "none.yaml: cannot be read" in capsys.readouterr().err
 
 
-def test_without_a_config_it_is_the_default_job(capsys: Captured) -> None:
-    """A pattern alone is one of the default job's."""
+def test_a_pattern_alone_uses_the_default_job(capsys: Captured) -> None:
+    """Without a config file, patterns select modules of the default job's model."""
     lines = printed(capsys, "blocks.1", "data.max_bytes=60000")
     assert lines[4].split() == ["blocks.1", "Block", "198,272", "[16,", "64,", "128]"]
 
 
-def test_json(capsys: Captured) -> None:
-    """The same for programs, the root under its empty name, with dtypes."""
+def test_json_has_the_same_content(capsys: Captured) -> None:
+    """`--json` prints the same with dtypes; the root module has an empty name."""
     assert main(["modules", "--json", "small.yaml"]) == 0
     read = json.loads(capsys.readouterr().out)
     assert (read["model"], read["not_run_because"], read["frozen"]) == ("CharGPT", None, 0)
@@ -112,7 +112,7 @@ def test_json(capsys: Captured) -> None:
 
 
 def test_a_model_that_cannot_be_run_says_why(capsys: Captured) -> None:
-    """What ran before it failed has shapes; the rest is listed without."""
+    """Modules that ran before the failure have shapes; the others are listed without."""
     lines = printed(capsys, "small.yaml", "data.context=32")
     assert lines[1] == "Some shapes are unknown: the model could not be run on a batch of the data."
     assert lines[2] == "HooklineError: CharGPT: got 32 characters, but its limit is context=16"
@@ -121,7 +121,7 @@ def test_a_model_that_cannot_be_run_says_why(capsys: Captured) -> None:
 
 
 def test_modules_that_run_twice_and_frozen_parameters(capsys: Captured) -> None:
-    """Calls are counted, and a shared parameter counts once; the model is left in train mode, with no hook on it."""
+    """Calls are counted, a shared parameter counts once, and the model is left in train mode without hooks."""
     made: list[nn.Module] = []
 
     @plugins.register_model("twice")
@@ -146,8 +146,8 @@ def test_modules_that_run_twice_and_frozen_parameters(capsys: Captured) -> None:
     assert made[0].training and not any(module._forward_hooks for module in made[0].modules())
 
 
-def test_outputs_in_words() -> None:
-    """Tuples, named tuples, dicts, dataclasses and what holds no tensor."""
+def test_outputs_are_formatted() -> None:
+    """Tuples, named tuples, dicts, dataclasses and values without tensors are formatted."""
 
     @dataclass
     class Both:

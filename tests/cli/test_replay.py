@@ -1,4 +1,4 @@
-"""`hookline replay` rebuilds the run from the crash alone and runs into the same NaN."""
+"""`hookline replay` rebuilds the run from the crash folder alone, and reproduces the NaN."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ class FragileGPT(CharGPT):
 
 @pytest.fixture(autouse=True)
 def own_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model under a registered name, as `--import` would bring it."""
+    """Register a model, as a module of `--import` would."""
     monkeypatch.setattr(plugins.MODELS, "_added", dict(plugins.MODELS._added))
     register_model("fragile_gpt")(FragileGPT)
 
@@ -51,8 +51,8 @@ def crash(state: bool = True) -> Path:
     return Path(found)
 
 
-def test_it_comes_to_the_same_nan(capsys: Captured) -> None:
-    """From another state of all random streams, in a folder that was moved away from its run."""
+def test_a_replay_reproduces_the_nan(capsys: Captured) -> None:
+    """The NaN is the same although all random streams have another state, and the folder was moved."""
     folder = crash().rename("a-crash")
     torch.manual_seed(1234)
     assert main(["replay", str(folder), "--device", "cpu"]) == 0
@@ -62,8 +62,8 @@ def test_it_comes_to_the_same_nan(capsys: Captured) -> None:
     assert not Path("a-crash/runs").exists()
 
 
-def test_a_crash_that_does_not_come_again_is_status_1(capsys: Captured) -> None:
-    """The verdict is in the exit status, for scripts."""
+def test_a_nan_that_is_not_reproduced_is_status_1(capsys: Captured) -> None:
+    """If the replay does not fail in the same way, the exit status is 1."""
     folder = crash()
     report = json.loads((folder / "crash.json").read_text())
     report["autopsy"]["module"] = "elsewhere"
@@ -72,8 +72,8 @@ def test_a_crash_that_does_not_come_again_is_status_1(capsys: Captured) -> None:
     assert "verdict    not the same" in capsys.readouterr().out
 
 
-def test_a_crash_without_weights_takes_a_checkpoint_s(capsys: Captured) -> None:
-    """Without one it is refused with the remedy."""
+def test_a_crash_without_weights_needs_a_checkpoint(capsys: Captured) -> None:
+    """Without --weights, the error says to give a checkpoint; with it, the replay runs."""
     folder = crash(state=False)
     assert main(["replay", str(folder), "--device", "cpu"]) == 2
     assert "hookline replay --weights" in capsys.readouterr().err
@@ -84,8 +84,8 @@ def test_a_crash_without_weights_takes_a_checkpoint_s(capsys: Captured) -> None:
     assert main(["replay", str(folder), "--device", "cpu", "--weights", str(trainer.run_dir)]) == 0
 
 
-def test_a_run_made_in_code_is_sent_back_there(capsys: Captured) -> None:
-    """The command cannot know the model; the error says what can be done."""
+def test_a_run_made_in_code_cannot_be_replayed(capsys: Captured) -> None:
+    """The command cannot rebuild such a model; the error says what to call in code."""
     model = torch.nn.Linear(1, 1)
     data = [(torch.full((1, 1), float("nan")), torch.ones(1, 1))]
     trainer = get_trainer(
@@ -98,8 +98,8 @@ def test_a_run_made_in_code_is_sent_back_there(capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize("change", [{"name": "os.system"}, {"name": "no_such_model"}])
-def test_a_crash_chooses_no_code(change: dict[str, str], capsys: Captured) -> None:
-    """A folder from elsewhere is a file: what it names must be registered or allowed."""
+def test_a_crash_folder_cannot_import_code(change: dict[str, str], capsys: Captured) -> None:
+    """A crash folder counts as a file: what it names must be registered or allowed."""
     folder = crash()
     report = json.loads((folder / "crash.json").read_text())
     report["config"]["model"].update(change)
@@ -108,7 +108,7 @@ def test_a_crash_chooses_no_code(change: dict[str, str], capsys: Captured) -> No
     assert "cannot be rebuilt: model.name:" in capsys.readouterr().err
 
 
-def test_what_is_no_crash_is_refused(capsys: Captured) -> None:
-    """In one line."""
+def test_a_path_that_is_not_a_crash_is_refused(capsys: Captured) -> None:
+    """The error is one line."""
     assert main(["replay", "nowhere"]) == 2
     assert "nowhere has no crash.json" in capsys.readouterr().err

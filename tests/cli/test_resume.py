@@ -30,18 +30,18 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def config() -> None:
-    """A config in the current directory that trains in a blink."""
+    """Write a config for a very short run into the current directory."""
     Path("run.yaml").write_text(CONFIG, encoding="utf-8")
 
 
 def train(capsys: Captured, *words: str) -> Path:
-    """Run a command that trains; the run's directory, which is the last line it prints."""
+    """Run a command that trains; return the run's directory, which is the last line it prints."""
     assert main(words) == 0
     return Path(capsys.readouterr().out.splitlines()[-1])
 
 
 def curve(run: Path) -> list[dict[str, str]]:
-    """Every recorded number of every step, as hex."""
+    """Return every recorded number of every step, as hex."""
     return [
         {name: float(value).hex() for name, value in line.items() if name not in ("time", "resumed")}
         for line in read_metrics(run)
@@ -49,15 +49,15 @@ def curve(run: Path) -> list[dict[str, str]]:
 
 
 def last_weights(run: Path) -> list[str]:
-    """Every bit of the newest checkpoint's model and optimizers."""
+    """Return every bit of the newest checkpoint's model and optimizers."""
     sections, _ = read_checkpoint(run / "checkpoints" / "step-00000012")
     state = sections["optimizers"][0]["state"]
     tensors = [*sections["model"].values(), *(value for one in state.values() for value in one.values())]
     return [tensor.numpy().tobytes().hex() for tensor in tensors]
 
 
-def test_a_killed_run_ends_where_an_unbroken_one_does(capsys: Captured) -> None:
-    """What was lost after the newest checkpoint is trained again, to the same numbers."""
+def test_a_killed_run_ends_as_an_uninterrupted_one(capsys: Captured) -> None:
+    """Steps that were lost after the newest checkpoint are trained again, with the same numbers."""
     whole = train(capsys, "train", "run.yaml")
     broken = train(capsys, "train", "run.yaml", "trainer.max_steps=7", "scheduler.total_steps=12")
     settings = yaml.safe_load((broken / "config.yaml").read_text())
@@ -68,7 +68,7 @@ def test_a_killed_run_ends_where_an_unbroken_one_does(capsys: Captured) -> None:
     assert len(json.loads((broken / "run.json").read_text())["attempts"]) == 2
 
 
-def test_from_one_checkpoint(capsys: Captured) -> None:
+def test_resuming_from_one_checkpoint(capsys: Captured) -> None:
     """Given a checkpoint, the run that it belongs to continues from there."""
     run = train(capsys, "train", "run.yaml")
     before = curve(run)
@@ -78,8 +78,8 @@ def test_from_one_checkpoint(capsys: Captured) -> None:
     assert [line["step"] for line in loaded] == [4]
 
 
-def test_a_fork(capsys: Captured) -> None:
-    """A new run, which names the one it comes from."""
+def test_a_fork_is_a_new_run(capsys: Captured) -> None:
+    """A fork begins a new run, whose record names the original one."""
     run = train(capsys, "train", "run.yaml")
     fork = train(capsys, "resume", "--fork", str(run), "trainer.max_steps=14")
     assert fork != run
@@ -88,13 +88,13 @@ def test_a_fork(capsys: Captured) -> None:
 
 
 def refusal(capsys: Captured, *words: str) -> str:
-    """The one line on stderr of a command that is refused."""
+    """Return the one line on stderr of a command that is refused."""
     assert main(words) == 2
     return capsys.readouterr().err
 
 
 def test_a_path_that_is_not_a_run(capsys: Captured) -> None:
-    """A path that leads nowhere, and a run that was put together in code."""
+    """A missing path, and a run that was made in code, are errors."""
     assert "missing is not a run: it has no run.json" in refusal(capsys, "resume", "missing")
     model = torch.nn.Linear(2, 1)
     data = [(torch.ones(1, 2), torch.ones(1, 1))]
@@ -107,7 +107,7 @@ def test_a_path_that_is_not_a_run(capsys: Captured) -> None:
 
 
 def test_a_secret_must_be_given_again(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record does not keep it; the error says which one and how."""
+    """The record does not contain secrets; the error says which one is missing and how to give it."""
 
     class Teller:
         """Uses a secret."""
@@ -126,8 +126,8 @@ def test_a_secret_must_be_given_again(capsys: Captured, monkeypatch: pytest.Monk
     assert keys == ["sk-hidden-1234567", "sk-other-1234567"]
 
 
-def test_the_recorded_config_may_import_nothing(capsys: Captured) -> None:
-    """It is a file like any other: a dotted path needs --allow."""
+def test_the_recorded_config_cannot_import_code(capsys: Captured) -> None:
+    """The recorded config counts as a file: a dotted path needs --allow."""
     run = train(capsys, "train", "run.yaml")
     recorded = run / "config.yaml"
     recorded.write_text(recorded.read_text().replace("name: adamw", "name: os.system"))
@@ -138,7 +138,7 @@ def test_the_recorded_config_may_import_nothing(capsys: Captured) -> None:
 def test_a_signal_is_the_exit_status(
     number: int, status: int, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is saved and its directory printed; resuming ends as if nothing had happened."""
+    """The run is saved and its directory printed; resuming ends as if the run had not been interrupted."""
 
     class Sender:
         """Sends a signal at a step."""

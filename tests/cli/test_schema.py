@@ -1,4 +1,4 @@
-"""The schema accepts the configs that load, and refuses what an editor should underline."""
+"""The JSON Schema accepts configs that load, and rejects those that do not."""
 
 import json
 import re
@@ -27,13 +27,13 @@ TYPES = {
 
 
 def is_type(value: Any, name: str) -> bool:
-    """Whether a value has a JSON type; True is not a number there."""
+    """Return True if a value has a JSON type; True is not a number in JSON."""
     kinds = TYPES[name]
     return isinstance(value, kinds) and not (isinstance(value, bool) and name != "boolean")  # type: ignore[arg-type]
 
 
 def fits(value: Any, schema: Any, root: dict[str, Any]) -> bool:
-    """As much of JSON Schema as ours uses."""
+    """Validate a value; supports as much of JSON Schema as `config_schema` uses."""
     if "$ref" in schema:
         return fits(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root)
     names = schema.get("type", [])
@@ -62,8 +62,8 @@ def schema() -> dict[str, Any]:
     return config_schema()
 
 
-def test_it_is_printed_and_written(capsys: pytest.CaptureFixture[str]) -> None:
-    """Printed as JSON, or written to a file whose name is printed; a file that cannot be written is one line."""
+def test_the_schema_is_printed_or_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """The schema is printed, or written to a file whose name is printed; a file that cannot be written is one line."""
     assert main(["schema"]) == 0
     printed = capsys.readouterr().out
     assert json.loads(printed)["$schema"].startswith("https://json-schema.org/")
@@ -74,7 +74,7 @@ def test_it_is_printed_and_written(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_default_job_fits(schema: dict[str, Any]) -> None:
-    """The config that we ship is accepted as it is."""
+    """The schema accepts the default config."""
     text = (files("hookline.demo") / "default.yaml").read_text(encoding="utf-8")
     assert fits(read_yaml(text, "default.yaml"), schema, schema)
 
@@ -93,7 +93,7 @@ def test_the_default_job_fits(schema: dict[str, Any]) -> None:
     ids=str,
 )
 def test_right_hooks_fit(hooks: dict[str, Any], schema: dict[str, Any]) -> None:
-    """Names, parameters, the registry's own keys, references and class paths."""
+    """The schema accepts names, parameters, the registry's options, references and class paths."""
     assert fits({**LEAST, "hooks": hooks}, schema, schema)
 
 
@@ -103,7 +103,7 @@ def test_right_hooks_fit(hooks: dict[str, Any], schema: dict[str, Any]) -> None:
 def test_options_may_be_references(
     option: dict[str, Any], schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An editor accepts what loading takes: the environment's value in the place of a number, a switch or a word."""
+    """A reference to the environment is valid in the place of a number, a bool or a word, as in loading."""
     for name, value in (("STEPS", "7"), ("TALK", "false"), ("PRECISION", "bf16")):
         monkeypatch.setenv(name, value)
     assert fits({**LEAST, "trainer": option}, schema, schema)
@@ -133,8 +133,8 @@ def test_options_may_be_references(
     ],
     ids=str,
 )
-def test_wrong_configs_do_not(change: dict[str, Any], schema: dict[str, Any]) -> None:
-    """What loading refuses is underlined before."""
+def test_wrong_configs_do_not_fit(change: dict[str, Any], schema: dict[str, Any]) -> None:
+    """The schema rejects what loading rejects."""
     assert fits(LEAST, schema, schema)
     assert not fits({**LEAST, **change}, schema, schema)
 
@@ -149,7 +149,7 @@ SENT = "https://relay.example.org/services/T0"
 
 
 def listed(*entries: Any, kind: str = "lifecycle") -> dict[str, Any]:
-    """A config with these hooks."""
+    """Return a config with these hooks."""
     return {"hooks": {kind: list(entries)}}
 
 
@@ -204,7 +204,7 @@ def listed(*entries: Any, kind: str = "lifecycle") -> dict[str, Any]:
 def test_the_schema_and_the_run_agree(
     change: dict[str, Any], right: bool, schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an editor underlines is refused, and what it accepts can be built."""
+    """What the schema rejects is refused by loading, and what it accepts can be built."""
     for name, value in (
         ("LR", "0.1"), ("STEPS", "3"), ("OPTIMIZER", "sgd"), ("HOOK", "console_log"), ("POLICY", "raise"),
     ):  # fmt: skip
@@ -216,7 +216,7 @@ def test_the_schema_and_the_run_agree(
 
 
 def test_nothing_is_left_out(schema: dict[str, Any]) -> None:
-    """Every key of a config, every option with its help text, every hook, and the registry's keys."""
+    """The schema has every key of a config, every option with its help, every hook, and the registry's options."""
     assert set(schema["properties"]) == set(RunConfig.model_fields)
     assert set(schema["$defs"]["HooksConfig"]["properties"]) == set(HooksConfig.model_fields)
     assert all("description" in one for one in schema["$defs"]["TrainerOptions"]["properties"].values())
@@ -226,8 +226,8 @@ def test_nothing_is_left_out(schema: dict[str, Any]) -> None:
     assert sorted(OPTIONS_OF_HOOKS) == sorted(OPTIONS)
 
 
-def test_registered_hooks_are_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a module registers is known with its parameters; one that cannot be imported does not hide the others."""
+def test_registered_hooks_are_in_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registered hook is in the schema with its parameters; one that cannot be imported does not hide the others."""
     monkeypatch.setattr(HOOKS, "_added", dict(HOOKS._added))
     monkeypatch.setattr(HOOKS, "_table", {**HOOKS.built_in, "broken": "hookline.no_such_module:Hook"})
 

@@ -13,7 +13,7 @@ import pytest
 from small_config import config_with
 
 from hookline.cli import main
-from hookline.cli.user_imports import allowed_hosts, import_user_module, user_imports
+from hookline.cli.user_imports import import_user_module, user_imports
 from hookline.core import plugins
 from hookline.errors import HooklineError, RegistrationError
 from hookline.hooks import webhook
@@ -51,7 +51,7 @@ Captured = pytest.CaptureFixture[str]
 
 @pytest.fixture(autouse=True)
 def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A module and a config in the current directory; what the module registers is forgotten after the test."""
+    """Write a module and a config; what the module registers is removed after the test."""
     Path("ownparts.py").write_text(PARTS, encoding="utf-8")
     Path("own.yaml").write_text(CONFIG, encoding="utf-8")
     for registry in (plugins.MODELS, plugins.DATA, plugins.HOOKS):
@@ -62,7 +62,7 @@ def own_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def refusal(capsys: Captured, *words: str) -> str:
-    """The one line on stderr of a command that is refused with status 2."""
+    """Return the one line on stderr of a command that is refused with status 2."""
     assert main(words) == 2
     error = capsys.readouterr().err
     assert error.startswith("hookline: error: ") and error.count("\n") == 1
@@ -76,7 +76,7 @@ def test_a_config_names_what_an_imported_module_registers(capsys: Captured) -> N
 
 
 def test_without_the_import_the_error_says_how(capsys: Captured) -> None:
-    """A name that is not registered leads to --import, for parts and for hooks."""
+    """The error for a name that is not registered suggests --import, for components and for hooks."""
     assert "there is no data named 'noise'" in (error := refusal(capsys, "train", "own.yaml", "hooks={}"))
     assert "--import MODULE" in error
     words = ["train", "hooks.lifecycle=[shout]"]
@@ -93,7 +93,7 @@ def test_explain_and_hooks_import_too(capsys: Captured) -> None:
 
 
 def test_a_config_file_cannot_import() -> None:
-    """There is no key for it, and the current directory is searched only with --import or --allow."""
+    """A config has no key for imports, and the current directory is searched only with --import or --allow."""
     with pytest.raises(HooklineError, match="cannot import 'ownparts'"):
         import_user_module("ownparts")
     assert main(["train", "own.yaml", "imports=[ownparts]"]) == 2
@@ -101,7 +101,7 @@ def test_a_config_file_cannot_import() -> None:
 
 
 def test_the_current_directory_is_searched_first_during_the_command() -> None:
-    """It is first on the path inside the command, and gone afterwards, also after a failure."""
+    """The current directory is first on sys.path during the command, and removed afterwards, also after a failure."""
     before = list(sys.path)
     for options in (argparse.Namespace(imports=["ownparts"]), argparse.Namespace(imports=[], allow=["ownparts"])):
         with user_imports(options):
@@ -115,7 +115,7 @@ def test_the_current_directory_is_searched_first_during_the_command() -> None:
 
 
 def test_allow_finds_packages_of_the_current_directory(capsys: Captured) -> None:
-    """A dotted path under an allowed prefix is found beside the config, and a miss says where was looked."""
+    """A dotted path under an allowed prefix is found beside the config; an error says where was searched."""
     words = ["train", "own.yaml", "data=ownparts.noise", "model.name=ownparts.line", "hooks={}"]
     assert "not allowed" in refusal(capsys, *words)
     assert main([*words, "--allow", "ownparts"]) == 0
@@ -135,13 +135,13 @@ def test_allow_finds_packages_of_the_current_directory(capsys: Captured) -> None
     ],
 )
 def test_a_module_that_cannot_be_imported_is_one_line(capsys: Captured, word: str, expected: str) -> None:
-    """What cannot be imported is named with the reason and a remedy."""
+    """The error names the module, the reason and a remedy."""
     Path("broken.py").write_text("nonsense\n", encoding="utf-8")
     assert f"--import {word}: {expected}" in refusal(capsys, "train", "own.yaml", "--import", word)
 
 
 def test_a_module_that_lacks_a_package_is_not_said_to_be_missing(capsys: Captured) -> None:
-    """If the module is there and what it imports is not, the message does not say where modules are searched."""
+    """If the module exists and what it imports does not, the error does not explain where modules are searched."""
     Path("broken.py").write_text("import not_installed_here\n", encoding="utf-8")
     error = refusal(capsys, "train", "own.yaml", "--import", "broken")
     assert "No module named 'not_installed_here'" in error
@@ -155,22 +155,22 @@ NOTIFYING = config_with('{name: notify, webhook_url: "${env:HOOK_URL}", notify_o
 
 @pytest.fixture
 def no_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever was allowed before is not allowed here."""
+    """Remove all hosts that were allowed before."""
     monkeypatch.setattr(webhook, "_allowed", set())
 
 
 def test_hosts_are_allowed_for_one_command(no_hosts: None) -> None:
-    """Inside the block, and no longer; without the option nothing is touched."""
-    with allowed_hosts(argparse.Namespace(allow_hosts=["10.0.0.1"])):
+    """A host is allowed inside the block only; without the option, nothing changes."""
+    with user_imports(argparse.Namespace(allow_hosts=["10.0.0.1"])):
         assert read_url("http://10.0.0.1/x").named
-    with allowed_hosts(argparse.Namespace()), pytest.raises(RegistrationError, match="unencrypted"):
+    with user_imports(argparse.Namespace()), pytest.raises(RegistrationError, match="unencrypted"):
         read_url("http://10.0.0.1/x")
 
 
 def test_a_command_reaches_a_local_server_only_if_allowed(
     no_hosts: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Refused with the option's name; with it, the message arrives and the secret is not printed."""
+    """Without --allow-host, the error names the option; with it, the message arrives and the secret is not printed."""
     received: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):

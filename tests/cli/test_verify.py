@@ -1,15 +1,21 @@
-"""`hookline verify` prints a table and says by its exit status whether a hook changes training undeclared."""
+"""`hookline verify` prints a table, and exits with 1 if a hook makes undeclared changes."""
 
+import logging
+import warnings
 from pathlib import Path
 
 import pytest
 
 from hookline.cli import main
+from hookline.cli.verify import quiet
+
+ALLOW = ("--allow", "my_verified_hooks", "--allow", "torch")
+logger = logging.getLogger("hookline")
 
 
 @pytest.fixture
 def own_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's package with a harmless hook and a harmful one."""
+    """Write a user's package with a harmless hook, one that changes the batch, and one that fails."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_verified_hooks.py").write_text(
@@ -31,6 +37,7 @@ def own_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def config(tmp_path: Path, *hooks: str) -> str:
+    """Write a config with some hooks of that package, and return its path."""
     listed = "".join(f"    - {{name: my_verified_hooks.{hook}}}\n" for hook in hooks)
     (tmp_path / "run.yaml").write_text(
         "data: {name: my_verified_hooks.Data}\n"
@@ -44,8 +51,7 @@ def config(tmp_path: Path, *hooks: str) -> str:
 
 def test_harmless_hooks_give_status_0(own_hooks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The hooks' own output is not mixed into the table."""
-    allow = ["--allow", "my_verified_hooks", "--allow", "torch"]
-    assert main(["verify", config(own_hooks, "Good"), "--steps", "3", *allow]) == 0
+    assert main(["verify", config(own_hooks, "Good"), "--steps", "3", *ALLOW]) == 0
     printed = capsys.readouterr().out
     assert "good" in printed and "changes nothing" in printed and "SAID" not in printed
     assert "OK: no hook changed training without declaring it." in printed
@@ -53,27 +59,24 @@ def test_harmless_hooks_give_status_0(own_hooks: Path, capsys: pytest.CaptureFix
 
 
 def test_a_hook_that_writes_gives_status_1(own_hooks: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And is named with the step and what it wrote to."""
-    allow = ["--allow", "my_verified_hooks", "--allow", "torch"]
-    assert main(["verify", config(own_hooks, "Good", "Bad"), "--steps", "3", *allow]) == 1
+    """The table names the hook, the first step it changed, and what it wrote to."""
+    assert main(["verify", config(own_hooks, "Good", "Bad"), "--steps", "3", *ALLOW]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "changes training from step 2 on, through the batch" in printed
     assert "Undeclared changes by bad." in printed
 
 
-def test_a_wrong_config_is_all_that_is_said(own_hooks: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A config that no trainer can be made of is refused before anything is printed."""
-    allow = ["--allow", "my_verified_hooks", "--allow", "torch"]
-    assert main(["verify", config(own_hooks, "Good"), "model.in_featurs=3", *allow]) == 2
+def test_a_wrong_config_prints_nothing_but_the_error(own_hooks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A config from which no trainer can be made is refused before the first line of output."""
+    assert main(["verify", config(own_hooks, "Good"), "model.in_featurs=3", *ALLOW]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("hookline: error: model.in_featurs: ") and printed.err.count("\n") == 1
 
 
-def test_warnings_stand_below_the_table(own_hooks: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What hooks warn of does not come between the lines, and what a verdict says is not said again."""
-    allow = ["--allow", "my_verified_hooks", "--allow", "torch"]
-    assert main(["verify", config(own_hooks, "Failing", "Good"), "--steps", "4", *allow]) == 0
+def test_warnings_are_printed_below_the_table(own_hooks: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Warnings of hooks do not interrupt the table, and those that a verdict contains are not repeated."""
+    assert main(["verify", config(own_hooks, "Failing", "Good"), "--steps", "4", *ALLOW]) == 0
     printed = capfd.readouterr()
     assert printed.err == ""
     above, _, below = printed.out.partition("OK: no hook changed training without declaring it.\n")
@@ -82,23 +85,60 @@ def test_warnings_stand_below_the_table(own_hooks: Path, capfd: pytest.CaptureFi
 
 
 def test_a_run_that_fails_does_not_hide_its_warnings(own_hooks: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What was warned of before a hook ended the run is printed, then the error."""
-    allow = ["--allow", "my_verified_hooks", "--allow", "torch"]
+    """Warnings from before the failure are printed, then the error."""
     path = config(own_hooks, "Failing")
-    assert main(["verify", path, "trainer.debug=true", "--steps", "4", *allow]) == 2
+    assert main(["verify", path, "trainer.debug=true", "--steps", "4", *ALLOW]) == 2
     printed = capfd.readouterr()
     assert printed.out.endswith("warning: it is cold here\n")
     who = "raised by hook 'failing' in on_step_end, step 1"
     assert printed.err == f"hookline: error: ValueError: oh no; {who} (--debug shows the traceback)\n"
 
 
-def test_hooks_that_save_have_a_place_for_it(own_hooks: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is gone afterwards; and no steps at all would vouch for everything."""
-    allow = ["--allow", "my_verified_hooks", "--allow", "torch"]
+def test_hooks_that_save_get_a_temporary_directory(own_hooks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The directory is removed afterwards. `--steps 0` is refused, because it would verify nothing."""
     written = Path(config(own_hooks, "Good"))
     written.write_text(written.read_text() + "    - {name: checkpoint, save_every_n_steps: 2}\n")
-    assert main(["verify", str(written), "--steps", "5", *allow]) == 0
+    assert main(["verify", str(written), "--steps", "5", *ALLOW]) == 0
     assert "checkpoint" in capsys.readouterr().out and not (own_hooks / "runs").exists()
     with pytest.raises(SystemExit):
         main(["verify", str(written), "--steps", "0"])
     assert "argument --steps: expected an integer of at least 1, got '0'" in capsys.readouterr().err
+
+
+def test_prints_are_dropped_and_warnings_are_collected_once(capfd: pytest.CaptureFixture[str]) -> None:
+    """Warnings of Hookline and of Python are collected in order, without repetitions; prints are dropped."""
+    warned: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        with quiet(warned):
+            print("something")
+            logger.warning("hook %r: %s", "a", "failed")
+            for _ in range(2):
+                warnings.warn("old", UserWarning, stacklevel=1)
+            logger.warning("hook %r: %s", "a", "failed")
+            logger.info("by the way")
+    assert warned == ["hook 'a': failed", "UserWarning: old"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_tracebacks_are_collected_on_request() -> None:
+    """A logged exception is collected as one line, or with its traceback."""
+    for tracebacks in (False, True):
+        warned: list[str] = []
+        with quiet(warned, tracebacks):
+            try:
+                raise ValueError("oh no")
+            except ValueError:
+                logger.warning("failed", exc_info=True)
+        assert warned[0].startswith("failed")
+        assert ("ValueError: oh no" in warned[0]) is tracebacks
+
+
+def test_logging_and_printing_are_restored(capfd: pytest.CaptureFixture[str]) -> None:
+    """After the block, also one that raised, logging, warnings and prints work as before."""
+    before = (logger.propagate, list(logger.handlers), warnings.showwarning)
+    with pytest.raises(RuntimeError), quiet([]):
+        raise RuntimeError
+    assert (logger.propagate, list(logger.handlers), warnings.showwarning) == before
+    print("visible")
+    assert capfd.readouterr().out == "visible\n"

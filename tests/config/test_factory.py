@@ -32,7 +32,7 @@ class Speed(IntEnum):
 
 
 def read(value: Any, annotation: Any = NOTHING, default: Any = NOTHING) -> Any:
-    """What a function with one parameter of this kind receives for a value of a config."""
+    """Return what a function with one parameter of this kind receives for a value of a config."""
 
     def function(rate: Any) -> Any:
         return rate
@@ -52,7 +52,7 @@ def forget_values(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(**changes: Any) -> dict[str, Any]:
-    """A run of one step that is soon over."""
+    """Return the config of a run of one step."""
     return {
         "model": {"name": "char_gpt", "context": 16, "width": 8, "heads": 2, "layers": 1},
         "data": {"name": "stdlib_text", "context": 16, "batch_size": 2, "max_bytes": 60_000},
@@ -97,7 +97,7 @@ def config(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_reference_is_read_as_the_parameter_takes_it(annotation: Any, default: Any, text: str, value: Any) -> None:
-    """Numbers, switches and lists of them are read as YAML reads them; what may be meant as text is left alone."""
+    """Numbers, bools and lists of them are read as YAML; where text is valid, the value stays text."""
     found = read(Resolved(text, "${env:X}"), annotation, default)
     assert found == value and type(found) is (Resolved if isinstance(value, str) else type(value))
 
@@ -106,14 +106,14 @@ def test_a_reference_is_read_as_the_parameter_takes_it(annotation: Any, default:
     ("annotation", "text"),
     [("float", "fast"), (int, "2.5"), (int, ""), (bool, "1"), ("float", "null"), (int, "9" * 40), (int, "[1")],
 )
-def test_a_reference_to_something_else_is_refused(annotation: Any, text: str) -> None:
-    """The message says what was expected; the value may be a secret."""
+def test_a_reference_of_the_wrong_type_is_refused(annotation: Any, text: str) -> None:
+    """The message says what was expected, and not the value, which may be a secret."""
     with pytest.raises(ConfigError, match=r"^part\.rate: expected (float|int|bool), which \$\{env:X\} does not hold$"):
         read(Resolved(text, "${env:X}"), annotation)
 
 
 def test_only_a_reference_without_text_around_it_is_a_number() -> None:
-    """Text around it makes it text."""
+    """A reference with text around it is text."""
     with pytest.raises(ConfigError, match="expected int"):
         read(Resolved("12", "1${env:X}"), int)
 
@@ -137,7 +137,7 @@ def test_only_a_reference_without_text_around_it_is_a_number() -> None:
     ],
 )
 def test_text_is_rejected_where_only_numbers_are_valid(annotation: Any, value: Any, valid: bool) -> None:
-    """It would fail much later, in the middle of a run."""
+    """Text is rejected early, because it would fail much later, in the middle of a run."""
     if valid:
         assert read(value, annotation) is value
     else:
@@ -146,7 +146,7 @@ def test_text_is_rejected_where_only_numbers_are_valid(annotation: Any, value: A
 
 
 def test_every_part_of_a_run_takes_numbers_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Optimizer, scheduler, model, data and hooks; the record has the references, and in no file the numbers."""
+    """Every component and hook can take numbers from the environment; the record contains the references only."""
     given = {"LR": "0.0123456789", "BETAS": "[0.5, 0.75]", "WARMUP": "3", "LAYERS": "2", "BATCH": "3", "NORM": "0.625"}
     for name, text in given.items():
         monkeypatch.setenv(name, text)
@@ -179,7 +179,7 @@ def test_every_part_of_a_run_takes_numbers_from_the_environment(monkeypatch: pyt
 def test_a_wrong_variable_is_named_and_not_shown(
     change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The parameter, what it takes, and the reference."""
+    """The message names the parameter, what it takes, and the reference."""
     monkeypatch.setenv("X", "hunter2")
     with pytest.raises((ConfigError, RegistrationError), match=message + r"which \$\{env:X\} does not hold") as caught:
         trainer_from_config(config(**change))
@@ -187,7 +187,7 @@ def test_a_wrong_variable_is_named_and_not_shown(
 
 
 def test_errors_of_a_constructor_show_the_reference() -> None:
-    """A number that the hook rejects: its parameters are shown as they were written."""
+    """If a hook rejects a number, its parameters are shown as they were written."""
     with pytest.raises(RegistrationError, match=r"cannot be made with patience='\$\{env:X\}': patience: expected"):
         make_hook("early_stopping", {"patience": Resolved("-1", "${env:X}")})
 
@@ -206,12 +206,12 @@ ELEMENTS = [
 
 @pytest.mark.parametrize(("annotation", "default", "given", "wanted"), ELEMENTS)
 def test_references_in_lists(annotation: Any, default: Any, given: Any, wanted: list[Any]) -> None:
-    """Each is read where numbers are taken: by the annotation, or as all others in the list are."""
+    """References in a list are read as numbers if the annotation, or the other elements, are numbers."""
     assert list(read(given, annotation, default)) == wanted
 
 
 def test_a_word_in_a_list_of_numbers_is_refused_as_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message has the reference, wherever it stands, and not its value."""
+    """The message shows the reference at its place in the list, and not its value."""
     monkeypatch.setenv("SECRET", "s3cr3tpass")
     with pytest.raises(ConfigError) as caught:
         trainer_from_config(config(optimizer={"name": "adamw", "betas": ["${env:SECRET}", 0.9]}))
@@ -220,7 +220,7 @@ def test_a_word_in_a_list_of_numbers_is_refused_as_it_was_written(monkeypatch: p
 
 
 def test_milestones_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scheduler that got them as texts would never move the rate."""
+    """Milestones become numbers; a scheduler that got text would never change the rate."""
     monkeypatch.setenv("FIRST", "1")
     trainer = trainer_from_config(
         config(
@@ -251,8 +251,8 @@ def test_the_command_line_prints_no_values(
     assert "${env:" in shown and "s3cr3t" not in shown and "98765" not in shown
 
 
-def test_values_are_hidden_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are and as a repr has them; what was put in their place is left alone."""
+def test_values_are_hidden_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values are hidden as they are and as a repr shows them; what replaces them is not searched again."""
     secrets = {"A": "pass\\word'\"1", "B": "SECRET_TOKEN", "SECRET_TOKEN": "abcdefgh1234"}
     resolve_references({name: f"${{env:{name}}}" for name in secrets}, secrets)
     assert without_values(f"{secrets['A']} and {secrets['A']!r}") == "${env:A} and '${env:A}'"
@@ -262,7 +262,7 @@ def test_values_are_hidden_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_place_of_a_problem_is_shown_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A variable may hold a word of the config."""
+    """The path of an error is not hidden, even if a variable's value is a word in it."""
     monkeypatch.setenv("PLACE", "optimizer")
     assert main(["train", "trainer.output_dir=${env:PLACE}", "optimizer.lr=-1"]) == 2
     assert "error: optimizer: adamw cannot be made with" in capsys.readouterr().err
@@ -279,19 +279,19 @@ def thing(first: Any, width: int, depth: int = 1, vocab_size: int = 0) -> tuple[
 
 
 def make(parameters: dict[str, Any], **offered: Any) -> Any:
-    """What the component makes of these parameters."""
+    """Return what a factory makes with these parameters."""
     return Factory("model", "thing", thing, parameters).make("f", **offered)
 
 
 @pytest.mark.parametrize("table", [demo.MODELS, demo.DATA, demo.OPTIMIZERS, demo.SCHEDULERS, demo.LOSSES])
-def test_every_row_leads_to_a_factory(table: dict[str, str]) -> None:
+def test_every_built_in_name_has_a_factory(table: dict[str, str]) -> None:
     """Each built-in name can be imported and called."""
     assert table
     assert all(callable(load_reference(reference)) for reference in table.values())
 
 
-def test_offers_fill_what_is_left_out() -> None:
-    """What the factory has and the config left out is offered; what the config says wins; the rest is dropped."""
+def test_defaults_fill_what_the_config_leaves_out() -> None:
+    """A default is passed if the factory takes it and the config does not set it."""
     assert make({"width": 3}, vocab_size=9, unknown=1) == ("f", 3, 1, 9)
     assert make({"width": 3, "vocab_size": 4}, vocab_size=9) == ("f", 3, 1, 4)
 
@@ -307,8 +307,8 @@ def test_offers_fill_what_is_left_out() -> None:
         ({"width": 1, "first": 2}, "model.first", "thing has no parameter 'first'"),
     ],
 )
-def test_wrong_parameters(parameters: dict[str, Any], path: str, words: str) -> None:
-    """A parameter that is unknown, missing or refused is named with its path."""
+def test_wrong_parameters_are_named(parameters: dict[str, Any], path: str, words: str) -> None:
+    """A parameter that is unknown, missing or rejected is named with its path."""
     with pytest.raises(ConfigError) as caught:
         make(parameters)
     assert caught.value.path == path
@@ -316,7 +316,7 @@ def test_wrong_parameters(parameters: dict[str, Any], path: str, words: str) -> 
 
 
 def test_errors_of_torch_are_shown_without_secrets() -> None:
-    """What torch raises comes with the parameters, of which a resolved reference is shown as the reference."""
+    """Errors of torch are shown with the parameters, and a resolved reference as the reference."""
 
     def fail(**given: Any) -> Any:
         raise RuntimeError("negative dimension")
@@ -327,13 +327,13 @@ def test_errors_of_torch_are_shown_without_secrets() -> None:
         Factory("model", "m", fail, {}).make()
 
 
-def test_a_factory_that_takes_anything() -> None:
+def test_a_factory_with_kwargs_takes_any_parameter() -> None:
     """`**kwargs` accepts every parameter."""
     assert Factory("data", "dict", lambda **given: given, {"a": 1}).make() == {"a": 1}
 
 
 def test_dotted_paths_are_for_code() -> None:
-    """A dotted path is valid in code, and in a file only under an allowed prefix; a miss names the nearest."""
+    """A dotted path is valid in code, and in a file only under an allowed prefix; an error names the nearest."""
     ImportPolicy().check_name("torch.nn.Linear", MODELS, "model.name")
     ImportPolicy(("torch.nn",), True).check_name("torch.nn.Linear", MODELS, "model.name")
     assert find_factory("torch.nn.Linear", MODELS) is torch.nn.Linear

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from hookline import ForwardHook, HookRegistry, TrainingHook
-from hookline.config.factory import ImportPolicy, import_dotted
-from hookline.config.hooks import FunctionHook, find_hook, make_hook, read_hook_specs, register_specs
+from hookline.config.factory import ImportPolicy, find_factory
+from hookline.config.hooks import FunctionHook, make_hook, read_hook_specs, register_specs
 from hookline.core import plugins
 from hookline.core.entry import hook_parameters
 from hookline.errors import ConfigError, HooklineError, RegistrationError
@@ -36,13 +36,13 @@ class Report(TrainingHook):
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two hooks that configs may name, gone after the test."""
+    """Register two hooks for the test."""
     monkeypatch.setattr(plugins.HOOKS, "_added", {"watch": Watch, "report": Report})
 
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An importable package that leaves a mark when it is imported."""
+    """Write an importable package with a hook."""
     (tmp_path / "pretend_pkg").mkdir()
     (tmp_path / "pretend_pkg" / "__init__.py").write_text("")
     (tmp_path / "pretend_pkg" / "hooks.py").write_text(
@@ -75,8 +75,8 @@ def test_a_registry_made_with_a_config_loads_its_hooks() -> None:
 
 
 @pytest.mark.req("000-04")
-def test_enabled_false_in_a_config_is_listed_and_off() -> None:
-    """A hook that a config switches off is there, disabled."""
+def test_enabled_false_registers_a_disabled_hook() -> None:
+    """A hook with `enabled: false` is registered and disabled."""
     registry = HookRegistry({"lifecycle": [{"name": "report", "enabled": False}]})
     assert not registry.is_enabled("report") and registry.slots.on_train_end is not None
     assert "report: disabled" in str(registry.list_hooks())
@@ -84,7 +84,7 @@ def test_enabled_false_in_a_config_is_listed_and_off() -> None:
 
 
 def test_reserved_keys_are_options_and_all_else_goes_to_the_constructor() -> None:
-    """Even parameters that are called like the registry's own arguments."""
+    """Also parameters that have the names of the registry's arguments go to the constructor."""
     entry = {
         "name": "watch",
         "every": 10,
@@ -124,7 +124,7 @@ def test_identity_is_the_default_update_hook(config: dict[str, Any], there: bool
 
 
 def test_registries_without_a_config_start_empty() -> None:
-    """Only loading a config adds the default."""
+    """The default update hook is added only when a config is loaded."""
     assert len(HookRegistry()) == 0
 
 
@@ -202,7 +202,7 @@ def test_wrong_configs_are_one_clear_error(config: Any, message: str) -> None:
     ],
 )
 def test_wrong_hooks_are_refused_with_their_path(entry: Any, message: str) -> None:
-    """A misspelt parameter, a missing one and a hook under the wrong kind say where they stand."""
+    """A misspelt parameter, a missing one and a hook of the wrong kind are reported with their path."""
     with pytest.raises(RegistrationError, match=message):
         HookRegistry({"forward": [entry]})
 
@@ -222,7 +222,7 @@ def test_the_parameters_of_a_hook_that_is_off_are_checked(parameters: dict[str, 
 
 
 def test_a_config_is_loaded_as_a_whole_or_not_at_all() -> None:
-    """When the second hook is refused, the first is gone again."""
+    """If the second hook is refused, the first is removed again."""
     registry = HookRegistry()
     with pytest.raises(HooklineError):
         registry.load({"forward": ["watch", {"name": "watch", "as": "b", "treshold": 1}]})
@@ -235,28 +235,28 @@ def test_a_second_instance_needs_another_name() -> None:
         HookRegistry({"forward": ["watch", "watch"]})
 
 
-def test_dotted_paths_in_code_are_free(package: str) -> None:
+def test_dotted_paths_in_code_need_no_permission(package: str) -> None:
     """A dict written in code counts as code."""
     registry = HookRegistry({"hook_classes": [f"{package}.Mine"], "hook_configs": {"Mine": {"level": 3, "every": 5}}})
     assert registry.get("mine").level == 3 and str(registry.entry("mine").schedule) == "every 5 steps"
 
 
-def test_a_wrong_parameter_of_a_class_is_found_where_it_stands(package: str) -> None:
-    """The class is listed in one place, its parameters stand in another: both are named."""
+def test_a_wrong_parameter_of_a_class_names_both_places(package: str) -> None:
+    """The error names the place of the class and the place of its parameters."""
     with pytest.raises(
         RegistrationError, match=r"^hooks\.hook_classes\.0 with hook_configs\.Mine: Mine has no parameter"
     ):
         HookRegistry({"hook_classes": [f"{package}.Mine"], "hook_configs": {"Mine": {"levle": 3}}})
 
 
-def test_an_option_that_is_null_is_left_out() -> None:
-    """As if it had not been written."""
+def test_an_option_that_is_null_counts_as_absent() -> None:
+    """An option that is null has no effect."""
     nothing = dict.fromkeys(("every", "at", "start", "stop", "before", "after", "on_error", "ranks"))
     assert "watch" in HookRegistry({"forward": [{"name": "watch", **nothing}]})
 
 
 def test_dotted_paths_from_a_file_need_an_allowed_prefix(package: str) -> None:
-    """Refused before anything is imported, with the remedy; allowed by its prefix only, as a list or a word."""
+    """A path of a file is refused before anything is imported, unless its prefix is allowed, as a list or a word."""
     config = {"lifecycle": [f"{package}.Mine"]}
     for allow in ((), ("pretend",), ("pretend_pkg.hook",), ("pretend_pkg_evil",)):
         with pytest.raises(ConfigError, match=r"hooks\.lifecycle\.0\.name: .*not allowed.*--allow pretend_pkg"):
@@ -267,31 +267,31 @@ def test_dotted_paths_from_a_file_need_an_allowed_prefix(package: str) -> None:
 
 
 def test_nothing_is_imported_when_a_later_entry_is_wrong(package: str) -> None:
-    """Every name and path is checked first."""
+    """Every name and path is checked before the first import."""
     with pytest.raises(ConfigError, match="wacth"):
         HookRegistry({"lifecycle": [f"{package}.Mine"], "forward": ["wacth"]})
     assert package not in sys.modules
 
 
 def test_names_that_a_module_imports_are_not_its_hooks(package: str) -> None:
-    """An allowed package gives no access to subprocess.run, or to something that is not callable."""
+    """An allowed package gives no access to what it imports, such as subprocess.run, or to what is not callable."""
     for attribute in ("run", "NUMBER"):
-        with pytest.raises(HooklineError, match="is not a hook class of that package"):
-            import_dotted(f"{package}.{attribute}")
+        with pytest.raises(HooklineError, match="is not a class or function of that package"):
+            find_factory(f"{package}.{attribute}", plugins.HOOKS)
     with pytest.raises(HooklineError, match="has no 'Mien'; did you mean 'Mine'"):
-        import_dotted(f"{package}.Mien")
+        find_factory(f"{package}.Mien", plugins.HOOKS)
     with pytest.raises(HooklineError, match=r"cannot import 'no_such_package'.*looks in the current directory \("):
-        import_dotted("no_such_package.Hook")
+        find_factory("no_such_package.Hook", plugins.HOOKS)
     Path("pretend_pkg/needy.py").write_text("import no_such_package\n")
     with pytest.raises(HooklineError, match=r"'pretend_pkg\.needy' \(No module named 'no_such_package'\)$"):
-        import_dotted("pretend_pkg.needy.Hook")
+        find_factory("pretend_pkg.needy.Hook", plugins.HOOKS)
 
 
 @pytest.mark.parametrize("dotted", ["a..b", "a.b()", "a.b; import os", ".a", "a.", "../x.y"])
 def test_invalid_dotted_paths_are_rejected(dotted: str) -> None:
-    """Nothing but identifiers and dots gets as far as an import."""
+    """A path with anything but identifiers and dots is rejected before an import."""
     with pytest.raises(ConfigError, match="is not a dotted path"):
-        ImportPolicy().check(dotted, "p")
+        ImportPolicy().check_name(dotted, plugins.HOOKS, "p")
 
 
 def test_flags_turn_on_built_ins_with_their_parameters() -> None:
@@ -322,19 +322,18 @@ def test_objects_stay_and_classes_names_and_paths_are_made() -> None:
     assert make_hook(hook, {}) is hook
     assert make_hook(ClipNorm, {"max_norm": 2}).max_norm == 2.0
     assert make_hook("watch", {"threshold": 1}).threshold == 1
-    assert find_hook("watch") is Watch
     with pytest.raises(RegistrationError, match="'evry' is not an option of a hook; did you mean 'every'"):
         make_hook(hook, {"evry": 10})
 
 
-def test_parameters_are_recorded_as_the_instance_holds_them() -> None:
-    """Defaults included, the name not."""
+def test_parameters_are_recorded_with_defaults() -> None:
+    """The recorded parameters include defaults, and not the name."""
     assert hook_parameters(Watch(0.25), {}) == {"threshold": 0.25, "event": "", "origin": "", "last": 0, "hook": ""}
     assert hook_parameters(Report(), {"x": 1}) == {"x": 1}
 
 
 def test_errors_of_a_named_hook_show_its_parameters() -> None:
-    """A class handed over in code raises what its constructor raises; a name gets the parameters beside it."""
+    """A class passed in code raises what its constructor raises; for a name, the error also shows the parameters."""
     with pytest.raises(ValueError, match=r"^no last$"):
         make_hook(Watch, {"last": None})
     with pytest.raises(RegistrationError, match="watch cannot be made with event='e', last=None: no last"):
@@ -353,7 +352,7 @@ def test_a_hook_can_keep_its_parameters_out_of_messages(monkeypatch: pytest.Monk
 
 
 def test_a_resolved_reference_is_shown_as_written() -> None:
-    """The value of a secret never gets into an error message."""
+    """The value of a secret never appears in an error message."""
 
     class Resolved(str):
         reference = "${env:LIMIT}"
@@ -371,7 +370,7 @@ def double(grads: Any, step: int, factor: float = 2.0) -> Any:
 
 
 def test_a_function_hook_has_its_functions_name_and_takes_parameters() -> None:
-    """What the event has comes from the run, the rest from the config."""
+    """Arguments of the event come from the run, all others from the config."""
     registry = HookRegistry()
     registry.register(FunctionHook(double, {"factor": 3.0}))
     entry = registry.entry("double")
@@ -380,7 +379,7 @@ def test_a_function_hook_has_its_functions_name_and_takes_parameters() -> None:
 
 
 def test_attributes_of_a_function_count_as_those_of_a_class() -> None:
-    """So a function can select parameters, too."""
+    """A function can select parameters by its attribute `params`."""
 
     def picky(grads: Any) -> Any:
         return grads
@@ -392,7 +391,7 @@ def test_attributes_of_a_function_count_as_those_of_a_class() -> None:
 
 
 def test_a_function_of_gradients_is_a_hook_and_other_functions_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name may stand for either; only the arguments of the event are not parameters."""
+    """A registered name may mean either; arguments of the event are not parameters of a config."""
     factory = lambda scale: ClipNorm(scale)  # noqa: E731
     monkeypatch.setattr(plugins.HOOKS, "_added", {"double": double, "made": factory})
     assert make_hook("double", {"factor": 4.0}).on_update({"a": 1}, step=1) == {"a": 4.0}

@@ -1,6 +1,7 @@
-"""From files and dicts to one mapping."""
+"""Loading configs from files and dicts, and applying overrides."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,22 +19,22 @@ FORMS = {
 
 @pytest.mark.req("004-27")
 @pytest.mark.parametrize("name", FORMS)
-def test_all_formats_say_the_same(name: str) -> None:
-    """YAML, TOML and JSON lead to the same mapping, known to come from a file."""
+def test_all_formats_give_the_same_config(name: str) -> None:
+    """YAML, TOML and JSON give the same mapping, marked as read from a file."""
     Path(name).write_text(FORMS[name], encoding="utf-8")
     assert load_config(name) == (WANTED, True)
     assert load_config(Path(name), ["trainer.max_steps=4"])[0]["trainer"]["max_steps"] == 4
 
 
-def test_a_dict_is_code_and_stays_as_it_was() -> None:
-    """A dict counts as code; overrides change a copy."""
+def test_a_dict_counts_as_code_and_is_not_changed() -> None:
+    """A dict counts as code, and overrides change a copy of it."""
     given = {"model": {"name": "m"}}
     assert load_config(given, ["model.width=3"]) == ({"model": {"name": "m", "width": 3}}, False)
     assert given == {"model": {"name": "m"}}
 
 
-def test_an_override_reaches_one_place_of_an_alias() -> None:
-    """Aliases are written out, so that a change of one place leaves the other alone."""
+def test_an_override_changes_one_place_of_an_alias() -> None:
+    """Aliases are expanded, so that changing one place leaves the others as they are."""
     Path("a.yaml").write_text("model: &c {name: m, size: 1}\ndata: *c\n", encoding="utf-8")
     tree, _ = load_config("a.yaml", ["model.size=2"])
     assert (tree["model"]["size"], tree["data"]["size"]) == (2, 1)
@@ -57,7 +58,7 @@ def test_an_override_reaches_one_place_of_an_alias() -> None:
     ],
 )
 def test_wrong_files_are_named(name: str, content: bytes, words: str) -> None:
-    """A file that cannot be used is refused by name, with what is wrong with it."""
+    """A file that cannot be used is reported by its name and what is wrong with it."""
     Path(name).write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         load_config(name)
@@ -66,8 +67,80 @@ def test_wrong_files_are_named(name: str, content: bytes, words: str) -> None:
 
 
 def test_a_missing_file_is_named() -> None:
-    """No file, or a directory in its place, is a config error and not a traceback."""
+    """A missing file, or a directory in its place, is a config error and not a traceback."""
     Path("dir.yaml").mkdir()
     for name in ("none.yaml", "dir.yaml"):
         with pytest.raises(ConfigError, match=f"{name}: cannot be read"):
             load_config(name)
+
+
+def tree() -> dict[str, Any]:
+    """Return a config with every kind of entry."""
+    return {
+        "model": "char_gpt",
+        "data": {"name": "stdlib_text", "sizes": [1, 2]},
+        "hooks": {
+            "lifecycle": ["console_log", {"name": "checkpoint", "save_every_n_steps": 5}],
+            "update": [{"name": "clip_norm", "max_norm": 1.0}, {"name": "clip_norm", "as": "second", "max_norm": 2.0}],
+        },
+    }
+
+
+def changed(*overrides: str) -> dict[str, Any]:
+    """Return the config above after some overrides."""
+    return load_config(tree(), overrides)[0]
+
+
+def test_values_are_read_as_yaml() -> None:
+    """Values are read as numbers, true and false, null, lists or text; a pattern stays text."""
+    data = changed(
+        "data.a=5e-3", "data.b=true", "data.c=null", "data.d=[1, x]", "data.e=*.txt", "data.f=a=b", "data.g=${env:X}"
+    )["data"]
+    assert [data[key] for key in "abcdefg"] == [5e-3, True, None, [1, "x"], "*.txt", "a=b", "${env:X}"]
+
+
+def test_missing_sections_are_added_and_lists_are_indexed() -> None:
+    """A section that is missing is added; a part of a path that is a number is the index into a list."""
+    made = changed("trainer.max_steps=3", "data.sizes.1=7", "hooks.lifecycle.1.save_every_n_steps=9")
+    assert made["trainer"] == {"max_steps": 3}
+    assert made["data"]["sizes"] == [1, 7]
+    assert made["hooks"]["lifecycle"][1]["save_every_n_steps"] == 9
+
+
+def test_a_bare_name_gets_parameters() -> None:
+    """A component or hook that is given as a bare name becomes a mapping when a parameter is set."""
+    made = changed("model.width=8", "hooks.console_log.log_every_n_batches=2", "hooks.lifecycle.0.enabled=false")
+    assert made["model"] == {"name": "char_gpt", "width": 8}
+    assert made["hooks"]["lifecycle"][0] == {"name": "console_log", "log_every_n_batches": 2, "enabled": False}
+
+
+def test_a_hook_is_found_by_its_name_in_any_list() -> None:
+    """A path finds a hook by its `as`, or else by its name, in any of the lists."""
+    update = changed("hooks.clip_norm.max_norm=0.5", "hooks.second.max_norm=0.25")["hooks"]["update"]
+    assert [hook["max_norm"] for hook in update] == [0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "words"),
+    [
+        ("trainr.max_steps=1", "trainr", "did you mean 'trainer'"),
+        ("trainer.max_stesp=1", "trainer.max_stesp", "did you mean 'max_steps'"),
+        ("hooks.clip_nrm.max_norm=1", "hooks.clip_nrm", "did you mean 'clip_norm'"),
+        ("hooks.clip_norm=1", "hooks.clip_norm", "hooks.clip_norm.PARAMETER=value"),
+        ("hooks.update.7.max_norm=1", "hooks.update.7", "list of 2"),
+        ("hooks.update.x.max_norm=1", "hooks.update.x", "list of 2"),
+        ("data.name.x=1", "data.name", "'stdlib_text' (str)"),
+        ("max_steps", "", "write a.b=value"),
+        ("a..b=1", "", "write a.b=value"),
+        ("data.x=", "data.x", "write data.x=null for no value"),
+        ("data.x= ", "data.x", "write data.x=null for no value"),
+        ("data.x=[1", "data.x", "is not valid YAML"),
+        ("data.x=[!!python/name:os.system ]", "data.x", "refused"),
+    ],
+)
+def test_wrong_overrides(override: str, path: str, words: str) -> None:
+    """An override whose path does not exist is refused, and the message names the nearest path that does."""
+    with pytest.raises(ConfigError) as caught:
+        changed(override)
+    assert caught.value.path == path
+    assert words in caught.value.problem

@@ -1,4 +1,4 @@
-"""References to the environment."""
+"""References to environment variables."""
 
 import copy
 
@@ -13,15 +13,15 @@ VARIABLES = {"TOKEN": "s3cret", "N": "5"}
 
 
 def test_references_are_resolved_everywhere() -> None:
-    """References inside strings, lists and mappings are replaced; the written tree stays as it was."""
+    """References in strings, lists and mappings are replaced in a copy of the config."""
     resolved = resolve_references(WRITTEN, VARIABLES)
     assert resolved["hooks"]["lifecycle"][0]["url"] == "https://h/s3cret"
     assert (resolved["n"], resolved["plain"]) == ("5", "a")
     assert WRITTEN["n"] == "${env:N}"
 
 
-def test_references_come_back_for_the_record() -> None:
-    """The recorded config holds the references, also where the value has become a number."""
+def test_references_are_restored_for_the_record() -> None:
+    """The recorded config has the references, also where the value became a number."""
     settings = {**resolve_references(WRITTEN, VARIABLES), "n": 5, "default": 1}
     restored = restore_references(settings, WRITTEN)
     assert redact(restored) == {**WRITTEN, "default": 1}
@@ -29,27 +29,27 @@ def test_references_come_back_for_the_record() -> None:
 
 
 def test_the_record_writes_the_reference() -> None:
-    """A resolved string knows its reference, which is what redaction writes in its place."""
+    """A resolved string has its reference, which redaction writes in its place."""
     value = resolve_references("${env:TOKEN}", VARIABLES)
     assert isinstance(value, Resolved)
     assert redact({"anything": value}) == {"anything": "${env:TOKEN}"}
 
 
 def test_a_copy_keeps_its_reference() -> None:
-    """Copying a resolved string, as making a record does, does not turn it into a bare secret."""
+    """A copy of a resolved string still has its reference."""
     value = copy.deepcopy({"x": Resolved("s3cret", "${env:TOKEN}")})["x"]
     assert (value, value.reference) == ("s3cret", "${env:TOKEN}")
 
 
 def test_a_missing_variable_is_named_with_its_path() -> None:
-    """The error says where the reference stands, which variable is not set, and the nearest that is."""
+    """The error names the path, the variable that is not set, and the nearest one that is."""
     with pytest.raises(ConfigError) as caught:
         resolve_references({"a": [{"b": "${env:TOKN}"}]}, VARIABLES)
     assert caught.value.path == "a.0.b"
     assert caught.value.problem == "the environment variable 'TOKN' is not set; did you mean 'TOKEN'?"
 
 
-def test_other_references_are_refused() -> None:
-    """Something that only looks like a reference is an error, not text."""
+def test_malformed_references_are_refused() -> None:
+    """A malformed reference is an error, and not taken as text."""
     with pytest.raises(ConfigError, match=r"x: \$\{file:/etc\} is not a reference"):
         resolve_references({"x": "${file:/etc}"})

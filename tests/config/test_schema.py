@@ -1,4 +1,4 @@
-"""What a configuration may hold, and how wrong ones are refused."""
+"""What a config may contain, and how wrong configs are reported."""
 
 from dataclasses import fields
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from hookline.config.hooks import FLAGS, KEYS, read_hook_specs
+from hookline.config.references import Resolved
 from hookline.config.schema import HooksConfig, RunConfig, TrainerConfig, as_run_config, as_trainer_config
 from hookline.core.registry import HookRegistry
-from hookline.errors import ConfigError, HooklineError
+from hookline.errors import ConfigError, HooklineError, got, shown
 from hookline.trainer.options import TrainerOptions
 
 LEAST: dict[str, Any] = {"model": "char_gpt", "data": "stdlib_text", "optimizer": {"name": "sgd", "lr": 0.1}}
@@ -17,7 +18,7 @@ BEGIN = "; `hookline example` prints a whole config to start from"
 
 
 def refusal(make: Any, *args: Any, **values: Any) -> ConfigError:
-    """The error that a wrong configuration is refused with."""
+    """Return the error that a wrong config raises."""
     with pytest.raises(ConfigError) as caught:
         make(*args, **values)
     return caught.value
@@ -25,11 +26,11 @@ def refusal(make: Any, *args: Any, **values: Any) -> ConfigError:
 
 @pytest.mark.req("002-07")
 def test_hooks_config_has_the_loader_s_keys() -> None:
-    """HooksConfig knows exactly the keys that the registry reads."""
+    """HooksConfig has exactly the keys that the registry reads."""
     assert sorted(HooksConfig.model_fields) == sorted(KEYS)
 
 
-def test_unset_lists_stay_unset() -> None:
+def test_a_missing_update_list_means_the_identity_hook() -> None:
     """A config without an `update` list still gets the identity hook; one with a list does not."""
     assert "identity" in HookRegistry(HooksConfig(lifecycle=["console_log"]))
     assert "identity" not in HookRegistry(HooksConfig(update=[{"name": "clip_norm", "max_norm": 1.0}]))
@@ -42,7 +43,7 @@ def test_a_null_parameter_survives() -> None:
 
 
 def test_flags_become_hooks() -> None:
-    """The flat form reaches the registry with its parameters."""
+    """The flags of the flat form register hooks with their parameters."""
     registry = HookRegistry(HooksConfig(enable_logging_hook=True, logging_config={"log_every_n_batches": 7}))
     assert registry.get("console_log").log_every_n_batches == 7
 
@@ -59,7 +60,7 @@ SWITCHED = {  # each switch of the flat form with the seed's parameters, and the
 @pytest.mark.req("002-19", "002-27", "002-35")
 @pytest.mark.parametrize("switch", SWITCHED)
 def test_both_forms_make_the_same_hook(switch: str) -> None:
-    """A switch with its parameters and an entry in a list give one hook, with the same options and parameters."""
+    """A flag with its parameters and an entry in a list give the same hook, with the same options and parameters."""
     parameters, name = SWITCHED[switch]
     flat = HookRegistry(HooksConfig(**{switch: True, FLAGS[switch][1]: parameters}))
     listed = HookRegistry(HooksConfig(lifecycle=[{"name": name, **parameters}]))
@@ -68,8 +69,8 @@ def test_both_forms_make_the_same_hook(switch: str) -> None:
     assert (first.policy, first.schedule, first.parameters) == (second.policy, second.schedule, second.parameters)
 
 
-def test_every_switch_is_there() -> None:
-    """The switches that the registry knows are those of the seed, and each leads to a hook."""
+def test_every_flag_of_the_seed_exists() -> None:
+    """The flags that the registry reads are those of the seed, and each belongs to a hook."""
     assert set(SWITCHED) == set(FLAGS)
     registry = HookRegistry(HooksConfig(**dict.fromkeys(FLAGS, True)))
     assert {name for name, _ in FLAGS.values()} <= set(registry)
@@ -92,14 +93,14 @@ def test_every_switch_is_there() -> None:
     ids=str,
 )
 def test_a_mistake_in_the_flat_form_names_the_nearest(config: dict[str, Any], words: str) -> None:
-    """Whether it is a switch or a hook's parameter, before anything is trained."""
+    """A misspelt flag or parameter is reported with the nearest one, before training."""
     with pytest.raises(HooklineError) as caught:
         HookRegistry(HooksConfig(**config))
     assert words in str(caught.value)
 
 
 def test_trainer_config_has_every_option() -> None:
-    """TrainerConfig's fields are those of TrainerOptions and `hooks`, and `options()` gives the former back."""
+    """TrainerConfig has the fields of TrainerOptions and `hooks`, and `options()` returns the former."""
     assert [item.name for item in fields(TrainerConfig)] == [*(item.name for item in fields(TrainerOptions)), "hooks"]
     assert TrainerConfig(max_steps=3, seed=1).options() == TrainerOptions(max_steps=3, seed=1)
 
@@ -118,7 +119,7 @@ def test_trainer_config_has_every_option() -> None:
     ],
 )
 def test_a_wrong_trainer_config_names_the_path(values: dict[str, Any], path: str, words: str) -> None:
-    """One error: the dotted path, the bad value, and what would be right."""
+    """The error has the dotted path, the bad value, and what would be right."""
     error = refusal(TrainerConfig, **values)
     assert error.path == path
     assert words in error.problem
@@ -139,7 +140,7 @@ def test_a_wrong_trainer_config_names_the_path(values: dict[str, Any], path: str
     ],
 )
 def test_a_wrong_run_config_names_the_path(values: dict[Any, Any], path: str, words: str) -> None:
-    """Paths are whole, however deep the mistake lies."""
+    """The path is complete at any depth."""
     error = refusal(as_run_config, {**LEAST, **values})
     assert error.path == path
     assert words in error.problem
@@ -154,7 +155,7 @@ def test_several_problems_are_all_named() -> None:
 
 
 def test_a_key_one_level_too_high_or_too_low_names_its_place() -> None:
-    """The most common mistakes are a trainer's option at the top, and a component under `trainer`."""
+    """A trainer option at the top level, or a component under `trainer`, is reported with its right place."""
     wrong = str(refusal(as_run_config, {**LEAST, "max_steps": 5}))
     assert wrong == "max_steps: unknown key; did you mean 'trainer.max_steps'?"
     wrong = str(refusal(as_run_config, {**LEAST, "trainer": {"optimizer": "sgd"}}))
@@ -164,13 +165,13 @@ def test_a_key_one_level_too_high_or_too_low_names_its_place() -> None:
 
 
 def test_a_misspelt_key_comes_before_the_one_it_leaves_missing() -> None:
-    """For 'optimiser', the message has the right spelling, and not only that something is missing."""
+    """For 'optimiser', the message has the right spelling, and does not only say that 'optimizer' is missing."""
     wrong = str(refusal(as_run_config, {"model": "m", "data": "d", "optimiser": "sgd"}))
     assert wrong.startswith("optimiser: unknown key; did you mean 'optimizer'") and "(also missing: optimizer)" in wrong
 
 
 def test_missing_keys_are_named_together() -> None:
-    """Keys that are missing from one mapping are one problem, and the others are named beside it."""
+    """Keys that are missing from one mapping are reported together."""
     error = refusal(as_run_config, {"trainer": {"max_steps": 3}})
     assert (error.path, str(error)) == ("", f"model, data and optimizer are missing{BEGIN}")
     error = refusal(as_run_config, {"scheduler": 4, "model": "m"})
@@ -178,8 +179,8 @@ def test_missing_keys_are_named_together() -> None:
     assert str(refusal(as_run_config, {"model": "m", "data": "d"})) == f"optimizer: is missing{BEGIN}"
 
 
-def test_no_mapping_is_refused() -> None:
-    """Something that is not a mapping is rejected with the keys that were expected."""
+def test_a_config_that_is_not_a_mapping_is_refused() -> None:
+    """The error lists the keys that were expected."""
     assert "model, data, optimizer" in str(refusal(as_run_config, [1]))
     assert "TrainerConfig" in str(refusal(as_trainer_config, [1]))
 
@@ -195,7 +196,7 @@ def test_run_config_reads_names_and_parameters() -> None:
 
 
 def test_run_config_can_be_written_and_read_again() -> None:
-    """What `as_mapping` gives is the same configuration, also by value."""
+    """`as_mapping` gives values from which an equal config can be made."""
     run = as_run_config({**LEAST, "trainer": {"max_steps": 5}, "hooks": {"update": []}})
     assert run.as_mapping()["hooks"] == {"update": []}
     assert as_run_config(run.as_mapping()) == run
@@ -203,7 +204,7 @@ def test_run_config_can_be_written_and_read_again() -> None:
 
 @pytest.mark.req("002-49")
 def test_as_trainer_config_takes_every_form() -> None:
-    """A TrainerConfig, a HooksConfig, a RunConfig, options, dicts of either kind and nothing all lead to one type."""
+    """A TrainerConfig, a HooksConfig, a RunConfig, options, dicts of either kind and None are accepted."""
     hooks = HooksConfig(update=["identity"])
     whole = TrainerConfig(max_steps=2, hooks=hooks)
     assert as_trainer_config(whole) is whole
@@ -216,6 +217,25 @@ def test_as_trainer_config_takes_every_form() -> None:
 
 
 def test_an_unknown_dict_names_the_nearest_key() -> None:
-    """A dict with neither kind of key is compared with both."""
+    """The keys of a dict that is neither kind are compared with the keys of both."""
     assert "did you mean 'enable_logging_hook'" in str(refusal(as_trainer_config, {"enable_loging_hook": True}))
     assert "did you mean 'max_steps'" in str(refusal(as_trainer_config, {"max_stesp": 1}))
+
+
+def test_the_outermost_class_reports_the_path() -> None:
+    """A wrong value of the hooks' class is reported with its path in the whole config."""
+    error = refusal(RunConfig, **LEAST, hooks={"update": ["identity", 3]})
+    assert error.path == "hooks.update.1"
+    assert error.__cause__ is None
+
+
+def test_a_long_value_is_cut_short() -> None:
+    """An error message stays readable whatever the value."""
+    assert shown("x" * 500) == f"'{'x' * 56}… (str)"
+
+
+def test_a_resolved_secret_is_shown_as_its_reference() -> None:
+    """The value of an environment variable never appears in an error message, at any depth of a list or dict."""
+    secret = Resolved("hunter2", "${env:PASSWORD}")
+    assert got(secret) == "which ${env:PASSWORD} does not hold"
+    assert got([secret, {"key": (secret, 1)}]) == "got ['${env:PASSWORD}', {'key': ('${env:PASSWORD}', 1)}] (list)"

@@ -30,8 +30,8 @@ MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(
         ("", None),
     ],
 )
-def test_values(text: str, value: Any) -> None:
-    """Plain values are read as their authors mean them, numbers like 5e-3 included."""
+def test_plain_values_are_read(text: str, value: Any) -> None:
+    """Plain values are read as their authors mean them, also numbers such as 5e-3."""
     read = read_yaml(text, "x.yaml")
     assert read == value
     assert type(read) is type(value)
@@ -54,7 +54,7 @@ def test_values(text: str, value: Any) -> None:
     ],
 )
 def test_invalid_documents_are_rejected(text: str, words: str) -> None:
-    """Tags, doubled keys, bombs, cycles and broken text are one clear error each, and quickly."""
+    """Tags, duplicate keys, alias bombs, cycles and broken text are one clear error each, and quickly."""
     began = time.monotonic()
     with pytest.raises(ConfigError) as caught:
         read_yaml(text, "x.yaml")
@@ -65,12 +65,12 @@ def test_invalid_documents_are_rejected(text: str, words: str) -> None:
 
 
 def test_aliases_and_merges_work() -> None:
-    """Anchors are fine within reason; a merge may be overridden without counting as a doubled key."""
+    """Aliases are valid up to a limit; a merged key may be overridden."""
     assert read_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}", "x")["b"] == {"x": 3, "y": 2}
 
 
-def test_what_is_plain_is_copied() -> None:
-    """Values stay as they are, tuples become lists, and nothing is shared with what was given."""
+def test_plain_values_are_copied() -> None:
+    """Values stay as they are, tuples become lists, and the copy shares nothing with the original."""
     text = "line\n\ttab, é, 日本"
     given: dict[str, Any] = {"a": {"b": (1, 2.5, None, True, text), "c": -LARGEST}, "d": [LARGEST - 1]}
     copied = plain_copy(given, "x")
@@ -97,7 +97,7 @@ def test_what_is_plain_is_copied() -> None:
     ],
 )
 def test_values_out_of_bounds_are_rejected(value: Any, problem: str) -> None:
-    """Each is named by its dotted path, in words that can be printed."""
+    """The error has the value's dotted path, and is printable."""
     with pytest.raises(ConfigError) as caught:
         plain_copy({"hooks": {"forward": [1, value]}}, "x")
     assert caught.value.path == "hooks.forward.1"
@@ -106,14 +106,14 @@ def test_values_out_of_bounds_are_rejected(value: Any, problem: str) -> None:
 
 
 @pytest.mark.parametrize("tree", [{"a": [0] * MAX_NODES}, {"a": {"b": [[0] * 99] * (MAX_NODES // 99)}}])
-def test_too_many_values(tree: Any) -> None:
-    """Shared values count at every place they occur."""
+def test_too_many_values_are_rejected(tree: Any) -> None:
+    """A shared value counts at every place where it occurs."""
     with pytest.raises(ConfigError, match="x: is too large"):
         plain_copy(tree, "x")
 
 
-def test_too_many_levels() -> None:
-    """A value that contains itself ends as one that is too deep."""
+def test_too_many_levels_are_rejected() -> None:
+    """A value that contains itself is reported as too deep."""
     tree: dict[str, Any] = {}
     tree["a"] = tree
     with pytest.raises(ConfigError, match=f"more than {MAX_DEPTH} levels"):

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hookline import TrainingHook, get_trainer
-from hookline.config.hooks import find_hook
 from hookline.core.plugins import HOOKS
 
-OBSERVERS = [name for name in HOOKS.names() if not find_hook(name).intervenes]
+OBSERVERS = [name for name in HOOKS.names() if not HOOKS.find(name).intervenes]
 PARAMETERS: dict[str, dict[str, Any]] = {  # where the default would do little in so short a run, or cannot be
     "checkpoint": {"save_every_n_steps": 3},
     "console_log": {"log_every_n_batches": 1},

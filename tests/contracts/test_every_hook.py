@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hookline import GenericTrainer, HookManager, HooksConfig
-from hookline.config.hooks import RESERVED, find_hook
+from hookline.config.hooks import RESERVED
 from hookline.core.plugins import HOOKS
 
 NEEDED: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 @pytest.mark.parametrize("name", HOOKS.names())
 def test_it_is_documented_and_named(name: str) -> None:
     """Its class says what it does, goes by the name that configs use, and is marked as built in."""
-    hook = find_hook(name)
+    hook = HOOKS.find(name)
     assert hook.__doc__ and hook.name == name
     assert vars(hook)["built_in"] is True
 
@@ -62,7 +62,7 @@ def test_its_parameters_can_be_given_by_name(name: str) -> None:
     Only `name` may be there: it is the instance's own, which `as` gives.
     """
     taken = set(RESERVED) - {"name"}
-    assert [one for one in inspect.signature(find_hook(name)).parameters if one in taken] == []
+    assert [one for one in inspect.signature(HOOKS.find(name)).parameters if one in taken] == []
 
 
 @pytest.mark.parametrize("name", HOOKS.names())
@@ -93,7 +93,7 @@ def test_it_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", HOOKS.names())
 def test_an_observer_changes_nothing(name: str, tmp_path: Path) -> None:
     """A hook that is not listed as an intervener leaves losses and parameters as they are, bit for bit."""
-    if find_hook(name).intervenes:
+    if HOOKS.find(name).intervenes:
         pytest.skip("it changes training on purpose, and is listed as doing so")
     results = []
     for enabled in (True, False):

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from hookline import ForwardHook, HooklineError, Trainer, TrainingHook, get_trainer
-from hookline.config.hooks import find_hook
 from hookline.core.plugins import HOOKS
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -242,7 +241,7 @@ def test_with_every_built_in_on(reference: Result, tmp_path: Path) -> None:
 
     def dress(trainer: Trainer) -> None:
         for name in HOOKS.built_in:
-            hook = find_hook(name)
+            hook = HOOKS.find(name)
             if name not in trainer.hooks and not hook.intervenes and not needs_parameters(hook):
                 trainer.add_hook(name)
         assert {"checkpoint", "early_stopping", "ema", "lr_monitor", "profiler", "throughput"} <= set(trainer.hooks)

@@ -1,7 +1,9 @@
-"""The packages import in one direction only, and the hot path stays light."""
+"""The packages import in one direction only, the hot path stays light, and users import from a few modules only."""
 
 import ast
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,15 +11,48 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "hookline"
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "hookline"
+
+# The only modules that users import from. Every other module is private, whatever its name: it may change at any time.
+PUBLIC_MODULES = {
+    "hookline",
+    "hookline.activations.gradient_flow",
+    "hookline.activations.interventions",
+    "hookline.cli",
+    "hookline.config.schema",
+    "hookline.gradients.transforms",
+    "hookline.record",
+    "hookline.stats",
+    "hookline.stats.histograms",
+    "hookline.testing",
+}
 
 SHARED = {"errors", "_checks", "_device", "_fs", "_host_copy", "_tensors"}  # helper modules that anything may import
-BELOW_HOOKS = SHARED | {"core", "stats", "activations", "gradients", "record", "checkpoints"}
-BELOW_CONFIG = BELOW_HOOKS | {"hooks", "trainer"}
-ABOVE = {"config", "demo", "build", "cli", "testing", "verify", "__init__"}
-EVERYTHING = BELOW_CONFIG | ABOVE
 
-# Which parts of hookline each part may import; a part may always import itself.
+# The parts of hookline from the lowest to the highest. A part imports from lower layers only, never from its own.
+LAYERS = (
+    {"core"},
+    {"stats"},
+    {"activations", "gradients"},
+    {"record", "checkpoints"},
+    {"hooks"},
+    {"trainer"},
+    {"config"},
+    {"demo", "verify"},
+    {"build"},
+    {"cli", "testing"},
+    {"__init__", "__main__"},
+)
+
+
+def below(part: str) -> set[str]:
+    """Return everything that the layers allow a part to import."""
+    number = next(number for number, layer in enumerate(LAYERS) if part in layer)
+    return SHARED.union(*LAYERS[:number])
+
+
+# Which parts of hookline each part may import; a part may always import itself. Most need less than the layers allow.
 # Lists are transitive: what a part's own imports may use, it may use too. A dotted entry allows that one module.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -32,16 +67,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gradients": SHARED | {"core", "stats"},
     "record": SHARED | {"core"},
     "checkpoints": SHARED | {"core"},
-    "hooks": BELOW_HOOKS,
+    "hooks": below("hooks"),
     "trainer": SHARED | {"core", "gradients", "record", "checkpoints"},
     "config": SHARED | {"core", "trainer.options"},
-    "demo": EVERYTHING,
-    "build": EVERYTHING,
-    "cli": EVERYTHING,
-    "testing": EVERYTHING,
-    "verify": EVERYTHING,
-    "__init__": EVERYTHING,
-    "__main__": EVERYTHING,
+    "demo": below("demo"),
+    "verify": below("verify"),
+    "build": below("build"),
+    "cli": below("cli"),
+    "testing": below("testing"),
+    "__init__": below("__init__"),
+    "__main__": below("__main__"),
 }
 
 HOT_PATH = ("core", "stats", "activations", "gradients", "trainer")
@@ -50,17 +85,17 @@ LOADED_ON_FIRST_USE = ("config", "demo", "build", "cli", "testing", "verify")
 
 
 def part_of(path: Path) -> str:
-    """The top-level package or module under hookline that a source file belongs to."""
+    """Return the top-level package or module under hookline that a source file belongs to."""
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
 def is_type_checking(node: ast.stmt) -> bool:
-    """Whether a statement is `if TYPE_CHECKING:`, whose imports never run."""
+    """Return True for `if TYPE_CHECKING:`, whose imports never run."""
     return isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
 
 
 def statements_that_run(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node below this one, except the bodies of `if TYPE_CHECKING:`."""
+    """Yield every node below this one, except the bodies of `if TYPE_CHECKING:`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt) and is_type_checking(child):
             assert isinstance(child, ast.If)
@@ -73,7 +108,7 @@ def statements_that_run(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def absolute_base(node: ast.ImportFrom, path: Path) -> str:
-    """The dotted module that a `from … import` reads, with leading dots resolved."""
+    """Return the dotted module that a `from … import` reads, with leading dots resolved."""
     if not node.level:
         return node.module or ""
     package = ["hookline", *path.relative_to(SOURCE).parent.parts]
@@ -82,7 +117,7 @@ def absolute_base(node: ast.ImportFrom, path: Path) -> str:
 
 
 def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and dotted name of everything a file imports, at module level or inside functions."""
+    """Yield line and dotted name of everything a file imports, at module level or inside functions."""
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     for node in statements_that_run(tree):
         if isinstance(node, ast.Import):
@@ -94,17 +129,17 @@ def imported_modules(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def imported_part(name: str) -> str | None:
-    """The part of hookline that a dotted name belongs to; None for other people's modules."""
+    """Return the part of hookline that a dotted name belongs to; None for other packages."""
     top, _, rest = name.partition(".")
     first = rest.split(".")[0]
     if top != "hookline" or not first or first.startswith("__"):
         return None
-    # A name that is no part comes through the front door, which leads everywhere.
+    # A name that is not a part is a public name: `__init__` imports it, and may import everything.
     return first if first in MAY_IMPORT else "__init__"
 
 
 def forbidden_imports(path: Path) -> list[str]:
-    """Each import in a file that its part may not make, as one line of explanation."""
+    """Describe each import in a file that its part may not make, in one line."""
     part = part_of(path)
     allowed = MAY_IMPORT.get(part, set())
     return [
@@ -115,33 +150,33 @@ def forbidden_imports(path: Path) -> list[str]:
 
 
 def is_under(name: str, allowed: set[str]) -> bool:
-    """Whether a dotted name lies in one of the single modules that are allowed."""
+    """Return True if a dotted name is in one of the single modules that are allowed."""
     return any(f"{name}.".startswith(f"hookline.{entry}.") for entry in allowed if "." in entry)
 
 
 def source_files() -> list[Path]:
-    """Every Python file of the package."""
+    """Return every Python file of the package."""
     return sorted(SOURCE.rglob("*.py"))
 
 
 def hot_path_files() -> list[Path]:
-    """Every Python file of the hot-path packages, less what is loaded for CUDA tensors only."""
+    """Return every Python file of the hot-path packages, except those that are loaded for CUDA tensors only."""
     return [path for path in source_files() if part_of(path) in HOT_PATH and not needs_triton(path)]
 
 
 def needs_triton(path: Path) -> bool:
-    """Whether a file is one of the kernels or of the paths that call them."""
+    """Return True for a file with Triton kernels, or that launches them."""
     return path.stem.startswith("cuda_") or "import triton" in path.read_text()
 
 
 def dotted_name(path: Path) -> str:
-    """The name under which a source file is imported."""
+    """Return the name under which a source file is imported."""
     pieces = ["hookline", *path.relative_to(SOURCE).with_suffix("").parts]
     return ".".join(piece for piece in pieces if piece != "__init__")
 
 
 def loaded_after(*names: str) -> set[str]:
-    """All modules that a fresh interpreter holds after importing the named ones."""
+    """Return all modules that a fresh interpreter has loaded after importing the named ones."""
     imports = "\n".join(f"import {name}" for name in names)
     done = subprocess.run(
         [sys.executable, "-c", f"import sys\n{imports}\nprint(*sys.modules)"],
@@ -154,19 +189,31 @@ def loaded_after(*names: str) -> set[str]:
 
 
 def test_imports_follow_the_layout() -> None:
-    """Every import inside the package goes in a direction that the layout allows."""
+    """Every import inside the package is one that the table of parts allows."""
     broken = [line for path in source_files() for line in forbidden_imports(path)]
     assert not broken, "\n".join(broken)
 
 
+def test_the_table_follows_the_layers() -> None:
+    """core < stats < activations, gradients < record, checkpoints < hooks < trainer < config < build < cli."""
+    wrong = {
+        part: sorted(above)
+        for layer in LAYERS
+        for part in layer
+        if (above := {name.split(".")[0] for name in MAY_IMPORT[part]} - below(part))
+    }
+    assert not wrong
+    assert set().union(*LAYERS) | SHARED == MAY_IMPORT.keys()
+
+
 def test_every_part_has_a_row() -> None:
-    """A part of the package that the table does not know is refused, so that the table stays whole."""
+    """A new part of the package must be added to the table."""
     unknown = {part_of(path) for path in source_files()} - MAY_IMPORT.keys()
     assert not unknown, f"add {sorted(unknown)} to MAY_IMPORT"
 
 
 def test_a_wrong_import_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check itself notices relative, late and front-door imports, and exempts TYPE_CHECKING."""
+    """The check finds relative imports, late ones and those of public names, and ignores TYPE_CHECKING."""
     monkeypatch.setattr(sys.modules[__name__], "SOURCE", tmp_path)
     (tmp_path / "core").mkdir()
     module = tmp_path / "core" / "bad.py"
@@ -184,13 +231,13 @@ def test_a_wrong_import_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_importing_hookline_is_light() -> None:
-    """`import hookline` loads neither pydantic, rich nor yaml, nor our own parts that wait for first use."""
+    """`import hookline` loads neither pydantic, rich nor yaml, nor what hookline loads on first use."""
     loaded = loaded_after("hookline")
     assert "hookline" in loaded
     assert not loaded & (HEAVY | {f"hookline.{part}" for part in LOADED_ON_FIRST_USE})
 
 
-def test_the_hot_path_names_nothing_heavy() -> None:
+def test_the_hot_path_imports_nothing_heavy() -> None:
     """No file of the hot path imports pydantic, rich or yaml, not even inside a function."""
     heavy = [
         f"{path}:{line}: {name}"
@@ -202,6 +249,18 @@ def test_the_hot_path_names_nothing_heavy() -> None:
 
 
 def test_the_hot_path_loads_nothing_heavy() -> None:
-    """Importing every module of the hot path loads neither pydantic, rich nor yaml by way of another."""
+    """Importing every module of the hot path loads neither pydantic, rich nor yaml, not even indirectly."""
     loaded = loaded_after("hookline", *map(dotted_name, hot_path_files()))
     assert not loaded & HEAVY
+
+
+def test_docs_and_examples_import_public_modules_only() -> None:
+    """What users read imports from the public modules only; all other modules are private."""
+    missing = [name for name in PUBLIC_MODULES if importlib.util.find_spec(name) is None]
+    assert not missing
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    pattern = re.compile(r"^\s*(?:>>> )?(?:from|import)\s+(hookline[\w.]*)", re.MULTILINE)
+    found = {(page.name, name) for page in pages for name in pattern.findall(page.read_text(encoding="utf-8"))}
+    assert len(found) >= 15
+    private = sorted(f"{page}: {name}" for page, name in found if name not in PUBLIC_MODULES)
+    assert not private, "\n".join(private)

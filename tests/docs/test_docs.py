@@ -20,7 +20,7 @@ import pytest
 
 import hookline
 from hookline.cli import main, make_parser, read_arguments
-from hookline.config.overrides import apply_override
+from hookline.config.load import load_config
 from hookline.config.references import resolve_references
 from hookline.config.schema import as_run_config
 from hookline.config.values import read_yaml
@@ -57,7 +57,7 @@ _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, and where it is."""
+    """A fenced block, and its place."""
 
     page: Path
     line: int
@@ -70,18 +70,18 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The fenced blocks of a page that name their language, in order."""
+    """Return the fenced blocks of a page that name their language, in order."""
     text = page.read_text(encoding="utf-8")
     return [Block(page, text.count("\n", 0, found.start(2)) + 1, found[1], found[2]) for found in _FENCE.finditer(text)]
 
 
 def files_of(page: Path) -> dict[str, str]:
-    """The files that a page shows whole, by name."""
+    """Return the files that a page shows in full, by name."""
     return {found[1]: block.text for block in blocks_of(page) if (found := _FILE_NAME.match(block.text))}
 
 
 def write_files(page: Path) -> dict[str, str]:
-    """Put the page's files into the current directory; a module of theirs is imported anew."""
+    """Write the page's files into the current directory; a module among them is imported again."""
     files = files_of(page)
     for name, text in files.items():
         Path(name).write_text(text, encoding="utf-8")
@@ -90,13 +90,13 @@ def write_files(page: Path) -> dict[str, str]:
 
 
 def commands_with(names_of_files: set[str], page: Path) -> list[list[str]]:
-    """The words of the page's `train` and `explain` commands that need these files and no others."""
+    """Return the words of the page's `train` and `explain` commands that need these files and no others."""
     commands = [shlex.split(command)[1:] for where, command in COMMANDS if where.startswith(f"{page.name}:")]
     return [words for words in commands if words[0] in ("train", "explain") and needed_by(words) <= names_of_files]
 
 
 def needed_by(words: list[str]) -> set[str]:
-    """The files that a command names: its config, and a module for each --import."""
+    """Return the files that a command names: its config, and a module for each --import."""
     options = read_arguments(make_parser(), words)
     configs = {word for word in options.words if "=" not in word}
     return configs | {f"{module}.py" for module in options.imports} or {"the default job"}
@@ -117,14 +117,14 @@ COMMANDS = [
 
 @pytest.fixture(autouse=True)
 def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a page registers or allows is forgotten after it."""
+    """Remove what a page registers or allows afterwards."""
     monkeypatch.setattr(webhook, "_allowed", set())
     for registry in REGISTRIES:
         monkeypatch.setattr(registry, "_added", dict(registry._added))
 
 
 def run_block(block: Block, namespace: dict[str, Any]) -> str:
-    """Execute a block, with the page's line numbers in tracebacks; returns what it printed."""
+    """Execute a block, with the page's line numbers in tracebacks; return what it printed."""
     code = compile("\n" * (block.line - 1) + block.text, str(block.page), "exec")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(code, namespace)
@@ -132,7 +132,7 @@ def run_block(block: Block, namespace: dict[str, Any]) -> str:
 
 
 def check_promises(block: Block, printed: str) -> None:
-    """Every ``# -> text`` of the block stands in its output, one after the other."""
+    """Check that the output contains the text of every ``# -> text``, in order."""
     rest = printed
     for promise in _PROMISE.findall(block.text):
         assert promise in rest, f"{block.where} promises {promise!r}; it printed:\n{printed}"
@@ -140,7 +140,7 @@ def check_promises(block: Block, printed: str) -> None:
 
 
 def load_hooks(block: Block, config: Any) -> list[str]:
-    """Load the hooks that a YAML block lists, as from a file; returns their names."""
+    """Load the hooks that a YAML block lists, as from a file; return their names."""
     registry = hookline.HookRegistry(config["hooks"], from_file=True)
     try:
         return list(registry)
@@ -157,7 +157,7 @@ def test_python_blocks_run(page: Path) -> None:
             check_promises(block, run_block(block, namespace))
 
 
-def test_a_broken_promise_is_noticed() -> None:
+def test_a_wrong_promise_is_noticed() -> None:
     """A comment that promises what is not printed fails the test, and so does one out of order."""
     block = Block(Path("page.md"), 1, "python", "print(1)  # -> 2\n")
     with pytest.raises(AssertionError, match="promises '2'"):
@@ -169,7 +169,7 @@ def test_a_broken_promise_is_noticed() -> None:
 
 @pytest.mark.parametrize("block", HOOK_BLOCKS, ids=lambda block: block.where)
 def test_yaml_blocks_with_hooks_load(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every YAML block with hooks loads through the registry, and one that is a whole run fits the schema."""
+    """Every YAML block with hooks can be loaded, and one that is a whole config is valid."""
     monkeypatch.setenv("HOME", str(Path.cwd()))
     monkeypatch.setenv("SLACK_URL", "https://hooks.example.org/services/x")
     for module in (other for other in blocks_of(block.page) if other.text.startswith("# myparts.py\n")):
@@ -186,7 +186,7 @@ def test_yaml_blocks_with_hooks_load(block: Block, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("where", "command"), COMMANDS, ids=[f"{where}-{command}" for where, command in COMMANDS])
 def test_commands_parse(where: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every `hookline` line of a console block is one that the parser takes; those that train nothing are run."""
+    """The parser accepts every `hookline` line of a console block; commands that do not train are run."""
     words = shlex.split(command)[1:]
     write_files(next(page for page in PAGES if page.name == where.partition(":")[0]))
     options = read_arguments(make_parser(), words)
@@ -199,7 +199,7 @@ def test_commands_parse(where: str, command: str, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("page", PAGES_WITH_FILES, ids=lambda page: page.name)
 def test_files_on_a_page_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every command of a page whose files the page shows does what it says; training is tried with one batch."""
+    """Every command whose files are on its page runs; training is limited to one batch."""
     files = write_files(page)
     commands = commands_with(set(files), page)
     assert {word for words in commands for word in words} >= {name for name in files if name.endswith(".yaml")}
@@ -209,19 +209,17 @@ def test_files_on_a_page_run(page: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert main([*words, *less, *trial]) == 0, f"{page.name}: {' '.join(words)}\n{capsys.readouterr().err}"
 
 
-def test_overrides_on_the_pages_lead_somewhere() -> None:
-    """Every a.b=value of a console block can be applied to the config that docs/config.md shows."""
+def test_overrides_on_the_pages_are_valid() -> None:
+    """Every a.b=value of a console block can be applied to the config in docs/config.md."""
     shown = next(block for block in HOOK_BLOCKS if block.page.name == "config.md")
     overrides = [word for _, command in COMMANDS for word in shlex.split(command) if "=" in word]
     assert len(overrides) >= 5
     for override in overrides:
-        tree = read_yaml(shown.text, shown.where)
-        apply_override(tree, override)
-        assert as_run_config(tree)
+        assert as_run_config(load_config(read_yaml(shown.text, shown.where), [override])[0])
 
 
 def test_examples_run() -> None:
-    """Every example runs as a script, prints something of its own and leaves nothing on stderr."""
+    """Every example runs as a script, prints its own output and writes nothing to stderr."""
     environment = {**os.environ, "PYTHONPATH": str(Path(hookline.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", RUN_EACH, *map(str, EXAMPLES)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -232,8 +230,8 @@ def test_examples_run() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page: Path) -> None:
-    """Every relative link of a page leads to a file of the project."""
+def test_links_point_to_files(page: Path) -> None:
+    """Every relative link of a page points to a file of the project."""
     made_later = {"docs/requirements.md"}  # by `make docs`, from the outcomes of a whole test run
     targets = [found[1] for found in _LINK.finditer(page.read_text(encoding="utf-8"))]
     missing = [one for one in targets if one not in made_later and not (page.parent / one).exists()]

@@ -1,4 +1,4 @@
-"""The generated pages, parts of pages and stubs are what the generators make of the code now."""
+"""The generated pages, parts of pages and stubs are up to date."""
 
 import inspect
 import re
@@ -38,31 +38,31 @@ def page(name: str) -> str:
 
 
 def test_events_page_is_current() -> None:
-    """docs/events.md is what the generator makes of the catalog."""
+    """docs/events.md is what its generator makes from the catalog."""
     assert page("events.md") == events_page.events_page(), REMEDY
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_generated_parts_are_current(name: str) -> None:
-    """A part that a page takes from the code is what its generator makes."""
+    """A generated part of a page is what its generator makes from the code."""
     where, generate = PARTS[name]
     assert page(where) == pages.with_part(page(where), name, generate()), REMEDY
 
 
 def test_the_public_stub_is_current() -> None:
-    """Type checkers see the names that the table in __init__.py has."""
+    """__init__.pyi has the names of the table in __init__.py."""
     assert public_stub.STUB.read_text(encoding="utf-8") == public_stub.public_stub(), REMEDY
 
 
 def test_events_page_leaves_nothing_out() -> None:
-    """Every event has its section, every other spelling and every argument is on the page."""
+    """Every event has a section, and every alias and every argument is on the page."""
     text = page("events.md")
     assert re.findall(r"^### (\w+)$", text, re.MULTILINE) == list(CATALOG)
     assert [name for name in (*SPELLINGS, *ARGUMENTS) if f"`{name}`" not in text and f"### {name}\n" not in text] == []
 
 
 def test_diagram_nests_what_belongs_together() -> None:
-    """The diagram indents events between the start and the end of what they are part of, and ends where it began."""
+    """The diagram indents events that occur between the start and the end of another one."""
     depth = {line.split()[0]: len(line) - len(line.lstrip()) for line in events_page.diagram()}
     assert list(depth) == list(CATALOG)
     assert depth["on_train_start"] == depth["on_train_end"] == 0
@@ -71,21 +71,21 @@ def test_diagram_nests_what_belongs_together() -> None:
     assert depth["on_validation_start"] == depth["on_validation_end"] < depth["on_validation_batch_start"]
 
 
-def test_tables_hold_every_row() -> None:
+def test_tables_have_every_row() -> None:
     """Every option of a run and every built-in hook is in its table."""
     options, hooks = events_page.options_table(), events_page.hooks_table()
     assert [name for name in (one.name for one in fields(TrainerOptions)) if f"| `{name}` |" not in options] == []
     assert [name for name in HOOKS.built_in if f"| `{name}` |" not in hooks] == []
 
 
-def test_options_that_are_a_choice_list_their_words() -> None:
-    """The table of options says what may be written."""
+def test_options_list_their_valid_values() -> None:
+    """The table of options lists the valid values of a choice."""
     row = next(line for line in events_page.options_table().splitlines() if line.startswith("| `precision`"))
     assert row.endswith(": `fp32` or `bf16` or `fp16` |")
 
 
 def test_the_reference_has_every_public_name() -> None:
-    """Each name has a section with its signature, or is another name of one that has."""
+    """Each public name has a section with its signature, or is an alias of one that has."""
     sections = re.findall(r"^### (\w+)\n\n(```py\n|Another name of )", api_page.api_reference(), re.MULTILINE)
     assert sorted(name for name, _ in sections) == hookline.__all__
     assert [name for name, begin in sections if begin.startswith("Another")] == [
@@ -145,6 +145,6 @@ def test_the_tree_has_every_file() -> None:
 
 
 def test_a_page_without_markers_is_refused() -> None:
-    """A page that has lost its markers is an error that names the part."""
+    """The error for a page without markers names the part."""
     with pytest.raises(SystemExit, match="trainer options"):
         pages.with_part("# Training\n", "trainer options", "| a |")

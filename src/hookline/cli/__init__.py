@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -34,9 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        from hookline.cli.user_imports import allowed_hosts, user_imports
+        from hookline.cli.user_imports import user_imports
 
-        with user_imports(options), allowed_hosts(options):
+        with user_imports(options):
             return int(import_module(options.module).run(options))
     except BrokenPipeError:  # the reader has closed the pipe (`hookline events | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -55,21 +57,18 @@ def read_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     if command is not None and command not in known:
         parser.error(f"there is no command {command!r}; {nearest(command, known)}")
     options, rest = parser.parse_known_args(arguments)
-    unknown = [word for word in rest if word.startswith("-") or not hasattr(options, "words")]
+    takes_words = hasattr(options, "words")
+    unknown = [word for word in rest if word.startswith("-") or not takes_words]
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(unknown[0], options, arguments)}")
+        hint = ""
+        if takes_words:
+            from hookline.cli.config_args import suggest_override
+
+            hint = f"; to change a value of the config, write {suggest_override(unknown[0], arguments)}"
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     if rest:
         options.words += rest
     return options
-
-
-def _hint(unknown: str, options: argparse.Namespace, arguments: Sequence[str]) -> str:
-    """Suggest the override that an unknown option probably stands for."""
-    if not unknown.startswith("-") or not hasattr(options, "words"):
-        return ""
-    from hookline.cli.config_args import suggest_override
-
-    return f"; to change a value of the config, write {suggest_override(unknown, arguments)}"
 
 
 def print_interrupted(where: str = "") -> int:
@@ -79,7 +78,7 @@ def print_interrupted(where: str = "") -> int:
 
 
 def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[str], str] = str) -> int:
-    """Print an error on one line, and return the exit status.
+    """Print an error, on one line unless stderr is a terminal, and return the exit status.
 
     Args:
         error: The error.
@@ -95,7 +94,11 @@ def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[
     notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))  # which hook raised it, for instance
     hint = "" if ours or debug else " (--debug shows the traceback)"
     message = one_line(f"{place}{hide(text.removeprefix(place))}{hide(notes)}")
-    print(f"hookline: error: {message}{hint}", file=sys.stderr, flush=True)
+    line = f"hookline: error: {message}{hint}"
+    if sys.stderr.isatty():  # a terminal would break the line inside a word; files and pipes get one line
+        width = shutil.get_terminal_size().columns
+        line = textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr, flush=True)
     return status
 
 
@@ -115,14 +118,14 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hookline {__version__}")
     parser.set_defaults(command=None, debug=False)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
 
     train = _add(commands, "train", "train what a config describes")
     _add_config(train)
     train.add_argument("--fast-dev-run", type=int, metavar="N", help="try N batches of everything and write nothing")
     train.add_argument("--output", metavar="DIR", help="where the run's directory is created (trainer.output_dir)")
 
-    _add(commands, "example", "print the config of the default job, as a start for your own")
+    _add(commands, "example", "print the config of the default job, to start from")
 
     resume = _add(commands, "resume", "continue a run from its newest good checkpoint")
     resume.add_argument("run", metavar="RUN", help="the run's directory, or one of its checkpoints")
@@ -132,27 +135,27 @@ def make_parser() -> argparse.ArgumentParser:
 
     checkpoints = _add(commands, "checkpoints", "list the checkpoints of a run, and verify them")
     checkpoints.add_argument("run", metavar="RUN", help="the run's directory")
-    one = _add(commands, "verify-checkpoint", "check that a checkpoint is as it was written", "checkpoints")
+    one = _add(commands, "verify-checkpoint", "check that one checkpoint is as it was written", "checkpoints")
     one.add_argument("path", metavar="PATH", help="the checkpoint's directory")
 
-    verify = _add(commands, "verify", "find out which hooks of a config change training, when and through what")
+    verify = _add(commands, "verify", "find out which hooks change training, and through what")
     _add_config(verify)
     verify.add_argument("--steps", type=_positive, default=20, metavar="N", help="how many steps to compare (20)")
 
-    explain = _add(commands, "explain", "print which hook of a config runs when, in which order and why")
+    explain = _add(commands, "explain", "print which hooks run when, in which order and why")
     _add_config(explain)
     explain.add_argument("--event", metavar="NAME", help="only this event")
 
-    events = _add(commands, "events", "print the events of a run, in order, with their arguments")
+    events = _add(commands, "events", "print the events of a run with their arguments")
     events.add_argument("--event", metavar="NAME", help="one event in full")
 
-    _add_import(_add(commands, "hooks", "print the hooks that a config may name, with their parameters"))
+    _add_import(_add(commands, "hooks", "print the hooks a config may name, and their parameters"))
 
     schema = _add(commands, "schema", "print the JSON Schema of config files, for editors")
     schema.add_argument("--output", metavar="FILE", help="write it to this file")
     _add_import(schema)
 
-    modules = _add(commands, "modules", "print the modules of a config's model, and which of them a pattern selects")
+    modules = _add(commands, "modules", "print the modules of a model, or those of a pattern")
     _add_config(modules, pattern=True)
     modules.add_argument("--json", action="store_true", help="print JSON, for programs")
 
@@ -183,14 +186,12 @@ def _add_config(parser: argparse.ArgumentParser, pattern: bool = False) -> None:
 def _add_allow(parser: argparse.ArgumentParser) -> None:
     """Add what a config alone may not do: import the user's own code, connect to hosts that are not public."""
     _add_repeated(parser, "--allow", "allow", "PREFIX", "let the config import from this package of yours")
-    about = "let webhooks connect to this local or private host"
-    _add_repeated(parser, "--allow-host", "allow_hosts", "HOST", about)
+    _add_repeated(parser, "--allow-host", "allow_hosts", "HOST", "let webhooks connect to this local or private host")
     _add_import(parser)
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
-    about = "import this module of yours first, for what it registers"
-    _add_repeated(parser, "--import", "imports", "MODULE", about)
+    _add_repeated(parser, "--import", "imports", "MODULE", "import this module of yours first, for what it registers")
 
 
 def _add_repeated(parser: argparse.ArgumentParser, option: str, name: str, metavar: str, about: str) -> None:

@@ -7,8 +7,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from hookline.checkpoints.store import MANIFEST, list_checkpoints, read_manifest, verify_checkpoint
 from hookline.cli import FAILED
 from hookline.cli.formatting import heading, open_console, paragraph
@@ -18,27 +16,25 @@ from hookline.errors import CheckpointError, HooklineError
 def run(options: argparse.Namespace) -> int:
     """Verify and print every checkpoint of a run, newest first, or one; return 1 if one is damaged."""
     if options.command == "verify-checkpoint":
-        path = Path(options.path)
-        if not path.is_dir():
-            raise HooklineError(f"{path} is not a directory; give a checkpoint's, runs/<run_id>/checkpoints/step-…")
-        return print_checkpoint(open_console(), path)
-    from hookline.trainer.checkpointing import holder_of
+        found = [Path(options.path)]
+        if not found[0].is_dir():
+            raise HooklineError(f"{found[0]} is not a directory; give a checkpoint's, runs/<run_id>/checkpoints/step-…")
+    else:
+        from hookline.trainer.checkpointing import checkpoints_of
 
-    holder = holder_of(Path(options.run))
-    found = list_checkpoints(holder)
-    if not found:
-        raise HooklineError(f"no checkpoint in {holder}; give a run's directory, runs/<run_id>")
-    console = open_console()
-    return max([print_checkpoint(console, path) for path in found])
-
-
-def print_checkpoint(console: Console, path: Path) -> int:
-    """Print a checkpoint's name, and what is in it or what is wrong with it; return 1 if it is damaged."""
-    problems = verify_checkpoint(path)
-    heading(console, path.name, "damaged" if problems else "good")
-    for line in problems or [describe(path)]:
-        paragraph(console, line)
-    return FAILED if problems else 0
+        found = list_checkpoints(checkpoints_of(Path(options.run)))
+        if not found:
+            is_run = (Path(options.run) / "run.json").exists()
+            remedy = "the run has not saved one yet" if is_run else "give a run's directory, runs/<run_id>"
+            raise HooklineError(f"no checkpoint in {options.run}; {remedy}")
+    console, status = open_console(), 0
+    for path in found:
+        problems = verify_checkpoint(path)
+        heading(console, path.name, "damaged" if problems else "good")
+        for line in problems or [describe(path)]:
+            paragraph(console, line)
+        status = FAILED if problems else status
+    return status
 
 
 def describe(path: Path) -> str:

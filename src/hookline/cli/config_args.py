@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib.resources import as_file, files
@@ -39,6 +39,11 @@ def read_config(words: list[str], more: Sequence[str] = ()) -> tuple[dict[str, A
         return load_config(sources[0], overrides)
     with as_file(DEFAULT) as default:
         return load_config(default, overrides)
+
+
+def is_whole(config: Mapping[str, Any]) -> bool:
+    """Return True if a run can be built from this config alone, without objects that were made in code."""
+    return {"model", "data", "optimizer"} <= config.keys() <= set(RunConfig.model_fields)
 
 
 def _is_file(word: str) -> bool:

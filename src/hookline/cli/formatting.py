@@ -30,15 +30,7 @@ def paragraph(console: Console, text: str, indent: int = 4, hanging: int = 0) ->
 
 
 def labelled(console: Console, label: str, text: str, indent: int = 4, width: int = 11) -> None:
-    """Print a label, and a paragraph beside it whose lines all begin at the same column.
-
-    Args:
-        console: Where to print.
-        label: The label.
-        text: The paragraph.
-        indent: Spaces before the label.
-        width: Columns that the label takes at least.
-    """
+    """Print a label of at least `width` columns, and a paragraph beside it whose lines begin at the same column."""
     begin = indent + max(width, len(label) + 1)
     first, *others = _wrapped(console, text, " " * begin, " " * begin)
     console.print(Text.assemble((" " * indent + label.ljust(begin - indent), "dim"), first[begin:]))
@@ -51,10 +43,7 @@ def table(
 ) -> None:
     """Print a table without lines that fits the terminal; long cells wrap.
 
-    Args:
-        console: Where to print.
-        columns: The headers, each with keyword arguments of `rich.table.Table.add_column`.
-        rows: The cells of each row, and the row's style.
+    Each header has keyword arguments of `rich.table.Table.add_column`, and each row has cells and a style.
     """
     made = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for title, options in columns.items():

@@ -7,8 +7,6 @@ import inspect
 import re
 from typing import Any
 
-from rich.console import Console
-
 from hookline.cli.formatting import heading, labelled, open_console, paragraph
 from hookline.config.factory import parameters_of
 from hookline.config.hooks import RESERVED
@@ -19,29 +17,24 @@ NOT_FOR_CONFIGS = ("stream", "name")  # a config cannot hold an open file, and `
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print every registered hook."""
+    """Print the kind, purpose and parameters of every registered hook, or why it cannot be imported."""
     console = open_console()
     for name in HOOKS.names():
-        print_hook(console, name)
+        origin = HOOKS.origin(name)
+        try:
+            factory = HOOKS.find(name)
+        except Exception as error:  # of a plugin's own code; the other hooks are still printed
+            heading(console, name, origin)
+            paragraph(console, f"cannot be imported: {type(error).__name__}: {error}")
+        else:
+            heading(console, name, kind_of(factory) + ("" if origin == "built-in" else f", {origin}"))
+            paragraph(console, first_sentence(factory))
+            if parameters := parameter_list(factory):
+                labelled(console, "parameters", ", ".join(parameters), width=12)
         console.print()
     labelled(console, "every entry", f"also takes {', '.join(RESERVED)}", indent=0, width=13)
     labelled(console, "in a config", "a parameter without = is required; the others have the defaults shown", 0, 13)
     return 0
-
-
-def print_hook(console: Console, name: str) -> None:
-    """Print a hook's kind, parameters and purpose, or why it cannot be imported."""
-    origin = HOOKS.origin(name)
-    try:
-        factory = HOOKS.find(name)
-    except Exception as error:  # of a plugin's own code; the other hooks are still printed
-        heading(console, name, origin)
-        paragraph(console, f"cannot be imported: {type(error).__name__}: {error}")
-        return
-    heading(console, name, kind_of(factory) + ("" if origin == "built-in" else f", {origin}"))
-    paragraph(console, first_sentence(factory))
-    if parameters := parameter_list(factory):
-        labelled(console, "parameters", ", ".join(parameters), width=12)
 
 
 def kind_of(factory: Any) -> str:
@@ -54,14 +47,11 @@ def kind_of(factory: Any) -> str:
 
 def parameter_list(factory: Any) -> list[str]:
     """Return the constructor's parameters as 'name=default', or the bare name of a required one."""
-    parameters = (parameters_of(factory) or {}).values()
-    return [_parameter(parameter) for parameter in parameters if parameter.name not in NOT_FOR_CONFIGS]
-
-
-def _parameter(parameter: inspect.Parameter) -> str:
-    if parameter.default is inspect.Parameter.empty:
-        return str(parameter).partition(":")[0]
-    return f"{parameter.name}={_in_yaml(parameter.default)}"
+    parameters = [one for one in (parameters_of(factory) or {}).values() if one.name not in NOT_FOR_CONFIGS]
+    return [
+        str(one).partition(":")[0] if one.default is one.empty else f"{one.name}={_in_yaml(one.default)}"
+        for one in parameters
+    ]
 
 
 def _in_yaml(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,10 +14,9 @@ from hookline.cli.config_args import read_config
 from hookline.cli.formatting import heading, open_console, paragraph, table
 from hookline.config.load import FORMATS
 from hookline.core.base import ForwardHook
+from hookline.core.patterns import select
 
 if TYPE_CHECKING:
-    import torch
-
     from hookline.trainer.trainer import Trainer
 
 COLUMNS: dict[str, dict[str, Any]] = {
@@ -26,23 +25,6 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "parameters": {"justify": "right", "no_wrap": True},
     "output": {"overflow": "fold", "min_width": 16},
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    """One module. A module that is called several times in a forward pass shows its last output."""
-
-    name: str
-    kind: str
-    parameters: int
-    calls: int
-    output: Any
-
-    def cells(self) -> tuple[str, str, str, str]:
-        """Return the text of the columns."""
-        again = f" ({self.calls} calls)" if self.calls > 1 else ""
-        output = format_output(self.output) + again if self.calls else "-"
-        return self.name or "(the model)", self.kind, f"{self.parameters:,}", output
 
 
 def run(options: argparse.Namespace) -> int:
@@ -55,23 +37,54 @@ def run(options: argparse.Namespace) -> int:
     from hookline.build import trainer_from_config  # takes seconds: errors of the config come first
 
     trainer = trainer_from_config({**config, "hooks": {}}, allow=options.allow, from_file=from_file)
-    selected = select_modules(trainer.model, patterns)
+    modules = dict(trainer.model.named_modules())
+    selected = select(patterns, modules, "module") if patterns else modules
     recorder = ShapeRecorder()
     problem = run_one_batch(trainer, recorder)
-    rows = [recorder.row(name, module) for name, module in selected.items()]
+    parameters = list(trainer.model.parameters())  # a shared one is there once
+    report: dict[str, Any] = {
+        "model": type(trainer.model).__name__,
+        "parameters": sum(one.numel() for one in parameters),
+        "frozen": sum(one.numel() for one in parameters if not one.requires_grad),
+        "not_run_because": problem,
+        "modules": [
+            {
+                "name": name,  # empty for the root module
+                "class": type(module).__name__,
+                "parameters": sum(one.numel() for one in module.parameters()),
+                "calls": recorder.calls.get(name, 0),
+                "output": recorder.outputs.get(name),  # of the last call, if there are several
+            }
+            for name, module in selected.items()
+        ],
+    }
     if options.json:
-        print(json.dumps(as_json(trainer.model, rows, problem), indent=1))
+        print(json.dumps(report, indent=1))
     else:
-        print_modules(open_console(), trainer.model, rows, patterns, problem)
+        print_report(open_console(), report, patterns, len(modules))
     return 0
 
 
-def select_modules(model: torch.nn.Module, patterns: Sequence[str]) -> dict[str, torch.nn.Module]:
-    """Return the modules that a hook with these patterns would select; without patterns, every module."""
-    from hookline.core.patterns import select
-
-    modules = dict(model.named_modules())
-    return select(patterns, modules, "module") if patterns else modules
+def print_report(console: Console, report: Mapping[str, Any], patterns: Sequence[str], count: int) -> None:
+    """Print the model in one line, then a table of the selected modules; `count` is how many the model has."""
+    rows, problem, frozen = report["modules"], report["not_run_because"], report["frozen"]
+    also_frozen = f", {frozen:,} of them frozen" if frozen else ""
+    heading(console, report["model"], f"{report['parameters']:,} parameters{also_frozen}")
+    if patterns:
+        given = " and ".join(f"'{pattern}'" for pattern in patterns)
+        paragraph(console, f"{given}: {len(rows)} of {count} modules", indent=0)
+    if problem is not None:
+        paragraph(console, f"Some shapes are unknown: the model could not be run on a batch of the data. {problem}", 0)
+    console.print()
+    cells = []
+    for row in rows:
+        again = f" ({row['calls']} calls)" if row["calls"] > 1 else ""
+        output = format_output(row["output"]) + again if row["calls"] else "-"
+        cells.append(((row["name"] or "(the model)", row["class"], f"{row['parameters']:,}", output), ""))
+    table(console, COLUMNS, cells)
+    if problem is None and not all(row["calls"] for row in rows):
+        console.print()
+        paragraph(console, "'-': not called in this forward pass; a hook here would not fire.", indent=0)
 
 
 class ShapeRecorder(ForwardHook):
@@ -88,11 +101,6 @@ class ShapeRecorder(ForwardHook):
         """Record one call of a module."""
         self.calls[name] = self.calls.get(name, 0) + 1
         self.outputs[name] = describe_output(live_output)
-
-    def row(self, name: str, module: torch.nn.Module) -> Row:
-        """Return the row of a module."""
-        parameters = sum(parameter.numel() for parameter in module.parameters())
-        return Row(name, type(module).__name__, parameters, self.calls.get(name, 0), self.outputs.get(name))
 
 
 def run_one_batch(trainer: Trainer, hook: ForwardHook) -> str | None:
@@ -133,51 +141,3 @@ def format_output(output: Any) -> str:
     if isinstance(output, list):
         return f"({', '.join(map(format_output, output))})"
     return str(output)
-
-
-def as_json(model: torch.nn.Module, rows: Sequence[Row], problem: str | None) -> dict[str, Any]:
-    """Return the same for programs, with dtypes. The root module's name is empty."""
-    total, frozen = count_parameters(model)
-    modules = [
-        {"name": row.name, "class": row.kind, "parameters": row.parameters, "calls": row.calls, "output": row.output}
-        for row in rows
-    ]
-    return {
-        "model": type(model).__name__,
-        "parameters": total,
-        "frozen": frozen,
-        "not_run_because": problem,
-        "modules": modules,
-    }
-
-
-def print_modules(
-    console: Console, model: torch.nn.Module, rows: Sequence[Row], patterns: Sequence[str], problem: str | None
-) -> None:
-    """Print the model in one line, then a table of its modules.
-
-    Args:
-        console: Where to print.
-        model: The model.
-        rows: The selected modules.
-        patterns: The patterns that selected them.
-        problem: Why the model could not be run, if so.
-    """
-    total, frozen = count_parameters(model)
-    heading(console, type(model).__name__, f"{total:,} parameters{f', {frozen:,} of them frozen' if frozen else ''}")
-    if patterns:
-        given = " and ".join(f"'{pattern}'" for pattern in patterns)
-        paragraph(console, f"{given}: {len(rows)} of {len(list(model.modules()))} modules", indent=0)
-    if problem is not None:
-        paragraph(console, f"Some shapes are unknown: the model could not be run on a batch of the data. {problem}", 0)
-    console.print()
-    table(console, COLUMNS, [(row.cells(), "") for row in rows])
-    if problem is None and not all(row.calls for row in rows):
-        console.print()
-        paragraph(console, "'-': not called in this forward pass; a hook here would not fire.", indent=0)
-
-
-def count_parameters(model: torch.nn.Module) -> tuple[int, int]:
-    """Count all parameters, and those that are frozen; a shared one counts once."""
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    return sum(size for size, _ in sizes), sum(size for size, trained in sizes if not trained)

@@ -6,14 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from hookline.cli import FAILED
+from hookline.cli.config_args import is_whole
 from hookline.cli.formatting import heading, labelled, open_console
 from hookline.errors import ConfigError, HooklineError
 
 if TYPE_CHECKING:
-    from hookline.hooks.nan_forensics.dump import Replay
     from hookline.trainer.trainer import Trainer
 
 
@@ -28,17 +26,20 @@ def run(options: argparse.Namespace) -> int:
 
         load_weights(trainer.model, options.weights)
     replay = replay_crash(options.crash, trainer, weights_loaded=bool(options.weights))
-    print_replay(open_console(), replay)
+    console = open_console()
+    heading(console, f"step {replay.then['step']}", replay.then["reason"])
+    labelled(console, "then", replay.then["autopsy"]["summary"])
+    labelled(console, "now", str(replay.now))
+    labelled(console, "verdict", "the same" if replay.same else "not the same")
     return 0 if replay.same else FAILED
 
 
 def rebuild(report: dict[str, Any], options: argparse.Namespace) -> Trainer:
     """Make a trainer like the one that crashed. The folder counts as a file: it may name registered components only."""
     from hookline.build import trainer_from_config
-    from hookline.config.schema import RunConfig
 
     config = dict(report.get("config") or {})
-    if not {"model", "data", "optimizer"} <= config.keys() or not config.keys() <= set(RunConfig.model_fields):
+    if not is_whole(config):
         raise HooklineError(
             f"{options.crash}: that run was made in code; build the same trainer there and call "
             "hookline.replay_crash(folder, trainer)"
@@ -48,12 +49,3 @@ def rebuild(report: dict[str, Any], options: argparse.Namespace) -> Trainer:
         return trainer_from_config({**config, "hooks": {}}, allow=options.allow, from_file=True, device=options.device)
     except ConfigError as error:
         raise HooklineError(f"the run of {Path(options.crash).name} cannot be rebuilt: {error}") from error
-
-
-def print_replay(console: Console, replay: Replay) -> None:
-    """Print what happened then and now."""
-    then = replay.then
-    heading(console, f"step {then['step']}", then["reason"])
-    labelled(console, "then", then["autopsy"]["summary"])
-    labelled(console, "now", str(replay.now))
-    labelled(console, "verdict", "the same" if replay.same else "not the same")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hookline.cli.config_args import is_whole
 from hookline.cli.train import train_and_report
 from hookline.config.load import load_config
-from hookline.config.schema import RunConfig
 from hookline.errors import ConfigError, HooklineError
 from hookline.record.redaction import REDACTED
 
@@ -18,23 +18,14 @@ CONFIG = "config.yaml"
 
 def run(options: argparse.Namespace) -> int:
     """Rebuild the run from its recorded config, and continue from its newest good checkpoint."""
-    path = Path(options.run)
-    config = read_recorded_config(path, options.words)
-    from hookline.build import trainer_from_config  # takes seconds: errors of the path come first
-
-    trainer = trainer_from_config(config, allow=options.allow, from_file=True)
-    return train_and_report(trainer, options.debug, resume=path, fork=options.fork)
-
-
-def read_recorded_config(path: Path, overrides: list[str]) -> dict[str, Any]:
-    """Read the config of a run, given its directory or one of its checkpoints, and apply overrides."""
     from hookline.trainer.checkpointing import run_directory
 
+    path = Path(options.run)
     run_dir = run_directory(path)
     if run_dir is None:
         raise HooklineError(f"{path} is not a run: it has no run.json; give a run's directory, runs/<run_id>")
-    config, _ = load_config(run_dir / CONFIG, overrides)
-    if not {"model", "data", "optimizer"} <= config.keys() or not config.keys() <= set(RunConfig.model_fields):
+    config, _ = load_config(run_dir / CONFIG, options.words)
+    if not is_whole(config):
         raise HooklineError(
             f"{run_dir}: that run was made in code; build the same trainer there and call "
             f"trainer.fit(resume={str(run_dir)!r})"
@@ -42,7 +33,10 @@ def read_recorded_config(path: Path, overrides: list[str]) -> dict[str, Any]:
     for secret in _redacted(config, ""):
         remedy = f"give it again: {secret}=value, or as ${{env:NAME}}"
         raise ConfigError(secret, f"was a secret and is not recorded; {remedy}")
-    return config
+    from hookline.build import trainer_from_config  # takes seconds: errors of the path come first
+
+    trainer = trainer_from_config(config, allow=options.allow, from_file=True)
+    return train_and_report(trainer, options.debug, resume=path, fork=options.fork)
 
 
 def _redacted(tree: Any, path: str) -> Iterator[str]:

@@ -29,32 +29,24 @@ def run(options: argparse.Namespace) -> int:
 def train_and_report(trainer: Trainer, debug: bool, resume: Path | None = None, fork: bool = False) -> int:
     """Run a trainer, print the path of its record, and return the exit status.
 
-    Args:
-        trainer: The trainer to run.
-        debug: Whether an error is printed with its traceback.
-        resume: The run's directory or a checkpoint to continue from.
-        fork: Whether a new run begins there.
+    `debug` prints an error with its traceback; `resume` and `fork` are those of `Trainer.fit`.
     """
-    status = _train(trainer, debug, resume, fork)
-    sys.stderr.flush()
-    print(trainer.run_dir if trainer.run_dir is not None else "no record was written", flush=True)
-    return status
-
-
-def _train(trainer: Trainer, debug: bool, resume: Path | None, fork: bool) -> int:
+    status = 0
     try:
         trainer.fit(resume=resume, fork=fork)
     except KeyboardInterrupt:
         where = f"the record is in {trainer.run_dir}" if trainer.run_dir is not None else "no record was written"
-        return print_interrupted(f"; {where}")
+        status = print_interrupted(f"; {where}")
     except SystemExit as stop:
         if stop.code != TERMINATED:
             raise
-        return TERMINATED
+        status = TERMINATED
     except Exception as error:
         if not trainer.run_ended:  # the run never began: the output is not writable, or there is nothing to train on
             raise
         from hookline.record.redaction import redact_values
 
-        return print_error(error, debug, FAILED, hide=redact_values)
-    return 0
+        status = print_error(error, debug, FAILED, hide=redact_values)
+    sys.stderr.flush()
+    print(trainer.run_dir if trainer.run_dir is not None else "no record was written", flush=True)
+    return status

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -18,20 +18,23 @@ from hookline.errors import HooklineError
 
 @contextmanager
 def user_imports(options: argparse.Namespace) -> Iterator[None]:
-    """Import the modules of `--import`; until the command ends, modules of the current directory are found first."""
-    modules, allowed = getattr(options, "imports", []), getattr(options, "allow", [])
-    if not modules and not allowed:
-        yield
-        return
+    """Import the modules of `--import`, and let webhooks connect to the hosts of `--allow-host`.
+
+    Until the command ends, modules of the current directory are found first, and those hosts are allowed.
+    """
+    modules, allowed, hosts = (getattr(options, name, []) for name in ("imports", "allow", "allow_hosts"))
     here = str(Path.cwd())
-    sys.path.insert(0, here)
-    try:
+    with ExitStack() as stack:
+        if modules or allowed:
+            sys.path.insert(0, here)
+            stack.callback(lambda: sys.path.remove(here) if here in sys.path else None)  # that code may have removed it
         for name in modules:
             import_user_module(name)
+        if hosts:  # a command that sends nothing need not load the webhook client
+            from hookline.hooks.webhook import hosts_allowed
+
+            stack.enter_context(hosts_allowed(hosts))
         yield
-    finally:
-        if here in sys.path:  # unless that code has removed it
-            sys.path.remove(here)
 
 
 def import_user_module(name: str) -> None:
@@ -47,16 +50,3 @@ def import_user_module(name: str) -> None:
     except Exception as error:
         why = f"{type(error).__name__}: {error}{search_path_hint(error, name)}"
         raise HooklineError(f"--import {name}: cannot import {name!r}: {why}") from error
-
-
-@contextmanager
-def allowed_hosts(options: argparse.Namespace) -> Iterator[None]:
-    """Let webhooks connect to the local or private hosts of `--allow-host` until the command ends."""
-    hosts = getattr(options, "allow_hosts", [])
-    if not hosts:  # a command that sends nothing need not load the webhook client
-        yield
-        return
-    from hookline.hooks.webhook import hosts_allowed
-
-    with hosts_allowed(hosts):
-        yield

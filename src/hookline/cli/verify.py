@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from hookline.cli import FAILED
 from hookline.cli.config_args import read_config
 from hookline.cli.formatting import open_console, paragraph, table
-from hookline.cli.quiet import quiet
 from hookline.config.references import without_values
+from hookline.core.failures import logger
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,14 +35,14 @@ def run(options: argparse.Namespace) -> int:
     def make_trainer() -> Trainer:
         return trainer_from_config(config, allow=options.allow, from_file=from_file)
 
-    warnings: list[str] = []
-    with quiet(warnings, tracebacks=options.debug):
+    collected: list[str] = []
+    with quiet(collected, tracebacks=options.debug):
         made = [make_trainer()]  # errors of the config come before anything is printed
     console = open_console()
     paragraph(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
     verdicts: list[Verdict] = []
     try:
-        with quiet(warnings, tracebacks=options.debug), TemporaryDirectory(prefix="hookline-verify-") as directory:
+        with quiet(collected, tracebacks=options.debug), TemporaryDirectory(prefix="hookline-verify-") as directory:
 
             def next_trainer() -> Trainer:
                 trainer = made.pop() if made else make_trainer()
@@ -47,7 +52,13 @@ def run(options: argparse.Namespace) -> int:
             verdicts = verify(next_trainer, options.steps)
         print_verdicts(console, verdicts)
     finally:
-        print_warnings(console, warnings, verdicts)
+        # Warnings that a verdict's notes repeat are left out; tracebacks keep their lines.
+        notes = [without_values(note) for verdict in verdicts for note in verdict.notes]
+        for text in map(without_values, collected):
+            if "\n" in text:
+                console.print(f"\n{text}", soft_wrap=True)
+            elif not any(text.endswith(note) for note in notes):
+                paragraph(console, f"warning: {text}", indent=0, hanging=4)
     return 0 if all(verdict.fine for verdict in verdicts) else FAILED
 
 
@@ -58,17 +69,35 @@ def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
         notes = without_values("".join(f"; {note}" for note in verdict.notes))
         step = "-" if verdict.step is None else str(verdict.step)
         rows.append(((verdict.hook, step, f"{verdict}{notes}"), "" if verdict.fine else "red"))
+    console.print()
     table(console, {"hook": {"no_wrap": True}, "step": {"justify": "right"}, "verdict": {}}, rows)
+    console.print()
     harmful = [verdict.hook for verdict in verdicts if not verdict.fine]
     undeclared = f"Undeclared changes by {', '.join(harmful)}."
     paragraph(console, undeclared if harmful else "OK: no hook changed training without declaring it.", indent=0)
 
 
-def print_warnings(console: Console, warnings: list[str], verdicts: list[Verdict]) -> None:
-    """Print the collected warnings, without those that a verdict's notes repeat; tracebacks keep their lines."""
-    notes = [without_values(note) for verdict in verdicts for note in verdict.notes]
-    for text in map(without_values, warnings):
-        if "\n" in text:
-            console.print(f"\n{text}", soft_wrap=True)
-        elif not any(text.endswith(note) for note in notes):
-            paragraph(console, f"warning: {text}", indent=0, hanging=4)
+@contextmanager
+def quiet(collected: list[str], tracebacks: bool = False) -> Iterator[None]:
+    """Print nothing inside the block, and append the warnings of Hookline and of Python to a list, each once.
+
+    With `tracebacks`, those of logged exceptions are collected, too.
+    """
+
+    def collect(text: str) -> None:
+        if text not in collected:
+            collected.append(text)
+
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: collect(  # type: ignore[method-assign]  # a class would only hold this function
+        handler.format(record) if tracebacks else record.getMessage()
+    )
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        with redirect_stdout(StringIO()), warnings.catch_warnings():
+            warnings.showwarning = lambda message, category, *_: collect(f"{category.__name__}: {message}")
+            yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate

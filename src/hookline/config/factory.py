@@ -33,48 +33,47 @@ class ImportPolicy:
     allow: tuple[str, ...] = ()
     from_file: bool = False
 
-    def check(self, dotted: str, path: str) -> str:
-        """Return a dotted path if it may be imported; `path` is its place in the config."""
-        if not all(part.isidentifier() for part in dotted.split(".")):
-            raise ConfigError(path, f"{dotted!r} is not a dotted path")
-        if self.from_file and not any(dotted == prefix or dotted.startswith(f"{prefix}.") for prefix in self.allow):
-            raise ConfigError(
-                path,
-                f"{dotted!r} is not allowed: a config file names registered hooks; to import from a package of yours, "
-                f"allow it in code (allow=[…]) or on the command line (--allow {dotted.split('.')[0]})",
-            )
-        return dotted
-
     def check_name(self, name: str, names: PluginTable, path: str) -> str:
-        """Return a name that is registered, or a dotted path that may be imported, without importing anything."""
+        """Return a name that is registered, or a dotted path that may be imported, without importing anything.
+
+        `path` is the name's place in the config, for messages.
+        """
         if name in names:
             return name
-        if "." in name:
-            return self.check(name, path)
-        close = nearest(name, names.names(), 40)
-        raise ConfigError(path, f"there is no {names.noun} named {name!r}; {close}; {OWN_CODE_HINT}")
+        if "." not in name:
+            close = nearest(name, names.names(), 40)
+            raise ConfigError(path, f"there is no {names.noun} named {name!r}; {close}; {OWN_CODE_HINT}")
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError(path, f"{name!r} is not a dotted path")
+        if self.from_file and not any(name == prefix or name.startswith(f"{prefix}.") for prefix in self.allow):
+            raise ConfigError(
+                path,
+                f"{name!r} is not allowed: a config file names registered {names.plural}; to import from a package of "
+                f"yours, allow it in code (allow=[…]) or on the command line (--allow {name.split('.')[0]})",
+            )
+        return name
 
 
 def find_factory(name: str, names: PluginTable) -> Any:
-    """Return the class or function that a registered name or a dotted path stands for."""
-    return names.find(name) if name in names or "." not in name else import_dotted(name)
+    """Return the class or function that a registered name or a dotted path stands for.
 
-
-def import_dotted(dotted: str) -> Any:
-    """Import ``package.module.Class``. What it names must be callable and defined under that package."""
-    module_name, _, attribute = dotted.rpartition(".")
+    A dotted path, ``package.module.Class``, is imported. What it names must be callable and defined under that package.
+    """
+    if name in names or "." not in name:
+        return names.find(name)
+    module_name, _, attribute = name.rpartition(".")
     try:
         module = import_module(module_name)
     except ImportError as error:
         hint = search_path_hint(error, module_name)
-        raise RegistrationError(f"{dotted!r}: cannot import {module_name!r} ({error}){hint}") from error
+        raise RegistrationError(f"{name!r}: cannot import {module_name!r} ({error}){hint}") from error
     found = getattr(module, attribute, None)
     if found is None:
-        raise RegistrationError(f"{dotted!r}: {module_name} has no {attribute!r}; {nearest(attribute, vars(module))}")
+        raise RegistrationError(f"{name!r}: {module_name} has no {attribute!r}; {nearest(attribute, vars(module))}")
     home = getattr(found, "__module__", None) or ""  # None for bound methods of C objects such as random.random
-    if not callable(found) or home.split(".")[0] != dotted.split(".")[0]:
+    if not callable(found) or home.split(".")[0] != name.split(".")[0]:
         kind = type(found).__name__
-        raise RegistrationError(f"{dotted!r} is not a hook class of that package (it is {kind} from {home!r})")
+        raise RegistrationError(f"{name!r} is not a class or function of that package (it is {kind} from {home!r})")
     return found
 
 

@@ -109,11 +109,19 @@ def _listed(entries: Any, kind: str, policy: ImportPolicy) -> Iterator[HookSpec]
 
 def _by_class(tree: Mapping[str, Any], policy: ImportPolicy) -> Iterator[HookSpec]:
     paths, configs = tree.get("hook_classes") or [], _mapping(tree.get("hook_configs"), "hooks.hook_configs")
-    _check_classes(paths)
-    for key in configs:
-        _check_class_key(str(key), paths, configs)
+    if not isinstance(paths, (list, tuple)):
+        raise ConfigError("hooks.hook_classes", f"expected a list of class paths, {got(paths)}")
     for index, dotted in enumerate(paths):
-        path, key = f"hooks.hook_classes.{index}", dotted if dotted in configs else _class_name(dotted)
+        if not isinstance(dotted, str):
+            raise ConfigError(f"hooks.hook_classes.{index}", f"expected a class path, {got(dotted)}")
+    class_names = [dotted.rpartition(".")[2] for dotted in paths]
+    for key in map(str, configs):
+        _check_class_key(key, dict(zip(paths, class_names, strict=True)), configs)
+    for index, (dotted, class_name) in enumerate(zip(paths, class_names, strict=True)):
+        path, key = f"hooks.hook_classes.{index}", dotted if dotted in configs else class_name
+        if (first := paths.index(dotted)) < index:
+            remedy = f"for two of them, list each by kind with a name: {{name: {dotted}, as: …}}"
+            raise ConfigError(path, f"{dotted!r} is there already, at hooks.hook_classes.{first}; {remedy}")
         target = policy.check_name(dotted, HOOKS, path)
         given = _mapping(configs.get(key), f"hooks.hook_configs.{key}")
         options, parameters = _split(given, OPTIONS, f"hooks.hook_configs.{key}")
@@ -121,35 +129,19 @@ def _by_class(tree: Mapping[str, Any], policy: ImportPolicy) -> Iterator[HookSpe
         yield HookSpec(where, target, options=options, parameters=parameters)
 
 
-def _check_classes(paths: Any) -> None:
-    """Reject what is not a list of class paths, and a class that is listed twice: here it cannot get another name."""
-    if not isinstance(paths, (list, tuple)):
-        raise ConfigError("hooks.hook_classes", f"expected a list of class paths, {got(paths)}")
-    for index, dotted in enumerate(paths):
-        path = f"hooks.hook_classes.{index}"
-        if not isinstance(dotted, str):
-            raise ConfigError(path, f"expected a class path, {got(dotted)}")
-        if (first := paths.index(dotted)) < index:
-            remedy = f"for two of them, list each by kind with a name: {{name: {dotted}, as: …}}"
-            raise ConfigError(path, f"{dotted!r} is there already, at hooks.hook_classes.{first}; {remedy}")
-
-
-def _check_class_key(key: str, paths: list[str], configs: Mapping[str, Any]) -> None:
+def _check_class_key(key: str, classes: Mapping[str, str], configs: Mapping[str, Any]) -> None:
     """Check that a key of `hook_configs` means one class: by its path, or by its bare name if that is unambiguous."""
-    matches = [dotted for dotted in paths if key in (dotted, _class_name(dotted))]
-    path = f"hooks.hook_configs.{key}"
+    if key in classes:
+        return
+    path, matches = f"hooks.hook_configs.{key}", [dotted for dotted, name in classes.items() if name == key]
     if not matches:
-        choices = [*paths, *map(_class_name, paths)] if "." not in key else paths
+        choices = [*classes, *classes.values()] if "." not in key else classes
         raise ConfigError(path, f"no such class in hook_classes; {nearest(key, choices)}")
-    if len(matches) > 1 and key not in paths:
+    if len(matches) > 1:
         remedy = f"write its path: {' or '.join(matches)}"
         raise ConfigError(path, f"several classes in hook_classes have that name; {remedy}")
-    if key not in paths and matches[0] in configs:
+    if matches[0] in configs:
         raise ConfigError(path, f"{matches[0]!r} has its parameters there under its path, too; keep one of the two")
-
-
-def _class_name(dotted: str) -> str:
-    return dotted.rpartition(".")[2]
 
 
 def _by_flag(tree: Mapping[str, Any]) -> Iterator[HookSpec]:
@@ -204,30 +196,25 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
     handles: list[Any] = []
     try:
         for spec in specs:
-            if spec.origin != "default" or not registry.entries("update"):
-                handles += _register(registry, spec)
+            if spec.origin == "default" and registry.entries("update"):
+                continue
+            try:
+                hook = make_hook(spec.target, spec.parameters)
+                if spec.unused:
+                    continue
+                handles.append(registry.register(hook, spec.name, origin=spec.origin, **spec.options))
+            except RegistrationError as error:
+                raise RegistrationError(f"{spec.path}: {error}") from error
+            entry = registry.entry(handles[-1])
+            entry.parameters.update(spec.parameters)  # as they are written: a reference stays one in the record
+            if spec.kind and spec.kind not in entry.kinds:
+                right = f"is a {' and '.join(entry.kinds)} hook; list it under `{entry.kinds[0]}:`"
+                raise RegistrationError(f"{spec.path}: {spec.target!r} {right}")
     except Exception:
         for handle in handles:
             handle.remove()
         raise
     return handles
-
-
-def _register(registry: Any, spec: HookSpec) -> list[Any]:
-    try:
-        hook = make_hook(spec.target, spec.parameters)
-        if spec.unused:
-            return []
-        handle = registry.register(hook, spec.name, origin=spec.origin, **spec.options)
-    except RegistrationError as error:
-        raise RegistrationError(f"{spec.path}: {error}") from error
-    entry = registry.entry(handle)
-    entry.parameters.update(spec.parameters)  # as they are written: a reference stays one in the record
-    if spec.kind and spec.kind not in entry.kinds:
-        kinds = " and ".join(entry.kinds)
-        handle.remove()
-        raise RegistrationError(f"{spec.path}: {spec.target!r} is a {kinds} hook; list it under `{entry.kinds[0]}:`")
-    return [handle]
 
 
 def make_hook(given: Any, parameters: Mapping[str, Any]) -> Any:
@@ -236,32 +223,23 @@ def make_hook(given: Any, parameters: Mapping[str, Any]) -> Any:
     Raises:
         RegistrationError: If a parameter is wrong, or the hook of a name cannot be made with them.
     """
+    if not isinstance(given, str | type):
+        for key in parameters:
+            raise RegistrationError(f"{key!r} is not an option of a hook; {nearest(key, OPTIONS)}")
+        return given
     try:
         if isinstance(given, str):
-            return _make_by_name(given, parameters)
-        if isinstance(given, type):
-            parameters = check_parameters(given, parameters, given.__name__, options=OPTIONS)
+            factory = find_factory(given, HOOKS)
+            label = getattr(factory, "__name__", "hook")
+            # A function that takes gradients is an update hook itself; any other function makes a hook.
+            if not inspect.isfunction(factory) or "grads" not in inspect.signature(factory).parameters:
+                return construct(factory, parameters, given, label=label, options=OPTIONS)
+            arguments = CATALOG["on_update"].argument_names
+            return FunctionHook(factory, check_parameters(factory, parameters, label, skip=arguments, options=OPTIONS))
+        checked = check_parameters(given, parameters, given.__name__, options=OPTIONS)
     except ConfigError as error:
         raise RegistrationError(str(error)) from error
-    if isinstance(given, type):
-        return given(**parameters)
-    for key in parameters:
-        raise RegistrationError(f"{key!r} is not an option of a hook; {nearest(key, OPTIONS)}")
-    return given
-
-
-def _make_by_name(name: str, parameters: Mapping[str, Any]) -> Any:
-    factory = find_hook(name)
-    label = getattr(factory, "__name__", "hook")
-    if is_update_function(factory):
-        arguments = CATALOG["on_update"].argument_names
-        return FunctionHook(factory, check_parameters(factory, parameters, label, skip=arguments, options=OPTIONS))
-    return construct(factory, parameters, name, label=label, options=OPTIONS)
-
-
-def find_hook(name: str) -> Any:
-    """Return the class or function that a registered name or a dotted path stands for."""
-    return find_factory(name, HOOKS)
+    return given(**checked)  # outside of the block: what a class of the user's raises stays what it is
 
 
 class FunctionHook(UpdateHook):
@@ -274,8 +252,3 @@ class FunctionHook(UpdateHook):
     def __init__(self, function: Callable[..., Any], parameters: Mapping[str, Any]) -> None:
         vars(self).update({"name": function.__name__, **vars(function)})
         self.on_update = partial(function, **parameters)  # type: ignore[method-assign]
-
-
-def is_update_function(given: Any) -> bool:
-    """Return True for a function that takes gradients itself, rather than one that makes a hook."""
-    return inspect.isfunction(given) and "grads" in inspect.signature(given).parameters

@@ -1,24 +1,32 @@
-"""Load a config from a YAML, TOML or JSON file, or from a dict, and apply overrides to it."""
+"""Load a config from a YAML, TOML or JSON file, or from a dict, and apply overrides to it.
+
+An override is written ``path=value``. A path consists of keys and, in lists, indices. Below `hooks`, the name of a hook
+stands for its entry, whichever list it is in: ``hooks.clip_norm.max_norm=0.5``.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hookline.config.overrides import apply_override
-from hookline.config.schema import RunConfig
+from hookline.config.schema import HooksConfig, RunConfig
 from hookline.config.values import MAX_DEPTH, plain_copy, read_yaml
-from hookline.errors import ConfigError, shown
+from hookline.errors import ConfigError, nearest, shown
+from hookline.trainer.options import TrainerOptions
 
+FORMATS = (".yaml", ".yml", ".toml", ".json")
 MAX_BYTES = 250_000
 
 # A key of many parts, `a.b.c…`: tomllib takes quadratic time to parse one, minutes for a file full of them.
 _PART = r"""(?:"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'|[\w-]++)"""
 _LONG_TOML_KEY = re.compile(rf"(?<![\w\\-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{{MAX_DEPTH}}}")
+
+_NOT_YAML = tuple("*&!@%`#|>")  # a single value has no anchors, tags or blocks, so that `data.pattern=*.txt` is text
 
 
 class FileConfig(dict[str, Any]):
@@ -48,11 +56,12 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
         where = str(source) if isinstance(source, str | Path) else ""
         got = "nothing: it is empty" if tree is None else shown(tree)
         raise ConfigError(where, f"expected a mapping with {', '.join(RunConfig.model_fields)}, got {got}")
-    copied = plain_copy(tree, str(source) if from_file else "config")
-    for override in overrides:
-        apply_override(copied, override)
-    checked = plain_copy(copied, "the config with its overrides")
-    return (_mark_as_file(checked) if from_file else checked), from_file
+    config = plain_copy(tree, str(source) if from_file else "config")
+    if changes := list(overrides):
+        for override in changes:
+            apply_override(config, override)
+        config = plain_copy(config, "the config with its overrides")  # checks what the overrides added
+    return (_mark_as_file(config) if from_file else config), from_file
 
 
 def _mark_as_file(tree: Any) -> Any:
@@ -62,56 +71,105 @@ def _mark_as_file(tree: Any) -> Any:
 
 
 def _read_file(path: Path) -> Any:
-    read = _READERS.get(path.suffix.lower())
-    if read is None:
-        raise ConfigError(str(path), f"cannot tell its format; use one of the suffixes {', '.join(_READERS)}")
+    suffix, where = path.suffix.lower(), str(path)
+    if suffix not in FORMATS:
+        raise ConfigError(where, f"cannot tell its format; use one of the suffixes {', '.join(FORMATS)}")
     try:
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
         if len(content) > MAX_BYTES:
-            raise ConfigError(str(path), f"is larger than {MAX_BYTES // 1000} kB, the limit for a config")
+            raise ConfigError(where, f"is larger than {MAX_BYTES // 1000} kB, the limit for a config")
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(str(path), f"is not text in UTF-8 (byte {error.start})") from None
+        raise ConfigError(where, f"is not text in UTF-8 (byte {error.start})") from None
+    except FileNotFoundError:
+        remedy = "`hookline example` prints a config to start from"
+        raise ConfigError(where, f"cannot be read: there is no such file; {remedy}") from None
     except OSError as error:
-        raise ConfigError(str(path), f"cannot be read: {error.strerror or error}") from None
+        raise ConfigError(where, f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # a NUL in the file's name
-        raise ConfigError(repr(str(path)), f"cannot be read: {error}") from None
+        raise ConfigError(repr(where), f"cannot be read: {error}") from None
     try:
-        return read(text, str(path))
-    except RecursionError:
-        raise ConfigError(str(path), f"is nested deeper than {MAX_DEPTH} levels") from None
-
-
-def _read_toml(text: str, where: str) -> Any:
-    if found := _LONG_TOML_KEY.search(text):
-        line = text.count("\n", 0, found.start()) + 1
-        raise ConfigError(where, f"is nested deeper than {MAX_DEPTH} levels (line {line})")
-    try:
+        if suffix == ".json":
+            return json.loads(text, object_pairs_hook=_unique_keys)
+        if suffix != ".toml":
+            return read_yaml(text, where)
+        if found := _LONG_TOML_KEY.search(text):
+            line = text.count("\n", 0, found.start()) + 1
+            raise ConfigError(where, f"is nested deeper than {MAX_DEPTH} levels (line {line})")
         return tomllib.loads(text)
-    except ValueError as error:  # a number with thousands of digits raises this rather than a TOMLDecodeError
-        raise ConfigError(where, f"is not valid TOML: {error}") from None
+    except ValueError as error:  # the parsers' own errors, and what a number with thousands of digits raises
+        raise ConfigError(where, f"is not valid {suffix[1:].upper()}: {error}") from None
+    except RecursionError:
+        raise ConfigError(where, f"is nested deeper than {MAX_DEPTH} levels") from None
 
 
-def _read_json(text: str, where: str) -> Any:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in made:
-                raise ConfigError(where, f"the key {key!r} is there twice in one object")
-            made[key] = value
-        return made
-
-    try:
-        return json.loads(text, object_pairs_hook=unique)
-    except ValueError as error:  # a number with thousands of digits raises this rather than a JSONDecodeError
-        raise ConfigError(where, f"is not valid JSON: {error}") from None
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise ValueError(f"the key {key!r} is there twice in one object")
+        made[key] = value
+    return made
 
 
-_READERS: dict[str, Callable[[str, str], Any]] = {
-    ".yaml": read_yaml,
-    ".yml": read_yaml,
-    ".toml": _read_toml,
-    ".json": _read_json,
-}
-FORMATS = tuple(_READERS)
+def apply_override(tree: dict[str, Any], override: str) -> None:
+    """Change one value of a config in place.
+
+    Raises:
+        ConfigError: If the override has no path or value, or its path does not exist; the nearest one is named.
+    """
+    path, equals, text = (part.strip() for part in override.partition("="))
+    parts = path.split(".")
+    section, inner = parts[0], parts[1] if len(parts) > 1 else None
+    if not equals or not all(parts):
+        raise ConfigError("", f"invalid override {override!r}; write a.b=value, for instance trainer.max_steps=100")
+    if not text:
+        raise ConfigError(path, f"missing value after '='; write {path}=null for no value")
+    value = text if text.startswith(_NOT_YAML) else read_yaml(text, path)
+    if section not in RunConfig.model_fields:
+        raise ConfigError(section, f"unknown key; {nearest(section, RunConfig.model_fields)}")
+    options = [option.name for option in fields(TrainerOptions)]
+    if section == "trainer" and inner is not None and inner not in options:
+        raise ConfigError(f"trainer.{inner}", f"unknown option; {nearest(inner, options, 40)}")
+    if section == "hooks" and inner is not None and inner not in HooksConfig.model_fields:
+        parts = _entry_path(tree, parts)
+    container: Any = tree
+    for depth, part in enumerate(parts[:-1]):
+        key = _key(container, part, parts[:depth])
+        found = container[key] if isinstance(container, list) else container.get(key)
+        # A bare name is short for a mapping with that name, for a component and for a hook in a list.
+        if isinstance(found, str) and (depth == 0 or (section == "hooks" and depth == 2)):
+            found = {"name": found}
+        container[key] = {} if found is None else found
+        container = container[key]
+    container[_key(container, parts[-1], parts[:-1])] = value
+
+
+def _entry_path(tree: dict[str, Any], parts: list[str]) -> list[str]:
+    """Replace a hook's name in a path by the list and the index of its entry."""
+    hooks, name = tree.get("hooks"), parts[1]
+    places: dict[str, tuple[str, str]] = {}
+    for kind in ("lifecycle", "forward", "update"):
+        entries = hooks.get(kind) if isinstance(hooks, dict) else None
+        for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+            instance = entry.get("as", entry.get("name")) if isinstance(entry, dict) else entry
+            places.setdefault(str(instance), (kind, str(index)))
+    if name not in places:
+        close = nearest(name, places or HooksConfig.model_fields, 40)
+        raise ConfigError(f"hooks.{name}", f"no hook of this config has that name; {close}")
+    if len(parts) == 2:
+        raise ConfigError(f"hooks.{name}", f"name one of its parameters: hooks.{name}.PARAMETER=value")
+    return ["hooks", *places[name], *parts[2:]]
+
+
+def _key(container: Any, part: str, above: list[str]) -> Any:
+    """Return a part of a path as the key of a dict or the index of a list."""
+    where = ".".join(above)
+    if isinstance(container, dict):
+        return part
+    if not isinstance(container, list):
+        raise ConfigError(where, f"is {shown(container)}, so it has no {part!r}")
+    if not part.isdecimal() or int(part) >= len(container):
+        raise ConfigError(f"{where}.{part}", f"expected an index into a list of {len(container)}, counted from 0")
+    return int(part)

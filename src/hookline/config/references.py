@@ -62,7 +62,11 @@ def resolve_references(tree: Any, environment: Mapping[str, str] | None = None, 
     """
     variables = os.environ if environment is None else environment
     if isinstance(tree, str):
-        return _resolve(tree, path, variables)
+        if "${" in _REFERENCE.sub("", tree):
+            raise ConfigError(path, "'${' begins a reference that does not end, or holds another; write ${env:NAME}")
+        if not _REFERENCE.search(tree):
+            return tree
+        return Resolved(_REFERENCE.sub(lambda match: _variable(match[1], path, variables), tree), tree)
     above = f"{path}." if path else ""
     if isinstance(tree, Mapping):
         return {key: resolve_references(value, variables, f"{above}{key}") for key, value in tree.items()}
@@ -87,15 +91,7 @@ def restore_references(resolved: Any, written: Any) -> Any:
     return resolved
 
 
-def _resolve(text: str, path: str, variables: Mapping[str, str]) -> str:
-    if "${" in _REFERENCE.sub("", text):
-        raise ConfigError(path, "'${' begins a reference that does not end, or holds another; write ${env:NAME}")
-    if not _REFERENCE.search(text):
-        return text
-    return Resolved(_REFERENCE.sub(lambda match: _value(match[1], path, variables), text), text)
-
-
-def _value(inner: str, path: str, variables: Mapping[str, str]) -> str:
+def _variable(inner: str, path: str, variables: Mapping[str, str]) -> str:
     if not inner.startswith(_ENVIRONMENT):
         raise ConfigError(path, f"${{{inner}}} is not a reference; write ${{env:NAME}} for an environment variable")
     name = inner.removeprefix(_ENVIRONMENT)

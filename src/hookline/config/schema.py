@@ -2,29 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator, model_validator
 from pydantic.dataclasses import dataclass
+from pydantic_core import ErrorDetails
 
-from hookline.config.errors import raises_config_error
 from hookline.errors import ConfigError, got, nearest
 from hookline.trainer.options import TrainerOptions
 
+Model = TypeVar("Model", bound=type)
+Path = tuple[str, ...]
 Entries = list[str | dict[str, Any]]
 """Hooks in order: each a registered name, or a mapping with `name` and its parameters."""
 
+_PATHS_SHOWN = 5
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
+_NOT_A_MAPPING = ("model_type", "model_attributes_type", "dataclass_type", "dict_type")
 
-def _keys(path: tuple[str, ...], top: type) -> list[str]:
+
+# ---- errors --------------------------------------------------------------------------------------------------------
+
+
+def raises_config_error(prefix: str = "", when_missing: str = "") -> Callable[[Model], Model]:
+    """Class decorator: raise a ConfigError when the class is constructed with wrong values.
+
+    It wraps the finished class, so that pydantic still builds it directly where it is a field of another one, and the
+    outermost class reports the whole path. `prefix` begins every path that is not below the section `hooks`;
+    `when_missing` ends messages about missing top-level keys.
+    """
+
+    def decorate(cls: Model) -> Model:
+        construct = cls.__init__  # type: ignore[misc]  # the decorated class is what is constructed
+
+        @wraps(construct)
+        def checked_init(self: Any, *args: Any, **values: Any) -> None:
+            try:
+                construct(self, *args, **values)
+            except ValidationError as error:
+                raise _config_error(error, values, cls, prefix, when_missing) from None
+
+        cls.__init__ = checked_init  # type: ignore[misc]
+        return cls
+
+    return decorate
+
+
+def _config_error(error: ValidationError, given: Any, top: type, prefix: str, when_missing: str) -> ConfigError:
+    """Describe the most likely cause of a validation error, and list the paths of the other problems.
+
+    A misspelt key comes first, because it may be what is missing elsewhere; keys missing from one mapping are one
+    problem.
+    """
+    found: dict[Path, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        found.setdefault(_path(detail, given), []).append(detail)
+
+    def dotted(path: Path) -> str:
+        return ("" if path[:1] == ("hooks",) else prefix) + ".".join(path)
+
+    path, details = min(found.items(), key=lambda item: item[1][0]["type"] not in _UNKNOWN)
+    where, problem, covered = dotted(path), _problem(path, details, top), [path]
+    absent = [other for other in found if found[other][0]["type"] in _MISSING]
+    siblings = [other for other in absent if other[:-1] == path[:-1]]
+    if path in absent and len(siblings) > 1:
+        *most, last = [sibling[-1] for sibling in siblings]
+        where, problem, covered = dotted(path[:-1]), f"{', '.join(most)} and {last} are missing", siblings
+    for what in ("missing", "wrong"):
+        paths = [other for other in found if other not in covered and (other in absent) == (what == "missing")]
+        if paths:
+            more = f" and {len(paths) - _PATHS_SHOWN} more" if len(paths) > _PATHS_SHOWN else ""
+            problem += f" (also {what}: {', '.join(map(dotted, paths[:_PATHS_SHOWN]))}{more})"
+    if len(path) == 1 and path in absent:
+        problem += when_missing
+    return ConfigError(where.rstrip("."), problem)
+
+
+def _path(detail: ErrorDetails, given: Any) -> Path:
+    """Return the path of an error in the given values, without the union alternatives that pydantic adds to it."""
+    path: list[str] = []
+    for part in detail["loc"]:
+        if detail["type"] in _MISSING and part == detail["loc"][-1]:
+            return (*path, str(part))
+        is_key = isinstance(given, Mapping) and part in given
+        is_index = isinstance(given, Sequence) and isinstance(part, int) and part < len(given)
+        if not is_key and not is_index:
+            break
+        path.append(str(part))
+        given = given[part]
+    return tuple(path)
+
+
+def _problem(path: Path, details: list[ErrorDetails], top: type) -> str:
+    """Say what is wrong at a path, and what would be right."""
+    kind = details[0]["type"]
+    if kind in _MISSING:
+        return "is missing"
+    if kind in _UNKNOWN:
+        above, key = path[:-1], path[-1]
+        here = _keys(above, top)
+        # The key may be valid one level lower or higher.
+        for place in [(*above, inner) for inner in here] + ([above[:-1]] if above else []):
+            if key in _keys(place, top):
+                return f"unknown key; did you mean '{'.'.join((*place, key))}'?"
+        return f"unknown key; {nearest(key, here, 40)}"
+    expected: dict[str, None] = {}
+    for detail in details:
+        # pydantic's message is 'Input should be a valid integer, unable to parse …'; 'a valid integer' is enough.
+        message = detail["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        short = message if detail["type"] == "literal_error" else message.partition(",")[0]
+        expected["a mapping" if detail["type"] in _NOT_A_MAPPING else short] = None
+    return f"expected {' or '.join(expected)}, {got(details[0]['input'])}"
+
+
+def _keys(path: Path, top: type) -> list[str]:
     """Return the keys of the mapping at a path of a config whose outermost class is `top`."""
     owner = {"hooks": HooksConfig, "trainer": TrainerOptions}.get(path[-1]) if path else top
     if owner is None:
         return []
-    if isinstance(owner, type) and issubclass(owner, BaseModel):
+    if issubclass(owner, BaseModel):
         return list(owner.model_fields)
     return [item.name for item in fields(owner)]  # type: ignore[arg-type]  # the others are dataclasses
+
+
+# ---- the schema ----------------------------------------------------------------------------------------------------
 
 
 class Component(BaseModel):
@@ -45,7 +150,7 @@ class Component(BaseModel):
         return dict(self.model_extra or {})
 
 
-@raises_config_error(lambda path: "hooks.", lambda path: _keys(path, HooksConfig))
+@raises_config_error("hooks.")
 class HooksConfig(BaseModel):
     """Which hooks a run has: lists by kind, or switches and class paths. Both forms may be mixed.
 
@@ -74,9 +179,7 @@ class HooksConfig(BaseModel):
     hook_configs: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
 
-@raises_config_error(
-    lambda path: "" if path[:1] == ("hooks",) else "trainer.", lambda path: _keys(path, TrainerConfig)
-)
+@raises_config_error("trainer.")
 @dataclass(config=ConfigDict(extra="forbid", strict=True), kw_only=True)
 class TrainerConfig(TrainerOptions):
     """Every option of a run, and its hooks: what `GenericTrainer` takes. The options are those of `TrainerOptions`."""
@@ -88,11 +191,7 @@ class TrainerConfig(TrainerOptions):
         return TrainerOptions(**{**_option_values(self), **changes})
 
 
-@raises_config_error(
-    lambda path: "",
-    lambda path: _keys(path, RunConfig),
-    when_missing="; `hookline example` prints a whole config to start from",
-)
+@raises_config_error(when_missing="; `hookline example` prints a whole config to start from")
 class RunConfig(BaseModel):
     """A whole run: what to train, on what, how, and with which hooks. A config file holds one of these."""
 

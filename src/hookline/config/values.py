@@ -103,8 +103,15 @@ def _expanded_size(node: yaml.Node, where: str, sizes: dict[int, int], ancestors
         raise ConfigError(where, f"line {line}: a number has more than {MAX_DIGITS} digits")
     children: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
-        _check_unique_keys(node, where)
-        children = [child for pair in node.value for child in pair]
+        lines: dict[tuple[str, str], int] = {}
+        for key, value in node.value:
+            children += [key, value]
+            if isinstance(key, yaml.ScalarNode):
+                line, name = key.start_mark.line + 1, (key.tag, key.value)
+                if name in lines:
+                    problem = f"the key {key.value!r} is there twice (first in line {lines[name]})"
+                    raise ConfigError(where, f"line {line}: {problem}")
+                lines[name] = line
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
     ancestors.add(id(node))
@@ -114,17 +121,6 @@ def _expanded_size(node: yaml.Node, where: str, sizes: dict[int, int], ancestors
         raise ConfigError(where, f"holds more than {MAX_NODES} values once its aliases are expanded")
     sizes[id(node)] = size
     return size
-
-
-def _check_unique_keys(node: yaml.MappingNode, where: str) -> None:
-    lines: dict[tuple[str, str], int] = {}
-    for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            continue
-        line, name = key.start_mark.line + 1, (key.tag, key.value)
-        if name in lines:
-            raise ConfigError(where, f"line {line}: the key {key.value!r} is there twice (first in line {lines[name]})")
-        lines[name] = line
 
 
 def plain_copy(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -150,9 +146,15 @@ def plain_copy(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
             return {_checked_key(key, path): copy(item, (*path, key)) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [copy(item, (*path, str(index))) for index, item in enumerate(value)]
-        return _checked_value(value, path)
+        if isinstance(value, str) and (found := _UNPRINTABLE.search(value)):
+            problem = f"holds {found[0]!r}; text in a config is printable, newlines and tabs aside"
+            raise ConfigError(".".join(path), problem)
+        if isinstance(value, int) and not -LARGEST <= value < LARGEST:
+            raise ConfigError(".".join(path), "is an integer of more than 64 bits")
+        return value
 
-    return {_checked_key(key, ()): copy(item, (key,)) for key, item in tree.items()}
+    copied: dict[str, Any] = copy(tree, ())
+    return copied
 
 
 def _checked_key(key: Any, path: tuple[str, ...]) -> str:
@@ -162,11 +164,3 @@ def _checked_key(key: Any, path: tuple[str, ...]) -> str:
         limits = f"keys have at most {MAX_KEY} characters, all printable"
         raise ConfigError(".".join(path), f"invalid key: {shown(key)}; {limits}")
     return key
-
-
-def _checked_value(value: Any, path: tuple[str, ...]) -> Any:
-    if isinstance(value, str) and (found := _UNPRINTABLE.search(value)):
-        raise ConfigError(".".join(path), f"holds {found[0]!r}; text in a config is printable, newlines and tabs aside")
-    if isinstance(value, int) and not -LARGEST <= value < LARGEST:
-        raise ConfigError(".".join(path), "is an integer of more than 64 bits")
-    return value

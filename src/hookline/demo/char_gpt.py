@@ -91,19 +91,17 @@ class CharGPT(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         """Score every next character of `input_ids` [batch, time]; `labels` has the same shape."""
-        x = self.embed(input_ids) + self.position(self._positions(input_ids))
+        x = self.embed(input_ids)
+        time = input_ids.shape[-1]
+        if time > self.context:
+            raise HooklineError(f"CharGPT: got {time} characters, but its limit is context={self.context}")
+        x = x + self.position(torch.arange(time, device=input_ids.device))
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))
         if labels is None:
             return {"logits": logits}
         return {"logits": logits, "loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten())}
-
-    def _positions(self, input_ids: Tensor) -> Tensor:
-        time = input_ids.shape[-1]
-        if time > self.context:
-            raise HooklineError(f"CharGPT: got {time} characters, but its limit is context={self.context}")
-        return torch.arange(time, device=input_ids.device)
 
     def _init_weights(self, layers: int) -> None:
         """Draw all matrices from N(0, 0.02), those that write to the residual stream smaller.

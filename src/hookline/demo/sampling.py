@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hookline.core.base import TrainingHook
 from hookline.errors import HooklineError
+from hookline.trainer.validation import eval_mode
 
 if TYPE_CHECKING:
     from hookline.core.run_control import RunControl
@@ -88,28 +88,13 @@ def generate(
         )
     generator = generator or torch.Generator().manual_seed(0)
     ids = torch.tensor([vocab.encode(prompt)], device=device or next(model.parameters()).device)
-    with torch.no_grad(), _eval_mode(model):
+    with eval_mode(model):
         for _ in range(length):
             logits = model(ids[:, -context:])["logits"][:, -1]
-            ids = torch.cat([ids, _draw(logits, temperature, generator).to(ids.device)], dim=1)
+            if temperature == 0:
+                drawn = logits.argmax(dim=-1, keepdim=True)
+            else:  # drawn on the generator's device: a CPU generator gives a GPU model the same draws
+                weights = (logits.float().to(generator.device) / temperature).softmax(dim=-1)
+                drawn = torch.multinomial(weights, num_samples=1, generator=generator)
+            ids = torch.cat([ids, drawn.to(ids.device)], dim=1)
     return prompt + vocab.decode(ids[0, len(prompt) :].tolist())
-
-
-def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    """Choose one id per row, on the generator's device: a CPU generator gives a GPU model the same draws."""
-    if temperature == 0:
-        return logits.argmax(dim=-1, keepdim=True)
-    scaled = logits.float().to(generator.device) / temperature
-    return torch.multinomial(scaled.softmax(dim=-1), num_samples=1, generator=generator)
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put the model in eval mode, then restore the flag of every module, because some may be frozen in eval mode."""
-    flags = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in flags:
-            module.training = training

@@ -113,7 +113,7 @@ def stdlib_text(
     """
     if not 0 < validation_fraction < 1:
         raise HooklineError(f"validation_fraction={validation_fraction} must be between 0 and 1")
-    texts = _read_texts(_find_files(path, pattern), max_bytes)
+    texts = _read_texts(path, pattern, max_bytes)
     train_text, validation_text = _hold_out(texts, validation_fraction)
     vocab = Vocabulary.of_text(train_text)
     train = Windows(torch.tensor(vocab.encode(train_text)), context)
@@ -134,8 +134,8 @@ def stdlib_text(
     return TextData(shuffled, DataLoader(fixed, batch_size, generator=torch.Generator()), vocab)
 
 
-def _find_files(path: str | None, pattern: str) -> list[Path]:
-    """List the files to read, sorted by name so that every run reads them in the same order."""
+def _read_texts(path: str | None, pattern: str, max_bytes: int) -> list[str]:
+    """Read files, sorted by name so that every run reads the same, up to `max_bytes`; the last may be cut short."""
     directory = Path(path if path is not None else sysconfig.get_path("stdlib"))
     files = sorted(file for file in directory.glob(pattern) if file.is_file())
     if path is None:
@@ -146,11 +146,6 @@ def _find_files(path: str | None, pattern: str) -> list[Path]:
             f"no file matches {pattern!r} in {directory} ({source}); "
             "set data.path=DIR to a directory of text files, and data.pattern if they are not *.py"
         )
-    return files
-
-
-def _read_texts(files: list[Path], max_bytes: int) -> list[str]:
-    """Read files until `max_bytes` are used up; the last one may be cut short."""
     texts = []
     for file in files:
         if max_bytes <= 0:
@@ -170,6 +165,5 @@ def _hold_out(texts: list[str], fraction: float) -> tuple[str, str]:
     held_out = [int((i + 1) * fraction) > int(i * fraction) for i in range(len(texts))]
     if not any(held_out):
         held_out[-1] = True
-    train = [text for text, held in zip(texts, held_out, strict=True) if not held]
-    validation = [text for text, held in zip(texts, held_out, strict=True) if held]
-    return "\n".join(train), "\n".join(validation)
+    parts = [[text for text, held in zip(texts, held_out, strict=True) if held is part] for part in (False, True)]
+    return "\n".join(parts[0]), "\n".join(parts[1])
