@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from copy import deepcopy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hookline.core.base import TrainingHook
+from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ class NamedHook(TrainingHook):
     """A lifecycle hook that signs its notes and messages with the name it was registered under."""
 
     _registered_name: str | None = None
+    _warned_no_output = False
 
     def setup(self, name: str, registry: HookRegistry | None = None) -> None:
         """Store the name the hook was registered under."""
@@ -32,6 +35,21 @@ class NamedHook(TrainingHook):
     def note(self, trainer: RunControl, kind: str, **fields: Any) -> None:
         """Write a decision into the run's record, signed with the hook's name."""
         trainer.note(kind, by=self.registered_name, **fields)
+
+    def output_path(self, trainer: RunControl, parameter: str, default: str) -> Path | None:
+        """Return where the hook writes: what its parameter says, or else a default name in the run's directory.
+
+        It is None for a trial run, which writes nothing, and for a run without a directory, which is warned of once.
+        """
+        given = getattr(self, parameter)
+        if trainer.is_trial_run:
+            return None
+        if given is None and trainer.run_dir is None and not self._warned_no_output:
+            self._warned_no_output = True
+            name = self.registered_name
+            words = "%s writes nothing, because this run has no record on disk; give %s a %s"
+            logger.warning(words, name, name, parameter)
+        return Path(given) if given is not None else trainer.run_dir and trainer.run_dir / default
 
 
 def counts_for_run(trainer: RunControl) -> bool:

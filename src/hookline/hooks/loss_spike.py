@@ -96,14 +96,11 @@ class LossSpike(NamedHook):
                 if window := trainer.window():
                     worst = max(window, key=lambda part: float(part.loss))
                     batch_idx, dataloader_name = worst.batch_idx, worst.loader
-                self._report(trainer, Spike(step, loss, middle, spreads, batch_idx, dataloader_name))
+                spike = Spike(step, loss, middle, spreads, batch_idx, dataloader_name)
+                self.spikes.append(spike)
+                logger.warning("hook %r: %s", self.registered_name, spike)
+                # Every note has the current step, so the spike's is left out.
+                self.note(trainer, "loss_spike", **{k: value for k, value in asdict(spike).items() if k != "step"})
+                if self.stop_run:
+                    trainer.request_stop(str(spike), by=self.registered_name)
         self._recent.append(loss)
-
-    def _report(self, trainer: RunControl, spike: Spike) -> None:
-        self.spikes.append(spike)
-        logger.warning("hook %r: %s", self.registered_name, spike)
-        fields = asdict(spike)
-        del fields["step"]  # every note has the current step
-        self.note(trainer, "loss_spike", **fields)
-        if self.stop_run:
-            trainer.request_stop(str(spike), by=self.registered_name)

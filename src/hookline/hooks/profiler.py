@@ -78,7 +78,7 @@ class Profiler(NamedHook):
         self._trainer: RunControl | None = None
         self._range = (0, 0)  # the first and last step of the current trace
         self._newest_step = 0
-        self._ends_with_batch = self._warned_directory = self._warned_skipped = False
+        self._ends_with_batch = self._warned_skipped = False
 
     def on_train_batch_start(self, trainer: RunControl, step: int) -> None:
         """Start a trace at its first micro-batch; end one whose last step was not reported."""
@@ -87,7 +87,14 @@ class Profiler(NamedHook):
         self._newest_step = step
         if self._profile is None and not self._must_skip(trainer, step):
             self._trainer, self._range = trainer, self._range_at(trainer, step)
-            self._profile = self._make_profile(self._range[0] - step)
+            warmup, actions = self._range[0] - step, profiler.ProfilerAction
+            self._profile = profiler.profile(
+                schedule=lambda index: actions.WARMUP if index < warmup else actions.RECORD,
+                on_trace_ready=self._write,
+                record_shapes=self.record_shapes,
+                profile_memory=self.profile_memory,
+                with_stack=self.with_stack,
+            )
             Profiler._active.add(self)
             self._advance(self._profile.start)
 
@@ -99,8 +106,8 @@ class Profiler(NamedHook):
         is_warmup = step in self._warmup_steps and self._has_own_schedule(trainer)
         if not is_warmup and not self._warned_skipped:
             self._warned_skipped = True
-            name = self.registered_name
-            logger.warning("hook %r: step %d is not traced, because another profiler is active", name, step)
+            words = "hook %r: step %d is not traced, because another profiler is active"
+            logger.warning(words, self.registered_name, step)
         return True
 
     def _range_at(self, trainer: RunControl, step: int) -> tuple[int, int]:
@@ -115,15 +122,6 @@ class Profiler(NamedHook):
 
     def _has_own_schedule(self, trainer: RunControl) -> bool:
         return bool(trainer.hooks.entry(self.registered_name).schedule == self.schedule)
-
-    def _make_profile(self, warmup: int) -> profiler.profile:
-        return profiler.profile(
-            schedule=lambda index: profiler.ProfilerAction.WARMUP if index < warmup else profiler.ProfilerAction.RECORD,
-            on_trace_ready=self._write,
-            record_shapes=self.record_shapes,
-            profile_memory=self.profile_memory,
-            with_stack=self.with_stack,
-        )
 
     def on_train_batch_end(self) -> None:
         """End a trace by micro-batches: the end of the step may not be due."""
@@ -171,23 +169,10 @@ class Profiler(NamedHook):
 
     def _write(self, profile: profiler.profile) -> None:
         assert self._trainer is not None
-        directory = self._find_directory(self._trainer)
+        directory = self.output_path(self._trainer, "directory", "traces")
         if directory is not None and self._newest_step >= self._range[0]:  # a run may end in the warm-up
             directory.mkdir(parents=True, exist_ok=True)
             path = directory / f"step-{self._range[0]:08d}.json.gz"
             profile.export_chrome_trace(str(path))
             self.traces.append(path)
             self.note(self._trainer, "trace_written", path=str(path))
-
-    def _find_directory(self, trainer: RunControl) -> Path | None:
-        if trainer.is_trial_run:
-            return None
-        if self.directory is not None:
-            return Path(self.directory)
-        if trainer.run_dir is not None:
-            return trainer.run_dir / "traces"
-        if not self._warned_directory:
-            self._warned_directory = True
-            why = "this run has no record on disk; give it a directory"
-            logger.warning("%s writes nothing, because %s", self.registered_name, why)
-        return None

@@ -53,9 +53,7 @@ class StallWatchdog(NamedHook):
         if thread is not None:
             thread.join()
 
-    def on_train_end(self) -> None:
-        """Stop the thread."""
-        self.close()
+    on_train_end = close
 
     def on_train_start(self, trainer: RunControl) -> None:
         """Start the thread, unless the sanity check did."""
@@ -72,15 +70,11 @@ class StallWatchdog(NamedHook):
         if self._thread is None:
             self._start(trainer)
 
-    def on_step_end(self) -> None:
-        """Note that the run is alive."""
-        self._last_beat = monotonic()
-
-    on_validation_batch_start = on_validation_end = on_checkpoint_save = on_step_end
-
     def beat(self) -> None:
         """Note that the run is alive; call it from long-running hooks."""
         self._last_beat = monotonic()
+
+    on_step_end = on_validation_batch_start = on_validation_end = on_checkpoint_save = beat
 
     def _start(self, trainer: RunControl) -> None:
         """Start the thread, which takes the calling thread for the one that trains."""
