@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hookline import ConsoleLogHook, Trainer, get_trainer
-from hookline.hooks.console_log import _duration, _speed, print_costs
+from hookline.hooks.console_log import print_costs
 
 logger = logging.getLogger("hookline")
 
@@ -146,10 +146,17 @@ def test_printing_costs_restores_the_random_state() -> None:
     assert "25.0%" in out.getvalue()
 
 
-def test_speed_and_time_are_formatted() -> None:
+@pytest.mark.parametrize(
+    ("seconds_per_step", "expected"),
+    [(0.5, "2.0 steps/s  0:02 left"), (2.0, "2.0 s/step  0:06 left"), (1221.0, "1221.0 s/step  1:01:03 left")],
+)
+def test_speed_and_time_left(seconds_per_step: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow runs are in seconds per step, long ones in hours."""
-    assert (_speed(2.0), _speed(0.5), _speed(0.0)) == ("2.0 steps/s", "2.0 s/step", "? steps/s")
-    assert (_duration(5), _duration(65), _duration(3661)) == ("0:05", "1:05", "1:01:01")
+    trainer, out = make_trainer(4), io.StringIO()
+    monkeypatch.setattr("hookline.hooks.console_log.monotonic", lambda: trainer.step * seconds_per_step)
+    trainer.add_hook(ConsoleLogHook(log_every_n_batches=1, stream=out, costs=False))
+    trainer.train()
+    assert expected in out.getvalue().splitlines()[0]
 
 
 def test_it_prints_to_where_standard_output_is_now(capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,8 @@ class ConsoleLogHook(TrainingHook):
         done, total = step - self._first_step, trainer.total_steps
         rate = done / max(monotonic() - self._started, 1e-9)
         line = f"epoch {epoch}  step {step}{f'/{total}' if total else ''}"
-        line += f"  loss {state['latest_loss']:.4f} (so far {state['avg_loss']:.4f})  {_speed(rate)}"
+        line += f"  loss {state['latest_loss']:.4f} (so far {state['avg_loss']:.4f})  "
+        line += f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step" if rate else "? steps/s"
         if total and rate:
             line += f"  {_duration((total - step) / rate)} left"
         self._print(line, rewrite=True)
@@ -131,10 +132,6 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> None
         Console(file=out, highlight=False, markup=False).print(table)
     finally:
         random.setstate(random_state)
-
-
-def _speed(rate: float) -> str:
-    return f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step" if rate else "? steps/s"
 
 
 def _duration(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 
@@ -39,9 +40,11 @@ class TerminalWatcher:
         self.stop()
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
-            if _is_terminal(stream):
-                self._proxies[name] = StreamProxy(stream, self._before_write)
-                setattr(sys, name, self._proxies[name])
+            # A stream may be None, one of another class without `isatty`, or closed.
+            with suppress(AttributeError, ValueError):
+                if stream.isatty():
+                    self._proxies[name] = StreamProxy(stream, self._before_write)
+                    setattr(sys, name, self._proxies[name])
 
     def stop(self) -> None:
         """Put the streams back, unless they were replaced since; overlapping runs may end in any order."""
@@ -58,10 +61,3 @@ class TerminalWatcher:
     def stdout(self) -> Any:
         """The standard output without the proxy."""
         return self._proxies["stdout"].stream if "stdout" in self._proxies else sys.stdout
-
-
-def _is_terminal(stream: Any) -> bool:
-    try:
-        return bool(stream.isatty())
-    except (AttributeError, ValueError):  # None, a custom stream without `isatty`, or a closed one
-        return False
