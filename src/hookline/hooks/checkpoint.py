@@ -20,7 +20,6 @@ from hookline.checkpoints.retention import (
     surplus,
     update_link,
 )
-from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, nearest
@@ -113,7 +112,6 @@ class CheckpointHook(MetricHook):
         self.save_on_train_epoch_end = _checks.boolean(at_epochs, "save_on_train_epoch_end")
         self.evaluate_at(steps=steps, validations=not at_epochs and not only_steps, epochs=at_epochs)
         self.kept: list[RankedCheckpoint] = []
-        self._warned_fields: set[str] = set()  # metrics of the file name that were missing where they were expected
         self._requested: Request | None = None
         self._writing: Request | None = None  # the one that got its name last, until it is durable
         self._written: set[str] = set()  # by this process: retention need not read their bytes to verify them
@@ -161,7 +159,7 @@ class CheckpointHook(MetricHook):
             if self._directory is None or not _is_deleted(self._directory / one.name):
                 found.append(one)
             elif one.name in wanted:  # a surplus one may have been deleted by another checkpoint hook
-                logger.warning("hook %r: %s was deleted from disk; no longer ranked", self.registered_name, one.name)
+                self.warn(f"{one.name} was deleted from disk; no longer ranked")
         self.kept = found
 
     def _score(self, measurement: Measurement) -> float | None:
@@ -194,10 +192,9 @@ class CheckpointHook(MetricHook):
             key = metric_key(name)
             # A save by steps need not have the metrics of validations.
             expected = (request.validated or is_training_metric(key)) and key not in request.other
-            if expected and name not in metrics and name not in self._warned_fields:
-                self._warned_fields.add(name)
+            if expected and name not in metrics:
                 problem = f"{name!r} in filename is written as 'none' at step {request.step}"
-                logger.warning("hook %r: %s; %s", self.registered_name, problem, nearest(key, request.metrics))
+                self.warn(f"{problem}; {nearest(key, request.metrics)}", once=name)
 
     # ---- the run -----------------------------------------------------------------------------------------------------
 
@@ -216,7 +213,6 @@ class CheckpointHook(MetricHook):
         """Forget all checkpoints; they stay on disk."""
         super().reset()
         self.kept, self._requested, self._writing, self._directory = [], None, None, None
-        self._warned_fields.clear()
 
     def on_exception(self) -> None:
         """Save later, in `on_train_end`: other hooks may have to restore the weights first."""
@@ -251,7 +247,7 @@ class CheckpointHook(MetricHook):
         try:
             deleted = delete_checkpoints(path.parent, names, self._written)
         except OSError as error:  # the next save tries again
-            logger.warning("hook %r: a checkpoint cannot be deleted: %s", self.registered_name, error)
+            self.warn(f"a checkpoint cannot be deleted: {error}")
         else:
             self.kept = [one for one in self.kept if one.name not in deleted]
 
@@ -268,7 +264,7 @@ class CheckpointHook(MetricHook):
                 if target is not None:
                     update_link(directory / f"{link}{suffix}", target.name)
             except OSError as error:  # a file system without links; the checkpoint itself is safe
-                logger.warning("hook %r: cannot make the link %r: %s", own, link, error)
+                self.warn(f"cannot make the link {link!r}: {error}")
 
     @property
     def wanted(self) -> set[str]:

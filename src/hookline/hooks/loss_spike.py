@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 from hookline import _checks
-from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError
 from hookline.hooks.base import NamedHook
@@ -98,7 +97,7 @@ class LossSpike(NamedHook):
                     batch_idx, dataloader_name = worst.batch_idx, worst.loader
                 spike = Spike(step, loss, middle, spreads, batch_idx, dataloader_name)
                 self.spikes.append(spike)
-                logger.warning("hook %r: %s", self.registered_name, spike)
+                self.warn(str(spike))
                 # Every note has the current step, so the spike's is left out.
                 self.note(trainer, "loss_spike", **{k: value for k, value in asdict(spike).items() if k != "step"})
                 if self.stop_run:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
 from hookline.errors import MetricMissing, nearest
@@ -60,7 +59,6 @@ class MetricHook(NamedHook):
     _last_step = -1  # the last step that was evaluated
     _at_steps = _at_validations = _at_epochs = False
     _was_found = False  # whether a measurement has had the metric
-    _warned_missing = False
     _started_at: int | None = None  # the step at which the run began, until the first evaluation
 
     def evaluate_at(self, *, steps: Schedule | None, validations: bool, epochs: bool) -> None:
@@ -81,12 +79,8 @@ class MetricHook(NamedHook):
         """Warn if only a hook's own call of `validate` can measure the metric; the run would look healthy."""
         self._started_at = trainer.step
         if self._needs_validation and trainer.has_validation and not trainer.validates_on_schedule:
-            logger.warning(
-                "hook %r: %r is measured by validations, and none are scheduled (validate_every is null); "
-                "set validate_every, or call trainer.validate() from a hook",
-                self.registered_name,
-                self.monitor,
-            )
+            problem = f"{self.monitor!r} is measured by validations, and none are scheduled (validate_every is null)"
+            self.warn(f"{problem}; set validate_every, or call trainer.validate() from a hook")
 
     def on_train_batch_end(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Store what `step_fn` and other hooks measured until the end of the step."""
@@ -131,8 +125,7 @@ class MetricHook(NamedHook):
         steps = 0 if self._started_at is None else trainer.step - self._started_at
         if self.monitor is not None and steps > 0 and trainer.stop_reason is None:
             what = "validation" if self._needs_validation else "evaluation"
-            words = "hook %r: %r was never evaluated: no %s happened in %d steps"
-            logger.warning(words, self.registered_name, self.monitor, what, steps)
+            self.warn(f"{self.monitor!r} was never evaluated: no {what} happened in {steps} steps")
 
     @property
     def _needs_validation(self) -> bool:
@@ -170,17 +163,14 @@ class MetricHook(NamedHook):
     def _handle_missing(self, problem: str) -> None:
         if self.strict or (self.strict is None and not self._was_found):
             raise MetricMissing(problem)
-        if not self._warned_missing:
-            self._warned_missing = True
-            logger.warning("hook %r: %s", self.registered_name, problem)
+        self.warn(problem, once="missing")
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Forget what was measured, because another run begins."""
         self._validation, self._batch_metrics = MetricHook._validation, MetricHook._batch_metrics
-        self._was_found = self._warned_missing = False
-        self._last_step = -1
+        self._was_found, self._last_step, self._warned_once = False, -1, frozenset()
 
     @property
     def monitored(self) -> list[str | None]:
@@ -201,8 +191,8 @@ class MetricHook(NamedHook):
         # Checkpoints of earlier versions have neither "about" nor "looked" nor "validation".
         saved = list(state.get("about", self.monitored))
         if saved != self.monitored:
-            words = "hook %r: the checkpoint's state is about %s (%s); starting over with %s (%s)"
-            logger.warning(words, self.registered_name, *saved, *self.monitored)
+            words = "the checkpoint's state is about {} ({}); starting over with {} ({})"
+            self.warn(words.format(*saved, *self.monitored))
             self.reset()
             return False
         self._was_found, self._last_step = state["seen"], state.get("looked", -1)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hookline import _checks
-from hookline.core.failures import Incident, logger
+from hookline.core.failures import Incident
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, RegistrationError, got, nearest
@@ -71,7 +71,7 @@ class NotifyHook(NamedHook):
         wait_at_end: float = 10.0,
     ) -> None:
         self.webhook_url, self.heartbeat = webhook_url, heartbeat
-        self._reported: set[Any] = set()  # incidents, missing metrics and delivery failures, each reported once
+        self._incidents: set[tuple[str, str, str]] = set()  # those that were reported
         self._trainer: RunControl | None = None
         self._unsubscribe: Callable[[], None] | None = None
         self._reported_exception = False
@@ -117,10 +117,10 @@ class NotifyHook(NamedHook):
         """Unsubscribe, and wait for the last messages to be sent."""
         if self._unsubscribe is not None:
             self._unsubscribe()
-        outbox, name = self._outbox, self.registered_name
+        outbox = self._outbox
         unsent = outbox.close(self.wait_at_end)
         if unsent:
-            logger.warning("hook %r: %d messages were not sent within %g s", name, unsent, self.wait_at_end)
+            self.warn(f"{unsent} messages were not sent within {self.wait_at_end:g} s")
         if self._trainer is not None:
             counts = {"sent": outbox.sent, "failed": outbox.failed, "dropped": outbox.dropped, "unsent": unsent}
             self.note(self._trainer, "notified", **counts)
@@ -131,7 +131,7 @@ class NotifyHook(NamedHook):
     def on_train_start(self, trainer: RunControl, resumed: bool = False) -> None:
         """Start over, unless the run is resumed."""
         self._trainer, self._reported_exception = trainer, False
-        self._reported.clear()
+        self._incidents, self._warned_once = set(), frozenset()
         if not resumed:
             self.best = self._worst
 
@@ -147,7 +147,7 @@ class NotifyHook(NamedHook):
         key = metric_key(self.monitor)
         value = floats(metrics).get(key)
         if value is None:
-            self._warn_once(self.monitor, f"metric {self.monitor!r} was not measured; {nearest(key, metrics)}")
+            self.warn(f"metric {self.monitor!r} was not measured; {nearest(key, metrics)}", once=key)
         elif is_better(self.mode, value, self.best):
             before = f" (before: {self.best:.4g})" if math.isfinite(self.best) else ""
             self.best = value
@@ -174,8 +174,8 @@ class NotifyHook(NamedHook):
         """Report another hook's failure, once for each hook, event and kind."""
         what = (incident.hook, incident.event, incident.kind)
         is_failure = incident.kind in ("failed", "disabled") and incident.hook != self.registered_name
-        if is_failure and what not in self._reported:
-            self._reported.add(what)
+        if is_failure and what not in self._incidents:
+            self._incidents.add(what)
             self.tell(f"hook {incident.hook!r} in {incident.event}, step {incident.step}: {incident.message}")
 
     def tell(self, text: str) -> None:
@@ -189,14 +189,9 @@ class NotifyHook(NamedHook):
 
     def _on_failure(self, why: str) -> None:
         """Warn of a message that was not delivered and note it; called in the outbox's thread."""
-        self._warn_once(why, f"a message was not delivered: {why}")
+        self.warn(f"a message was not delivered: {why}", once=why)
         if self._trainer is not None:
             self.note(self._trainer, "notification_failed", why=why)
-
-    def _warn_once(self, key: str, problem: str) -> None:
-        if key not in self._reported:
-            self._reported.add(key)
-            logger.warning("hook %r: %s", self.registered_name, problem)
 
 
 class Outbox:

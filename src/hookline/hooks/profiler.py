@@ -13,7 +13,6 @@ import torch
 from torch import profiler
 
 from hookline import _checks
-from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
@@ -78,7 +77,7 @@ class Profiler(NamedHook):
         self._trainer: RunControl | None = None
         self._range = (0, 0)  # the first and last step of the current trace
         self._newest_step = 0
-        self._ends_with_batch = self._warned_skipped = False
+        self._ends_with_batch = False
 
     def on_train_batch_start(self, trainer: RunControl, step: int) -> None:
         """Start a trace at its first micro-batch; end one whose last step was not reported."""
@@ -104,10 +103,8 @@ class Profiler(NamedHook):
             return False
         # A trace without its warm-up is still a trace, so only traced steps are warned of.
         is_warmup = step in self._warmup_steps and self._has_own_schedule(trainer)
-        if not is_warmup and not self._warned_skipped:
-            self._warned_skipped = True
-            words = "hook %r: step %d is not traced, because another profiler is active"
-            logger.warning(words, self.registered_name, step)
+        if not is_warmup:
+            self.warn(f"step {step} is not traced, because another profiler is active", once="skipped")
         return True
 
     def _range_at(self, trainer: RunControl, step: int) -> tuple[int, int]:
@@ -149,8 +146,7 @@ class Profiler(NamedHook):
     def on_train_end(self, trainer: RunControl, step: int) -> None:
         """End the current trace; warn if the run ended before the first one."""
         if step < self.first_step[0] and not trainer.is_trial_run and self._has_own_schedule(trainer):
-            why = f"the run ended at step {step}, before first_step={self.first_step[0]}"
-            logger.warning("hook %r: nothing was traced: %s", self.registered_name, why)
+            self.warn(f"nothing was traced: the run ended at step {step}, before first_step={self.first_step[0]}")
         self._finish()
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ from time import monotonic
 from typing import Any
 
 from hookline import _checks
-from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.hooks.base import NamedHook, copy_by_constructor
 
@@ -113,8 +112,7 @@ class StallWatchdog(NamedHook):
         stacks = stacks_of_all_threads()
         known = stacks.get(training_thread)
         where = "\n".join(known["stack"][-FRAMES_SHOWN:]) if known else "the training thread has ended"
-        message = "hook %r: no progress for %.1f s at step %d; the training thread is here:\n%s"
-        logger.warning(message, self.registered_name, seconds, trainer.step, where)
+        self.warn(f"no progress for {seconds:.1f} s at step {trainer.step}; the training thread is here:\n{where}")
         self.note(trainer, "stall", seconds=round(seconds, 3), stacks=list(stacks.values()))
 
 
