@@ -6,6 +6,7 @@ import io
 import logging
 import random
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from hookline import ConsoleLogHook, Trainer, get_trainer
-from hookline.hooks.console_log import _duration, _speed, print_costs
+from hookline.hooks.console_log import StreamProxy, TerminalWatcher, print_costs
 
 logger = logging.getLogger("hookline")
 
@@ -146,10 +147,17 @@ def test_printing_costs_restores_the_random_state() -> None:
     assert "25.0%" in out.getvalue()
 
 
-def test_speed_and_time_are_formatted() -> None:
+@pytest.mark.parametrize(
+    ("seconds_per_step", "expected"),
+    [(0.5, "2.0 steps/s  0:02 left"), (2.0, "2.0 s/step  0:06 left"), (1221.0, "1221.0 s/step  1:01:03 left")],
+)
+def test_speed_and_time_left(seconds_per_step: float, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow runs are in seconds per step, long ones in hours."""
-    assert (_speed(2.0), _speed(0.5), _speed(0.0)) == ("2.0 steps/s", "2.0 s/step", "? steps/s")
-    assert (_duration(5), _duration(65), _duration(3661)) == ("0:05", "1:05", "1:01:01")
+    trainer, out = make_trainer(4), io.StringIO()
+    monkeypatch.setattr("hookline.hooks.console_log.monotonic", lambda: trainer.step * seconds_per_step)
+    trainer.add_hook(ConsoleLogHook(log_every_n_batches=1, stream=out, costs=False))
+    trainer.train()
+    assert expected in out.getvalue().splitlines()[0]
 
 
 def test_it_prints_to_where_standard_output_is_now(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,3 +169,83 @@ def test_it_prints_to_where_standard_output_is_now(capsys: pytest.CaptureFixture
         assert "step 2/2" in caught.getvalue()
     trainer.validate()
     assert "validation  val/loss" in capsys.readouterr().out
+
+
+# ---- the terminal ----------------------------------------------------------------------------------------------------
+
+
+def at_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Make standard output a terminal; standard error is not one."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    return stream
+
+
+def test_the_watcher_is_called_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before `writelines`; streams that are not terminals are left alone."""
+    terminal = at_terminal(monkeypatch)
+    calls: list[str] = []
+    watcher = TerminalWatcher(lambda: calls.append(terminal.getvalue()))
+    watcher.start()
+    sys.stdout.write("one")
+    sys.stdout.writelines(["two", "three"])
+    print("elsewhere", file=sys.stderr)
+    assert calls == ["", "one"]
+    assert sys.stdout.isatty() and terminal.getvalue() == "onetwothree"
+    watcher.stop()
+    assert sys.stdout is terminal
+
+
+def test_a_stream_that_was_replaced_since_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starting twice wraps once; stopping restores only what this object replaced."""
+    terminal = at_terminal(monkeypatch)
+    watcher = TerminalWatcher(lambda: None)
+    watcher.start()
+    watcher.start()
+    assert isinstance(sys.stdout, StreamProxy) and sys.stdout.stream is terminal
+    theirs = sys.stdout = io.StringIO()
+    watcher.stop()
+    assert sys.stdout is theirs
+
+
+def test_a_process_without_standard_streams_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under pythonw, for example, both are None."""
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    TerminalWatcher(lambda: None).start()
+    assert sys.stdout is None
+
+
+def test_a_custom_stream_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its `write` may return None, and the other stream may be closed."""
+
+    class Tee(Terminal):
+        def write(self, text: str) -> None:  # type: ignore[override]
+            super().write(text)
+
+    tee, closed = Tee(), io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", tee)
+    monkeypatch.setattr(sys, "stderr", closed)
+    watcher = TerminalWatcher(lambda: None)
+    watcher.start()
+    print("printed")
+    watcher.stop()
+    assert tee.getvalue() == "printed\n" and sys.stdout is tee and sys.stderr is closed
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_runs_that_overlap_may_end_in_any_order(order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream is restored when the last one has ended."""
+    terminal = at_terminal(monkeypatch)
+    calls: list[int] = []
+    runs = [TerminalWatcher(partial(calls.append, number)) for number in range(3)]
+    for run in runs:
+        run.start()
+    runs[order[0]].stop()
+    print("two are called")
+    assert set(calls) == set(order[1:])
+    for number in order[1:]:
+        runs[number].stop()
+    assert sys.stdout is terminal

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline.hooks.gradient_snapshot import GradientSnapshot, SnapshotSpec, UpdateSize, percentile_name
+from hookline.hooks.gradient_snapshot import GradientSnapshot, SnapshotSpec, percentile_name
 from hookline.stats.columns import STATISTICS
 
 
@@ -84,13 +84,22 @@ def test_a_write_between_the_two_measurements_is_detected() -> None:
         assert found == pytest.approx([param.grad.norm().item() for param in layer.parameters()])
 
 
-def test_a_step_is_measured_by_the_difference() -> None:
-    """The copies are let go of, and the parameters are not touched."""
-    params = [torch.full((4,), 3.0), torch.zeros(9)]
-    size = UpdateSize(params, [0, 1])
-    params[0] += 0.5
-    assert size.measure().tolist() == [[1.0, 6.0], [0.0, 0.0]]
-    assert params[0].tolist() == [3.5] * 4
+def test_update_sizes_are_those_of_the_optimizer_that_stepped() -> None:
+    """The update's norm and the parameter's norm before it; a parameter of an optimizer that was skipped has NaN."""
+    first, second = nn.Parameter(torch.full((4,), 3.0)), nn.Parameter(torch.ones(9))
+    first.grad, second.grad = torch.full((4,), 0.5), torch.ones(9)
+    spec = SnapshotSpec(moments=False, update_ratio=True)
+    snapshot = GradientSnapshot(1, {"first": first, "second": second}, spec)
+    snapshot.measure_final()
+    stepping, skipped = torch.optim.SGD([first], lr=1.0), torch.optim.SGD([second], lr=1.0)
+    snapshot.before_step(stepping)
+    stepping.step()
+    snapshot.after_step()
+    snapshot.before_step(skipped)
+    layout, table = snapshot.table()
+    assert layout.columns == ("update_l2", "weight_l2", "l2")
+    assert table[0].tolist() == [1.0, 6.0, 1.0] and first.tolist() == [2.5] * 4
+    assert table[1, :2].isnan().all()
 
 
 def test_percentiles_have_short_names() -> None:

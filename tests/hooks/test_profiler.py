@@ -129,7 +129,7 @@ def test_windows_side_by_side_are_two_traces() -> None:
 def test_without_a_record_it_needs_a_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A run that keeps nothing on disk says so once, unless a directory is given."""
     train(silent := Profiler(first_step=[2, 5], steps=1), record=False)
-    assert silent.traces == [] and caplog.text.count("profiler writes nothing") == 1
+    assert silent.traces == [] and caplog.text.count("'profiler': writes nothing") == 1
     train(profiler := Profiler(first_step=2, steps=1, directory=str(tmp_path / "there")), record=False)
     assert profiler.traces == [tmp_path / "there" / "step-00000002.json.gz"] and profiler.traces[0].exists()
 

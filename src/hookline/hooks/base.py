@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Hashable
 from copy import deepcopy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hookline.core.base import TrainingHook
+from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ class NamedHook(TrainingHook):
     """A lifecycle hook that signs its notes and messages with the name it was registered under."""
 
     _registered_name: str | None = None
+    _warned_once: frozenset[Hashable] = frozenset()
 
     def setup(self, name: str, registry: HookRegistry | None = None) -> None:
         """Store the name the hook was registered under."""
@@ -32,6 +36,24 @@ class NamedHook(TrainingHook):
     def note(self, trainer: RunControl, kind: str, **fields: Any) -> None:
         """Write a decision into the run's record, signed with the hook's name."""
         trainer.note(kind, by=self.registered_name, **fields)
+
+    def warn(self, problem: str, once: Hashable = None) -> None:
+        """Log a warning, signed with the hook's name; of several with the same `once`, only the first is logged."""
+        if once is None or once not in self._warned_once:
+            self._warned_once |= {once}
+            logger.warning("hook %r: %s", self.registered_name, problem)
+
+    def output_path(self, trainer: RunControl, parameter: str, default: str) -> Path | None:
+        """Return where the hook writes: what its parameter says, or else a default name in the run's directory.
+
+        It is None for a trial run, which writes nothing, and for a run without a directory, which is warned of once.
+        """
+        given = getattr(self, parameter)
+        if trainer.is_trial_run:
+            return None
+        if given is None and trainer.run_dir is None:
+            self.warn(f"writes nothing, because this run has no record on disk; give it a {parameter}", once=parameter)
+        return Path(given) if given is not None else trainer.run_dir and trainer.run_dir / default
 
 
 def counts_for_run(trainer: RunControl) -> bool:
@@ -52,6 +74,6 @@ def copy_by_constructor(hook: HookType, made_by: type[Any], memo: dict[int, Any]
     """
     memo[id(hook)] = copied = type(hook).__new__(type(hook))
     made_by.__init__(copied, **{name: getattr(hook, name) for name in inspect.signature(made_by).parameters})
-    own = {*vars(copied), "_registered_name"}
+    own = {*vars(copied), "_registered_name", "_warned_once"}
     vars(copied).update(deepcopy({key: value for key, value in vars(hook).items() if key not in own}, memo))
     return copied

@@ -20,11 +20,10 @@ from hookline.checkpoints.retention import (
     surplus,
     update_link,
 )
-from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
-from hookline.core.schedule import Quantity, Reading, Schedule
+from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, nearest
-from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_epoch_mean, is_training_metric, metric_key
+from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_step_metric, is_training_metric, metric_key
 
 DEFAULT_NAME = "step-{step:08d}"
 
@@ -104,23 +103,20 @@ class CheckpointHook(MetricHook):
         self.filename = optional(string, filename, "filename")
         self.auto_insert_metric_name = _checks.boolean(auto_insert_metric_name, "auto_insert_metric_name")
         self._file_name = NameTemplate(filename or DEFAULT_NAME, with_names=auto_insert_metric_name and bool(filename))
-        self._epochs = Schedule.parse(every=f"{save_every_n_epochs or 1} epochs")
-        self._choose_sources(save_on_train_epoch_end)
+        steps = self._step_schedule()
+        # A metric of steps is evaluated where steps are saved; any other is not known there.
+        only_steps = steps is not None and is_step_metric(self.key)
+        at_epochs = save_on_train_epoch_end
+        if at_epochs is None:
+            at_epochs = self.monitor is None or (is_training_metric(self.key) and not only_steps)
+        self.save_on_train_epoch_end = _checks.boolean(at_epochs, "save_on_train_epoch_end")
+        self.evaluate_at(steps=steps, validations=not at_epochs and not only_steps, epochs=at_epochs)
         self.kept: list[RankedCheckpoint] = []
-        self._warned_fields: set[str] = set()  # metrics of the file name that were missing where they were expected
         self._requested: Request | None = None
         self._writing: Request | None = None  # the one that got its name last, until it is durable
         self._written: set[str] = set()  # by this process: retention need not read their bytes to verify them
         self._directory: Path | None = None
         self._failed, self._saved_at = False, -1
-
-    def _choose_sources(self, at_epochs: bool | None) -> None:
-        steps, of_training = self._step_schedule(), is_training_metric(self.key)
-        only_steps = of_training and steps is not None and not is_epoch_mean(self.key)
-        if at_epochs is None:
-            at_epochs = self.monitor is None or (of_training and not only_steps)
-        self.save_on_train_epoch_end = _checks.boolean(at_epochs, "save_on_train_epoch_end")
-        self.evaluate_at(steps=steps, validations=not at_epochs and not only_steps, epochs=at_epochs)
 
     def _step_schedule(self) -> Schedule | None:
         if self.save_every is None:
@@ -135,7 +131,10 @@ class CheckpointHook(MetricHook):
 
     def evaluate(self, trainer: RunControl, measurement: Measurement) -> None:
         """Request a checkpoint, if one is due here and its score is good enough."""
-        if not self._is_due(measurement):
+        at_step = measurement.source == "step"
+        # Steps come on the hook's schedule; epochs and validations count every n-th epoch.
+        has_epochs = self.save_every_n_epochs is not None or self.monitor is not None
+        if not at_step and not (has_epochs and (measurement.epoch + 1) % (self.save_every_n_epochs or 1) == 0):
             return
         self._forget_deleted()
         score, kept = self._score(measurement), list(self.kept)
@@ -143,7 +142,7 @@ class CheckpointHook(MetricHook):
         if self._writing is not None and self._writing.name == trainer.saving:
             kept.append(RankedCheckpoint(self._writing.name, self._writing.step, self._writing.score))
         is_good = score is not None and is_among_best(score, kept, self.save_top_k, self.mode)
-        if not (is_good or self.save_last or measurement.source == "step"):
+        if not (is_good or self.save_last or at_step):
             return
         # Of two requests for one step, the one with a score is the more specific.
         if self._requested is None or self._requested.step != measurement.step or score is not None:
@@ -153,36 +152,24 @@ class CheckpointHook(MetricHook):
             )  # fmt: skip
         trainer.save(self._make_name)
 
-    def _is_due(self, measurement: Measurement) -> bool:
-        """Return whether to act: steps come on the hook's schedule, epochs and validations count every n-th epoch."""
-        if measurement.source == "step":
-            return True
-        if self.save_every_n_epochs is None and self.monitor is None:
-            return False
-        return self._epochs.due(Reading(epochs=measurement.epoch + 1), Reading())
-
     def _forget_deleted(self) -> None:
         """Drop checkpoints that were deleted from the disk by a person or another hook from the ranking."""
-        directory, wanted = self._directory, self.wanted
-        deleted = [one for one in self.kept if directory is not None and _is_deleted(directory / one.name)]
-        self.kept = [one for one in self.kept if one not in deleted]
-        for one in deleted:
-            if one.name in wanted:  # a surplus one may have been deleted by another checkpoint hook
-                logger.warning("hook %r: %s was deleted from disk; no longer ranked", self.registered_name, one.name)
+        wanted, found = self.wanted, []
+        for one in self.kept:
+            if self._directory is None or not _is_deleted(self._directory / one.name):
+                found.append(one)
+            elif one.name in wanted:  # a surplus one may have been deleted by another checkpoint hook
+                self.warn(f"{one.name} was deleted from disk; no longer ranked")
+        self.kept = found
 
     def _score(self, measurement: Measurement) -> float | None:
         """Return what the checkpoint is ranked by; without a metric the newest is the best."""
         if self.monitor is None:
             return float(measurement.step if self.mode == "max" else -measurement.step)
-        if measurement.source == "step" and not self._is_measured_by_steps and self.key not in measurement.metrics:
+        if measurement.source == "step" and not is_step_metric(self.key) and self.key not in measurement.metrics:
             return None  # validations or epochs measure the metric; steps are saved without a score
         value = self.monitored_value(measurement)
         return value if value is not None and math.isfinite(value) else None
-
-    @property
-    def tolerates_missing(self) -> bool:
-        """Whether the metric was measured before: one that never was is probably misspelt."""
-        return self._was_found
 
     def _make_name(self) -> str:
         """Name the requested checkpoint when it is written; a validation of its step may have been made by then.
@@ -193,10 +180,10 @@ class CheckpointHook(MetricHook):
         if request is not None:
             validation = self._validation.metrics if self._validation.step == request.step else {}
             metrics = {**validation, **request.metrics}
-            aliases = {f"eval/{key[4:]}": value for key, value in metrics.items() if key.startswith("val/")}
-            self._warn_missing_fields(request, {**aliases, **metrics})
-            name = self._file_name.fill(request.epoch, request.step, {**aliases, **metrics})
-            self._writing = replace(request, name=name)
+            # The template may call a metric of validation eval/… as well as val/….
+            metrics = {f"eval/{key[4:]}": value for key, value in metrics.items() if key.startswith("val/")} | metrics
+            self._warn_missing_fields(request, metrics)
+            self._writing = replace(request, name=self._file_name.fill(request.epoch, request.step, metrics))
         return "" if self._writing is None else self._writing.name
 
     def _warn_missing_fields(self, request: Request, metrics: Mapping[str, float]) -> None:
@@ -205,10 +192,9 @@ class CheckpointHook(MetricHook):
             key = metric_key(name)
             # A save by steps need not have the metrics of validations.
             expected = (request.validated or is_training_metric(key)) and key not in request.other
-            if expected and name not in metrics and name not in self._warned_fields:
-                self._warned_fields.add(name)
+            if expected and name not in metrics:
                 problem = f"{name!r} in filename is written as 'none' at step {request.step}"
-                logger.warning("hook %r: %s; %s", self.registered_name, problem, nearest(key, request.metrics))
+                self.warn(f"{problem}; {nearest(key, request.metrics)}", once=name)
 
     # ---- the run -----------------------------------------------------------------------------------------------------
 
@@ -227,7 +213,6 @@ class CheckpointHook(MetricHook):
         """Forget all checkpoints; they stay on disk."""
         super().reset()
         self.kept, self._requested, self._writing, self._directory = [], None, None, None
-        self._warned_fields.clear()
 
     def on_exception(self) -> None:
         """Save later, in `on_train_end`: other hooks may have to restore the weights first."""
@@ -253,44 +238,39 @@ class CheckpointHook(MetricHook):
         self._writing, self._directory = None, path.parent
         self.kept.append(RankedCheckpoint(path.name, step, request.score))
         self._update_links(path.parent)  # before anything is deleted, so that they never dangle
-        new, best = self.kept[-1], self._best
-        if self.monitor is not None and best == new:
-            self.note(trainer, "best_checkpoint", path=new.name, monitor=self.monitor, value=new.score)
-        self._delete_surplus(trainer, path.parent)
+        if self.monitor is not None and self._best == self.kept[-1]:
+            self.note(trainer, "best_checkpoint", path=path.name, monitor=self.monitor, value=request.score)
+        # What any checkpoint hook or a call of `save` wants to keep is not deleted.
+        hooks = [self, *(entry.hook for entry in trainer.hooks.entries())]
+        wanted = {name for hook in hooks if isinstance(hook, CheckpointHook) for name in hook.wanted}
+        names = [one.name for one in self.kept if one.name not in wanted | trainer.requested_checkpoints]
+        try:
+            deleted = delete_checkpoints(path.parent, names, self._written)
+        except OSError as error:  # the next save tries again
+            self.warn(f"a checkpoint cannot be deleted: {error}")
+        else:
+            self.kept = [one for one in self.kept if one.name not in deleted]
 
     def _update_links(self, directory: Path) -> None:
         """Point ``best`` and ``last`` to their checkpoints; a second hook's links end with its name."""
         own = self.registered_name
         suffix = "" if own == self.name else "-" + re.sub("[^A-Za-z0-9_=-]", "_", own)
-        best = self._best if self.monitor is not None else None
-        last = self.kept[-1] if self.save_last and self.kept else None
-        for link, target in (("best", best), ("last", last)):
+        links = {
+            "best": self._best if self.monitor is not None else None,
+            "last": self.kept[-1] if self.save_last and self.kept else None,
+        }
+        for link, target in links.items():
             try:
                 if target is not None:
                     update_link(directory / f"{link}{suffix}", target.name)
             except OSError as error:  # a file system without links; the checkpoint itself is safe
-                logger.warning("hook %r: cannot make the link %r: %s", own, link, error)
-
-    def _delete_surplus(self, trainer: RunControl, directory: Path) -> None:
-        hooks = [entry.hook for entry in trainer.hooks.entries()]
-        others = [hook for hook in hooks if isinstance(hook, CheckpointHook) and hook is not self]
-        needed = trainer.requested_checkpoints | {name for other in others for name in other.wanted}
-        try:
-            names = [one.name for one in self._surplus if one.name not in needed]
-            deleted = delete_checkpoints(directory, names, self._written)
-        except OSError as error:  # the next save tries again
-            logger.warning("hook %r: a checkpoint cannot be deleted: %s", self.registered_name, error)
-            return
-        self.kept = [one for one in self.kept if one.name not in deleted]
-
-    @property
-    def _surplus(self) -> list[RankedCheckpoint]:
-        return surplus(self.kept, self.save_top_k, self.mode, self.save_last)
+                self.warn(f"cannot make the link {link!r}: {error}")
 
     @property
     def wanted(self) -> set[str]:
         """The names of the checkpoints that this hook wants to keep."""
-        return {one.name for one in self.kept} - {one.name for one in self._surplus}
+        unwanted = surplus(self.kept, self.save_top_k, self.mode, self.save_last)
+        return {one.name for one in self.kept} - {one.name for one in unwanted}
 
     @property
     def _best(self) -> RankedCheckpoint | None:
@@ -299,8 +279,8 @@ class CheckpointHook(MetricHook):
     @property
     def best_path(self) -> Path | None:
         """The best checkpoint so far: by the metric, or the newest if none is monitored."""
-        best, directory = self._best, self._directory
-        return None if best is None or directory is None else directory / best.name
+        best = self._best
+        return None if best is None or self._directory is None else self._directory / best.name
 
     @property
     def best_score(self) -> float | None:
@@ -312,19 +292,17 @@ class CheckpointHook(MetricHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is on disk and the checkpoint that is being written now, which contains this state."""
-        writing = None if self._writing is None else asdict(self._writing)
-        kept = [asdict(one) for one in self.kept]
-        known = {"kept": kept, "asked": writing, "seen": self._was_found, "about": self.monitored}
-        return {**known, **self.measurement_state()}
+        return {
+            "kept": [asdict(one) for one in self.kept],
+            "asked": None if self._writing is None else asdict(self._writing),
+            "seen": self._was_found, "about": self.monitored, **self.measurement_state(),
+        }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; `on_checkpoint_load` checks what is still on disk."""
-        if self.is_of_other_metric(state):  # that metric's checkpoints stay on disk
-            self.reset()
-            return
-        self.kept, self._was_found = [RankedCheckpoint(**one) for one in state["kept"]], state["seen"]
-        self._writing = None if state["asked"] is None else Request(**state["asked"])
-        self.load_measurement_state(state)
+        if self.load_measurement_state(state):  # another metric's checkpoints stay on disk
+            self.kept = [RankedCheckpoint(**one) for one in state["kept"]]
+            self._writing = None if state["asked"] is None else Request(**state["asked"])
 
     def on_checkpoint_load(self, checkpoint_path: str, path: str) -> None:
         """Add the loaded checkpoint to the ranking, and forget those that are not in this run's directory."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from logging import LogRecord
 from pathlib import Path
 from shutil import get_terminal_size
@@ -15,7 +17,6 @@ from hookline.core.base import TrainingHook
 from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
-from hookline.hooks.terminal import TerminalWatcher
 
 
 class ConsoleLogHook(TrainingHook):
@@ -54,7 +55,8 @@ class ConsoleLogHook(TrainingHook):
         done, total = step - self._first_step, trainer.total_steps
         rate = done / max(monotonic() - self._started, 1e-9)
         line = f"epoch {epoch}  step {step}{f'/{total}' if total else ''}"
-        line += f"  loss {state['latest_loss']:.4f} (so far {state['avg_loss']:.4f})  {_speed(rate)}"
+        line += f"  loss {state['latest_loss']:.4f} (so far {state['avg_loss']:.4f})  "
+        line += f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step" if rate else "? steps/s"
         if total and rate:
             line += f"  {_duration((total - step) / rate)} left"
         self._print(line, rewrite=True)
@@ -133,11 +135,65 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> None
         random.setstate(random_state)
 
 
-def _speed(rate: float) -> str:
-    return f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step" if rate else "? steps/s"
-
-
 def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+# ---- the terminal: other output must end the progress line first -----------------------------------------------------
+
+
+class StreamProxy:
+    """Replaces a stream of `sys`: calls `before_write` before every write, and is the stream in all else."""
+
+    def __init__(self, stream: Any, before_write: Callable[[], None]) -> None:
+        self.stream, self._before_write = stream, before_write
+
+    def write(self, text: str) -> Any:
+        """Write to the stream and return what its `write` returns; custom streams may return None."""
+        self._before_write()
+        return self.stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write lines to the stream."""
+        self._before_write()
+        self.stream.writelines(lines)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+class TerminalWatcher:
+    """Calls `before_write` before anything is printed to a terminal, between `start` and `stop`."""
+
+    def __init__(self, before_write: Callable[[], None]) -> None:
+        self._before_write = before_write
+        self._proxies: dict[str, StreamProxy] = {}
+
+    def start(self) -> None:
+        """Replace the standard streams that are terminals."""
+        self.stop()
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            # A stream may be None, one of another class without `isatty`, or closed.
+            with suppress(AttributeError, ValueError):
+                if stream.isatty():
+                    self._proxies[name] = StreamProxy(stream, self._before_write)
+                    setattr(sys, name, self._proxies[name])
+
+    def stop(self) -> None:
+        """Put the streams back, unless they were replaced since; overlapping runs may end in any order."""
+        for name, own in self._proxies.items():
+            current = getattr(sys, name)
+            if current is own:
+                setattr(sys, name, own.stream)
+            while isinstance(current, StreamProxy):  # take it out from under the proxies of later runs
+                current.stream = own.stream if current.stream is own else current.stream
+                current = current.stream
+        self._proxies = {}
+
+    @property
+    def stdout(self) -> Any:
+        """The standard output without the proxy."""
+        return self._proxies["stdout"].stream if "stdout" in self._proxies else sys.stdout

@@ -47,13 +47,13 @@ class DebugHook(NanForensics):
             self._shapes = shapes
             print(f"from batch {batch_idx}: " + "; ".join(f"{name}: {text}" for name, text in shapes.items()))
 
-    def _report(self, trainer: RunControl, recorded: RecordedBatch, reason: str, diagnosis: Diagnosis) -> None:
+    def _report(
+        self, trainer: RunControl, recorded: RecordedBatch, reason: str, diagnosis: Diagnosis, write: bool = True
+    ) -> None:
         """Open the debugger at a terminal, otherwise write a crash folder."""
-        if self.break_on_nan and not at_terminal():
-            super()._report(trainer, recorded, reason, diagnosis)
-            return
-        self._report_without_crash(trainer, reason, diagnosis)
-        if self.break_on_nan:
+        write = self.break_on_nan and not at_terminal()
+        super()._report(trainer, recorded, reason, diagnosis, write)
+        if self.break_on_nan and not write:
             try:
                 _open_debugger(trainer, recorded.batch, diagnosis, reason)
             except bdb.BdbQuit:  # an Exception, which would count as a failure of this hook and not end the run

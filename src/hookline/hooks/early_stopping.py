@@ -71,18 +71,13 @@ class EarlyStopping(MetricHook):
         self.min_delta = float(_checks.number(min_delta, "min_delta", at_least=0))
         self.min_delta_mode = _checks.one_of(min_delta_mode, ("abs", "rel"), "min_delta_mode")
         self.check_on_train_epoch_end = _checks.boolean(check_on_train_epoch_end, "check_on_train_epoch_end")
-        self.check_every_n_steps = _checks.optional(
-            _checks.integer, check_every_n_steps, "check_every_n_steps", at_least=1
-        )
+        steps = _checks.optional(_checks.integer, check_every_n_steps, "check_every_n_steps", at_least=1)
+        self.check_every_n_steps = steps
         self.warmup, self._warmup = warmup, Quantity.parse(warmup, "warmup")
         if self._warmup.unit not in ("steps", "epochs"):
             raise ConfigError("warmup", f"{warmup!r}: count in steps or epochs")
-        self.target = None if target is None else float(_checks.number(target, "target"))
-        self.divergence_threshold = (
-            None
-            if divergence_threshold is None
-            else float(_checks.number(divergence_threshold, "divergence_threshold"))
-        )
+        self.target = _checks.optional(_checks.number, target, "target")
+        self.divergence_threshold = _checks.optional(_checks.number, divergence_threshold, "divergence_threshold")
         self.on_non_finite = _checks.one_of(on_non_finite, ("stop", "count", "ignore"), "on_non_finite")
         self.restore_best_weights = self.intervenes = _checks.boolean(restore_best_weights, "restore_best_weights")
         self.best: float | None = None
@@ -90,10 +85,7 @@ class EarlyStopping(MetricHook):
         self._best_weights: dict[str, Any] | None = None
         self._validated_weights: tuple[int, dict[str, Any]] | None = None  # with their step, until the epoch ends
         self._failed = False
-        self._choose_sources()
-
-    def _choose_sources(self) -> None:
-        steps, at_epochs = self.check_every_n_steps, self.check_on_train_epoch_end
+        at_epochs = self.check_on_train_epoch_end
         # Other names that begin with "epoch_" may be metrics of step_fn, which steps do measure.
         is_epoch_loss = self.key.rpartition("/")[2] == "epoch_loss"
         if steps is not None and (at_epochs or is_epoch_loss or self.key.startswith("val/")):
@@ -103,11 +95,6 @@ class EarlyStopping(MetricHook):
         at_epochs = at_epochs or (steps is None and is_training_metric(self.key))
         schedule = None if steps is None else Schedule.parse(every=steps)
         self.evaluate_at(steps=schedule, validations=steps is None and not at_epochs, epochs=at_epochs)
-
-    @property
-    def tolerates_missing(self) -> bool:
-        """Whether `strict` is off."""
-        return not self.strict
 
     # ---- one check ---------------------------------------------------------------------------------------------------
 
@@ -120,21 +107,17 @@ class EarlyStopping(MetricHook):
         if not math.isfinite(value) and self.on_non_finite == "ignore":
             return
         # Compare with the best value first: the one that reaches the target is the best.
-        out_of_patience = self._compare_with_best(trainer, value, measurement.step)
-        reason = self._reason_to_stop_at_once(value) or out_of_patience
+        reason = self._compare_with_best(trainer, value, measurement.step)
+        limit = self.divergence_threshold
+        if not math.isfinite(value):
+            reason = f"{self.monitor} is {value}" if self.on_non_finite == "stop" else reason
+        elif self._reaches_target(value):
+            reason = f"{self.monitor} {value:.6g} has reached its target {self.target:.6g}"
+        elif limit is not None and is_better(self.mode, limit, value):
+            reason = f"{self.monitor} {value:.6g} is worse than {limit:.6g}, its divergence threshold"
         if reason is not None:
             self._print(f"stopping: {reason}")
             trainer.request_stop(reason)
-
-    def _reason_to_stop_at_once(self, value: float) -> str | None:
-        if not math.isfinite(value):
-            return f"{self.monitor} is {value}" if self.on_non_finite == "stop" else None
-        if self.target is not None and self._reaches_target(value):
-            return f"{self.monitor} {value:.6g} has reached its target {self.target:.6g}"
-        limit = self.divergence_threshold
-        if limit is not None and is_better(self.mode, limit, value):
-            return f"{self.monitor} {value:.6g} is worse than {limit:.6g}, its divergence threshold"
-        return None
 
     def _reaches_target(self, value: float) -> bool:
         return self.target is not None and not is_better(self.mode, self.target, value)
@@ -146,7 +129,10 @@ class EarlyStopping(MetricHook):
             self._print(f"{self.monitor} improved to {value:.6g}{on_best}")
             self.best, self.best_step, self.waited = value, step, 0
             if self.restore_best_weights:
-                self._best_weights = self._weights_at(step, trainer.model)
+                # By the end of an epoch `ema` has restored training's weights; the validated ones were copied before.
+                validated, self._validated_weights = self._validated_weights, None
+                is_current = validated is not None and validated[0] == step
+                self._best_weights = validated[1] if validated and is_current else _copy_to_host(trainer.model)
             return None
         self.waited += 1
         checks = f"{self.waited} check{'' if self.waited == 1 else 's'}"
@@ -194,11 +180,6 @@ class EarlyStopping(MetricHook):
         if value is not None and self._is_improvement(value):
             self._validated_weights = step, _copy_to_host(trainer.model)
 
-    def _weights_at(self, step: int, model: torch.nn.Module) -> dict[str, Any]:
-        """Return the weights that were validated at the step, or a copy of the model's."""
-        validated, self._validated_weights = self._validated_weights, None
-        return validated[1] if validated is not None and validated[0] == step else _copy_to_host(model)
-
     def on_exception(self) -> None:
         """Keep the failed run's weights, so that they can be examined."""
         self._failed = True
@@ -223,13 +204,9 @@ class EarlyStopping(MetricHook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned, unless it is about another metric."""
-        if self.is_of_other_metric(state):
-            self.reset()
-            return
-        self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
-        self._was_found, self._best_weights = state["seen"], state["best_weights"]
-        self._validated_weights = state.get("validated_weights")
-        self.load_measurement_state(state)
+        if self.load_measurement_state(state):
+            self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
+            self._best_weights, self._validated_weights = state["best_weights"], state.get("validated_weights")
 
 
 def _copy_to_host(model: torch.nn.Module) -> dict[str, Any]:

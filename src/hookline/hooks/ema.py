@@ -48,8 +48,8 @@ class EMAHook(NamedHook):
         self.warmup, self.buffers = _checks.boolean(warmup, "warmup"), _checks.boolean(buffers, "buffers")
         self.updates = 0
         self.average: dict[str, torch.Tensor] = {}
-        self._own_weights: dict[str, torch.Tensor] | None = None  # the model's, while it has the averaged ones
-        self._applied_to: torch.nn.Module | None = None
+        # A model that has the averaged weights now, and its own ones.
+        self._applied_to: tuple[torch.nn.Module, dict[str, torch.Tensor]] | None = None
         self._nested = 0  # how often the average was applied while it was applied already
         self._validations: list[int] = []  # depths of the validations that have started and not ended
         self._stepped = False  # whether an optimizer has stepped in this step
@@ -70,14 +70,13 @@ class EMAHook(NamedHook):
         self._stepped = True
         self._update_after_last(trainer, optimizer_idx)
 
-    def on_step_skipped(self, trainer: RunControl, optimizer_idx: int) -> None:
-        """Update the average only if another optimizer has stepped."""
-        self._update_after_last(trainer, optimizer_idx)
-
     def _update_after_last(self, trainer: RunControl, optimizer_idx: int) -> None:
+        """Update the average after the step's last optimizer, if any of them has stepped."""
         if self._stepped and optimizer_idx == len(trainer.optimizers) - 1:
             self._stepped = False
             self.update(trainer.model)
+
+    on_step_skipped = _update_after_last
 
     def update(self, model: torch.nn.Module) -> None:
         """Add the model's weights to the average."""
@@ -118,7 +117,7 @@ class EMAHook(NamedHook):
             self._unsubscribe = registry.on_change(self._restore_if_disabled)
 
     def _restore_if_disabled(self) -> None:
-        if self._own_weights is not None and not self._is_enabled:
+        if self._applied_to is not None and not self._is_enabled:
             self._restore_all()
 
     @property
@@ -151,14 +150,12 @@ class EMAHook(NamedHook):
 
     def on_validation_start(self, trainer: RunControl, model: torch.nn.Module) -> None:
         """Apply the average, unless an earlier hook of this event disabled this one: nothing would restore it."""
-        if self._is_enabled and not self._has_other_average(model):
+        hooks = [] if self._registry is None else [entry.hook for entry in self._registry.entries()]
+        applied = [hook._applied_to for hook in hooks if isinstance(hook, EMAHook) and hook is not self]
+        # If another hook's average is in the model, restoring that one later would corrupt training.
+        if self._is_enabled and not any(one is not None and one[0] is model for one in applied):
             self._apply(model)
             self._validations.append(trainer.validations_in_progress)
-
-    def _has_other_average(self, model: torch.nn.Module) -> bool:
-        """Return whether another hook's average is in the model: restoring that one later would corrupt training."""
-        hooks = [] if self._registry is None else [entry.hook for entry in self._registry.entries()]
-        return any(isinstance(one, EMAHook) and one is not self and one._applied_to is model for one in hooks)
 
     def on_validation_end(self, trainer: RunControl) -> None:
         """Restore the weights, also for nested validations that failed and so did not end."""
@@ -168,36 +165,35 @@ class EMAHook(NamedHook):
 
     def on_train_batch_start(self) -> None:
         """Restore the weights after a validation that failed inside a hook whose failure was only reported."""
-        if self._own_weights is not None:
+        if self._applied_to is not None:
             self._restore_all()
 
-    def on_exception(self) -> None:
-        """Restore the weights."""
-        self._restore_all()
-
     def _apply(self, model: torch.nn.Module) -> None:
-        if self._own_weights is not None:
+        if self._applied_to is not None:
             self._nested += 1
         elif self.average:  # empty before the first step
             weights = self._weights(model)
-            self._own_weights = {name: weight.clone() for name, weight in weights.items() if name in self.average}
-            self._applied_to = model
+            own = {name: weight.clone() for name, weight in weights.items() if name in self.average}
+            self._applied_to = model, own
             self.copy_to(model)
 
     def _restore(self) -> None:
         if self._nested:
             self._nested -= 1
-        elif self._own_weights is not None and self._applied_to is not None:
-            weights = self._weights(self._applied_to)
-            for name, own in self._own_weights.items():
-                weights[name].copy_(own)
-            self._own_weights = self._applied_to = None
+        elif self._applied_to is not None:
+            model, own = self._applied_to
+            weights = self._weights(model)
+            for name, weight in own.items():
+                weights[name].copy_(weight)
+            self._applied_to = None
 
     def _restore_all(self) -> None:
         """Restore the weights, whatever validations are unfinished."""
         self._nested = 0
         self._validations.clear()
         self._restore()
+
+    on_exception = _restore_all
 
     # ---- state -------------------------------------------------------------------------------------------------------
 

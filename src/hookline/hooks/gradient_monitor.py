@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress
-from operator import attrgetter, mul
-from typing import TYPE_CHECKING, Any, cast
+from operator import mul
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -31,7 +30,6 @@ MOMENTS = ("mean", "std", "min", "max", "absmax", "zeros", "nans", "infs")
 # Events between the snapshot and the optimizer step at which a hook may write to gradients.
 WRITING_EVENTS = {"on_gradients_ready", "on_update", "on_gradient_clip", "on_before_optimizer_step"}
 Columns = Mapping[str, Sequence[float]]
-_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class GradientMonitor(NamedHook):
@@ -87,7 +85,10 @@ class GradientMonitor(NamedHook):
         median_ratio: float = 1e-4,
     ) -> None:
         self.log_frequency, self.log_norm = log_frequency, _checks.boolean(log_norm, "log_norm")
-        self.param_filter = _check_filter(param_filter)
+        self.param_filter = parts = [param_filter] if isinstance(param_filter, str) else param_filter
+        if parts is not None and not (isinstance(parts, (list, tuple)) and all(isinstance(one, str) for one in parts)):
+            message = f"expected a part of parameters' names or a list of these, {got(param_filter)}"
+            raise ConfigError("param_filter", message)
         every = Quantity.parse(log_frequency, "log_frequency")
         if every.amount <= 0:
             raise ConfigError("log_frequency", f"{log_frequency!r} is never due; the smallest is 1")
@@ -95,12 +96,13 @@ class GradientMonitor(NamedHook):
         bins = bins_per_octave if _checks.boolean(log_histogram, "log_histogram") else 0
         if bins not in (0, 1, 2, 4, 8) or (log_histogram and not bins):
             raise ConfigError("bins_per_octave", f"expected 1, 2, 4 or 8, {got(bins_per_octave)}")
-        points = _check_percentiles(percentiles)
+        if percentiles is not None and (isinstance(percentiles, str) or not isinstance(percentiles, Sequence)):
+            raise ConfigError("percentiles", f"expected a list of numbers, such as [10, 50, 90], {got(percentiles)}")
+        points = tuple(_checks.percentage(point, "percentiles") for point in percentiles or ())
         self.log_moments = _checks.optional(_checks.boolean, log_moments, "log_moments")
         are_free = bool(bins or points or not log_norm)
         moments = are_free if self.log_moments is None else self.log_moments
         self._spec = SnapshotSpec(moments, bins, points, _checks.boolean(log_update_ratio, "log_update_ratio"))
-        self._spec_on_device = self._spec._replace(moments=self.log_moments is not False)
         self._limits = Limits(
             _checks.number(vanishing, "vanishing"),
             _checks.number(exploding, "exploding"),
@@ -114,9 +116,6 @@ class GradientMonitor(NamedHook):
         self._overflowed: set[int] = set()  # steps that the GradScaler skipped and whose values have not arrived
         self._overflows_in_a_row = 0
         self._flush = HostQueue()
-        self._recorded: dict[tuple[str, ...], tuple[tuple[str, ...], Tensor]] = {}  # by the columns of the table
-        self._known_hooks: tuple[Any, ...] | None = None  # those for which `_versions_reliable` was decided
-        self._versions_reliable = False
         self._prefix = PREFIX
         if not log_update_ratio:
             self.on_after_optimizer_step = None  # type: ignore[assignment] # not needed, so not listened to
@@ -128,7 +127,7 @@ class GradientMonitor(NamedHook):
 
     def close(self) -> None:
         """Drop values that have not arrived."""
-        self._snapshot, self._flush, self._overflowed, self._known_hooks = None, HostQueue(), set(), None
+        self._snapshot, self._flush, self._overflowed = None, HostQueue(), set()
 
     # ---- measuring ---------------------------------------------------------------------------------------------------
 
@@ -140,9 +139,14 @@ class GradientMonitor(NamedHook):
         """Measure the gradients before the update chain."""
         params = self._select_params(trainer)
         first = next(iter(params.values()), None)
-        # On a device one launch computes all statistics, so moments cost nothing there.
-        spec = self._spec if first is None or first.is_cpu else self._spec_on_device
-        self._snapshot = GradientSnapshot(step, params, spec, self._are_versions_reliable(trainer))
+        spec = self._spec
+        if first is not None and not first.is_cpu:
+            # On a device one launch computes all statistics, so moments cost nothing there.
+            spec = spec._replace(moments=self.log_moments is not False)
+        # Unlike built-in hooks, users' hooks may write to gradients without giving them a new version.
+        users = [entry for entry in trainer.hooks.entries() if entry.enabled and not entry.built_in]
+        are_versions_reliable = all(WRITING_EVENTS.isdisjoint(entry.listeners) for entry in users)
+        self._snapshot = GradientSnapshot(step, params, spec, are_versions_reliable)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Measure what the chain made of them, and copy the parameters if the update ratio is wanted."""
@@ -173,70 +177,53 @@ class GradientMonitor(NamedHook):
         """Record everything in the epoch it belongs to; the loop waits for the device here anyway."""
         self._record(self._flush.drain(), trainer)
 
-    def on_train_end(self, trainer: RunControl) -> None:
-        """Record what has not arrived yet."""
-        self._record(self._flush.drain(), trainer)
+    on_train_end = on_epoch_end
 
     def _select_params(self, trainer: RunControl) -> Mapping[str, torch.nn.Parameter]:
         """Return the trained parameters that pass the filter, in the model's order."""
-        params, parts = trainer.params, self.param_filter
+        parts = self.param_filter
+        trained = {name: param for name, param in trainer.params.items() if param.requires_grad}
         if not parts:
-            trained = list(map(_REQUIRES_GRAD, params.values()))
-            return params if all(trained) else dict(compress(params.items(), trained))
+            return trained
         for part in parts:
-            if not any(part in name for name in params):
-                message = f"no parameter's name contains {part!r}; {nearest(part, params, 8)}"
+            if not any(part in name for name in trainer.params):
+                message = f"no parameter's name contains {part!r}; {nearest(part, trainer.params, 8)}"
                 raise NothingMatches("gradient_monitor.param_filter", message)
-        return {
-            name: param for name, param in params.items() if param.requires_grad and any(part in name for part in parts)
-        }
-
-    def _are_versions_reliable(self, trainer: RunControl) -> bool:
-        """Return whether only built-in hooks can write to gradients; users' hooks may write without a new version."""
-        if trainer.hooks.hooks is not self._known_hooks:  # a new tuple after every change
-            self._known_hooks = trainer.hooks.hooks
-            users = [entry for entry in trainer.hooks.entries() if entry.enabled and not entry.built_in]
-            self._versions_reliable = all(WRITING_EVENTS.isdisjoint(entry.listeners) for entry in users)
-        return self._versions_reliable
+        return {name: param for name, param in trained.items() if any(part in name for part in parts)}
 
     # ---- recording ---------------------------------------------------------------------------------------------------
 
     def _record(self, arrivals: Iterable[HostRows], trainer: RunControl) -> None:
         for step, keys, table in arrivals:
             names, present, named = layout = cast("TableLayout", keys)
-            self._log_layers(names, named, table, trainer, step)
+            self._log_layers(layout, table, trainer, step)
             if self._spec.bins_per_octave:
                 bins = table[:, len(named) :]  # NaN where there was no gradient: nothing was counted
                 counts = (bins if len(present) == len(names) else bins.nan_to_num()).unsqueeze(1)
                 trainer.log_layers("gradient_histograms", names, ("count",), counts, step)
             columns = _columns(named, table, present)
             self._log_totals(columns, trainer, step)
-            if not self._is_scaling(step):
+            # Steps that the GradScaler skipped while it may still be searching for its scale are not judged.
+            self._overflows_in_a_row = self._overflows_in_a_row + 1 if step in self._overflowed else 0
+            self._overflowed.discard(step)
+            if not 0 < self._overflows_in_a_row <= MAX_OVERFLOWS:
                 self._newest = trainer.params, layout, columns["l2"]
                 self._judge(layout, columns["l2"], trainer, step)
 
-    def _log_layers(
-        self, names: Sequence[str], named: tuple[str, ...], table: Tensor, trainer: RunControl, step: int
-    ) -> None:
-        if named not in self._recorded:
-            sources = self._sources(named)
-            indices = torch.tensor([named.index(column) for column in sources.values()], dtype=torch.int64)
-            self._recorded[named] = tuple(sources), indices
-        columns, indices = self._recorded[named]
-        if columns:
-            values = table.index_select(1, indices)
-            if self._spec.update_ratio:
-                values[:, columns.index("update_ratio")] /= table[:, named.index("weight_l2")]
-            trainer.log_layers("gradients", names, columns, values, step)
-
-    def _sources(self, named: Sequence[str]) -> dict[str, str]:
-        """Return the columns of layers.jsonl and those of the table they come from."""
-        spec, final = self._spec, "final_l2" if "final_l2" in named else "l2"
-        sources = {"norm": "l2", "final_norm": final} if self.log_norm else {}
+    def _log_layers(self, layout: TableLayout, table: Tensor, trainer: RunControl, step: int) -> None:
+        """Log the columns of layers.jsonl; each comes from a column of the table, which may have another name."""
+        spec, named = self._spec, layout.columns
+        sources = {"norm": "l2", "final_norm": "final_l2" if "final_l2" in named else "l2"} if self.log_norm else {}
         sources |= {name: name for name in MOMENTS if name in named and self.log_moments is not False}
         sources |= {"update_ratio": "update_l2"} if spec.update_ratio else {}
         sources |= {name: name for name in map(percentile_name, spec.points)}
-        return sources | ({"top_octave": "top_octave"} if spec.bins_per_octave else {})
+        sources |= {"top_octave": "top_octave"} if spec.bins_per_octave else {}
+        if sources:
+            indices = torch.tensor([named.index(column) for column in sources.values()])
+            values = table.index_select(1, indices)
+            if spec.update_ratio:
+                values[:, list(sources).index("update_ratio")] /= table[:, named.index("weight_l2")]
+            trainer.log_layers("gradients", layout.names, tuple(sources), values, step)
 
     def _log_totals(self, columns: Columns, trainer: RunControl, step: int) -> None:
         """Log what is true of all measured layers together."""
@@ -250,17 +237,14 @@ class GradientMonitor(NamedHook):
         if "zeros" in columns and self.log_moments is not False:
             totals |= {name: sum(columns[name]) for name in ("zeros", "nans", "infs")}
         if self._spec.update_ratio:
-            totals["update_ratio"] = _update_ratio(columns)
+            # The parameters of an optimizer that was skipped are left out.
+            moved = [row for row, update in enumerate(columns["update_l2"]) if not math.isnan(update)]
+            updates, weights = (_total([columns[name][row] for row in moved]) for name in ("update_l2", "weight_l2"))
+            totals["update_ratio"] = updates / weights if weights else math.inf if updates else math.nan
         for name, value in totals.items():
             trainer.log(f"{self._prefix}/{name}", value, step)
 
     # ---- judging -----------------------------------------------------------------------------------------------------
-
-    def _is_scaling(self, step: int) -> bool:
-        """Return whether the GradScaler skipped the step while it may still be searching for its scale."""
-        self._overflows_in_a_row = self._overflows_in_a_row + 1 if step in self._overflowed else 0
-        self._overflowed.discard(step)
-        return 0 < self._overflows_in_a_row <= MAX_OVERFLOWS
 
     @property
     def latest(self) -> GradientFlow | None:
@@ -278,17 +262,14 @@ class GradientMonitor(NamedHook):
         flow = None if is_healthy and not self.troubled else self.latest
         for key, verdict in VERDICT_METRICS.items():
             trainer.log(f"{self._prefix}/layers_{key}", float(len(flow.of(verdict))) if flow else 0.0, step)
-        if flow is not None:
-            self._report_changes(flow, trainer, step)
-
-    def _report_changes(self, flow: GradientFlow, trainer: RunControl, step: int) -> None:
-        """Note every change in the record; warn only of what was not warned of before."""
+        if flow is None:
+            return
         new = {name: verdict for name, verdict in flow.troubled.items() if self.troubled.get(name) != verdict}
         over = [name for name in self.troubled if name not in flow.troubled]
         self.troubled = flow.troubled
-        if not (new or over):
-            return
-        self.note(trainer, "gradient_flow", measured_at=step, verdict=flow.verdict, parameters=new, over=over)
+        if new or over:
+            self.note(trainer, "gradient_flow", measured_at=step, verdict=flow.verdict, parameters=new, over=over)
+        # The record has every change; the log warns of each once, because a layer may change at every step.
         if not self._warned.issuperset(new.items()):
             logger.warning("step %d: %s", step, flow.verdict)
         self._warned.update(new.items())
@@ -299,35 +280,11 @@ def _columns(named: Sequence[str], table: Tensor, present: Sequence[int]) -> Col
 
     These are Python numbers, because an occasional operation on a small tensor takes longer than adding them up.
     """
-    rows = (table if table.shape[1] == len(named) else table[:, : len(named)]).tolist()
-    kept = rows if len(present) == len(rows) else [rows[row] for row in present]
+    rows = table[:, : len(named)].tolist()
+    kept = [rows[row] for row in present]
     return dict(zip(named, zip(*kept, strict=True), strict=True)) if kept else dict.fromkeys(named, ())
 
 
 def _total(norms: Sequence[float]) -> float:
     """Return the norm of several tensors together from the norm of each."""
     return math.sqrt(sum(map(mul, norms, norms)))
-
-
-def _update_ratio(columns: Columns) -> float:
-    """Return how far all parameters moved relative to their size; those of skipped optimizers are left out."""
-    moved = [row for row, update in enumerate(columns["update_l2"]) if not math.isnan(update)]
-    updates, weights = (_total([columns[name][row] for row in moved]) for name in ("update_l2", "weight_l2"))
-    return updates / weights if weights else math.inf if updates else math.nan
-
-
-def _check_percentiles(percentiles: Any) -> tuple[float, ...]:
-    if percentiles is None:
-        return ()
-    if not isinstance(percentiles, Sequence) or isinstance(percentiles, str):
-        raise ConfigError("percentiles", f"expected a list of numbers, such as [10, 50, 90], {got(percentiles)}")
-    for point in percentiles:
-        _checks.percentage(point, "percentiles")
-    return tuple(percentiles)
-
-
-def _check_filter(parts: Any) -> Sequence[str] | None:
-    given = [parts] if isinstance(parts, str) else parts
-    if given is not None and not (isinstance(given, (list, tuple)) and all(isinstance(part, str) for part in given)):
-        raise ConfigError("param_filter", f"expected a part of parameters' names or a list of these, {got(parts)}")
-    return given

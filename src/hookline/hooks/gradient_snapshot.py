@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
 from itertools import chain
-from operator import attrgetter
 from typing import NamedTuple
 
 import torch
@@ -16,8 +14,6 @@ from hookline.stats.cache import Snapshot, cache_norms, cache_rows
 from hookline.stats.columns import STATISTICS
 from hookline.stats.distributed import LocalTensors
 from hookline.stats.histograms import fold, percentiles
-
-_GRAD = attrgetter("grad")
 
 
 class SnapshotSpec(NamedTuple):
@@ -31,19 +27,14 @@ class SnapshotSpec(NamedTuple):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the gradients' statistics; the bins of a histogram have no names and come after them."""
-        return _columns(self)
+        points = [percentile_name(point) for point in self.points]
+        top = ["top_octave"] if self.bins_per_octave else []
+        return (*(STATISTICS if self.needs_statistics else ("l2",)), *points, *top)
 
     @property
     def needs_statistics(self) -> bool:
         """Whether more than norms is needed; a histogram's range ends at the largest value."""
         return self.moments or bool(self.bins_per_octave) or bool(self.points)
-
-
-@lru_cache
-def _columns(spec: SnapshotSpec) -> tuple[str, ...]:
-    points = [percentile_name(point) for point in spec.points]
-    top = ["top_octave"] if spec.bins_per_octave else []
-    return (*(STATISTICS if spec.needs_statistics else ("l2",)), *points, *top)
 
 
 def percentile_name(point: float) -> str:
@@ -81,10 +72,9 @@ class GradientSnapshot:
         spec: SnapshotSpec,
         versions_are_reliable: bool = True,
     ) -> None:
-        self.step = step
-        self.params, self._spec = dict(params), spec
+        self.step, self.params, self._spec = step, params, spec
         self._present, grads = self._gradients()
-        self._names = names = tuple(self.params)
+        names = list(params)
         pieces = LocalTensors(grads, names if len(grads) == len(names) else [names[row] for row in self._present])
         # A DTensor's version misses writes to its shard, so only plain gradients can be recognised as unchanged.
         read = Snapshot(grads) if pieces.plain else None
@@ -93,7 +83,8 @@ class GradientSnapshot:
         self._is_unchanged = False  # the optimizers got what was measured
         self._final: Tensor | None = None
         self._sizes: Tensor | None = None
-        self._update: UpdateSize | None = None
+        # The parameters that are about to be updated: their rows, themselves, their norms and a copy of them.
+        self._update: tuple[list[int], LocalTensors, Tensor, list[Tensor]] | None = None
 
     def measure_final(self) -> None:
         """Measure what the optimizers get; gradients that are known to be unchanged are not read again."""
@@ -103,17 +94,26 @@ class GradientSnapshot:
             if not self._is_unchanged:
                 self._final = self._spread(LocalTensors(grads).norms().unsqueeze(1), rows, missing=0.0)
 
+    @torch.no_grad()
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Copy the parameters that an optimizer is about to update."""
         owned = {id(param) for group in optimizer.param_groups for param in group["params"]}
         params = list(self.params.values())
         rows = [row for row in self._present if id(params[row]) in owned]
-        self._update = UpdateSize([params[row] for row in rows], rows) if rows else None
+        self._update = None  # the step of the optimizer before may have been skipped
+        if rows:
+            pieces = LocalTensors([params[row] for row in rows])
+            copies = torch._foreach_mul(pieces.dense, 1)  # copies all of them in a few launches
+            self._update = rows, pieces, pieces.norms(), list(copies)
 
+    @torch.no_grad()
     def after_step(self) -> None:
-        """Measure how far the optimizer moved them."""
+        """Measure how far the optimizer moved them, and how large they were."""
         if self._update is not None:
-            found = self._spread(self._update.measure(), self._update.rows)
+            rows, pieces, weights, before = self._update
+            torch._foreach_sub_(before, pieces.dense)
+            found = self._spread(torch.stack([pieces.with_dense(before).norms(), weights], dim=1), rows)
+            # Another optimizer may have measured other rows before.
             self._sizes = found if self._sizes is None else torch.where(found.isnan(), self._sizes, found)
             self._update = None
 
@@ -124,21 +124,19 @@ class GradientSnapshot:
             blocks["final_l2",] = self._final
         if self._spec.update_ratio:
             blocks["update_l2", "weight_l2"] = self._sizes
-        layout = TableLayout(self._names, tuple(self._present), (*chain.from_iterable(blocks), *self._spec.columns))
-        if not blocks:
-            return layout, self._measured
-        rows = len(self.params)
+        columns = (*chain.from_iterable(blocks), *self._spec.columns)
         found = [
-            self._measured.new_full((rows, len(names)), float("nan")) if block is None else block
+            self._measured.new_full((len(self.params), len(names)), float("nan")) if block is None else block
             for names, block in blocks.items()
         ]
-        return layout, torch.cat([*found, self._measured], dim=1)
+        table = torch.cat([*found, self._measured], dim=1) if found else self._measured
+        return TableLayout(tuple(self.params), tuple(self._present), columns), table
 
     def _gradients(self) -> tuple[list[int], list[Tensor]]:
         """Return the rows that have a gradient, and these gradients."""
-        grads = list(map(_GRAD, self.params.values()))
+        grads = [param.grad for param in self.params.values()]
         rows = [row for row, grad in enumerate(grads) if grad is not None]
-        return rows, grads if len(rows) == len(grads) else [grads[row] for row in rows]
+        return rows, [grad for grad in grads if grad is not None]
 
     def _measure(self, pieces: LocalTensors, read: Snapshot | None) -> Tensor:
         """Return norms or statistics, then percentiles, the octave at which the bins end, and the bins."""
@@ -164,20 +162,3 @@ class GradientSnapshot:
             return found
         table = found.new_full((len(self.params), found.shape[1]), missing)
         return table.index_copy_(0, upload(rows, torch.int64, found.device), found)
-
-
-class UpdateSize:
-    """How far one optimizer step moves some parameters; holds a copy of them until then."""
-
-    @torch.no_grad()
-    def __init__(self, params: Sequence[Tensor], rows: list[int]) -> None:
-        self.rows = rows
-        self._pieces = LocalTensors(params)
-        self._weights = self._pieces.norms()
-        self._before = torch._foreach_mul(self._pieces.dense, 1)  # copies all of them in a few launches
-
-    @torch.no_grad()
-    def measure(self) -> Tensor:
-        """Return the norm of each parameter's update and of the parameter before it, [parameters, 2]."""
-        torch._foreach_sub_(self._before, self._pieces.dense)
-        return torch.stack([self._pieces.with_dense(self._before).norms(), self._weights], dim=1)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from time import time
 from typing import Any
 
 from hookline import _checks
-from hookline.core.base import TrainingHook
-from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
+from hookline.hooks.base import NamedHook
 from hookline.record.json_lines import JsonLines
 from hookline.record.redaction import redact
 
 
-class JSONLogHook(TrainingHook):
+class JSONLogHook(NamedHook):
     """Writes the run's progress as strict JSON, one object per line.
 
     A `fast_dev_run` writes nothing.
@@ -34,7 +32,6 @@ class JSONLogHook(TrainingHook):
         self.path = path
         self.schedule = Schedule.parse(every=f"{log_every_n_batches} batches")
         self._lines: JsonLines | None = None
-        self._warned = False
 
     def on_train_start(self, trainer: RunControl, state: Mapping[str, Any]) -> None:
         """Write the run's id."""
@@ -65,20 +62,8 @@ class JSONLogHook(TrainingHook):
             self._lines = None
 
     def _write(self, trainer: RunControl, event: str, state: Mapping[str, Any], **more: Any) -> None:
-        if self._lines is None and (path := self._find_path(trainer)) is not None:
+        if self._lines is None and (path := self.output_path(trainer, "path", "log.jsonl")) is not None:
             self._lines = JsonLines(path)
         if self._lines is not None:
             plain = {key: value for key, value in state.items() if key not in ("model", "optimizer")}
             self._lines.write(redact({"event": event, "time": time(), **plain, **more}))  # hooks may add any key
-
-    def _find_path(self, trainer: RunControl) -> Path | None:
-        if trainer.is_trial_run:
-            return None
-        if self.path is not None:
-            return Path(self.path)
-        if trainer.run_dir is not None:
-            return trainer.run_dir / "log.jsonl"
-        if not self._warned:
-            self._warned = True
-            logger.warning("json_log writes nothing, because this run has no record on disk; give json_log a path")
-        return None

@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 from hookline import _checks
-from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError
 from hookline.hooks.base import NamedHook
@@ -96,14 +95,11 @@ class LossSpike(NamedHook):
                 if window := trainer.window():
                     worst = max(window, key=lambda part: float(part.loss))
                     batch_idx, dataloader_name = worst.batch_idx, worst.loader
-                self._report(trainer, Spike(step, loss, middle, spreads, batch_idx, dataloader_name))
+                spike = Spike(step, loss, middle, spreads, batch_idx, dataloader_name)
+                self.spikes.append(spike)
+                self.warn(str(spike))
+                # Every note has the current step, so the spike's is left out.
+                self.note(trainer, "loss_spike", **{k: value for k, value in asdict(spike).items() if k != "step"})
+                if self.stop_run:
+                    trainer.request_stop(str(spike), by=self.registered_name)
         self._recent.append(loss)
-
-    def _report(self, trainer: RunControl, spike: Spike) -> None:
-        self.spikes.append(spike)
-        logger.warning("hook %r: %s", self.registered_name, spike)
-        fields = asdict(spike)
-        del fields["step"]  # every note has the current step
-        self.note(trainer, "loss_spike", **fields)
-        if self.stop_run:
-            trainer.request_stop(str(spike), by=self.registered_name)

@@ -50,19 +50,14 @@ class LearningRateMonitor(TrainingHook):
 
     def _log(self, trainer: RunControl, index: int) -> None:
         for label, group in _labelled_groups(trainer.optimizers, index):
-            for quantity, value in self._values(group):
-                trainer.log(f"{quantity}{label}", value)
-
-    def _values(self, group: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        yield "lr", group["lr"]
-        if self.log_momentum:
-            for quantity, value in zip(
-                ("momentum", "beta2"), group.get("betas") or [group.get("momentum")], strict=False
-            ):
-                if value is not None:
-                    yield quantity, value
-        if self.log_weight_decay and "weight_decay" in group:
-            yield "weight_decay", group["weight_decay"]
+            values = {"lr": group["lr"]}
+            if self.log_momentum:
+                values |= zip(("momentum", "beta2"), group.get("betas") or [group.get("momentum")], strict=False)
+            if self.log_weight_decay:
+                values["weight_decay"] = group.get("weight_decay")
+            for quantity, value in values.items():
+                if value is not None:  # the group does not have it
+                    trainer.log(f"{quantity}{label}", value)
 
 
 def _labelled_groups(optimizers: Sequence[Any], index: int) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -7,10 +7,10 @@ once, so an old value is never taken for a new one.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
 from hookline.errors import MetricMissing, nearest
@@ -48,13 +48,17 @@ class MetricHook(NamedHook):
 
     monitor: str | None = None
     mode: str = "min"
+    strict: bool | None = None
+    """Whether a missing metric ends the run, whatever the failure policy says, or is warned of once.
+
+    By default only a metric that was never measured ends it, because that one is probably misspelt.
+    """
 
     _validation = Measurement("validation", -1, -1)  # the last one; -1 before the first
     _batch_metrics: tuple[int, Mapping[str, float]] = (-1, {})  # those of a step's last micro-batch, with the step
     _last_step = -1  # the last step that was evaluated
     _at_steps = _at_validations = _at_epochs = False
     _was_found = False  # whether a measurement has had the metric
-    _warned_missing = False
     _started_at: int | None = None  # the step at which the run began, until the first evaluation
 
     def evaluate_at(self, *, steps: Schedule | None, validations: bool, epochs: bool) -> None:
@@ -75,12 +79,8 @@ class MetricHook(NamedHook):
         """Warn if only a hook's own call of `validate` can measure the metric; the run would look healthy."""
         self._started_at = trainer.step
         if self._needs_validation and trainer.has_validation and not trainer.validates_on_schedule:
-            logger.warning(
-                "hook %r: %r is measured by validations, and none are scheduled (validate_every is null); "
-                "set validate_every, or call trainer.validate() from a hook",
-                self.registered_name,
-                self.monitor,
-            )
+            problem = f"{self.monitor!r} is measured by validations, and none are scheduled (validate_every is null)"
+            self.warn(f"{problem}; set validate_every, or call trainer.validate() from a hook")
 
     def on_train_batch_end(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Store what `step_fn` and other hooks measured until the end of the step."""
@@ -89,9 +89,9 @@ class MetricHook(NamedHook):
 
     def on_step_end(self, trainer: RunControl, step: int, epoch: int, loss: float) -> None:
         """Evaluate a step: its loss, its means, and the losses of loaders measured since the last evaluation."""
-        batch_step, batch = self._batch_metrics
-        metrics = dict(batch) if batch_step == step else {}
+        metrics = dict(self._batch_metrics[1]) if self._batch_metrics[0] == step else {}
         metrics |= {f"train/{key}": value for key, value in floats(trainer.step_metrics()).items()}
+        # A loader need not have had a batch in this step, so its newest loss counts, unless it was evaluated before.
         by_loader = [f"train/{name}/loss" for name in trainer.loader_names]
         latest = trainer.latest_metrics(self._last_step) if by_loader else {}
         metrics |= {key: latest[key] for key in by_loader if key in latest}
@@ -111,13 +111,12 @@ class MetricHook(NamedHook):
     def on_epoch_end(self, trainer: RunControl, step: int, epoch: int) -> None:
         """Evaluate an epoch, or fail if the hook waits for validations and there can be none."""
         if self._at_epochs:
-            loss = trainer.step_loss()
+            loss, validated = trainer.step_loss(), self._validation.step == step
             metrics = {**trainer.latest_metrics(), **trainer.epoch_metrics(), "loss": loss, "train/loss": loss}
-            validated = self._validation.step == step
-            awaits_validation = trainer.has_validation and not validated
-            optional = [f"train/{name}/{kind}" for name in trainer.loader_names for kind in ("loss", "epoch_loss")]
             metrics |= self._validation.metrics if validated else {}
-            self.evaluate(trainer, Measurement("epoch", step, epoch, metrics, validated, awaits_validation, optional))
+            optional = [f"train/{name}/{kind}" for name in trainer.loader_names for kind in ("loss", "epoch_loss")]
+            awaits = trainer.has_validation and not validated
+            self.evaluate(trainer, Measurement("epoch", step, epoch, metrics, validated, awaits, optional))
         elif self._at_validations and self._validation.step < 0 and not trainer.has_validation:
             self._handle_missing(f"{self.registered_name} waits for a validation, and there are no val_loaders")
 
@@ -126,8 +125,7 @@ class MetricHook(NamedHook):
         steps = 0 if self._started_at is None else trainer.step - self._started_at
         if self.monitor is not None and steps > 0 and trainer.stop_reason is None:
             what = "validation" if self._needs_validation else "evaluation"
-            words = "hook %r: %r was never evaluated: no %s happened in %d steps"
-            logger.warning(words, self.registered_name, self.monitor, what, steps)
+            self.warn(f"{self.monitor!r} was never evaluated: no {what} happened in {steps} steps")
 
     @property
     def _needs_validation(self) -> bool:
@@ -141,53 +139,38 @@ class MetricHook(NamedHook):
         """The monitored metric under the name that `metrics` has for it."""
         return metric_key(self.monitor or "")
 
-    @property
-    def tolerates_missing(self) -> bool:
-        """Whether a missing metric is warned of once; otherwise it ends the run, whatever the failure policy says."""
-        return False
-
-    @property
-    def _is_measured_by_steps(self) -> bool:
-        return is_training_metric(self.key) and not is_epoch_mean(self.key)
-
     def monitored_value(self, measurement: Measurement) -> float | None:
         """Return the monitored metric's value, or None if it is missing and that is allowed.
 
         Raises:
-            MetricMissing: If the metric should have been measured and the hook does not tolerate that.
+            MetricMissing: If the metric should have been measured and `strict` says that this is an error.
         """
         self._started_at = None
-        if self.key in measurement.metrics:
+        key = self.key
+        if key in measurement.metrics:
             self._was_found = True
-            return measurement.metrics[self.key]
-        if self._is_expected(measurement):
-            from_hooks = measurement.source == "epoch" and self._is_measured_by_steps
+            return measurement.metrics[key]
+        at_step, of_training = measurement.source == "step", is_training_metric(key)
+        # A training metric that is evaluated at steps need not be there at the end of epochs and validations.
+        may_be_missing = measurement.awaits_validation if at_step or not of_training else self._at_steps
+        if key not in measurement.optional and not may_be_missing:
+            from_hooks = measurement.source == "epoch" and is_step_metric(key)
             hint = "; metrics that hooks add to a batch are evaluated at steps only" if from_hooks else ""
-            nearby = nearest(self.key, [*measurement.metrics, *measurement.optional])
+            nearby = nearest(key, [*measurement.metrics, *measurement.optional])
             self._handle_missing(f"metric {self.monitor!r} was not measured {measurement}{hint}; {nearby}")
         return None
 
-    def _is_expected(self, measurement: Measurement) -> bool:
-        if self.key in measurement.optional:
-            return False
-        if measurement.source != "step" and is_training_metric(self.key):
-            return not self._at_steps
-        return not measurement.awaits_validation
-
     def _handle_missing(self, problem: str) -> None:
-        if not self.tolerates_missing:
+        if self.strict or (self.strict is None and not self._was_found):
             raise MetricMissing(problem)
-        if not self._warned_missing:
-            self._warned_missing = True
-            logger.warning("hook %r: %s", self.registered_name, problem)
+        self.warn(problem, once="missing")
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Forget what was measured, because another run begins."""
         self._validation, self._batch_metrics = MetricHook._validation, MetricHook._batch_metrics
-        self._was_found = self._warned_missing = False
-        self._last_step = -1
+        self._was_found, self._last_step, self._warned_once = False, -1, frozenset()
 
     @property
     def monitored(self) -> list[str | None]:
@@ -203,22 +186,19 @@ class MetricHook(NamedHook):
         }  # fmt: skip
         return {"validation": validation, "looked": self._last_step}
 
-    def load_measurement_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `measurement_state` returned; checkpoints of earlier versions have neither value."""
-        self._last_step = state.get("looked", -1)
-        saved = state.get("validation")
-        names = ("step", "epoch", "metrics", "validated")
-        self._validation = (
-            Measurement("validation", *(saved[name] for name in names)) if saved else MetricHook._validation
-        )
-
-    def is_of_other_metric(self, state: Mapping[str, Any]) -> bool:
-        """Return whether a saved state is about another metric or mode, with a warning if it is."""
-        saved = list(state.get("about", self.monitored))  # checkpoints of earlier versions do not say
-        if saved == self.monitored:
+    def load_measurement_state(self, state: Mapping[str, Any]) -> bool:
+        """Restore what was measured; if the state is about another metric, start over and return False."""
+        # Checkpoints of earlier versions have neither "about" nor "looked" nor "validation".
+        saved = list(state.get("about", self.monitored))
+        if saved != self.monitored:
+            words = "the checkpoint's state is about {} ({}); starting over with {} ({})"
+            self.warn(words.format(*saved, *self.monitored))
+            self.reset()
             return False
-        words = "hook %r: the checkpoint's state is about %s (%s); starting over with %s (%s)"
-        logger.warning(words, self.registered_name, *saved, *self.monitored)
+        self._was_found, self._last_step = state["seen"], state.get("looked", -1)
+        values = state.get("validation") or {"step": -1, "epoch": -1, "metrics": {}, "validated": False}
+        names = ("step", "epoch", "metrics", "validated")
+        self._validation = Measurement("validation", *(values[name] for name in names))
         return True
 
 
@@ -228,13 +208,13 @@ def metric_key(monitor: str) -> str:
 
 
 def is_training_metric(key: str) -> bool:
-    """Return whether training steps measure a metric."""
+    """Return whether training measures a metric, at its steps or as the mean over an epoch."""
     return key == "loss" or key.startswith("train/")
 
 
-def is_epoch_mean(key: str) -> bool:
-    """Return whether a metric is the mean over an epoch: `train/epoch_loss`, `train/books/epoch_loss`."""
-    return key.startswith("train/") and key.rpartition("/")[2].startswith("epoch_")
+def is_step_metric(key: str) -> bool:
+    """Return whether training steps measure a metric; they do not measure `train/epoch_loss`."""
+    return is_training_metric(key) and not key.rpartition("/")[2].startswith("epoch_")
 
 
 def floats(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -242,10 +222,8 @@ def floats(metrics: Mapping[str, Any]) -> dict[str, float]:
     found = {}
     for key, value in metrics.items():
         if not isinstance(value, str):
-            try:
+            with suppress(TypeError, ValueError, RuntimeError):
                 found[key] = float(value)
-            except (TypeError, ValueError, RuntimeError):
-                continue
     return found
 
 

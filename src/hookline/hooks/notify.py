@@ -7,13 +7,12 @@ import math
 import platform
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from time import monotonic
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hookline import _checks
-from hookline.core.failures import Incident, logger
+from hookline.core.failures import Incident
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, RegistrationError, got, nearest
@@ -72,12 +71,16 @@ class NotifyHook(NamedHook):
         wait_at_end: float = 10.0,
     ) -> None:
         self.webhook_url, self.heartbeat = webhook_url, heartbeat
-        self._reported: set[Any] = set()  # incidents, missing metrics and delivery failures, each reported once
+        self._incidents: set[tuple[str, str, str]] = set()  # those that were reported
         self._trainer: RunControl | None = None
         self._unsubscribe: Callable[[], None] | None = None
         self._reported_exception = False
-        with _errors_without_url():
-            self.notify_on = _check_topics(notify_on)
+        try:
+            if not isinstance(notify_on, (str, list, tuple, set, frozenset)):
+                words = f"expected a list of {', '.join(TOPICS)}, or [] for none, {got(notify_on)}"
+                raise ConfigError("notify_on", words)
+            topics = [notify_on] if isinstance(notify_on, str) else notify_on
+            self.notify_on = [_checks.one_of(topic, TOPICS, "notify_on") for topic in topics]
             self.monitor, self.mode = _checks.string(monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
             self.timeout = float(_checks.number(timeout, "timeout", at_least=0.01, at_most=LONGEST_TIME))
             self.backoff = float(_checks.number(backoff, "backoff", at_least=0, at_most=LONGEST_TIME))
@@ -88,6 +91,9 @@ class NotifyHook(NamedHook):
             if period.amount <= 0:
                 raise ConfigError("heartbeat", f"{heartbeat!r} is never due; to have none, omit it from notify_on")
             webhook = Webhook(webhook_url, timeout)
+        except (ConfigError, TypeError, ValueError) as error:
+            # To errors of other types the registry adds the arguments, which include the URL.
+            raise RegistrationError(f"notify: {error}") from None
         add_secret_url(webhook_url)
         self.best = self._worst = math.inf if mode == "min" else -math.inf
         self._outbox = Outbox(webhook.post, limit=queue, retries=retries, backoff=backoff, on_failure=self._on_failure)
@@ -114,8 +120,7 @@ class NotifyHook(NamedHook):
         outbox = self._outbox
         unsent = outbox.close(self.wait_at_end)
         if unsent:
-            name = self.registered_name
-            logger.warning("hook %r: %d messages were not sent within %g s", name, unsent, self.wait_at_end)
+            self.warn(f"{unsent} messages were not sent within {self.wait_at_end:g} s")
         if self._trainer is not None:
             counts = {"sent": outbox.sent, "failed": outbox.failed, "dropped": outbox.dropped, "unsent": unsent}
             self.note(self._trainer, "notified", **counts)
@@ -126,7 +131,7 @@ class NotifyHook(NamedHook):
     def on_train_start(self, trainer: RunControl, resumed: bool = False) -> None:
         """Start over, unless the run is resumed."""
         self._trainer, self._reported_exception = trainer, False
-        self._reported.clear()
+        self._incidents, self._warned_once = set(), frozenset()
         if not resumed:
             self.best = self._worst
 
@@ -142,7 +147,7 @@ class NotifyHook(NamedHook):
         key = metric_key(self.monitor)
         value = floats(metrics).get(key)
         if value is None:
-            self._warn_once(self.monitor, f"metric {self.monitor!r} was not measured; {nearest(key, metrics)}")
+            self.warn(f"metric {self.monitor!r} was not measured; {nearest(key, metrics)}", once=key)
         elif is_better(self.mode, value, self.best):
             before = f" (before: {self.best:.4g})" if math.isfinite(self.best) else ""
             self.best = value
@@ -169,8 +174,8 @@ class NotifyHook(NamedHook):
         """Report another hook's failure, once for each hook, event and kind."""
         what = (incident.hook, incident.event, incident.kind)
         is_failure = incident.kind in ("failed", "disabled") and incident.hook != self.registered_name
-        if is_failure and what not in self._reported:
-            self._reported.add(what)
+        if is_failure and what not in self._incidents:
+            self._incidents.add(what)
             self.tell(f"hook {incident.hook!r} in {incident.event}, step {incident.step}: {incident.message}")
 
     def tell(self, text: str) -> None:
@@ -184,29 +189,9 @@ class NotifyHook(NamedHook):
 
     def _on_failure(self, why: str) -> None:
         """Warn of a message that was not delivered and note it; called in the outbox's thread."""
-        self._warn_once(why, f"a message was not delivered: {why}")
+        self.warn(f"a message was not delivered: {why}", once=why)
         if self._trainer is not None:
             self.note(self._trainer, "notification_failed", why=why)
-
-    def _warn_once(self, key: str, problem: str) -> None:
-        if key not in self._reported:
-            self._reported.add(key)
-            logger.warning("hook %r: %s", self.registered_name, problem)
-
-
-@contextmanager
-def _errors_without_url() -> Iterator[None]:
-    """Raise `RegistrationError`: to errors of other types the registry adds the arguments, which include the URL."""
-    try:
-        yield
-    except (ConfigError, TypeError, ValueError) as error:
-        raise RegistrationError(f"notify: {error}") from None
-
-
-def _check_topics(given: Any) -> list[str]:
-    if not isinstance(given, (str, list, tuple, set, frozenset)):
-        raise ConfigError("notify_on", f"expected a list of {', '.join(TOPICS)}, or [] for none, {got(given)}")
-    return [_checks.one_of(one, TOPICS, "notify_on") for one in ([given] if isinstance(given, str) else given)]
 
 
 class Outbox:
@@ -263,7 +248,14 @@ class Outbox:
         return unsent
 
     def _run(self) -> None:
-        while (message := self._next()) is not None:
+        own = threading.current_thread()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._thread is not own or self._waiting or self._is_closing)
+                # If `close` did not wait any longer for this thread, another one may have started.
+                if self._thread is not own or not self._waiting:
+                    return
+                message = self._waiting.popleft()
             try:
                 self._send_with_retries(message)
                 self.sent += 1
@@ -273,14 +265,6 @@ class Outbox:
                 with suppress(Exception):
                     self._on_failure(why)
 
-    def _next(self) -> bytes | None:
-        """Wait for the next message; None if there will be none, or if `close` gave this thread up."""
-        own = threading.current_thread()
-        with self._changed:
-            while self._thread is own and not self._waiting and not self._is_closing:
-                self._changed.wait()
-            return self._waiting.popleft() if self._thread is own and self._waiting else None
-
     def _send_with_retries(self, message: bytes) -> None:
         for attempt in range(self._retries):
             try:
@@ -288,12 +272,7 @@ class Outbox:
             except DeliveryError as error:
                 if not error.try_again or self._thread is not threading.current_thread():
                     raise
-                self._pause(max(error.wait, min(self._backoff * 2**attempt, LONGEST_PAUSE)))
+                pause = max(error.wait, min(self._backoff * 2**attempt, LONGEST_PAUSE))
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_closing, pause)
         return self._send(message)
-
-    def _pause(self, seconds: float) -> None:
-        """Wait, unless `close` waits for the last messages."""
-        until = monotonic() + seconds
-        with self._changed:
-            while not self._is_closing and (left := until - monotonic()) > 0:
-                self._changed.wait(left)

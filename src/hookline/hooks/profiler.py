@@ -13,7 +13,6 @@ import torch
 from torch import profiler
 
 from hookline import _checks
-from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
@@ -78,7 +77,7 @@ class Profiler(NamedHook):
         self._trainer: RunControl | None = None
         self._range = (0, 0)  # the first and last step of the current trace
         self._newest_step = 0
-        self._ends_with_batch = self._warned_directory = self._warned_skipped = False
+        self._ends_with_batch = False
 
     def on_train_batch_start(self, trainer: RunControl, step: int) -> None:
         """Start a trace at its first micro-batch; end one whose last step was not reported."""
@@ -87,7 +86,14 @@ class Profiler(NamedHook):
         self._newest_step = step
         if self._profile is None and not self._must_skip(trainer, step):
             self._trainer, self._range = trainer, self._range_at(trainer, step)
-            self._profile = self._make_profile(self._range[0] - step)
+            warmup, actions = self._range[0] - step, profiler.ProfilerAction
+            self._profile = profiler.profile(
+                schedule=lambda index: actions.WARMUP if index < warmup else actions.RECORD,
+                on_trace_ready=self._write,
+                record_shapes=self.record_shapes,
+                profile_memory=self.profile_memory,
+                with_stack=self.with_stack,
+            )
             Profiler._active.add(self)
             self._advance(self._profile.start)
 
@@ -97,10 +103,8 @@ class Profiler(NamedHook):
             return False
         # A trace without its warm-up is still a trace, so only traced steps are warned of.
         is_warmup = step in self._warmup_steps and self._has_own_schedule(trainer)
-        if not is_warmup and not self._warned_skipped:
-            self._warned_skipped = True
-            name = self.registered_name
-            logger.warning("hook %r: step %d is not traced, because another profiler is active", name, step)
+        if not is_warmup:
+            self.warn(f"step {step} is not traced, because another profiler is active", once="skipped")
         return True
 
     def _range_at(self, trainer: RunControl, step: int) -> tuple[int, int]:
@@ -115,15 +119,6 @@ class Profiler(NamedHook):
 
     def _has_own_schedule(self, trainer: RunControl) -> bool:
         return bool(trainer.hooks.entry(self.registered_name).schedule == self.schedule)
-
-    def _make_profile(self, warmup: int) -> profiler.profile:
-        return profiler.profile(
-            schedule=lambda index: profiler.ProfilerAction.WARMUP if index < warmup else profiler.ProfilerAction.RECORD,
-            on_trace_ready=self._write,
-            record_shapes=self.record_shapes,
-            profile_memory=self.profile_memory,
-            with_stack=self.with_stack,
-        )
 
     def on_train_batch_end(self) -> None:
         """End a trace by micro-batches: the end of the step may not be due."""
@@ -151,8 +146,7 @@ class Profiler(NamedHook):
     def on_train_end(self, trainer: RunControl, step: int) -> None:
         """End the current trace; warn if the run ended before the first one."""
         if step < self.first_step[0] and not trainer.is_trial_run and self._has_own_schedule(trainer):
-            why = f"the run ended at step {step}, before first_step={self.first_step[0]}"
-            logger.warning("hook %r: nothing was traced: %s", self.registered_name, why)
+            self.warn(f"nothing was traced: the run ended at step {step}, before first_step={self.first_step[0]}")
         self._finish()
 
     def close(self) -> None:
@@ -171,23 +165,10 @@ class Profiler(NamedHook):
 
     def _write(self, profile: profiler.profile) -> None:
         assert self._trainer is not None
-        directory = self._find_directory(self._trainer)
+        directory = self.output_path(self._trainer, "directory", "traces")
         if directory is not None and self._newest_step >= self._range[0]:  # a run may end in the warm-up
             directory.mkdir(parents=True, exist_ok=True)
             path = directory / f"step-{self._range[0]:08d}.json.gz"
             profile.export_chrome_trace(str(path))
             self.traces.append(path)
             self.note(self._trainer, "trace_written", path=str(path))
-
-    def _find_directory(self, trainer: RunControl) -> Path | None:
-        if trainer.is_trial_run:
-            return None
-        if self.directory is not None:
-            return Path(self.directory)
-        if trainer.run_dir is not None:
-            return trainer.run_dir / "traces"
-        if not self._warned_directory:
-            self._warned_directory = True
-            why = "this run has no record on disk; give it a directory"
-            logger.warning("%s writes nothing, because %s", self.registered_name, why)
-        return None

@@ -9,7 +9,6 @@ from time import monotonic
 from typing import Any
 
 from hookline import _checks
-from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.hooks.base import NamedHook, copy_by_constructor
 
@@ -53,9 +52,7 @@ class StallWatchdog(NamedHook):
         if thread is not None:
             thread.join()
 
-    def on_train_end(self) -> None:
-        """Stop the thread."""
-        self.close()
+    on_train_end = close
 
     def on_train_start(self, trainer: RunControl) -> None:
         """Start the thread, unless the sanity check did."""
@@ -72,15 +69,11 @@ class StallWatchdog(NamedHook):
         if self._thread is None:
             self._start(trainer)
 
-    def on_step_end(self) -> None:
-        """Note that the run is alive."""
-        self._last_beat = monotonic()
-
-    on_validation_batch_start = on_validation_end = on_checkpoint_save = on_step_end
-
     def beat(self) -> None:
         """Note that the run is alive; call it from long-running hooks."""
         self._last_beat = monotonic()
+
+    on_step_end = on_validation_batch_start = on_validation_end = on_checkpoint_save = beat
 
     def _start(self, trainer: RunControl) -> None:
         """Start the thread, which takes the calling thread for the one that trains."""
@@ -119,8 +112,7 @@ class StallWatchdog(NamedHook):
         stacks = stacks_of_all_threads()
         known = stacks.get(training_thread)
         where = "\n".join(known["stack"][-FRAMES_SHOWN:]) if known else "the training thread has ended"
-        message = "hook %r: no progress for %.1f s at step %d; the training thread is here:\n%s"
-        logger.warning(message, self.registered_name, seconds, trainer.step, where)
+        self.warn(f"no progress for {seconds:.1f} s at step {trainer.step}; the training thread is here:\n{where}")
         self.note(trainer, "stall", seconds=round(seconds, 3), stacks=list(stacks.values()))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -69,14 +69,13 @@ class ThroughputMonitor(TrainingHook):
         peak_flops: float | None = None,
     ) -> None:
         self.log_every_n_steps = _checks.integer(log_every_n_steps, "log_every_n_steps", at_least=1)
-        self.flops_per_token = _checks.optional(_number, flops_per_token, "flops_per_token", at_least=0)
-        self.flops_per_sample = _checks.optional(_number, flops_per_sample, "flops_per_sample", at_least=0)
-        self.peak_flops = _checks.optional(_number, peak_flops, "peak_flops", at_least=1)
+        self.flops_per_token = _checks.optional(_checks.number, flops_per_token, "flops_per_token", at_least=0)
+        self.flops_per_sample = _checks.optional(_checks.number, flops_per_sample, "flops_per_sample", at_least=0)
+        self.peak_flops = _checks.optional(_checks.number, peak_flops, "peak_flops", at_least=1)
         self._interval: Interval | None = None
         self._ended = 0.0  # when the last micro-batch ended, or what is excluded after it
         self._ended_in = -1  # the step of that micro-batch
         self._last_step = self._tokens = -1  # the last step that ended, and the tokens by then
-        self._on_accelerator: bool | None = None  # asking a device for its type takes 15 µs in a busy process
         self._has_utilization = True
 
     # ---- counting ----------------------------------------------------------------------------------------------------
@@ -109,31 +108,12 @@ class ThroughputMonitor(TrainingHook):
         if self._interval is not None:
             self._interval.steps += 1
 
-    def on_validation_start(self, step: int, tokens_seen: int) -> None:
-        """Count steps that were made while the hook was disabled as training."""
-        self._catch_up(step, tokens_seen)
-
-    def on_validation_end(self) -> None:
-        """Exclude the validation."""
-        self._exclude()
-
-    def on_checkpoint_save(self, step: int, tokens_seen: int) -> None:
-        """Exclude the checkpoint."""
-        self._catch_up(step, tokens_seen)
-        self._exclude()
-
-    def on_epoch_end(self, step: int, tokens_seen: int) -> None:
-        """Count steps that were made while the hook was disabled as training."""
-        self._catch_up(step, tokens_seen)
-
-    def on_epoch_start(self) -> None:
-        """Exclude the time since the last epoch."""
-        self._exclude()
-
     def _catch_up(self, step: int, tokens_seen: int) -> None:
+        """Count steps that were made while the hook was disabled as training."""
         if self._ended and step > self._last_step:
-            self._ended, self._ended_in = perf_counter(), step
-            self._last_step, self._tokens = step, tokens_seen
+            self._ended = perf_counter()
+            self._ended_in = self._last_step = step
+            self._tokens = tokens_seen
 
     def _exclude(self) -> None:
         """Exclude the time since the last micro-batch, which was neither training nor waiting for data."""
@@ -141,6 +121,14 @@ class ThroughputMonitor(TrainingHook):
         if self._interval is not None and self._ended:
             self._interval.excluded += now - self._ended
             self._ended = now
+
+    on_validation_start = on_epoch_end = _catch_up
+    on_validation_end = on_epoch_start = _exclude
+
+    def on_checkpoint_save(self, step: int, tokens_seen: int) -> None:
+        """Exclude the checkpoint."""
+        self._catch_up(step, tokens_seen)
+        self._exclude()
 
     def on_train_end(self, trainer: RunControl) -> None:
         """Report the steps since the last report."""
@@ -152,7 +140,6 @@ class ThroughputMonitor(TrainingHook):
     def close(self) -> None:
         """Start over with the next run."""
         self._interval, self._ended, self._ended_in, self._last_step = None, 0.0, -1, -1
-        self._on_accelerator = None
 
     # ---- reporting ---------------------------------------------------------------------------------------------------
 
@@ -160,28 +147,25 @@ class ThroughputMonitor(TrainingHook):
         seconds = max(now - interval.started - interval.excluded, 1e-9)
         steps = step - interval.step
         samples = interval.samples / interval.batches_started * interval.batches_per_step * steps
-        rates = {
+        values = {
+            "step_seconds": seconds / steps,
             "steps_per_s": steps / seconds,
             "samples_per_s": samples / seconds,
             "tokens_per_s": (tokens - interval.tokens) / seconds,
         }
-        values = {"step_seconds": seconds / steps, **rates}
         if interval.waits:  # the wait for the run's first batch is not known
             wait = interval.waited / interval.waits * interval.batches_per_step
             values |= {"data_wait_seconds": wait, "data_wait_share": min(wait / values["step_seconds"], 1.0)}
-        values |= self._flops(rates)
-        if self._on_accelerator is None:
-            self._on_accelerator = _device.is_accelerator(trainer.device)
-        for name, value in (*values.items(), *(self._device_figures(trainer.device) if self._on_accelerator else ())):
+        flops = (self.flops_per_token or 0) * values["tokens_per_s"]
+        flops += (self.flops_per_sample or 0) * values["samples_per_s"]
+        if flops:
+            values["tflops"] = flops / 1e12
+            if self.peak_flops is not None:
+                values["mfu"] = flops / self.peak_flops
+        if _device.is_accelerator(trainer.device):  # takes 15 µs in a busy process, once per report
+            values |= self._device_figures(trainer.device)
+        for name, value in values.items():
             trainer.log(f"throughput/{name}", value, step)
-
-    def _flops(self, rates: Mapping[str, float]) -> dict[str, float]:
-        given = (self.flops_per_token, "tokens_per_s"), (self.flops_per_sample, "samples_per_s")
-        flops = sum(each * rates[per] for each, per in given if each is not None)
-        if not flops:
-            return {}
-        mfu = {} if self.peak_flops is None else {"mfu": flops / self.peak_flops}
-        return {"tflops": flops / 1e12, **mfu}
 
     def _device_figures(self, device: torch.device) -> Iterator[tuple[str, float]]:
         yield "device_memory_mb", (_device.memory_allocated(device) or 0) / MEGABYTE
@@ -191,7 +175,3 @@ class ThroughputMonitor(TrainingHook):
                 yield "device_utilisation", _device.utilization(device)
             except Exception:  # no pynvml, or a driver that cannot tell: do not ask again
                 self._has_utilization = False
-
-
-def _number(value: Any, name: str, at_least: float) -> float:
-    return float(_checks.number(value, name, at_least=at_least))

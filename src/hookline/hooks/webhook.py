@@ -183,12 +183,25 @@ class Webhook:
         Raises:
             DeliveryError: If that fails; the message contains nothing of the URL but its host.
         """
-        connection = self._connection()
+        target = self.target
+        if target.scheme == "http":
+            connection = http.client.HTTPConnection(target.host, target.port, timeout=self.timeout)
+        else:
+            connection = http.client.HTTPSConnection(target.host, target.port, timeout=self.timeout, context=self._tls)
+        deadline = monotonic() + self.timeout
         outcome: SimpleQueue[tuple[int, float] | Exception] = SimpleQueue()
+
+        def attempt() -> None:
+            try:
+                outcome.put(self._request(connection, body, deadline))
+            except Exception as error:
+                outcome.put(error)
+            finally:
+                connection.close()
+
         # A look-up cannot be interrupted, and a socket's timeout restarts with every byte a slow server sends. So the
         # attempt has a thread, which is abandoned when the time is over.
-        arguments = (connection, body, monotonic() + self.timeout, outcome)
-        threading.Thread(target=self._attempt, args=arguments, name="hookline-webhook", daemon=True).start()
+        threading.Thread(target=attempt, name="hookline-webhook", daemon=True).start()
         try:
             found = outcome.get(timeout=self.timeout)
         except Empty:
@@ -197,59 +210,34 @@ class Webhook:
                 connection.sock.shutdown(socket.SHUT_RDWR)
         if isinstance(found, DeliveryError):
             raise found
+        if isinstance(found, TimeoutError):
+            raise DeliveryError(f"{target.host}: no answer within {self.timeout:g} s", try_again=True)
         if isinstance(found, Exception):
-            is_timeout = isinstance(found, TimeoutError)
-            why = f"no answer within {self.timeout:g} s" if is_timeout else _without_url(found)
-            raise DeliveryError(f"{self.target.host}: {why}", try_again=not isinstance(found, ssl.SSLError))
+            # The text of other errors may contain a part of the URL; the system's description of one does not.
+            detail = f" ({found.strerror})" if isinstance(found, OSError) and found.strerror else ""
+            is_final = isinstance(found, ssl.SSLError)
+            raise DeliveryError(f"{target.host}: {type(found).__name__}{detail}", try_again=not is_final)
         status, wait = found
         if not 200 <= status < 300:
             redirect = " (redirects are not followed)" if 300 <= status < 400 else ""
-            raise DeliveryError(f"{self.target.host}: HTTP {status}{redirect}", status in RETRYABLE, wait)
+            raise DeliveryError(f"{target.host}: HTTP {status}{redirect}", status in RETRYABLE, wait)
 
-    def _connection(self) -> http.client.HTTPConnection:
-        host, port = self.target.host, self.target.port
-        if self.target.scheme == "http":
-            return http.client.HTTPConnection(host, port, timeout=self.timeout)
-        return http.client.HTTPSConnection(host, port, timeout=self.timeout, context=self._tls)
+    def _request(self, connection: http.client.HTTPConnection, body: bytes, deadline: float) -> tuple[int, float]:
+        """Make one request, and return the status and how many seconds the server asked to wait.
 
-    def _attempt(
-        self,
-        connection: http.client.HTTPConnection,
-        body: bytes,
-        deadline: float,
-        outcome: SimpleQueue[tuple[int, float] | Exception],
-    ) -> None:
-        """Make one request, and put the status and the seconds to wait, or the error, into the queue."""
-        try:
-            self._check_addresses()
-            if monotonic() < deadline:
-                connection.connect()
-            if monotonic() < deadline:  # a message sent after the deadline would be sent again by the next attempt
-                outcome.put(self._request(connection, body))
-        except Exception as error:
-            outcome.put(error)
-        finally:
-            connection.close()
-
-    def _check_addresses(self) -> None:
-        """Reject a host one of whose addresses must not be posted to.
-
-        The connection looks the host up again, so a name server that answers differently then is not detected.
+        The connection looks the host up again after its addresses were checked, so a name server that answers
+        differently then is not detected.
         """
         target = self.target
         for entry in socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM):
             if problem := problem_with(str(entry[4][0]), target.named, target.host):
                 raise DeliveryError(f"{target.host}: {problem}", try_again=False)
-
-    def _request(self, connection: http.client.HTTPConnection, body: bytes) -> tuple[int, float]:
+        if monotonic() < deadline:
+            connection.connect()
+        if monotonic() >= deadline:  # a message sent after the deadline would be sent again by the next attempt
+            raise TimeoutError
         headers = {"Content-Type": "application/json", "Connection": "close", "User-Agent": "hookline"}
-        connection.request("POST", self.target.path, body, headers)
+        connection.request("POST", target.path, body, headers)
         with connection.getresponse() as response:
             wait = response.getheader("Retry-After") or ""
             return response.status, min(float(wait), LONGEST_WAIT) if wait.isdecimal() else 0.0
-
-
-def _without_url(error: Exception) -> str:
-    """Describe an error in words that cannot contain a part of the URL."""
-    detail = error.strerror if isinstance(error, OSError) else None
-    return f"{type(error).__name__}{f' ({detail})' if detail else ''}"

@@ -6,7 +6,6 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -94,14 +93,20 @@ def diagnose(trainer: RunControl, batch: Any, random_state: dict[str, Any], by: 
     Returns:
         What went wrong, if anything did.
     """
-    model, trace = trainer.model, BackwardTrace()
+    model, step, trace = trainer.model, trainer.step, BackwardTrace()
     # A model that writes into its input must not change the run's batch.
     copied = map_tensors(torch.Tensor.clone, batch)
     nan, inf = (Debug(torch.nn.Module, {kind: True}, break_at_terminal=False, keep=1) for kind in ("nan", "inf"))
+    manager = HookManager(enable_intervention=True)  # a registry of these hooks alone
+    manager.watch(model, SimpleNamespace(step=step, epoch=0, phase="train", trainer=None, model=model))
     with trainer.rerunning(random_state) as forward:
-        with temporary_hooks(model, {by: nan, f"{by} (inf)": inf, f"{by} (backward)": trace}, trainer.step):
+        try:
+            for name, hook in {by: nan, f"{by} (inf)": inf, f"{by} (backward)": trace}.items():
+                manager.register(hook, name, on_error="raise")
             loss = forward(copied)
             bad = nonfinite_gradients(model, loss) if math.isfinite(loss.item()) else ()
+        finally:
+            manager.dispatcher.detach()
         operation = _find_operation(model, forward, map_tensors(torch.Tensor.clone, batch)) if bad else None
     first = next(iter([*nan.findings, *inf.findings]), None)
     names = ("module", "statistics", "inputs", "outputs")
@@ -115,19 +120,6 @@ def diagnose(trainer: RunControl, batch: Any, random_state: dict[str, Any], by: 
         backward_module=trace.find_source(bad) if bad else None,
         operation=operation,
     )
-
-
-@contextmanager
-def temporary_hooks(model: torch.nn.Module, hooks: Mapping[str, Any], step: int) -> Iterator[None]:
-    """Attach hooks to a model inside a block, through a separate registry."""
-    manager = HookManager(enable_intervention=True)
-    manager.watch(model, SimpleNamespace(step=step, epoch=0, phase="train", trainer=None, model=model))
-    try:
-        for name, hook in hooks.items():
-            manager.register(hook, name, on_error="raise")
-        yield
-    finally:
-        manager.dispatcher.detach()
 
 
 @dataclass
@@ -170,15 +162,15 @@ class BackwardTrace(ForwardHook):
         owners = {name.rpartition(".")[0] for name in parameters}
         finite = [call for call in self._calls if _are_finite(call.of_outputs)]
         sources = [call.name for call in finite if call.name in owners or not _are_finite(call.of_inputs)]
-        return next((one for one in reversed(sources) if not any(_is_inside(other, one) for other in sources)), None)
+        for outer in reversed(sources):
+            prefix = f"{outer}." if outer else ""
+            if not any(inner != outer and inner.startswith(prefix) for inner in sources):
+                return outer
+        return None
 
 
 def _are_finite(gradients: Sequence[torch.Tensor]) -> bool:
     return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
-
-
-def _is_inside(inner: str, outer: str) -> bool:
-    return inner != outer and inner.startswith(f"{outer}." if outer else "")
 
 
 def nonfinite_gradients(model: torch.nn.Module, loss: torch.Tensor) -> tuple[str, ...]:
@@ -208,8 +200,7 @@ def nonfinite_names(tensors: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
 
 def name_batch_tensors(batch: Any) -> dict[str, torch.Tensor]:
     """Return a nested batch's tensors by the expressions that lead to them: ``batch[0]``, ``batch['input_ids']``."""
-    found = tensors_with_keys(batch)
-    return {"batch" + "".join(f"[{key!r}]" for key in keys): tensor for keys, tensor in found}
+    return {"batch" + "".join(f"[{key!r}]" for key in keys): tensor for keys, tensor in tensors_with_keys(batch)}
 
 
 def _module(name: str) -> str:

@@ -67,47 +67,37 @@ def write_crash(
     Returns:
         The folder.
     """
-    folder = _make_folder(root, f"step-{trainer.step:08d}")
-    model = trainer.model
-    wanted = {"batch": _with_plain_dicts(recorded.batch), "random_state": recorded.random_state}
-    if with_state:
-        wanted["model"] = model.state_dict()
-    sections, left_out = _storable(wanted)
-    in_eval_mode = [name for name, module in model.named_modules() if not module.training]
-    write_checkpoint(folder, STATE, sections, {"step": trainer.step, "modules_in_eval_mode": in_eval_mode})
-    write_json_atomic(folder / REPORT, {
-        "reason": reason, "time": utc_now(), "run_id": trainer.run_id, "step": trainer.step, "epoch": trainer.epoch,
-        "batch_idx": recorded.batch_idx, "dataloader_name": recorded.dataloader_name,
-        "autopsy": diagnosis.as_dict(), "left_out": left_out, "parameters": _parameter_statistics(model),
-        "torch": torch.__version__, "python": platform.python_version(), "device": str(trainer.device),
-        "config": redact(trainer.describe()),
-    })  # fmt: skip
-    return folder
-
-
-def _make_folder(root: Path, name: str) -> Path:
-    """Create a folder, with -1, -2 … appended if the name is taken."""
-    count = 0
+    model, step = trainer.model, trainer.step
+    folder, count = root / f"step-{step:08d}", 0
     while True:
-        folder = root / (f"{name}-{count}" if count else name)
         try:
             folder.mkdir(parents=True)
-            return folder
-        except FileExistsError:
+            break
+        except FileExistsError:  # the name is taken: append -1, -2 …
             count += 1
-
-
-def _storable(sections: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the sections that can be written exactly, and why the others cannot."""
-    storable, left_out = {}, {}
-    for name, tree in sections.items():
+            folder = root / f"step-{step:08d}-{count}"
+    sections = {"batch": _with_plain_dicts(recorded.batch), "random_state": recorded.random_state}
+    sections |= {"model": model.state_dict()} if with_state else {}
+    left_out = {}
+    for name, tree in list(sections.items()):
         try:
             encode(tree)
         except CheckpointError as error:
             left_out[name] = str(error)
-        else:
-            storable[name] = tree
-    return storable, left_out
+            del sections[name]
+    in_eval_mode = [name for name, module in model.named_modules() if not module.training]
+    write_checkpoint(folder, STATE, sections, {"step": step, "modules_in_eval_mode": in_eval_mode})
+    named = dict(model.named_parameters())
+    rows = zip(named.items(), statistics_of([param.detach() for param in named.values()]), strict=True)
+    parameters = {name: {"shape": list(param.shape), "dtype": param.dtype, **row} for (name, param), row in rows}
+    write_json_atomic(folder / REPORT, {
+        "reason": reason, "time": utc_now(), "run_id": trainer.run_id, "step": step, "epoch": trainer.epoch,
+        "batch_idx": recorded.batch_idx, "dataloader_name": recorded.dataloader_name,
+        "autopsy": diagnosis.as_dict(), "left_out": left_out, "parameters": parameters,
+        "torch": torch.__version__, "python": platform.python_version(), "device": str(trainer.device),
+        "config": redact(trainer.describe()),
+    })  # fmt: skip
+    return folder
 
 
 def _with_plain_dicts(batch: Any) -> Any:
@@ -115,12 +105,6 @@ def _with_plain_dicts(batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return {key: _with_plain_dicts(value) for key, value in batch.items()}
     return type(batch)(map(_with_plain_dicts, batch)) if type(batch) in (list, tuple) else batch
-
-
-def _parameter_statistics(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
-    named = dict(model.named_parameters())
-    rows = zip(named.items(), statistics_of([param.detach() for param in named.values()]), strict=True)
-    return {name: {"shape": list(param.shape), "dtype": param.dtype, **row} for (name, param), row in rows}
 
 
 def read_crash(path: str | Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

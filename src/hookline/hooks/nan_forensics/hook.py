@@ -79,16 +79,12 @@ class NanForensics(NamedHook):
         if checked:
             total = total + checked.norm()
         if not math.isfinite(float(total)):
-            self._find_suspects(trainer, recorded, checked)
-
-    def _find_suspects(self, trainer: RunControl, recorded: list[RecordedBatch], grads: Gradients | None) -> None:
-        """Investigate the micro-batch with a bad loss, or all of them; a norm that merely overflowed is fine."""
-        for one in recorded:
-            if one.loss is not None and not math.isfinite(one.loss.item()):
-                return self._investigate(trainer, [one], f"loss {one.loss.item()}")
-        if grads is not None and not all(map(math.isfinite, gradient_norms(grads.tensors()))):
-            self._investigate(trainer, recorded, "non-finite gradients")
-        return None
+            bad = next((one for one in recorded if one.loss is not None and not math.isfinite(one.loss.item())), None)
+            if bad is not None and bad.loss is not None:
+                self._investigate(trainer, [bad], f"loss {bad.loss.item()}")
+            # If every loss is finite, any micro-batch may be to blame; a norm that merely overflowed is fine.
+            elif checked and not all(map(math.isfinite, gradient_norms(checked.tensors()))):
+                self._investigate(trainer, recorded, "non-finite gradients")
 
     def _investigate(self, trainer: RunControl, suspects: list[RecordedBatch], reason: str) -> None:
         """Find the first micro-batch that goes wrong when run again; if none does, take the last.
@@ -109,16 +105,15 @@ class NanForensics(NamedHook):
                 found = self.autopsy or "the examination failed"
                 trainer.request_stop(f"{reason}: {found}", by=self.registered_name)
 
-    def _report(self, trainer: RunControl, recorded: RecordedBatch, reason: str, diagnosis: Diagnosis) -> None:
+    def _report(
+        self, trainer: RunControl, recorded: RecordedBatch, reason: str, diagnosis: Diagnosis, write: bool = True
+    ) -> None:
         """Write a crash folder, a note and a warning; a trial run writes no folder."""
-        if trainer.is_trial_run:
-            self._report_without_crash(trainer, reason, diagnosis)
+        if trainer.is_trial_run or not write:
+            logger.warning("step %d: %s; %s", trainer.step, reason, diagnosis)
+            self.note(trainer, "non_finite", reason=reason, autopsy=str(diagnosis))
             return
         root = (trainer.run_dir or Path(tempfile.mkdtemp(prefix="hookline-"))) / "crashes"
         self.crash = write_crash(root, trainer, recorded, reason, diagnosis, self.state)
         logger.warning("step %d: %s; %s; the crash is in %s", trainer.step, reason, diagnosis, self.crash)
         self.note(trainer, "crash", reason=reason, autopsy=str(diagnosis), path=str(self.crash))
-
-    def _report_without_crash(self, trainer: RunControl, reason: str, diagnosis: Diagnosis) -> None:
-        logger.warning("step %d: %s; %s", trainer.step, reason, diagnosis)
-        self.note(trainer, "non_finite", reason=reason, autopsy=str(diagnosis))
