@@ -45,7 +45,6 @@ class ChangeAudit:
         with_params = timed or not event.inner or registry.audits_every_call or registry.failures.debug
         return [self._wrapped(event, hook, with_params) if _may_write(hook) else hook for hook in hooks]
 
-
     def _wrapped(self, event: Event, hook: BoundHook, with_params: bool) -> BoundHook:
         call, find_batch = hook.listener.call, _batch_finder(hook)
 

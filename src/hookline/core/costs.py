@@ -159,4 +159,3 @@ class CostMonitor:
             remedy = "give it a longer period" if not entry.schedule.always else "give it a schedule, such as every=10"
             message = f"takes {share:.0%} of the run's time (limit {self._limit:.0%}); {remedy}, or read fewer values"
             hooks.failures.report(Incident("costly", name, "its steps", self._run.step, message), True)
-

@@ -19,6 +19,7 @@ from hookline.core.scheduler import Scheduler
 INNER = [event.name for event in CATALOG.values() if event.inner]
 OUTER = [event.name for event in CATALOG.values() if not event.inner]
 LEADS_TO_NORM, LEADS_TO_LR, LEADS_TO_METRICS = {"grad_norm", "ctx"}, {"lr", "ctx"}, {"metrics"}
+BETWEEN_UPDATE_AND_CLEAR = ("on_before_optimizer_step", "on_after_optimizer_step", "on_step_skipped")
 MAX_TABLES = 64  # Sets of due hooks whose callables are stored.
 
 Compiler = Callable[[list[BoundHook], bool], Dispatch | None]
@@ -50,18 +51,21 @@ class DispatchTable:
         # Some values cost every step something, and are computed only if a listener may read them: at on_step_end the
         # norm of gradients that are gone by then and the step's learning rate, anywhere metrics that hooks add to.
         self.norm_readers = self.lr_readers = self.metric_readers = 0
+        self.gradient_writers = 0
+        """User listeners between the update chain and zero_grad, which may clear or replace gradients."""
         self._listeners, self._failures, self._rng_guard, self._lock = listeners, failures, rng_guard, lock
         self._tables: dict[tuple[frozenset[str], frozenset[str], bool], dict[str, Dispatch | None]] = {}
         self._compilers: dict[str, Compiler] = {}
         self._wrappers: list[Wrapper] = []
 
-    def count(self, event: str, wanted: Collection[str], by: int) -> None:
-        """Count a listener that was added (1) or removed (-1), and what it may read."""
+    def count(self, event: str, wanted: Collection[str], built_in: bool, by: int) -> None:
+        """Count a listener that was added (1) or removed (-1), and what it may read or write."""
         self.listener_counts[event] += by
         at_step_end = event == "on_step_end"
         self.norm_readers += by * (at_step_end and not LEADS_TO_NORM.isdisjoint(wanted))
         self.lr_readers += by * (at_step_end and not LEADS_TO_LR.isdisjoint(wanted))
         self.metric_readers += by * (not LEADS_TO_METRICS.isdisjoint(wanted))
+        self.gradient_writers += by * (not built_in and event in BETWEEN_UPDATE_AND_CLEAR)
 
     def reset(self) -> None:
         """Forget all callables, because the hooks have changed; each event makes its own when it next fires."""

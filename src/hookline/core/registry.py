@@ -174,7 +174,7 @@ class HookRegistry(Events):
         self._constrained += by * bool(entry.before or entry.after)
         self.has_schedules += by * (not entry.schedule.always)
         for name, listener in entry.listeners.items():
-            self.dispatch_table.count(name, listener.wanted, by)
+            self.dispatch_table.count(name, listener.wanted, entry.built_in, by)
             self.has_optional_arguments += by * bool(listener.optional)
 
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -448,7 +448,6 @@ class HookRegistry(Events):
         """
         self.device_timer.collect(wait=True)
         return cost_table(self.entries(), self.dispatch_table.argument_costs, self.dispatch_table.scale)
-
 
 
 for _spelling in SPELLINGS:
