@@ -162,7 +162,7 @@ def read_hook(hook: Any, event: str | None, parameters: Mapping[str, Any]) -> tu
     """
     if event:
         for key in parameters:  # A function has no constructor, so what is left over is a misspelt option.
-            raise RegistrationError(f"{key!r} is no option of a hook; {nearest(key, OPTIONS)}")
+            raise RegistrationError(f"{key!r} is not an option of a hook; {nearest(key, OPTIONS)}")
         row, spelling = find_event(event), event if event.startswith("on_") else f"on_{event}"
         return hook, {row.name: read_signature(hook, row, spelling, getattr(hook, "__name__", "function"))}
     made = hook

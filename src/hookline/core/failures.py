@@ -65,7 +65,7 @@ def check_policy(value: str, path: str = "on_error") -> Policy:
     for policy in POLICIES:
         if value == policy:
             return policy
-    raise ConfigError(path, f"{value!r} is no failure policy; {nearest(str(value), POLICIES)}")
+    raise ConfigError(path, f"{value!r} is not a failure policy; {nearest(str(value), POLICIES)}")
 
 
 def argument_if_any(args: Any, name: str, default: Any) -> Any:
