@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hookline import ForwardHook, HookRegistry, Schedule, TrainingHook, UpdateHook, not_an_event
-from hookline.core.entry import Entry, HookList, default_name, find_listeners, snake_case
+from hookline.core.entry import Entry, HookList, default_name, find_listeners
 from hookline.errors import ConfigError, HooklineError, RegistrationError
 
 
@@ -178,7 +178,7 @@ def test_kinds_follow_the_methods() -> None:
 )
 def test_class_names_become_snake_case(name: str, snake: str) -> None:
     """The default name of an instance."""
-    assert snake_case(name) == snake
+    assert default_name(type(name, (), {})()) == snake
 
 
 def test_a_hooks_own_name_is_used_only_if_it_is_one() -> None:

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from hookline import HookRegistry, TrainingHook
-from hookline.core.handle import Handle
+from hookline.core.registry import Handle
 
 
 def test_a_handle_is_the_name() -> None:
