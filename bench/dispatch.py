@@ -1,4 +1,4 @@
-"""Tight-loop cost of firing an event: heard by nobody, by ten hooks, beside a thousand that listen elsewhere."""
+"""Tight-loop cost of firing an event: without listeners, with ten hooks, with a thousand hooks of other events."""
 
 import gc
 from collections.abc import Callable
@@ -19,35 +19,35 @@ COLUMNS = ("event", "µs per firing", "µs per hook", "goal")
 NOTES = [
     "Median of the rounds; each round fires one event many times in a tight loop, less the empty loop.",
     "Failure isolation is on; one round in 17 is timed by the registry, as in a run.",
-    "Guarded: torch's, Python's and NumPy's random streams are looked at before and after the event.",
+    "Guarded: torch's, Python's and NumPy's random streams are compared before and after the event.",
 ]
 FIRINGS = 2000
 
 
 class Quiet(TrainingHook):
-    """Hears the event and does nothing."""
+    """A hook that does nothing at the event."""
 
     def on_train_batch_end(self, batch_idx: int) -> None:
         """Nothing."""
 
 
 class Elsewhere(TrainingHook):
-    """Hears an event that is not fired here."""
+    """A hook of an event that is not fired here."""
 
     def on_epoch_end(self) -> None:
         """Nothing."""
 
 
-class Moment:
-    """As much of a run as these hooks name."""
+class Args:
+    """The event arguments that these hooks name."""
 
     step, batch_idx = 1, 0
 
 
-def registry(heard: int = 0, elsewhere: int = 0) -> HookRegistry:
-    """A registry with so many hooks that hear the event, and so many that don't."""
+def registry(listeners: int = 0, elsewhere: int = 0) -> HookRegistry:
+    """A registry with hooks of the event, and hooks of other events."""
     made = HookRegistry()
-    for index in range(heard):
+    for index in range(listeners):
         made.register(Quiet(), name=f"quiet_{index}")
     for index in range(elsewhere):
         made.register(Elsewhere(), name=f"elsewhere_{index}")
@@ -56,18 +56,18 @@ def registry(heard: int = 0, elsewhere: int = 0) -> HookRegistry:
 
 def fires(hooks: HookRegistry) -> Callable[[int], None]:
     """Fire the event as the training loop does."""
-    fire, moment = hooks.slots, Moment()
+    slots, args = hooks.slots, Args()
 
     def loop(count: int) -> None:
         for _ in range(count):
-            if heard := fire.on_train_batch_end:
-                heard(moment)
+            if handler := slots.on_train_batch_end:
+                handler(args)
 
     return loop
 
 
 def calls(runner: HookRunner) -> Callable[[int], None]:
-    """Fire by hand, as a loop of one's own does."""
+    """Fire manually, as a user's own loop does."""
 
     def loop(count: int) -> None:
         for _ in range(count):
@@ -92,17 +92,17 @@ def seconds(loop: Callable[[int], None]) -> float:
 def measure(rounds: int, only: list[str]) -> Table:
     """Interleave the rows round by round."""
     registries = {
-        "nobody hears it": registry(),
-        "10 hooks hear it": registry(10),
-        "1,000 listen elsewhere": registry(0, 1000),
-        "10 hooks hear it, streams guarded": registry(10),
+        "no listeners": registry(),
+        "10 hooks": registry(10),
+        "1,000 hooks of other events": registry(0, 1000),
+        "10 hooks, streams guarded": registry(10),
     }
-    registries["10 hooks hear it, streams guarded"].rng_guard.begin(0, lambda: 0)
+    registries["10 hooks, streams guarded"].rng_guard.begin(0, lambda: 0)
     loops: dict[str, Callable[[int], None]] = {
         "empty": empty,
         **{name: fires(made) for name, made in registries.items()},
     }
-    loops["empty HookRunner, by hand"] = calls(HookRunner())
+    loops["empty HookRunner, manually"] = calls(HookRunner())
     spent: dict[str, list[float]] = {name: [] for name in loops}
     gc.disable()
     for number in range(1, max(rounds // 4, 32) + 1):
@@ -113,12 +113,12 @@ def measure(rounds: int, only: list[str]) -> Table:
     gc.enable()
     base = median(spent.pop("empty"))
     micros = {name: (median(values) - base) * 1e6 for name, values in spent.items()}
-    micros["the guard alone"] = micros["10 hooks hear it, streams guarded"] - micros["10 hooks hear it"]
+    micros["the guard alone"] = micros["10 hooks, streams guarded"] - micros["10 hooks"]
     return Table(TITLE, COLUMNS, [row(name, value) for name, value in micros.items()], NOTES)
 
 
 def row(name: str, micros: float) -> tuple[Any, ...]:
     """One line of the table."""
     per_hook = f"{micros / 10:.3f}" if name.startswith("10 ") else ""
-    goals = {"the guard alone": "≤ 1.5", "empty HookRunner, by hand": "one branch"}
+    goals = {"the guard alone": "≤ 1.5", "empty HookRunner, manually": "one branch"}
     return name, f"{micros:.3f}", per_hook, goals.get(name, "≤ 0.2 per hook" if per_hook else "≤ 0.1")

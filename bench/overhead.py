@@ -16,12 +16,12 @@ from bench.table import Table
 TITLE = "Overhead per training step"
 COLUMNS = ("contender", "stepped", "step µs", "above bare µs", "± s.e.", "mean µs")
 NOTES = [
-    "Model: MLP 32-64-10, batch 16, SGD, ready-made batches. Hooks are no-ops that hear four events a step.",
+    "Model: MLP 32-64-10, batch 16, SGD, ready-made batches. Hooks are no-ops at four events a step.",
     "Above bare: median over the rounds of (contender - bare) in the same round; s.e. of that median.",
     "Mean: of the same differences without the 1 % at either end; it shows what comes only now and then.",
     "In a thread: a trainer that owns its loop runs in a thread and is stopped in its data iterator. This is"
     " noisier; such rows are compared with the bare loop run the same way.",
-    "Those stepped directly take turns first, among themselves: what a large framework leaves in the caches is no"
+    "Those stepped directly take turns first, among themselves: what a large framework leaves in the caches is not a"
     " cost of its neighbour.",
 ]
 DIRECT, THREAD = "directly", "in a thread"

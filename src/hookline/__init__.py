@@ -23,7 +23,7 @@ _MODULES = {
     "GradientMonitor": "hooks.gradient_monitor",
     "HookManager": "activations.manager",
     "HookRegistry": "core.registry",
-    "HookRunner": "core.runner",
+    "HookRunner": "core.registry",
     "HooklineError": "errors",
     "HooksConfig": "config.schema",
     "Identity": "gradients.transforms",

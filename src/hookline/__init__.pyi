@@ -23,8 +23,8 @@ from hookline.core.plugins import register_optimizer as register_optimizer
 from hookline.core.plugins import register_scheduler as register_scheduler
 from hookline.core.plugins import register_trainer as register_trainer
 from hookline.core.registry import HookRegistry as HookRegistry
+from hookline.core.registry import HookRunner as HookRunner
 from hookline.core.run_control import RunControl as RunControl
-from hookline.core.runner import HookRunner as HookRunner
 from hookline.core.sampling import Sample as Sample
 from hookline.core.schedule import Schedule as Schedule
 from hookline.errors import HooklineError as HooklineError

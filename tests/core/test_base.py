@@ -5,10 +5,17 @@ import inspect
 import pytest
 
 import hookline
-from hookline.core.base import ForwardHook, StepContext, TrainerHooks, TrainingHook, UpdateHook, not_an_event
+from hookline import (
+    ForwardHook,
+    HookRegistry,
+    HookRunner,
+    StepContext,
+    TrainerHooks,
+    TrainingHook,
+    UpdateHook,
+    not_an_event,
+)
 from hookline.core.catalog import SPELLINGS
-from hookline.core.registry import HookRegistry
-from hookline.core.runner import HookRunner
 
 
 @pytest.mark.req("004-02")

@@ -79,7 +79,8 @@ def test_find_event_takes_any_spelling_with_or_without_its_prefix() -> None:
 
 def test_a_misspelt_event_names_the_nearest() -> None:
     """A miss says what was probably meant."""
-    with pytest.raises(RegistrationError, match=r"'on_train_bach_end' is no event; did you mean 'on_train_batch_end'"):
+    expected = r"'on_train_bach_end' is not an event; did you mean 'on_train_batch_end'"
+    with pytest.raises(RegistrationError, match=expected):
         find_event("on_train_bach_end")
 
 

@@ -24,7 +24,7 @@ class Failing(TrainingHook):
 def test_there_are_three_policies_and_a_miss_names_the_nearest() -> None:
     """warn, disable and raise; anything else is rejected with its config path."""
     assert [check_policy(name) for name in POLICIES] == ["warn", "disable", "raise"]
-    with pytest.raises(ConfigError, match=r"hooks.x.on_error: 'rise' is no failure policy; did you mean 'raise'"):
+    with pytest.raises(ConfigError, match=r"hooks.x.on_error: 'rise' is not a failure policy; did you mean 'raise'"):
         check_policy("rise", "hooks.x.on_error")
 
 

@@ -68,7 +68,7 @@ class Draws(TrainingHook):
 
 
 class Quiet(TrainingHook):
-    """Hears the same event and draws nothing."""
+    """A hook of the same event that draws nothing."""
 
     def __init__(self) -> None:
         self.called = 0

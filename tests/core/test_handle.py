@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from hookline import HookRegistry, TrainingHook
-from hookline.core.handle import Handle
+from hookline.core.registry import Handle
 
 
 def test_a_handle_is_the_name() -> None:
@@ -43,7 +43,7 @@ def test_a_with_block_removes_at_its_end_also_on_errors() -> None:
 
 
 def test_an_old_handle_does_not_remove_its_successor() -> None:
-    """A handle stands for the hook it was given for, not for whoever took the name later."""
+    """A handle removes the hook it was returned for, not one that took the name later."""
     registry = HookRegistry()
     old = registry.register(TrainingHook("mine"))
     registry.remove("mine")

@@ -120,7 +120,7 @@ def test_a_user_hook_can_replace_a_built_in() -> None:
 
 @pytest.mark.req("000-07", "000-03")
 def test_forward_and_update_hooks_have_no_tiers() -> None:
-    """They run in registration order, whoever wrote them."""
+    """They run in registration order, built-in or not."""
 
     class BuiltInLink(UpdateHook):
         built_in = True
@@ -266,7 +266,7 @@ def test_setup_and_close_are_called_once_each() -> None:
 
 
 def test_a_hook_whose_setup_fails_is_not_in() -> None:
-    """The error goes to whoever registered it, and the name stays free."""
+    """The error reaches the caller of `register`, and the name stays free."""
 
     class Broken(TrainingHook):
         def setup(self) -> None:
@@ -481,7 +481,7 @@ def test_closing_events_reach_everyone_and_failures_become_notes(event: str) -> 
 
 
 def test_stop_training_reaches_the_owner_of_a_users_own_loop_after_the_others() -> None:
-    """Fired manually there is nobody else to stop; it is no failure of the hook."""
+    """A manually fired event has no run to stop, so the exception reaches the caller and is not counted."""
     called: Heard = []
 
     def stop() -> None:

@@ -16,7 +16,7 @@ def ctx(step: int, tokens: int = 0) -> StepContext:
 
 
 class Everything(TrainingHook):
-    """Hears the five events with their own arguments."""
+    """A hook of the five events with their usual arguments."""
 
     def __init__(self, name: str, called: list[Any]) -> None:
         self.name, self.called = name, called

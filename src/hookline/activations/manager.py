@@ -18,9 +18,8 @@ from hookline.activations.fire_report import FireReport, fire_report
 from hookline.activations.forward_hooks import ForwardDispatcher
 from hookline.activations.monitor import Monitor
 from hookline.core.entry import MAKE_HOOK, OPTIONS
-from hookline.core.handle import Handle
 from hookline.core.plugins import load_reference
-from hookline.core.registry import HookRegistry
+from hookline.core.registry import Handle, HookRegistry
 from hookline.errors import HooklineError
 
 

@@ -57,7 +57,7 @@ _ARGUMENTS = [
     Argument("reason", "why it happened, in words"),
     Argument("checkpoint_path", "the checkpoint's own directory"),
     Argument("path", "the directory that holds the run's checkpoints"),
-    Argument("resumed", "whether the run goes on from a checkpoint"),
+    Argument("resumed", "whether the run was resumed from a checkpoint"),
     Argument("exception", "what ended the run"),
     Argument("name", "the module's name in the model"),
     Argument("module", "the module that ran"),
@@ -67,7 +67,7 @@ _ARGUMENTS = [
     Argument("live_output", "the output itself, to be read and never written: a write is noticed and ends the run"),
     Argument("seconds", "host time of the module's forward", "a clock before and after"),
     Argument(
-        "memory", "bytes the call left allocated on CUDA; elsewhere the bytes of its output", "a look before and after"
+        "memory", "bytes the call left allocated on CUDA; elsewhere the bytes of its output", "read before and after"
     ),
     Argument("phase", "'train', 'validation' or 'inference'"),
 ]
@@ -250,7 +250,7 @@ class Events:
         of_step=True,
     )
     def on_update(self, *args: Any, **kwargs: Any) -> Any:
-        """A link of the update chain: return the gradients the optimizer shall use."""
+        """A link of the update chain: return the gradients that the optimizer is to use."""
 
     @event(
         BATCH + " grad_norm=clipped_norm",
@@ -368,7 +368,7 @@ class Events:
 
     @event(RUN + " exception", order="trainer exception", fires="when the run fails", gradients="unknown", closing=True)
     def on_exception(self, *args: Any, **kwargs: Any) -> None:
-        """Something ended the run. Every hook hears it, whatever the others do."""
+        """Something ended the run. Every hook is called, whatever the others do."""
 
     @event(
         RUN + " reason",
@@ -400,5 +400,5 @@ def find_event(spelling: str) -> Event:
     """
     row = SPELLINGS.get(spelling) or SPELLINGS.get(f"on_{spelling}")
     if row is None:
-        raise RegistrationError(f"{spelling!r} is no event; {nearest(spelling, SPELLINGS)}")
+        raise RegistrationError(f"{spelling!r} is not an event; {nearest(spelling, SPELLINGS)}")
     return row

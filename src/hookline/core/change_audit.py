@@ -43,8 +43,12 @@ class ChangeAudit:
             return list(hooks)
         registry = self._run.hooks
         with_params = timed or not event.inner or registry.audits_every_call or registry.failures.debug
-        return [self._wrapped(event, hook, with_params) if _may_write(hook) else hook for hook in hooks]
-
+        return [
+            hook
+            if hook.built_in or LEADS_TO_THE_RUN.isdisjoint(hook.listener.wanted)
+            else self._wrapped(event, hook, with_params)
+            for hook in hooks
+        ]
 
     def _wrapped(self, event: Event, hook: BoundHook, with_params: bool) -> BoundHook:
         call, find_batch = hook.listener.call, _batch_finder(hook)
@@ -79,10 +83,6 @@ class ChangeAudit:
             self._run.note("hook_wrote", hook=hook, on=event.name, what=what, times=times, **values)
         if times == 1 and what != "learning rate":
             logger.warning("hook %r modified the %s in %s", hook, what, event.name)
-
-
-def _may_write(hook: BoundHook) -> bool:
-    return not hook.built_in and not LEADS_TO_THE_RUN.isdisjoint(hook.listener.wanted)
 
 
 def _batch_finder(hook: BoundHook) -> Callable[[Sequence[Any], dict[str, Any]], Any]:

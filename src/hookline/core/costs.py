@@ -32,16 +32,6 @@ class Cost:
         self.calls += 1
         self.ns += ns
 
-    def add_on_device(self, ns: int) -> None:
-        """Count the device time of one of the calls."""
-        self.device_calls += 1
-        self.device_ns += ns
-
-    @property
-    def all_device_ns(self) -> float:
-        """Estimate the device time of all calls from those that were timed."""
-        return self.device_ns * self.calls / max(self.device_calls, 1)
-
 
 DEVICE_TIMED_ONE_IN = 8  # Of the calls whose host time is sampled: two device events cost more than most hooks.
 
@@ -86,7 +76,8 @@ class DeviceTimer:
             if wait:
                 ended.synchronize()
             if ended.query():
-                cost.add_on_device(round(began.elapsed_time(ended) * 1e6))
+                cost.device_calls += 1
+                cost.device_ns += round(began.elapsed_time(ended) * 1e6)
             else:
                 unfinished.append((cost, began, ended))
         self._pending[:] = unfinished
@@ -95,11 +86,6 @@ class DeviceTimer:
 Scale = Callable[[str], float]
 """Returns, by a hook's name, how many micro-batches each of its timed ones stands for."""
 WORTH_LISTING_NS = 100_000  # Reading a free argument is not worth a row.
-
-
-def inner_seconds(entries: Iterable[Entry], scale: Scale) -> dict[str, float]:
-    """Return the host time of every hook inside steps."""
-    return {entry.name: entry.inner_cost.ns / 1e9 * scale(entry.name) for entry in entries}
 
 
 def cost_table(entries: Iterable[Entry], arguments: Mapping[str, Cost], scale: Scale) -> list[dict[str, Any]]:
@@ -119,7 +105,8 @@ def cost_table(entries: Iterable[Entry], arguments: Mapping[str, Cost], scale: S
             "calls": round(inner.calls * times) + outer.calls,
             "seconds": (inner.ns * times + outer.ns) / 1e9,
         }
-        on_device = inner.all_device_ns * times / 1e9
+        # The device time of all calls is estimated from those that were timed.
+        on_device = inner.device_ns * inner.calls / max(inner.device_calls, 1) * times / 1e9
         rows.append(row | ({"device_seconds": on_device} if on_device else {}))
     rows += [
         {"hook": f"reading {name}", "kind": "argument", "calls": cost.calls, "seconds": cost.ns / 1e9}
@@ -159,4 +146,3 @@ class CostMonitor:
             remedy = "give it a longer period" if not entry.schedule.always else "give it a schedule, such as every=10"
             message = f"takes {share:.0%} of the run's time (limit {self._limit:.0%}); {remedy}, or read fewer values"
             hooks.failures.report(Incident("costly", name, "its steps", self._run.step, message), True)
-

@@ -1,5 +1,7 @@
 """Call an event's listeners: `invoke` calls one hook under its failure policy, and each event gets one callable.
 
+`DispatchTable` holds the callables of all events for every set of due hooks, made when an event first fires.
+
 An event without listeners has None instead of a callable, so that it costs its call site one branch. The inner events
 of a step get a small generated function that makes direct calls; all others loop over `invoke`. Both read every
 argument before the first hook is called, because an exception in computing one is not a hook's failure.
@@ -7,9 +9,11 @@ argument before the first hook is called, because an exception in computing one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +22,9 @@ import torch
 from hookline.core.catalog import CATALOG, Event
 from hookline.core.costs import Cost
 from hookline.core.failures import FailureHandler
+from hookline.core.rng_guard import RngGuard
+from hookline.core.schedule import Clock, Schedule
+from hookline.core.scheduler import Scheduler
 from hookline.core.signature import Listener
 from hookline.errors import StopTraining
 
@@ -30,6 +37,12 @@ GENERATED_UP_TO = 100  # A longer list of listeners runs as a loop.
 FAILED: Final = object()
 """What `invoke` returns if the hook raised and its failure policy lets the run continue."""
 _NO_KEYWORDS: Mapping[str, Any] = {}
+
+INNER = [event.name for event in CATALOG.values() if event.inner]
+OUTER = [event.name for event in CATALOG.values() if not event.inner]
+LEADS_TO_NORM, LEADS_TO_LR, LEADS_TO_METRICS = {"grad_norm", "ctx"}, {"lr", "ctx"}, {"metrics"}
+BETWEEN_UPDATE_AND_CLEAR = ("on_before_optimizer_step", "on_after_optimizer_step", "on_step_skipped")
+MAX_TABLES = 64  # Sets of due hooks whose callables are stored.
 
 
 class EventSlots:
@@ -60,6 +73,12 @@ class BoundHook:
     cost: Cost
     recovering: bool = False  # It failed the last time, so that a success resets its strikes.
     built_in: bool = False
+
+
+Compiler = Callable[[list[BoundHook], bool], Dispatch | None]
+"""Makes the callable of an event from its listeners, and whether they are timed."""
+Wrapper = Callable[[Event, Sequence[BoundHook], bool], list[BoundHook]]
+"""Returns the listeners of an event as they are called, given whether they are timed."""
 
 
 def invoke(
@@ -144,9 +163,11 @@ def compile_event(
     """
     if not hooks:
         return None
-    if event.inner and len(hooks) <= GENERATED_UP_TO:
-        return _generated(event, hooks, failures, argument_costs, timed)
-    return _looped(event, tuple(hooks), failures, argument_costs, timed or not event.inner)
+    if not event.inner or len(hooks) > GENERATED_UP_TO:
+        return _looped(event, tuple(hooks), failures, argument_costs, timed or not event.inner)
+    make = _factory(event_source(event, hooks, timed))
+    costs = {name: argument_costs[name] for name in needed_arguments(hooks)} if timed else {}
+    return make(event, tuple(hooks), [hook.listener.call for hook in hooks], failures, costs)
 
 
 def needed_arguments(hooks: Sequence[BoundHook]) -> list[str]:
@@ -166,17 +187,13 @@ def _looped(
 ) -> Dispatch:
     needed = needed_arguments(hooks)
 
-    def read_all(args: Any) -> dict[str, Any]:
+    def dispatch(args: Any) -> None:
         values = {}
         for name in needed:
             began = perf_counter_ns()
             values[name] = getattr(args, name)
             if timed:
                 argument_costs[name].add(perf_counter_ns() - began)
-        return values
-
-    def dispatch(args: Any) -> None:
-        values = read_all(args)
         raised: Exception | None = None
         interrupted: BaseException | None = None
         before = {name: dict(values[name]) for name in METRICS if name in values}
@@ -206,14 +223,6 @@ def _differ(metrics: dict[str, Any], before: dict[str, Any]) -> bool:
 
 
 # ---- generated dispatch ----------------------------------------------------------------------------------------------
-
-
-def _generated(
-    event: Event, hooks: Sequence[BoundHook], failures: FailureHandler, argument_costs: ArgumentCosts, timed: bool
-) -> Dispatch:
-    make = _factory(event_source(event, hooks, timed))
-    costs = {name: argument_costs[name] for name in needed_arguments(hooks)} if timed else {}
-    return make(event, tuple(hooks), [hook.listener.call for hook in hooks], failures, costs)
 
 
 @lru_cache(maxsize=512)
@@ -275,3 +284,118 @@ def _call_lines(index: int, hook: BoundHook, metrics: Sequence[str], timed: bool
 def _timed(lines: list[str], add: str, timed: bool) -> list[str]:
     body = [f"    {line}" for line in lines]
     return ["    began = clock()", *body, f"    {add}(clock() - began)"] if timed else body
+
+
+# ---- the callables of all events -------------------------------------------------------------------------------------
+
+
+class DispatchTable:
+    """Fills the slots of events for the hooks that are due; everything is made again when the hooks change.
+
+    An event in progress holds its callable, so that it finishes with the hooks it started with.
+    """
+
+    def __init__(
+        self,
+        listeners: Callable[[Event, frozenset[str]], list[BoundHook]],
+        failures: FailureHandler,
+        rng_guard: RngGuard,
+        lock: threading.RLock,
+    ) -> None:
+        self.slots = EventSlots()
+        self.scheduler = Scheduler()
+        self.countdown = 0
+        """Micro-batches until a hook may become due or time is sampled."""
+        self.listener_counts = dict.fromkeys(CATALOG, 0)
+        """Listeners of each event, whether due and enabled or not."""
+        self.argument_costs: defaultdict[str, Cost] = defaultdict(Cost)
+        # Some values cost every step something, and are computed only if a listener may read them: at on_step_end the
+        # norm of gradients that are gone by then and the step's learning rate, anywhere metrics that hooks add to.
+        self.norm_readers = self.lr_readers = self.metric_readers = 0
+        self.gradient_writers = 0
+        """User listeners between the update chain and zero_grad, which may clear or replace gradients."""
+        self._listeners, self._failures, self._rng_guard, self._lock = listeners, failures, rng_guard, lock
+        self._tables: dict[tuple[frozenset[str], frozenset[str], bool], dict[str, Dispatch | None]] = {}
+        self.compilers: dict[str, Compiler] = {}
+        """The parts that make the callable of an event themselves, by event."""
+        self._wrappers: list[Wrapper] = []
+
+    def count(self, event: str, wanted: Collection[str], built_in: bool, by: int) -> None:
+        """Count a listener that was added (1) or removed (-1), and what it may read or write."""
+        self.listener_counts[event] += by
+        at_step_end = event == "on_step_end"
+        self.norm_readers += by * (at_step_end and not LEADS_TO_NORM.isdisjoint(wanted))
+        self.lr_readers += by * (at_step_end and not LEADS_TO_LR.isdisjoint(wanted))
+        self.metric_readers += by * (not LEADS_TO_METRICS.isdisjoint(wanted))
+        self.gradient_writers += by * (not built_in and event in BETWEEN_UPDATE_AND_CLEAR)
+
+    def reset(self) -> None:
+        """Forget all callables, because the hooks have changed; each event makes its own when it next fires."""
+        self._tables = {}
+        scheduler = self.scheduler
+        scheduler.wait, self.countdown = max(scheduler.wait - self.countdown, 0), 0  # Only what has passed counts.
+        self._install()
+        for name in OUTER:
+            has_listeners = self.listener_counts[name]
+            setattr(self.slots, name, partial(self._first_dispatch, None, name) if has_listeners else None)
+        # The slots of inner events with listeners were just filled: another thread may be firing them.
+        for name in INNER:
+            if not self.listener_counts[name]:
+                setattr(self.slots, name, None)
+
+    def _install(self) -> None:
+        """Put the callables for the current decision into the slots of the inner events that have listeners."""
+        key = self.scheduler.decision
+        table = self._tables.get(key)
+        if table is None:
+            if len(self._tables) >= MAX_TABLES:
+                self._tables.clear()
+            table = self._tables[key] = {}
+            for name in filter(self.listener_counts.get, INNER):
+                table[name] = partial(self._first_dispatch, table, name)
+        for name, dispatch in table.items():
+            setattr(self.slots, name, dispatch)
+
+    def _first_dispatch(self, table: dict[str, Dispatch | None] | None, name: str, *values: Any) -> Any:
+        """Occupy a slot until the event first fires, then make the real callable and call it."""
+        with self._lock:
+            dispatch = self._compile(CATALOG[name])
+            if table is not None:
+                table[name] = dispatch
+            if table is None or self._tables.get(self.scheduler.decision) is table:
+                setattr(self.slots, name, dispatch)
+        return dispatch(*values) if dispatch else None
+
+    def _compile(self, event: Event) -> Dispatch | None:
+        timed = self.scheduler.timed
+        hooks = self._rng_guard.wrap(event, self._listeners(event, self.scheduler.due_for(event)))
+        for wrap in self._wrappers:
+            hooks = wrap(event, hooks, timed)
+        compiler = self.compilers.get(event.name)
+        dispatch = self.compile(event, hooks) if compiler is None else compiler(hooks, timed)
+        return self._rng_guard.around(event, hooks, dispatch)
+
+    def compile(self, event: Event, hooks: Sequence[BoundHook]) -> Dispatch | None:
+        """Make the callable of one event for given listeners."""
+        return compile_event(event, hooks, self._failures, self.argument_costs, self.scheduler.timed)
+
+    def compile_with(self, event: str, compiler: Compiler) -> None:
+        """Let another part make the callable of one event, as the update chain and the forward hooks do."""
+        self.compilers[event] = compiler
+        self.reset()
+
+    def add_wrapper(self, wrapper: Wrapper) -> None:
+        """Let another part wrap the listeners of events before they are compiled."""
+        self._wrappers.append(wrapper)
+        self.reset()
+
+    def decide_due_hooks(self, clock: Clock, scheduled: Sequence[tuple[str, Schedule]], sample: bool) -> None:
+        """Evaluate the schedules and install the callables for the hooks that are due; `Scheduler.decide` has Args."""
+        before = self.scheduler.decision
+        self.countdown = self.scheduler.decide(clock, scheduled, sample)
+        if self.scheduler.decision != before:
+            self._install()
+
+    def scale(self, hook: str) -> float:
+        """Return how many micro-batches each timed one of a hook stands for."""
+        return self.scheduler.scale(hook, max(self.scheduler.wait - self.countdown, 0))

@@ -57,15 +57,12 @@ class Entry:
         kinds = {CATALOG[event].kind for event in self.listeners}
         return [kind for kind in ("lifecycle", "forward", "update") if kind in kinds] or ["lifecycle"]
 
-    @property
-    def listens_to_inner(self) -> bool:
-        """Whether it listens to events that repeat inside a run."""
-        return any(CATALOG[event].inner for event in self.listeners)
-
-    def is_due(self, event: Event, due: frozenset[str]) -> bool:
-        """Return whether its schedule lets an event through, given the scheduled hooks that are due."""
-        gated = event.inner and not self.schedule.always and self.name not in due
-        return not gated or event.name in getattr(self.hook, "always_hears", ())
+    def is_called(self, event: Event, due: frozenset[str] | None, rank: int) -> bool:
+        """Return whether it is called at an event, given the scheduled hooks that are due; None means all are."""
+        if not self.enabled or event.name not in self.listeners or (self.ranks is not None and rank not in self.ranks):
+            return False
+        is_due = due is None or not event.inner or self.schedule.always or self.name in due
+        return is_due or event.name in getattr(self.hook, "always_hears", ())
 
     @property
     def intervenes(self) -> bool:
@@ -162,7 +159,7 @@ def read_hook(hook: Any, event: str | None, parameters: Mapping[str, Any]) -> tu
     """
     if event:
         for key in parameters:  # A function has no constructor, so what is left over is a misspelt option.
-            raise RegistrationError(f"{key!r} is no option of a hook; {nearest(key, OPTIONS)}")
+            raise RegistrationError(f"{key!r} is not an option of a hook; {nearest(key, OPTIONS)}")
         row, spelling = find_event(event), event if event.startswith("on_") else f"on_{event}"
         return hook, {row.name: read_signature(hook, row, spelling, getattr(hook, "__name__", "function"))}
     made = hook
@@ -196,18 +193,15 @@ def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def default_name(hook: Any) -> str:
-    """Return the name of a hook that is registered without one: its `name`, else its class in snake case."""
-    own = getattr(hook, "name", None)
-    return own if isinstance(own, str) and own else snake_case(type(hook).__name__)
+    """Return the name of a hook that is registered without one: its `name`, else its class in snake case.
 
-
-def snake_case(name: str) -> str:
-    """Convert a class name.
-
-    >>> snake_case("JSONLogHook")
+    >>> default_name(JSONLogHook())
     'json_log_hook'
     """
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+    own = getattr(hook, "name", None)
+    if isinstance(own, str) and own:
+        return own
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(hook).__name__).lower()
 
 
 def find_listeners(hook: Any) -> dict[str, Listener]:

@@ -65,7 +65,7 @@ def check_policy(value: str, path: str = "on_error") -> Policy:
     for policy in POLICIES:
         if value == policy:
             return policy
-    raise ConfigError(path, f"{value!r} is no failure policy; {nearest(str(value), POLICIES)}")
+    raise ConfigError(path, f"{value!r} is not a failure policy; {nearest(str(value), POLICIES)}")
 
 
 def argument_if_any(args: Any, name: str, default: Any) -> Any:
@@ -130,7 +130,11 @@ class FailureHandler:
         """
         step = step_of(args)
         if isinstance(error, StopTraining):
-            return self._request_stop(hook.hook, error, args)
+            request = argument_if_any(args, "request_stop", None)
+            if request is None:
+                return error  # The event was fired manually: only the loop's owner can stop it.
+            request(str(error) or "StopTraining", by=hook.hook)
+            return None
         where = f"raised by hook {hook.hook!r} in {event.name}, step {step}"
         where += f", rank {self.rank}" if self.rank else ""
         if where not in getattr(error, "__notes__", ()):
@@ -159,13 +163,6 @@ class FailureHandler:
             self._disable(entry.name)
         message = f"switched off after {strikes} failure{'s' if strikes > 1 else ''} in a row"
         self.report(Incident("disabled", entry.name, event.name, step, message), True)
-
-    def _request_stop(self, hook: str, error: StopTraining, args: Any) -> Exception | None:
-        request = argument_if_any(args, "request_stop", None)
-        if request is None:
-            return error  # The event was fired manually: only the loop's owner can stop it.
-        request(str(error) or "StopTraining", by=hook)
-        return None
 
     def reset_strikes(self, event: Event, hook: BoundHook) -> None:
         """Forget a hook's failures in a row at an event, because it succeeded."""

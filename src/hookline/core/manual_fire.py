@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hookline.core.catalog import ARGUMENT_ALIASES, SPELLINGS, Event
+from hookline.core.catalog import ARGUMENT_ALIASES, Event
 from hookline.core.dispatch import Dispatch, needed_arguments
 from hookline.core.scheduler import ManualClock
 from hookline.errors import MissingArgument, nearest
@@ -108,7 +108,7 @@ class ManualFiring:
         if not dispatch:
             return
         event_args = ManualArgs(event, named, partial(self._hooks_naming, event))
-        if registry.has_optional_arguments and not self._table.has_own_compiler(event.name):
+        if registry.has_optional_arguments and event.name not in self._table.compilers:
             dispatch = self._without_missing(event, frozenset(vars(event_args)))
         if dispatch:
             dispatch(event_args)
@@ -128,16 +128,3 @@ class ManualFiring:
     def _hooks_naming(self, event: Event, attribute: str) -> list[str]:
         hooks = self._registry.listeners(event, self._table.scheduler.due_for(event))
         return [hook.hook for hook in hooks if attribute in hook.listener.wanted]
-
-
-def event_method(spelling: str) -> Callable[..., None]:
-    """Make the method of a registry that fires one event; without hooks it costs one branch."""
-
-    def fire(self: HookRegistry, *args: Any, **values: Any) -> None:
-        if not self.hooks:
-            return
-        self.fire_manually(spelling, args, values)
-
-    fire.__name__ = spelling
-    fire.__doc__ = SPELLINGS[spelling].doc
-    return fire

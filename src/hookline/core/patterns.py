@@ -39,7 +39,8 @@ def select(pattern: Any, things: Mapping[str, Thing], what: str) -> dict[str, Th
         if not found and one == "*":
             found = set(things)  # A model that is a single module has only its root.
         if not found:
-            raise HooklineError(f"{what} pattern {_shown(one)} matches nothing; {_choices(one, things)}")
+            shown = repr(one) if isinstance(one, str) else getattr(one, "__name__", type(one).__name__)
+            raise HooklineError(f"{what} pattern {shown} matches nothing; {_choices(one, things)}")
         chosen |= found
     return {name: thing for name, thing in things.items() if name in chosen}
 
@@ -69,7 +70,3 @@ def _choices(pattern: Any, things: Mapping[str, Any]) -> str:
         wanted = pattern.__name__ if isinstance(pattern, type) else pattern[6:]
         return nearest(wanted, {type(thing).__name__ for thing in things.values()}, 8)
     return nearest(str(pattern), [name for name in things if name], 8)
-
-
-def _shown(pattern: Any) -> str:
-    return repr(pattern) if isinstance(pattern, str) else getattr(pattern, "__name__", type(pattern).__name__)

@@ -1,4 +1,7 @@
-"""`HookRegistry`: where hooks are registered, ordered, enabled and disabled, and through which events are fired."""
+"""`HookRegistry`: where hooks are registered, ordered, enabled and disabled, and through which events are fired.
+
+`Handle` is what registering returns, and `HookRunner` the registry for a user's own loop.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import TracebackType
 from typing import Any, ClassVar
 
-from hookline.core.catalog import SPELLINGS, Event, Events, find_event
-from hookline.core.costs import DeviceTimer, cost_table, inner_seconds
-from hookline.core.dispatch import BoundHook, event_source
-from hookline.core.dispatch_table import DispatchTable
+from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
+from hookline.core.costs import DeviceTimer, cost_table
+from hookline.core.dispatch import BoundHook, DispatchTable, event_source
 from hookline.core.entry import Entry, HookList, as_names, default_name, hook_parameters, read_hook
 from hookline.core.failures import FailureHandler, Incident, check_policy
-from hookline.core.handle import Handle
-from hookline.core.manual_fire import ManualFiring, event_method
+from hookline.core.manual_fire import ManualFiring
 from hookline.core.order import Position, explanation, in_order
 from hookline.core.plugins import load_reference
 from hookline.core.rng_guard import RngGuard
@@ -25,6 +27,36 @@ from hookline.errors import HooklineError, RegistrationError, nearest
 
 LOAD_HOOKS = "hookline.config.hooks:load_hooks"
 """Registers what a config lists; it belongs to the folder that reads configs, which is above this one."""
+
+
+class Handle(str):
+    """A hook's name that can also remove it; as a context manager it removes it at the end of the block.
+
+    >>> with registry.register(MyHook()) as name:
+    ...     train()
+    """
+
+    _remove: Callable[[], object]
+
+    def __new__(cls, name: str, remove: Callable[[], object]) -> Handle:
+        handle = super().__new__(cls, name)
+        handle._remove = remove
+        return handle
+
+    def remove(self) -> None:
+        """Detach the hook; a second call does nothing."""
+        remove, self._remove = self._remove, lambda: None
+        remove()
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """Copy and pickle as the plain name."""
+        return str, (str(self),)
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, trace: TracebackType | None) -> None:
+        self.remove()
 
 
 class HookRegistry(Events):
@@ -141,7 +173,11 @@ class HookRegistry(Events):
             self._check_name(entry)
             self._registered += 1
             entry.number = self._registered
-            self._check_order(entry)
+            if self._constrained or entry.before or entry.after:
+                # Reject before/after that cannot be satisfied, before anything has changed.
+                for kind in entry.kinds:
+                    in_order([*self.entries(kind), entry], tiers=kind == "lifecycle", strict=True)
+                in_order([*self.entries(), entry], tiers=True)  # Cycles through hooks of several kinds.
             for check in self._checks:
                 check(entry)
         entry.set_up(self)  # User code, so not under the lock.
@@ -161,20 +197,12 @@ class HookRegistry(Events):
                 "give this one another name (name=…, or `as:` in a config)"
             )
 
-    def _check_order(self, entry: Entry) -> None:
-        """Reject before/after that cannot be satisfied, before anything has changed."""
-        if not (self._constrained or entry.before or entry.after):
-            return
-        for kind in entry.kinds:
-            in_order([*self.entries(kind), entry], tiers=kind == "lifecycle", strict=True)
-        in_order([*self.entries(), entry], tiers=True)  # Cycles through hooks of several kinds.
-
     def _count(self, entry: Entry, by: int) -> None:
         """Count listeners, so that a change costs the same for ten hooks as for a thousand."""
         self._constrained += by * bool(entry.before or entry.after)
         self.has_schedules += by * (not entry.schedule.always)
         for name, listener in entry.listeners.items():
-            self.dispatch_table.count(name, listener.wanted, by)
+            self.dispatch_table.count(name, listener.wanted, entry.built_in, by)
             self.has_optional_arguments += by * bool(listener.optional)
 
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -375,7 +403,7 @@ class HookRegistry(Events):
         """Return the listeners of an event in order, given the scheduled hooks that are due; None means all are."""
         with self._lock:
             ordered = (self._entries[position.name] for position in self._positions(event.kind))
-            return [entry.bind(event) for entry in ordered if self._is_called(entry, event, due)]
+            return [entry.bind(event) for entry in ordered if entry.is_called(event, due, self.failures.rank)]
 
     def _positions(self, kind: str) -> list[Position]:
         """Return the order of all hooks of a kind, whether enabled or not: disabling one never moves another."""
@@ -383,13 +411,6 @@ class HookRegistry(Events):
             if kind not in self._order:
                 self._order[kind] = in_order(self.entries(kind), tiers=kind == "lifecycle")
             return self._order[kind]
-
-    def _is_called(self, entry: Entry, event: Event, due: frozenset[str] | None) -> bool:
-        if not entry.enabled or event.name not in entry.listeners:
-            return False
-        if entry.ranks is not None and self.failures.rank not in entry.ranks:
-            return False
-        return due is None or entry.is_due(event, due)
 
     def calling_hook(self) -> str | None:
         """Return the hook that the current call came from, found on the stack: the record says who changed the run."""
@@ -416,7 +437,8 @@ class HookRegistry(Events):
             if self._plan is None:
                 enabled = [entry for entry in self._entries.values() if entry.enabled]
                 scheduled = [(entry.name, entry.schedule) for entry in enabled if not entry.schedule.always]
-                self._plan = scheduled, any(entry.schedule.always and entry.listens_to_inner for entry in enabled)
+                always = [entry for entry in enabled if entry.schedule.always]
+                self._plan = scheduled, any(CATALOG[event].inner for entry in always for event in entry.listeners)
             self.dispatch_table.decide_due_hooks(clock, *self._plan)
 
     def replan(self, restored: Clock | None = None) -> None:
@@ -430,16 +452,12 @@ class HookRegistry(Events):
         """Return whether a hook is due at this micro-batch."""
         return self.entry(name).schedule.always or name in self.dispatch_table.scheduler.due
 
-    def fire_manually(self, spelling: str, args: tuple[Any, ...], values: dict[str, Any]) -> None:
-        """Fire an event from a user's own loop; ``registry.on_…(…)`` calls this."""
-        event = SPELLINGS[spelling]
-        self._manual.fire(event, self._orders.get(spelling, event.order), args, values)
-
     # ---- costs -------------------------------------------------------------------------------------------------
 
     def inner_seconds(self) -> dict[str, float]:
         """Return the host time of every hook inside steps, scaled up from its samples."""
-        return inner_seconds(self.entries(), self.dispatch_table.scale)
+        scale = self.dispatch_table.scale
+        return {entry.name: entry.inner_cost.ns / 1e9 * scale(entry.name) for entry in self.entries()}
 
     def costs(self) -> list[dict[str, Any]]:
         """Return the time by hook and by argument, most expensive first; inner events are scaled up from samples.
@@ -450,6 +468,34 @@ class HookRegistry(Events):
         return cost_table(self.entries(), self.dispatch_table.argument_costs, self.dispatch_table.scale)
 
 
+def _event_method(spelling: str) -> Callable[..., None]:
+    """Make the method that fires one event from a user's own loop; without hooks it costs one branch."""
+    event = SPELLINGS[spelling]
+
+    def fire(self: HookRegistry, *args: Any, **values: Any) -> None:
+        if self.hooks:
+            self._manual.fire(event, self._orders.get(spelling, event.order), args, values)
+
+    fire.__name__, fire.__doc__ = spelling, event.doc
+    return fire
+
 
 for _spelling in SPELLINGS:
-    setattr(HookRegistry, _spelling, event_method(_spelling))
+    setattr(HookRegistry, _spelling, _event_method(_spelling))
+
+
+class HookRunner(HookRegistry):
+    """A registry whose events are fired from a user's own loop; without hooks it costs a branch per call site."""
+
+    _orders: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "on_train_begin": ("config",),
+        "on_step_end": ("ctx",),
+        "on_eval_end": ("metrics", "step"),
+        "on_checkpoint_save": ("step", "path"),
+        "on_train_end": ("step", "tokens_seen"),
+    }
+
+    def __init__(self, hooks: Iterable[Any] = ()) -> None:
+        super().__init__()
+        for hook in hooks:
+            self.register(hook)

@@ -79,8 +79,9 @@ def _torch_holds_spare(state: torch.Tensor) -> bool:
     return bool(flags[0] or flags[-1])
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, (list, tuple)) else value
+def as_tuples(value: Any) -> Any:
+    """Convert nested lists to tuples: the state of Python's generator, after it was read from JSON."""
+    return tuple(as_tuples(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 
 def _numpy_random() -> Any:
@@ -99,7 +100,7 @@ TORCH = Library(
 PYTHON = Library(
     make=random.Random,
     get=lambda generator: generator.getstate(),
-    put=lambda generator, state: generator.setstate(_tuples(state)),
+    put=lambda generator, state: generator.setstate(as_tuples(state)),
     holds_spare=lambda state: state[2] is not None,
     draw=lambda generator: generator.random(),
     # Position (4 bytes), then state. Its first word is the same for every seed: hence the two words after it.

@@ -101,11 +101,11 @@ class Quantity:
         written = isinstance(value, (int, str)) and not isinstance(value, bool)
         match = _QUANTITY.fullmatch(str(value)) if written else None
         if not match:
-            raise ConfigError(path, f"{value!r} is no schedule; write {_EXAMPLES}")
+            raise ConfigError(path, f"{value!r} is not a schedule; write {_EXAMPLES}")
         number, factor, word, loader = match.groups()
         unit = _UNITS.get(word.lower() or "steps")
         if unit is None:
-            raise ConfigError(path, f"{word!r} is no unit; {nearest(word, _UNITS, 30)}")
+            raise ConfigError(path, f"{word!r} is not a unit; {nearest(word, _UNITS, 30)}")
         amount = float(number.replace("_", "")) * _FACTORS[factor] * unit[1]
         if unit[0] != "seconds" and amount != int(amount):
             raise ConfigError(path, f"{value!r}: {unit[0]} are whole numbers")

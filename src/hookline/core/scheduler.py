@@ -81,7 +81,9 @@ class Scheduler:
         earlier_due = self.due_at_step
         window = now.steps, now.epochs
         in_window = earlier_due if self._window == window else frozenset()
-        previous = self._previous_batch(now)
+        previous: Clock | None = self._previous
+        if previous is None or (previous.batches == 0 and now.batches > 1):
+            previous = now  # What was passed while no schedule was evaluated is past.
         due: list[str] = []
         for schedule, names in self._groups:
             if schedule.due(now, previous):
@@ -107,12 +109,6 @@ class Scheduler:
             groups.setdefault(schedule, []).append(name)
         self._scheduled, self._groups = scheduled, list(groups.items())
         self._needs_previous = any(schedule.by_tokens_or_time for schedule in groups)
-
-    def _previous_batch(self, now: Clock) -> Clock:
-        """Return where the previous micro-batch was; what was passed while no schedule was evaluated is past."""
-        if self._previous is None or (self._previous.batches == 0 and now.batches > 1):
-            return now
-        return self._previous
 
     def _count_due(self, newly_due: Collection[str]) -> bool:
         """Count hooks that became due; returns whether the step is timed for one of them.

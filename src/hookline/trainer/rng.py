@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hookline import _device
+from hookline.core.rng_guard import as_tuples
 
 
 def rng_state() -> dict[str, Any]:
@@ -49,8 +50,3 @@ def preserve_rng() -> Iterator[None]:
         yield
     finally:
         restore_rng(state)
-
-
-def as_tuples(value: Any) -> Any:
-    """Convert nested lists to tuples: the state of Python's generator, after it was read from JSON."""
-    return tuple(as_tuples(item) for item in value) if isinstance(value, (list, tuple)) else value

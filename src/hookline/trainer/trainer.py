@@ -14,8 +14,7 @@ import torch
 
 from hookline.core.change_audit import ChangeAudit
 from hookline.core.failures import logger
-from hookline.core.handle import Handle
-from hookline.core.registry import HookRegistry
+from hookline.core.registry import Handle, HookRegistry
 from hookline.core.run_control import MicroBatch
 from hookline.errors import HooklineError, TrainingError
 from hookline.gradients.chain import UpdateChain

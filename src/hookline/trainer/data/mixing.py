@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Protocol
 
+from hookline.core.rng_guard import as_tuples
 from hookline.errors import ConfigError, nearest
 from hookline.trainer.options import TrainerOptions
-from hookline.trainer.rng import as_tuples
 
 
 class LoaderOrder(Protocol):
