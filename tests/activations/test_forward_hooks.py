@@ -473,7 +473,7 @@ def test_a_watched_model_can_be_traced_by_jit() -> None:
 @pytest.mark.parametrize("take_away", ["remove", "disable"])
 def test_nothing_is_left_on_the_modules(take_away: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A removed hook takes its torch hooks along, and so does a disabled one unless something was compiled."""
-    monkeypatch.setattr("hookline.activations.torch_compile.has_compiled", lambda: False)
+    monkeypatch.setattr("hookline.activations.compile.detection.has_compiled", lambda: False)
     model = make_model()
     before = [dict(vars(module)) for module in model]
     manager = captured(model)

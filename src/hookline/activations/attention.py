@@ -20,8 +20,8 @@ from hookline._tensors import iter_tensors
 from hookline.activations.attention_weights import ATTENTION_FUNCTIONS
 from hookline.activations.capture import Capture
 from hookline.activations.capture_session import Cache, CaptureSession
+from hookline.activations.compile.detection import run_uncompiled
 from hookline.activations.hooked_modules import RunningModules
-from hookline.activations.torch_compile import run_uncompiled
 from hookline.core.patterns import select
 from hookline.errors import HooklineError, nearest
 

@@ -19,9 +19,9 @@ import torch
 
 from hookline.activations.capture import Capture
 from hookline.activations.capture_store import CapturedState, save_states
+from hookline.activations.compile.detection import run_uncompiled
 from hookline.activations.forward_hooks import ForwardDispatcher, Observe
 from hookline.activations.hooked_modules import HookedModule
-from hookline.activations.torch_compile import run_uncompiled
 from hookline.errors import HooklineError, nearest
 
 if TYPE_CHECKING:  # the manager makes sessions

@@ -17,7 +17,7 @@ import torch
 from hookline import _checks, _fs
 from hookline._host_copy import HostCopy
 from hookline._tensors import iter_tensors, map_tensors
-from hookline.activations.cow_views import copy_on_write, unwrap
+from hookline.activations.cow_views import copy_on_write, storage_size, unwrap
 from hookline.errors import HooklineError
 
 logger = logging.getLogger("hookline")
@@ -177,7 +177,7 @@ class CaptureStore:
                 self._enforce_limit(state, self.limit_bytes)
 
     def _enforce_limit(self, state: CapturedState, limit: int) -> None:
-        state.storages = [_storage(tensor) for tensor in state.tensors()]
+        state.storages = [storage_size(tensor) for tensor in state.tensors()]
         for address, size in state.storages:
             users = self._users[address] = self._users.get(address, 0) + 1
             if users == 1:
@@ -233,16 +233,7 @@ class CaptureStore:
 
 
 def _storage_bytes(states: Sequence[CapturedState]) -> int:
-    return sum(dict(_storage(tensor) for state in states for tensor in state.tensors()).values())
-
-
-def _storage(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the address and size of a tensor's storage; `data_ptr` would materialize a copy-on-write view."""
-    if tensor.device.type == "meta" or tensor.layout != torch.strided:
-        return id(tensor), 0
-    address: int = torch._C._data_address(tensor)  # type: ignore[attr-defined]
-    start = address - int(tensor.storage_offset()) * tensor.element_size()
-    return start, tensor.untyped_storage().nbytes()
+    return sum(dict(storage_size(tensor) for state in states for tensor in state.tensors()).values())
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
-from torch._C import _data_address, _set_grad_enabled  # type: ignore[attr-defined]
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from hookline._tensors import map_tensors, tensor_version
 from hookline.stats import borrowed
 
 _NOT_SUPPORTED = (RuntimeError, AttributeError, NotImplementedError)  # What torch raises where it has no lazy clone.
+_functorch: Any = getattr(torch._C, "_functorch", None)
+# `Tensor.data_ptr` gives the same address, but it materializes a view.
+_data_address: Any = getattr(torch._C, "_data_address", torch.Tensor.data_ptr)
 
 
 def copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
@@ -23,31 +23,25 @@ def copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
     """
     if borrowed.threads and borrowed.is_borrowed():
         return tensor.detach().clone()
-    grad = is_grad_enabled()
-    if grad:
-        _set_grad_enabled(False)  # Cheaper than detaching, and than the context manager.
     try:
-        return tensor._lazy_clone()
+        return tensor.detach()._lazy_clone()
     except _NOT_SUPPORTED:
         return tensor.detach().clone()
-    finally:
-        if grad:
-            _set_grad_enabled(True)
 
 
 def unwrap(tensor: torch.Tensor) -> torch.Tensor:
     """Return the plain tensor inside one of `torch.func`, which other code can read: for `vmap` the whole batch."""
-    while is_functorch_wrapped_tensor(tensor):
-        tensor = get_unwrapped(tensor)
+    while _functorch is not None and _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
     return tensor
 
 
-def shares_memory(tensor: torch.Tensor, view: torch.Tensor) -> bool:
-    """Return whether neither a plain tensor nor its view was written to since, not even through `.data`."""
-    try:
-        return bool(_data_address(tensor) == _data_address(view))
-    except RuntimeError:  # Tensors of `torch.func` have no memory.
-        return False
+def storage_size(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the address of a tensor's storage and its size in bytes; (an id, 0) for a tensor without storage."""
+    if tensor.device.type == "meta" or tensor.layout != torch.strided:
+        return id(tensor), 0
+    start = _data_address(tensor) - int(tensor.storage_offset()) * tensor.element_size()
+    return start, tensor.untyped_storage().nbytes()
 
 
 class ViewTracker:

@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _current_graph_task_id
 
 from hookline._tensors import iter_tensors, tensor_version
-from hookline.activations import torch_compile
+from hookline.activations.compile import detection
 from hookline.activations.cow_views import ViewTracker
-from hookline.activations.hooked_modules import HookedModule, HookedModules, Measured
+from hookline.activations.hooked_modules import HookedModule, HookedModules, Measured, in_backward
 from hookline.core.base import Hook
 from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, first_raised, invoke
@@ -278,7 +277,7 @@ class ForwardDispatcher:
 
     def sync(self) -> None:
         """Attach torch hooks to the modules that hooks select now, and detach them from all others."""
-        has_compiled = self.compilable and torch_compile.has_compiled()
+        has_compiled = self.compilable and detection.has_compiled()
         if has_compiled and self.registry.entries("forward"):
             from hookline.activations.compile.dynamo import guard_on_hooks
 
@@ -306,7 +305,7 @@ class ForwardDispatcher:
         if has_compiled:
             self._enter_graphs(entries)
         elif self.compilable:
-            torch_compile.prepare_before_compiling(self)
+            detection.prepare_before_compiling(self)
 
     def prepare_compile(self) -> None:
         """Make the torch hooks ready to be traced; something is about to be compiled."""
@@ -367,7 +366,7 @@ class ForwardDispatcher:
             hooked: HookedModule, module: Any, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
         ) -> Any:
             call = call_at.get(hooked)
-            if call is None or (self._suspending_blocks and self.is_suspended()) or _current_graph_task_id() != -1:
+            if call is None or (self._suspending_blocks and self.is_suspended()) or in_backward():
                 return None  # In the last case backward repeats a forward pass that hooks have seen.
             self._until_cleanup -= 1
             if self._until_cleanup <= 0:

@@ -22,6 +22,8 @@ from hookline.errors import HooklineError
 OUTSIDE = "outside"  # The hooks of a module must be called outside of compiled graphs.
 MAX_NESTED_CALLS = 100
 _REMOVED = object()
+# The backward pass that runs in this thread, -1 if none does. A torch that cannot tell shows repeated passes to hooks.
+_graph_task_id = getattr(torch._C, "_current_graph_task_id", lambda: -1)
 
 
 # ---- torch hooks -----------------------------------------------------------------------------------------------------
@@ -274,7 +276,7 @@ def weak_selection(modules: Any) -> Any:
 
 def in_backward() -> bool:
     """Return whether autograd runs this: a forward pass there repeats one that hooks have seen (checkpointing)."""
-    return bool(torch._C._current_graph_task_id() != -1)
+    return bool(_graph_task_id() != -1)
 
 
 class RunningModules:

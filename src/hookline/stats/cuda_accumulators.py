@@ -33,21 +33,16 @@ _DTYPE = attrgetter("dtype")
 
 
 def make_accumulators(many: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Make empty accumulators: a table and its rows. CUDA graphs may rely on their addresses."""
+    """Make empty accumulators: a table and its rows."""
     with torch.inference_mode(False):
         table = torch.zeros((many, ACCUMULATOR_BYTES // 8), dtype=torch.float64, device=device)
-        rows = [table[row : row + 1] for row in range(many)]
-    for tensor in (table, *rows):
-        torch._dynamo.mark_static_address(tensor, guard=False)
-    return table, rows
+        return table, [table[row : row + 1] for row in range(many)]
 
 
 def make_flag(device: torch.device) -> Tensor:
     """Make the flag on the device that says whether accumulators are added to; it starts as 0."""
     with torch.inference_mode(False):
-        flag = torch.zeros((), dtype=torch.int32, device=device)
-    torch._dynamo.mark_static_address(flag, guard=False)
-    return flag
+        return torch.zeros((), dtype=torch.int32, device=device)
 
 
 def make_counts(many: int, device: torch.device) -> Tensor:

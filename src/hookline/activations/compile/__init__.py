@@ -1,4 +1,4 @@
 """Forward hooks inside compiled code: everything that touches Dynamo or inductor.
 
-Nothing here is imported before something is compiled.
+`detection` is always imported and imports no compiler. The other modules are imported when something is compiled.
 """

@@ -133,16 +133,18 @@ class CompiledStats:
     def _open_on(self, device: torch.device) -> None:
         from hookline.stats.cuda_accumulators import make_flag
 
+        flag = make_flag(device)
         try:
             from hookline.activations.compile.fuse_stats_pass import install  # Imports inductor.
 
             install()
             _traced_graph()
+            _keep_address(flag)
         except (ImportError, AttributeError) as error:
             warn_once(error)
             return
         with self._lock:
-            self.graph_id, self.due_flag = take_id(self), make_flag(device)
+            self.graph_id, self.due_flag = take_id(self), flag
             self._make_rows()
 
     def _make_rows(self) -> None:
@@ -153,6 +155,7 @@ class CompiledStats:
         from hookline.stats.cuda_accumulators import make_accumulators
 
         table, rows = make_accumulators(len(hooks), self.due_flag.device)
+        _keep_address(table, *rows)
         for index, (hook, row) in enumerate(zip(hooks, rows, strict=True)):
             hook.stats_row, hook.stats_place = row, (table, index)
 
@@ -237,6 +240,14 @@ def _traced_graph() -> Any:
     from torch._guards import TracingContext
 
     return TracingContext.try_get()
+
+
+def _keep_address(*tensors: Tensor) -> None:
+    """Let CUDA graphs write to these tensors themselves, not to copies of them."""
+    from torch._dynamo import mark_static_address
+
+    for tensor in tensors:
+        mark_static_address(tensor, guard=False)
 
 
 def _row_of(hooked: HookedModule) -> Tensor:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookline.activations import torch_compile
+from hookline.activations.compile import detection
 from hookline.activations.compile.compiled_stats import CompiledStats
 from hookline.activations.compile.custom_ops import (
     define_operator,
@@ -94,7 +94,7 @@ _call_outside: Any = torch.compiler.disable(  # type: ignore[no-untyped-call]
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _prepare_if_needed() -> None:
     """Prepare dispatchers that the compiler could not notify, because it was imported after they attached hooks."""
-    torch_compile.prepare_all()
+    detection.prepare_all()
 
 
 def _never_compile(function: Any) -> None:

@@ -1,8 +1,7 @@
-"""Notice that `torch.compile` is in use without importing the compiler, and run models uncompiled for a while.
+"""Detect whether `torch.compile` is in use without importing the compiler, and run models uncompiled for a while.
 
-Importing Dynamo takes a second or two, and most processes that train compile nothing. So everything that forward hooks
-need in compiled code is in `hookline.activations.compile`, which is imported when the first frame is about to be
-compiled. This module only reads what is in `sys.modules`.
+Importing Dynamo takes a second or two, and most processes that train compile nothing. So this module only reads what is
+in `sys.modules`; the other modules of this folder are imported when the first frame is about to be compiled.
 """
 
 from __future__ import annotations

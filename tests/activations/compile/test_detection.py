@@ -1,4 +1,4 @@
-"""Noticing that `torch.compile` is used, without importing it and without changing anything before."""
+"""Detecting that `torch.compile` is in use, without importing it and without changing anything before."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hookline
-from hookline.activations import torch_compile
+from hookline.activations.compile import detection
 
 BEGINNING = """
 import sys, torch
@@ -23,7 +23,8 @@ class Count(ForwardHook):
         self.calls += 1
 
 def imported():
-    return [name for name in sys.modules if name.startswith("hookline.activations.compile")]
+    light = ("hookline.activations.compile", "hookline.activations.compile.detection")
+    return [name for name in sys.modules if name.startswith(light[0]) and name not in light]
 
 model = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2)) for _ in range(3)))
 manager = HookManager()
@@ -105,7 +106,7 @@ assert hook.calls == 1, "watching again after the import of the compiler is as g
     [NOTHING_COMPILED, NO_COMPILER, IMPORTED_AFTER_THE_HOOK, IMPORTED_BEFORE_THE_HOOK, WATCHED_AGAIN],
     ids=["nothing_compiled", "no_compiler", "imported_after", "imported_before", "watched_again"],
 )
-def test_in_a_process_of_its_own(program: str) -> None:
+def test_in_a_new_process(program: str) -> None:
     """Nothing is imported or changed before something is compiled; then every hook is called."""
     environment = {**os.environ, "PYTHONPATH": str(Path(hookline.__file__).parents[1])}
     words = [sys.executable, "-c", BEGINNING + program]
@@ -130,10 +131,10 @@ def test_a_dispatcher_that_cannot_be_prepared_does_not_end_the_compilation(caplo
     import torch._dynamo
 
     for dispatcher in (fails, works):
-        torch_compile.prepare_before_compiling(dispatcher)
+        detection.prepare_before_compiling(dispatcher)
     for number in range(2):
         torch.compile(lambda x, number=number: x + number, backend="eager")(torch.ones(1))
-    assert works.prepared == 1 and torch_compile.has_compiled()
+    assert works.prepared == 1 and detection.has_compiled()
     assert [record.message for record in caplog.records if record.name == "hookline"] == [
         "forward hooks may not be called in compiled code"
     ]
@@ -148,8 +149,8 @@ def test_models_run_uncompiled_in_nested_blocks() -> None:
 
     compiled = torch.compile(torch.nn.Linear(2, 2), backend=backend)
     compiled(torch.ones(1, 2))
-    with torch_compile.run_uncompiled():
-        with torch_compile.run_uncompiled():
+    with detection.run_uncompiled():
+        with detection.run_uncompiled():
             compiled(torch.ones(1, 2))
         compiled(torch.ones(1, 2))
     assert graphs == [1]
