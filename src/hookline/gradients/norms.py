@@ -26,10 +26,10 @@ def norms_of(tensors: list[Tensor], local: list[Tensor] | None = None) -> Tensor
     memory = local_tensors(tensors) if local is None else local
     groups = indices_by_kind(memory)
     if len(groups) == 1:
-        norms = _norms_of_one_kind(memory)
+        norms = norms_of_one_kind(memory)
     else:
         home = memory[0].device
-        parts = [_norms_of_one_kind([memory[index] for index in indices]).to(home) for indices in groups]
+        parts = [norms_of_one_kind([memory[index] for index in indices]).to(home) for indices in groups]
         order = sorted(range(len(memory)), key=[index for indices in groups for index in indices].__getitem__)
         norms = torch.cat(parts)[cached_table(home, tuple(order))]
     if any(map(is_sharded, tensors)):
@@ -39,7 +39,8 @@ def norms_of(tensors: list[Tensor], local: list[Tensor] | None = None) -> Tensor
     return norms
 
 
-def _norms_of_one_kind(memory: list[Tensor]) -> Tensor:
+def norms_of_one_kind(memory: list[Tensor]) -> Tensor:
+    """Return the L2 norm of each of some plain tensors of one dtype and device."""
     # The operation that torch clips by. `hookline.stats` computes norms more exactly, and would clip differently in
     # the last bit.
     dtype, wide = memory[0].dtype, wide_dtype(memory[0].dtype)
