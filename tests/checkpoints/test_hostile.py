@@ -1,5 +1,6 @@
 """Test checkpoints made to do harm: nothing is executed, nothing outside is read, and the error is clear."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -20,7 +21,6 @@ from hookline.checkpoints import (
     verify_checkpoint,
     write_checkpoint,
 )
-from hookline.checkpoints.store import manifest_text, sha256_of
 from hookline.errors import CheckpointError
 
 FORBIDDEN = (
@@ -63,12 +63,17 @@ def write_good(directory: Path) -> Path:
 def forge(path: Path) -> None:
     """Rewrite the manifest so that every hash is right."""
     files = {
-        file.name: {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+        file.name: {"sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "bytes": file.stat().st_size}
         for file in sorted(path.iterdir())
         if file.name != "manifest.json"
     }
-    meta = {"step": 2}
-    (path / "manifest.json").write_text(manifest_text(files, meta))
+    write_manifest(path, files, {"step": 2})
+
+
+def write_manifest(path: Path, files: Any, meta: Any) -> None:
+    """Write a manifest as checkpoints have it."""
+    text = json.dumps({"format": 1, "files": files, "meta": meta}, indent=1) + "\n"
+    (path / "manifest.json").write_text(text)
 
 
 def change_state(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -230,6 +235,6 @@ def test_invalid_steps(step: Any, tmp_path: Path) -> None:
     path = write_good(tmp_path)
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["meta"]["step"] = step
-    (path / "manifest.json").write_text(manifest_text(manifest["files"], manifest["meta"]))
+    write_manifest(path, manifest["files"], manifest["meta"])
     assert list_checkpoints(tmp_path) == [path]
     assert verify_checkpoint(path) == ["manifest.json: its meta differs from that in state.json"]

@@ -26,14 +26,7 @@ from hookline.checkpoints import (
     verify_checkpoint,
     write_checkpoint,
 )
-from hookline.checkpoints.store import (
-    check_files,
-    manifest_text,
-    read_manifest,
-    set_aside_later,
-    sha256_of,
-    write_hashed,
-)
+from hookline.checkpoints.store import set_aside_later
 from hookline.errors import CheckpointError
 
 DEAD_PID = 2**22 + 1  # larger than any id that the kernel assigns
@@ -305,11 +298,13 @@ def test_cuda_state_is_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_sizes_and_hashes(tmp_path: Path) -> None:
-    """Every file has its entry, in the order of names."""
-    entries = write_hashed(tmp_path, {"b": [b"one", memoryview(b"two")], "a": [b""]})
-    assert list(entries) == ["a", "b"]
-    assert entries["b"] == {"sha256": hashlib.sha256(b"onetwo").hexdigest(), "bytes": 6}
-    assert (tmp_path / "b").read_bytes() == b"onetwo"
+    """The manifest has the size and hash of every file, in the order of names."""
+    path = write_checkpoint(tmp_path, "x", {"b": {"w": torch.ones(3)}, "a": {"w": torch.ones(5)}}, {"step": 1})
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    assert list(files) == ["a.safetensors", "b.safetensors", "state.json"]
+    for name, entry in files.items():
+        data = (path / name).read_bytes()
+        assert entry == {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
 
 def test_hashing_runs_beside_the_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,60 +314,50 @@ def test_hashing_runs_beside_the_writing(tmp_path: Path, monkeypatch: pytest.Mon
     real_hash, real_write = store._sha256, store.write_file
 
     def hash_late(parts: list[bytes]) -> str:
-        order.append(len(parts[0]))
+        order.append(sum(map(len, parts)))
         assert written.wait(10)
         return real_hash(parts)
 
     def write(path: Path, parts: list[bytes]) -> None:
         real_write(path, parts)
-        if path.name == "c":
+        if path.name == "state.json":  # the last one
             written.set()
 
     monkeypatch.setattr(store, "HASHERS", 1)
     monkeypatch.setattr(store, "_sha256", hash_late)
     monkeypatch.setattr(store, "write_file", write)
-    entries = write_hashed(tmp_path, {"a": [b"1"], "b": [b"333"], "c": [b"22"]})
-    assert order == [3, 2, 1]
-    assert entries["b"]["sha256"] == hashlib.sha256(b"333").hexdigest()
+    state = {name: {"w": torch.ones(size)} for name, size in (("a", 1), ("b", 3000), ("c", 2000))}
+    path = write_checkpoint(tmp_path, "x", state, {"step": 1})
+    assert len(order) == 4 and order == sorted(order, reverse=True) and verify_checkpoint(path) == []
 
 
-def test_a_failing_write_leaves_no_thread(tmp_path: Path) -> None:
+def test_a_failing_write_ends_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error propagates and the threads end."""
     before = threading.active_count()
-    (tmp_path / "x").write_text("")
-    with pytest.raises(FileExistsError):
-        write_hashed(tmp_path, {"x": [b"1"], "y": [b"2"]})
+
+    def fail(path: Path, parts: list[bytes]) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(store, "write_file", fail)
+    with pytest.raises(CheckpointError, match="no space left"):
+        write_checkpoint(tmp_path, "x", sections(), {"step": 1})
     assert threading.active_count() == before
 
 
 # ---- the manifest ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A directory with two files and their manifest."""
-    (tmp_path / "state.json").write_text("{}")
-    (tmp_path / "model.safetensors").write_bytes(b"abc")
-    files = {file.name: {"sha256": sha256_of(file), "bytes": file.stat().st_size} for file in tmp_path.iterdir()}
-    (tmp_path / "manifest.json").write_text(manifest_text(files, {"step": 3, "loss": 0.1}))
-    return tmp_path
+def manifest_text(files: Any, meta: Any) -> str:
+    """Return a manifest as checkpoints have it."""
+    return json.dumps({"format": 1, "files": files, "meta": meta}, indent=1) + "\n"
 
 
-def test_a_manifest_describes_its_directory(folder: Path) -> None:
-    """It lists sizes and hashes of all files, and they agree."""
-    manifest = read_manifest(folder)
-    assert manifest["format"] == 1
-    assert manifest["meta"] == {"step": 3, "loss": 0.1}
-    assert manifest["files"]["model.safetensors"]["bytes"] == 3
-    assert check_files(folder, manifest["files"]) == []
-
-
-def test_spelling_is_checked(folder: Path) -> None:
+def test_spelling_is_checked(tmp_path: Path) -> None:
     """Even a change of whitespace is detected."""
-    path = folder / "manifest.json"
-    path.write_text(path.read_text().replace(' "format": 1', ' "format":  1'))
-    with pytest.raises(CheckpointError, match="was changed after it was written"):
-        read_manifest(folder)
+    path = write_checkpoint(tmp_path, "x", sections(), {"step": 3})
+    manifest = path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(' "format": 1', ' "format":  1'))
+    assert verify_checkpoint(path) == ["manifest.json: was changed after it was written"]
 
 
 @pytest.mark.parametrize(
@@ -387,17 +372,22 @@ def test_spelling_is_checked(folder: Path) -> None:
         (manifest_text({"state.json": {}}, {}).replace('"format": 1', '"format": 2'), "is not of format 1"),
     ],
 )
-def test_invalid_manifests(folder: Path, text: str, message: str) -> None:
+def test_invalid_manifests(tmp_path: Path, text: str, message: str) -> None:
     """Torn, foreign and newer manifests have different messages."""
-    (folder / "manifest.json").write_text(text, encoding="latin-1")
-    with pytest.raises(CheckpointError, match=message):
-        read_manifest(folder)
+    path = write_checkpoint(tmp_path, "x", sections(), {"step": 3})
+    (path / "manifest.json").write_text(text, encoding="latin-1")
+    [problem] = verify_checkpoint(path)
+    assert message in problem
 
 
 @pytest.mark.parametrize("name", ["../state.json", "/etc/passwd", "a/b", "..", "", "manifest.json", ".hidden"])
-def test_names_that_lead_out(folder: Path, name: str) -> None:
+def test_names_that_lead_out(tmp_path: Path, name: str) -> None:
     """A name that is not a plain file name is never opened."""
-    assert check_files(folder, {name: {"bytes": 0, "sha256": ""}})[0] == f"{name!r}: leads out of the checkpoint"
+    path = write_checkpoint(tmp_path, "x", sections(), {"step": 3})
+    manifest = json.loads((path / "manifest.json").read_text())
+    files = {**manifest["files"], name: {"bytes": 0, "sha256": ""}}
+    (path / "manifest.json").write_text(manifest_text(files, manifest["meta"]))
+    assert verify_checkpoint(path) == [f"{name!r}: leads out of the checkpoint"]
 
 
 # ---- abandoned checkpoints -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A chain with nothing around it: parameters with gradients, links by name, and a trainer that only notes things."""
+"""Make chains without a trainer: parameters with gradients, hooks by name, and a run control that records its calls."""
 
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookline.core.registry import HookRegistry
+from hookline import HookRegistry
 from hookline.gradients.chain import UpdateChain
 
 Params = dict[str, torch.nn.Parameter]
@@ -16,7 +16,7 @@ SHAPES = {"matrix": (7, 3), "kernel": (4, 3, 2, 2), "vector": (5,), "scalar": ()
 
 
 class NotingTrainer:
-    """What links may ask of a trainer."""
+    """The part of a trainer that update hooks use."""
 
     def __init__(self) -> None:
         self.logged: dict[str, Any] = {}
@@ -30,7 +30,7 @@ class NotingTrainer:
 
 
 class Rig:
-    """Links over parameters; `step` runs them as a trainer would."""
+    """Update hooks over parameters; `step` runs them as a trainer would."""
 
     def __init__(self, params: Mapping[str, torch.nn.Parameter], *entries: Any) -> None:
         self.params, self.trainer = params, NotingTrainer()
@@ -40,19 +40,19 @@ class Rig:
         self.registry.load({"update": list(entries)})
 
     def step(self, grads: Mapping[str, Tensor] | None = None) -> dict[str, Tensor | None]:
-        """Run the chain once, on new gradients if there are any; returns copies of what it left."""
+        """Run the chain once, on new gradients if any are given; return copies of what it left."""
         for name, grad in (grads or {}).items():
             self.params[name].grad = grad.clone()
         self.steps += 1
-        moment = SimpleNamespace(step=self.steps, epoch=0, model=None, trainer=self.trainer)
-        moment.clipped = lambda norm, is_global: setattr(self, "clipped", (norm, is_global))
+        args = SimpleNamespace(step=self.steps, epoch=0, model=None, trainer=self.trainer)
+        args.clipped = lambda norm, is_global: setattr(self, "clipped", (norm, is_global))
         if fired := self.registry.slots.on_update:
-            fired(moment)
+            fired(args)
         return {name: None if p.grad is None else p.grad.clone() for name, p in self.params.items()}
 
 
 def make_params(dtype: torch.dtype = torch.float32, seed: int = 0) -> Params:
-    """Weights and gradients of several shapes; 'frozen' has no gradient. The same for the same seed."""
+    """Make weights and gradients of several shapes from a seed; 'frozen' has no gradient."""
     stream = torch.Generator().manual_seed(seed)
     weights = {name: torch.randn(shape, generator=stream).to(dtype) for name, shape in SHAPES.items()}
     params = {name: torch.nn.Parameter(weight) for name, weight in weights.items()}
@@ -64,19 +64,19 @@ def make_params(dtype: torch.dtype = torch.float32, seed: int = 0) -> Params:
 
 @pytest.fixture
 def params() -> Callable[..., Params]:
-    """Makes parameters with gradients."""
+    """Return the function that makes parameters with gradients."""
     return make_params
 
 
 @pytest.fixture
 def rig() -> type[Rig]:
-    """Makes a chain of links over parameters."""
+    """Return the class that makes a chain of hooks over parameters."""
     return Rig
 
 
 @pytest.fixture
 def apply() -> Callable[..., dict[str, Tensor | None]]:
-    """What one link makes of the gradients of `make_params`; `seed` and `dtype` choose those."""
+    """Return a function that applies one hook to the gradients of `make_params`; `seed` and `dtype` choose those."""
 
     def run(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, **given: Any) -> dict[str, Tensor | None]:
         return Rig(make_params(dtype, seed), {"name": name, **given}).step()

@@ -1,4 +1,4 @@
-"""Run by test_sharded.py: every link on DTensors of two processes, against the same link on whole tensors."""
+"""Compare update hooks on DTensors of two processes with the same hooks on whole tensors, for test_sharded.py."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from hookline.errors import GradientError
 
-LINKS: list[list[Any]] = [
+HOOKS: list[list[Any]] = [
     [{"name": "clip_norm", "max_norm": 1.0}],
     [{"name": "clip_norm", "max_norm": 1.0, "norm_type": 1.0}],
     [{"name": "clip_norm", "max_norm": 1.0, "norm_type": float("inf")}],
@@ -40,7 +40,7 @@ LINKS: list[list[Any]] = [
 
 
 def sharded(params: dict[str, torch.nn.Parameter], mesh: Any, dim: int = 0) -> dict[str, torch.nn.Parameter]:
-    """The same parameters and gradients, cut over the mesh; what is too small to be cut is there twice."""
+    """Shard parameters and gradients over the mesh; what is too small to be sharded is replicated."""
     made = {}
     for name, param in params.items():
         place = [Shard(dim) if param.dim() > dim else Replicate()]
@@ -54,12 +54,12 @@ def whole(value: Any) -> Any:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def compare(links: list[Any], mesh: Any, dim: int = 0) -> None:
-    """Gradients, logged values and the norm before clipping are those of the whole tensors, on every rank."""
-    plain, cut = Rig(make_params(), *links), Rig(sharded(make_params(), mesh, dim), *links)
+def compare(entries: list[Any], mesh: Any, dim: int = 0) -> None:
+    """Check that gradients, logged values and the norm before clipping equal those of whole tensors on every rank."""
+    plain, cut = Rig(make_params(), *entries), Rig(sharded(make_params(), mesh, dim), *entries)
     wanted, found = plain.step(), {name: whole(grad) for name, grad in cut.step().items()}
     for name, grad in wanted.items():
-        assert (grad is None) == (found[name] is None), (links, name)
+        assert (grad is None) == (found[name] is None), (entries, name)
         if grad is not None:
             torch.testing.assert_close(found[name], grad, rtol=1e-5, atol=1e-6)
     assert plain.trainer.logged.keys() == cut.trainer.logged.keys()
@@ -69,16 +69,16 @@ def compare(links: list[Any], mesh: Any, dim: int = 0) -> None:
         torch.testing.assert_close(cut.clipped[0], plain.clipped[0], rtol=1e-5, atol=1e-6)
 
 
-def refused(link: Any, mesh: Any, dim: int) -> str:
+def refused(hook: Any, mesh: Any, dim: int) -> str:
     try:
-        Rig(sharded(make_params(), mesh, dim), link).step()
+        Rig(sharded(make_params(), mesh, dim), hook).step()
     except GradientError as error:
         return str(error)
     return ""
 
 
 def taken(function: Any, mesh: Any) -> str:
-    """What is wrong with the gradients that a function returns."""
+    """Return the error about the gradients that a function returns."""
     rig = Rig(sharded(make_params(), mesh))
     rig.registry.register(function, "returns", event="update", on_error="raise")
     try:
@@ -89,12 +89,12 @@ def taken(function: Any, mesh: Any) -> str:
 
 
 def main(store: str, rank: int) -> None:
-    """Both processes do the same."""
+    """Run all comparisons; both processes do the same."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
-    for links in LINKS:
-        compare(links, mesh)
+    for entries in HOOKS:
+        compare(entries, mesh)
     assert refused("centralize", mesh, 1).startswith("centralize: 'matrix' is sharded within its rows")
     assert refused("clip_adaptive", mesh, 1).startswith("clip_adaptive: 'matrix' is sharded within its rows")
     mask = {"name": "mask", "masks": {"matrix": torch.tensor([[1, 0, 1]])}}

@@ -1,4 +1,4 @@
-"""Gradient centralization."""
+"""Test gradient centralization."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_each_row_loses_its_mean(params: Callable[..., Any], apply: Callable[..., Any], dtype: torch.dtype) -> None:
-    """All dimensions but the first are a row; vectors and scalars stay as they are."""
+    """A row is all dimensions but the first; vectors and scalars do not change."""
     before, after = params(dtype), apply("centralize", dtype=dtype)
     tolerance = {torch.float32: 1e-6, torch.bfloat16: 4e-2, torch.float64: 1e-12}[dtype]
     for name in ("matrix", "kernel"):
@@ -20,7 +20,7 @@ def test_each_row_loses_its_mean(params: Callable[..., Any], apply: Callable[...
 
 
 def test_by_hand(rig: Any) -> None:
-    """(1, 3) has the mean 2; (4, 4) has nothing but its mean."""
+    """(1, 3) has the mean 2; (4, 4) becomes zero."""
     chain = rig({"w": torch.nn.Parameter(torch.zeros(2, 2))}, "centralize")
     after = chain.step({"w": torch.tensor([[1.0, 3.0], [4.0, 4.0]])})["w"]
     assert torch.equal(after, torch.tensor([[-1.0, 1.0], [0.0, 0.0]]))

@@ -1,4 +1,4 @@
-"""Centralizing with kernels: in Triton's interpreter, if it is installed, and on a CUDA device."""
+"""Test the kernels that centralize, in Triton's interpreter, if it is installed, and on a CUDA device."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ torch.save((tensors, norms, [tensor._version > at for tensor, at in zip(tensors,
 
 
 def tensors(device: str = "cpu") -> list[Tensor]:
-    """Many shapes and dtypes; two begin where no vector of 16 bytes does."""
+    """Make tensors of many shapes and dtypes; two do not begin at a multiple of 16 bytes."""
     stream = torch.Generator().manual_seed(0)
     made = [(torch.randn(shape, generator=stream) + 2).to(dtype) for shape in SHAPES for dtype in DTYPES]
     odd = torch.randn(1 + 6 * 64, generator=stream)[1:]
@@ -41,7 +41,7 @@ def tensors(device: str = "cpu") -> list[Tensor]:
 
 
 def assert_centralized(before: list[Tensor], after: list[Tensor], norms: Tensor) -> None:
-    """Every row of a matrix less its mean, up to rounding in its dtype; the norm is that of what is there then."""
+    """Check that each row lost its mean, up to rounding in its dtype, and that the norms are those of the result."""
     for old, new, norm in zip(before, after, norms.tolist(), strict=True):
         if old.dim() > 1:
             rows = old.double().flatten(1)
@@ -55,7 +55,7 @@ def assert_centralized(before: list[Tensor], after: list[Tensor], norms: Tensor)
 
 @needs_interpreter
 def test_the_kernels_in_the_interpreter(tmp_path: Path) -> None:
-    """The kernels' own arithmetic, on the CPU, over all kinds of tensors; the writing shows in their versions."""
+    """The kernels' arithmetic is right for all kinds of tensors, and the versions of written tensors increase."""
     given = tensors()
     torch.save(given, tmp_path / "tensors")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path)}
@@ -68,7 +68,7 @@ def test_the_kernels_in_the_interpreter(tmp_path: Path) -> None:
 @needs_cuda
 @pytest.mark.gpu
 def test_the_kernels_on_a_device() -> None:
-    """The same through the link, with its norms kept; nothing waits for the device."""
+    """The same holds through the transform, whose norms are cached; nothing waits for the device."""
     given = tensors("cuda")
     params = {str(index): _with_gradient(tensor) for index, tensor in enumerate(given)}
     grads = Gradients(params, GradientCache())

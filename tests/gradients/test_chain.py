@@ -1,4 +1,4 @@
-"""The update chain: links in order, each on what the last one left, failures leaving everything as it was."""
+"""Test the update chain: hooks run in order, each on what the one before left, and a failure changes nothing."""
 
 import gc
 import logging
@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.core.base import TrainingHook, UpdateHook
-from hookline.core.failures import Incident
-from hookline.core.registry import HookRegistry
-from hookline.errors import GradientError, HooklineError, MissingArgument, StopTraining
+from hookline import HooklineError, HookRegistry, StopTraining, TrainingHook, UpdateHook
+from hookline.errors import GradientError, MissingArgument
 from hookline.gradients.chain import UpdateChain
 from hookline.gradients.transforms import ClipNorm, Identity, Mask
 
@@ -22,7 +20,7 @@ Grads = Mapping[str, torch.Tensor]
 
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Failures are expected here."""
+    """Silence the log, because failures are expected here."""
     caplog.set_level(logging.CRITICAL, "hookline")
 
 
@@ -34,8 +32,8 @@ class Bench:
         self.params = {name: torch.nn.Parameter(torch.zeros(2)) for name in ("encoder", "decoder")}
         self.chain = UpdateChain(self.registry, lambda: self.params)
         self.norms: list[torch.Tensor] = []
-        self.told: list[Incident] = []
-        self.registry.failures.subscribe(self.told.append)
+        self.incidents: list[Any] = []
+        self.registry.failures.subscribe(self.incidents.append)
         self.reset()
 
     def reset(self) -> None:
@@ -43,7 +41,7 @@ class Bench:
             param.grad = torch.full((2,), float(value))
 
     def step(self) -> list[float]:
-        """Run the chain as a step does; returns the first element of each gradient."""
+        """Run the chain as a step does; return the first element of each gradient."""
         if fired := self.registry.slots.on_update:
             fired(
                 SimpleNamespace(
@@ -55,25 +53,25 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Bench:
-    """A fresh bench."""
+    """Return a new registry with a chain."""
     return Bench()
 
 
-def link(function: Callable[[Grads], Any], name: str, **more: Any) -> UpdateHook:
-    """An update hook made of a function."""
+def make_hook(function: Callable[[Grads], Any], name: str, **more: Any) -> UpdateHook:
+    """Make an update hook from a function."""
     return type("Made", (UpdateHook,), {"on_update": lambda self, grads: function(grads), **more})(name)
 
 
 def scaled(factor: float) -> Callable[[Grads], dict[str, torch.Tensor]]:
-    """Multiplies all gradients."""
+    """Return a function that multiplies all gradients."""
     return lambda grads: {name: grad * factor for name, grad in grads.items()}
 
 
 @pytest.mark.req("000-40", "000-07")
-def test_links_run_in_registration_order_on_what_the_last_one_left(bench: Bench) -> None:
-    """Plus one, then times ten is not times ten, then plus one."""
-    bench.registry.register(link(lambda grads: {n: g + 1 for n, g in grads.items()}, "add"))
-    bench.registry.register(link(scaled(10), "scale"))
+def test_hooks_run_in_registration_order(bench: Bench) -> None:
+    """Adding one and multiplying by ten gives another result than the other order."""
+    bench.registry.register(make_hook(lambda grads: {n: g + 1 for n, g in grads.items()}, "add"))
+    bench.registry.register(make_hook(scaled(10), "scale"))
     assert bench.step() == [20.0, 30.0]
 
 
@@ -95,65 +93,67 @@ def test_identity_receives_the_gradients_and_passes_them_through(bench: Bench) -
 
 
 @pytest.mark.parametrize("wrong", ["raises", "none", "drops", "shape"])
-def test_a_failing_link_leaves_the_gradients_as_they_were(bench: Bench, wrong: str) -> None:
-    """The others run on, and the failure is reported under the link's name."""
+def test_a_failing_hook_changes_nothing(bench: Bench, wrong: str) -> None:
+    """The other hooks run, and the failure is reported under the hook's name."""
     returns: dict[str, Callable[[Grads], Any]] = {
         "raises": lambda grads: 1 / 0,
         "none": lambda grads: None,
         "drops": lambda grads: {},
         "shape": lambda grads: {name: torch.zeros(3) for name in grads},
     }
-    bench.registry.register(link(returns[wrong], "broken"))
-    bench.registry.register(link(scaled(10), "scale"))
+    bench.registry.register(make_hook(returns[wrong], "broken"))
+    bench.registry.register(make_hook(scaled(10), "scale"))
     assert bench.step() == [10.0, 20.0]
-    assert [(one.kind, one.hook) for one in bench.told] == [("failed", "broken")]
+    assert [(one.kind, one.hook) for one in bench.incidents] == [("failed", "broken")]
 
 
-def test_a_half_assigned_view_is_forgotten_when_its_link_fails(bench: Bench) -> None:
-    """Assignments before the error do not leak into the gradients or into the next link."""
+def test_assignments_of_a_failing_hook_are_dropped(bench: Bench) -> None:
+    """Assignments before the error reach neither the gradients nor the next hook."""
 
     def half(grads: Any) -> None:
         grads["encoder"] = torch.zeros(2)
         raise ValueError
 
-    bench.registry.register(link(half, "half"))
+    bench.registry.register(make_hook(half, "half"))
     assert bench.step() == [1.0, 2.0]
     assert bench.step() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("declared", ["warn", "raise"])
-def test_a_link_that_writes_in_place_gets_a_backup_when_its_policy_isolates_it(bench: Bench, declared: str) -> None:
+def test_writes_of_a_failing_inplace_hook_are_undone(bench: Bench, declared: str) -> None:
     """The policy that counts is the one it was registered with, not the one its class declares."""
 
     def half(grads: Grads) -> None:
         grads["encoder"].zero_()
         raise ValueError
 
-    bench.registry.register(link(half, "half", inplace=True, on_error=declared), on_error="warn")
+    bench.registry.register(make_hook(half, "half", inplace=True, on_error=declared), on_error="warn")
     assert bench.step() == [1.0, 2.0]
 
 
-def test_a_link_that_writes_in_place_may_return_nothing(bench: Bench) -> None:
-    """inplace=True says that the gradients it got are the answer."""
-    bench.registry.register(link(lambda grads: [grad.mul_(3) for grad in grads.values()] and None, "x", inplace=True))
+def test_an_inplace_hook_may_return_none(bench: Bench) -> None:
+    """inplace=True means that the gradients it got are the result."""
+    bench.registry.register(
+        make_hook(lambda grads: [grad.mul_(3) for grad in grads.values()] and None, "x", inplace=True)
+    )
     assert bench.step() == [3.0, 6.0]
 
 
-def test_a_link_whose_policy_is_raise_ends_the_step_with_its_own_exception(bench: Bench) -> None:
-    """Annotated, with its cause, never replaced."""
+def test_the_policy_raise_raises_the_hooks_exception(bench: Bench) -> None:
+    """The exception gets a note and keeps its cause; it is not replaced."""
 
     def broken(grads: Grads) -> None:
         raise ValueError("boom") from KeyError("why")
 
-    bench.registry.register(link(broken, "fatal", on_error="raise"))
+    bench.registry.register(make_hook(broken, "fatal", on_error="raise"))
     with pytest.raises(ValueError, match="boom") as caught:
         bench.step()
     assert isinstance(caught.value.__cause__, KeyError)
     assert caught.value.__notes__ == ["raised by hook 'fatal' in on_update, step 1"]
 
 
-def test_three_failures_in_a_row_switch_a_link_off_and_a_success_breaks_the_row(bench: Bench) -> None:
-    """The chain counts as every other event does."""
+def test_three_failures_in_a_row_disable_a_hook(bench: Bench) -> None:
+    """Failures are counted as at every other event."""
     fails = iter([True, True, False, True, True, True])
 
     def sometimes(grads: Grads) -> Grads:
@@ -161,7 +161,7 @@ def test_three_failures_in_a_row_switch_a_link_off_and_a_success_breaks_the_row(
             raise ValueError
         return grads
 
-    bench.registry.register(link(sometimes, "flaky"))
+    bench.registry.register(make_hook(sometimes, "flaky"))
     for _ in range(5):
         bench.step()
     assert bench.registry.is_enabled("flaky")
@@ -170,22 +170,22 @@ def test_three_failures_in_a_row_switch_a_link_off_and_a_success_breaks_the_row(
 
 
 @pytest.mark.req("000-06")
-def test_a_link_that_is_off_does_nothing(bench: Bench) -> None:
-    """Switched off, the gradients reach the optimizer as they were."""
-    bench.registry.register(link(scaled(10), "scale"), enabled=False)
+def test_a_disabled_hook_does_nothing(bench: Bench) -> None:
+    """The gradients reach the optimizer as they were."""
+    bench.registry.register(make_hook(scaled(10), "scale"), enabled=False)
     assert bench.step() == [1.0, 2.0] and bench.registry.slots.on_update is None
 
 
-def test_params_select_and_a_pattern_that_matches_nothing_is_an_error(bench: Bench) -> None:
-    """A link may see part of the gradients only."""
-    bench.registry.register(link(scaled(10), "part", params="enc*"))
+def test_params_selects_and_must_match(bench: Bench) -> None:
+    """A hook may select some of the gradients."""
+    bench.registry.register(make_hook(scaled(10), "part", params="enc*"))
     assert bench.step() == [10.0, 2.0]
     with pytest.raises(HooklineError, match=r"hook 'typo': parameter pattern 'encodr'.*did you mean 'encoder'"):
-        bench.registry.register(link(scaled(10), "typo", params="encodr"))
+        bench.registry.register(make_hook(scaled(10), "typo", params="encodr"))
 
 
 class Counting(UpdateHook):
-    """Counts its calls in its state."""
+    """A hook that counts its calls in its state."""
 
     def init(self, params: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:
         return {"calls": 0, "params": list(params)}
@@ -195,11 +195,11 @@ class Counting(UpdateHook):
         return grads
 
 
-def test_state_is_made_once_and_survives_changes_of_the_set(bench: Bench) -> None:
-    """Registering another hook or switching this one off and on does not start it anew."""
+def test_state_is_made_once_and_survives_changes_of_the_registry(bench: Bench) -> None:
+    """Registering another hook or disabling and enabling this one does not reset its state."""
     bench.registry.register(Counting("count"))
     bench.step()
-    bench.registry.register(link(scaled(1), "other"))
+    bench.registry.register(make_hook(scaled(1), "other"))
     bench.registry.disable("count")
     bench.step()
     bench.registry.enable("count")
@@ -208,7 +208,7 @@ def test_state_is_made_once_and_survives_changes_of_the_set(bench: Bench) -> Non
 
 
 def test_restored_state_is_used_also_by_a_chain_that_has_run(bench: Bench) -> None:
-    """A checkpoint replaces the state of a link that is compiled already, and comes before init of a new one."""
+    """A checkpoint replaces the state of a hook that has run, and that of one that is registered later."""
     bench.registry.register(Counting("count"))
     bench.step()
     bench.chain.restore({"count": {"calls": 10}, "later": {"calls": 20}})
@@ -217,15 +217,15 @@ def test_restored_state_is_used_also_by_a_chain_that_has_run(bench: Bench) -> No
     assert bench.chain.states == {"count": {"calls": 11}, "later": {"calls": 21}}
 
 
-def test_a_hook_that_comes_after_its_state_is_initialized_all_the_same(bench: Bench) -> None:
-    """A mask prepares itself in init; with a restored state it would mask nothing."""
+def test_init_is_called_although_a_state_was_restored(bench: Bench) -> None:
+    """Masks are prepared in init, so a restored state must not skip it."""
     bench.chain.restore({"mask": {}})
     bench.registry.register(Mask(masks={"encoder": torch.tensor([0, 1])}))
     assert bench.step() == [0.0, 2.0]
 
 
-def test_a_removed_hook_takes_its_state_with_it(bench: Bench) -> None:
-    """Nothing is saved of it; and what a checkpoint holds for a stranger is not saved either."""
+def test_the_state_of_a_removed_hook_is_dropped(bench: Bench) -> None:
+    """Neither its state is saved nor what a checkpoint holds for a hook that was never registered."""
     bench.registry.register(Counting("gone"))
     bench.registry.register(Counting("stays"))
     bench.step()
@@ -240,7 +240,7 @@ def test_a_removed_hook_takes_its_state_with_it(bench: Bench) -> None:
 
 
 def test_a_hook_whose_setup_registers_another_keeps_its_state(bench: Bench) -> None:
-    """Also the one that a checkpoint holds for it."""
+    """This includes the state that a checkpoint holds for it."""
 
     class Brings(Counting):
         def setup(self, registry: HookRegistry) -> None:
@@ -252,8 +252,8 @@ def test_a_hook_whose_setup_registers_another_keeps_its_state(bench: Bench) -> N
     assert bench.chain.states["brings"]["calls"] == 6 and bench.chain.states["brought"]["calls"] == 1
 
 
-def test_another_hook_of_the_same_name_gets_a_state_of_its_own(bench: Bench) -> None:
-    """A removed hook leaves nothing to its successor."""
+def test_another_hook_of_the_same_name_gets_a_new_state(bench: Bench) -> None:
+    """The state of a removed hook is not passed on."""
     bench.registry.register(Counting("count"))
     bench.step()
     bench.registry.remove("count")
@@ -263,7 +263,7 @@ def test_another_hook_of_the_same_name_gets_a_state_of_its_own(bench: Bench) -> 
 
 
 class Sums(UpdateHook):
-    """Adds up each parameter's gradients in its state."""
+    """A hook that adds up each parameter's gradients in its state."""
 
     def init(self, params: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:
         return {name: torch.zeros_like(param) for name, param in params.items()}
@@ -275,8 +275,8 @@ class Sums(UpdateHook):
 
 
 @pytest.mark.parametrize("registered_first", [True, False])
-def test_a_run_may_go_on_with_more_parameters(bench: Bench, registered_first: bool) -> None:
-    """What a checkpoint holds for some parameters is kept, and the others begin with what init makes for them."""
+def test_a_run_may_resume_with_more_parameters(bench: Bench, registered_first: bool) -> None:
+    """What a checkpoint holds for some parameters is kept; the others start with what init makes for them."""
     saved = {"sums": {"encoder": torch.tensor([10.0, 10.0])}}
     if not registered_first:
         bench.chain.restore(saved)
@@ -288,15 +288,15 @@ def test_a_run_may_go_on_with_more_parameters(bench: Bench, registered_first: bo
     assert sums == {"encoder": [11.0, 11.0], "decoder": [2.0, 2.0]}
 
 
-def test_what_a_hook_has_taken_out_of_its_state_stays_out(bench: Bench) -> None:
-    """A resumed run is the uninterrupted one: only parameters are completed, not what else init makes."""
+def test_entries_that_a_hook_removed_from_its_state_stay_removed(bench: Bench) -> None:
+    """A resumed run equals the uninterrupted one: only entries of parameters are added, not what else init makes."""
     bench.registry.register(Counting("count"))
     bench.chain.restore({"count": {"calls": 4}})
     assert bench.chain.states["count"] == {"calls": 4}
 
 
 def test_a_hook_whose_init_fails_is_named(bench: Bench) -> None:
-    """At registration, which it ends: the registry is as it was."""
+    """The hook is not registered, and the error names it."""
 
     class Fails(UpdateHook):
         def init(self, params: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:
@@ -311,23 +311,23 @@ def test_a_hook_whose_init_fails_is_named(bench: Bench) -> None:
     assert "roomy" not in bench.registry and not bench.chain.states
 
 
-def test_a_clip_link_announces_its_norm_after_it_ran(bench: Bench) -> None:
-    """on_gradient_clip comes between the clip link and the next one; not when the clip link failed."""
-    heard: list[float] = []
+def test_on_gradient_clip_follows_a_clipping_hook(bench: Bench) -> None:
+    """on_gradient_clip fires between the clipping hook and the next one, and not if the clipping hook failed."""
+    received: list[float] = []
     bench.registry.register(ClipNorm(1.0), on_error="warn")
-    bench.registry.register(lambda grad_norm: heard.append(grad_norm), "clip", event="gradient_clip")
+    bench.registry.register(lambda grad_norm: received.append(grad_norm), "clip", event="gradient_clip")
     fired = bench.registry.slots.on_update
     assert fired is not None
-    moment = SimpleNamespace(step=1, clipped_norm=3.5, clipped=lambda norm, is_global: bench.norms.append(norm))
-    fired(moment)
-    assert heard == [3.5] and bench.norms[0].item() == pytest.approx(10**0.5)
+    args = SimpleNamespace(step=1, clipped_norm=3.5, clipped=lambda norm, is_global: bench.norms.append(norm))
+    fired(args)
+    assert received == [3.5] and bench.norms[0].item() == pytest.approx(10**0.5)
     bench.registry.get("clip_norm").max_norm = "broken"
-    fired(moment)
-    assert heard == [3.5] and len(bench.norms) == 1
+    fired(args)
+    assert received == [3.5] and len(bench.norms) == 1
 
 
-def test_a_value_that_is_not_there_is_not_the_links_failure(bench: Bench) -> None:
-    """An event fired by hand without what a link names is the caller's error."""
+def test_a_missing_argument_is_the_callers_error(bench: Bench) -> None:
+    """Firing an event without what a hook names is the caller's error."""
 
     class NamesEpoch(UpdateHook):
         def on_update(self, grads: Grads, epoch: int) -> Grads:
@@ -340,19 +340,19 @@ def test_a_value_that_is_not_there_is_not_the_links_failure(bench: Bench) -> Non
 
 
 def test_an_empty_chain_has_no_callable(bench: Bench) -> None:
-    """No update hook, no cost."""
+    """Without update hooks there is nothing to call."""
     assert bench.registry.slots.on_update is None and bench.chain.compile([], False) is None
 
 
 def test_a_wrong_return_says_what_was_wrong(bench: Bench) -> None:
     """The reported error is a GradientError with the reason."""
-    bench.registry.register(link(lambda grads: None, "silent"))
+    bench.registry.register(make_hook(lambda grads: None, "silent"))
     bench.step()
-    assert isinstance(bench.told[0].error, GradientError) and "returned None" in bench.told[0].message
+    assert isinstance(bench.incidents[0].error, GradientError) and "returned None" in bench.incidents[0].message
 
 
-def test_a_step_that_a_guard_leaves_out_goes_no_further(bench: Bench) -> None:
-    """Links behind it are not called: nobody will use their work, and their memory stays clean."""
+def test_a_skipped_step_ends_the_chain(bench: Bench) -> None:
+    """The hooks after it are not called, because the gradients are not used, and their states stay as they were."""
     called: list[str] = []
 
     class Guard(UpdateHook):
@@ -361,28 +361,28 @@ def test_a_step_that_a_guard_leaves_out_goes_no_further(bench: Bench) -> None:
         def on_update(self, trainer: Any) -> None:
             trainer.skip_step("bad")
 
-    bench.registry.register(link(lambda grads: called.append("before") or grads, "before"))
+    bench.registry.register(make_hook(lambda grads: called.append("before") or grads, "before"))
     bench.registry.register(Guard())
-    bench.registry.register(link(lambda grads: called.append("behind") or grads, "behind"))
-    moment = SimpleNamespace(step=3, epoch=0, model=None, skip_asked_at=-1)
-    moment.trainer = SimpleNamespace(skip_step=lambda reason: setattr(moment, "skip_requested_at", 3))
+    bench.registry.register(make_hook(lambda grads: called.append("after") or grads, "after"))
+    args = SimpleNamespace(step=3, epoch=0, model=None, skip_requested_at=-1)
+    args.trainer = SimpleNamespace(skip_step=lambda reason: setattr(args, "skip_requested_at", 3))
     fired = bench.registry.slots.on_update
     assert fired is not None
-    fired(moment)
+    fired(args)
     assert called == ["before"]
-    moment.step = 4
-    moment.trainer.skip_step = lambda reason: None
-    fired(moment)
-    assert called == ["before", "before", "behind"]
+    args.step = 4
+    args.trainer.skip_step = lambda reason: None
+    fired(args)
+    assert called == ["before", "before", "after"]
 
 
 def test_gradients_are_freed_after_the_chain(bench: Bench) -> None:
-    """What hooks share about gradients keeps none of them alive once the chain is over, also if a hook failed."""
+    """The chain's cache keeps no gradients alive after the step, also if a hook failed."""
     bench.registry.register(ClipNorm(1.0))
-    bench.registry.register(link(lambda grads: 1 / 0, "fatal", on_error="raise"))
+    bench.registry.register(make_hook(lambda grads: 1 / 0, "fatal", on_error="raise"))
     with pytest.raises(ZeroDivisionError):
         bench.step()
-    bench.told.clear()  # its exception refers to the gradients
+    bench.incidents.clear()  # its exception refers to the gradients
     grads = [weakref.ref(param.grad) for param in bench.params.values() if param.grad is not None]
     for param in bench.params.values():
         param.grad = None
@@ -390,11 +390,11 @@ def test_gradients_are_freed_after_the_chain(bench: Bench) -> None:
     assert [one() for one in grads] == [None, None]
 
 
-# ---- what a user's link may do behind our back -----------------------------------------------------------------------
+# ---- what a user's hook may do without declaring it ------------------------------------------------------------------
 
 
 class Skipping:
-    """A moment whose trainer can leave the step out."""
+    """Event arguments whose trainer can skip the step."""
 
     def __init__(self) -> None:
         self.step, self.epoch, self.model, self.trainer = 1, 0, None, self
@@ -413,40 +413,40 @@ class Skipping:
 
 
 def ran(bench: Bench) -> Skipping:
-    """The chain, run once where steps can be left out."""
-    moment, fired = Skipping(), bench.registry.slots.on_update
+    """Run the chain once where steps can be skipped."""
+    args, fired = Skipping(), bench.registry.slots.on_update
     assert fired is not None
-    fired(moment)
-    return moment
+    fired(args)
+    return args
 
 
 def zero_half(grads: Grads) -> None:
-    """Writes into the first gradient and then fails."""
+    """Write into the first gradient and then fail."""
     grads["encoder"].zero_()
     raise ValueError("half-way")
 
 
 def zero_all(grads: Grads) -> None:
-    """Writes into all of them and says nothing."""
+    """Write into all gradients without declaring it."""
     for grad in grads.values():
         grad.zero_()
 
 
 def test_half_written_gradients_reach_no_optimizer(bench: Bench) -> None:
-    """A link that did not say that it writes in place and fails half-way: the step is left out, nobody runs behind."""
+    """If a hook writes in place without declaring it and fails, the step is skipped and no later hook runs."""
     called: list[str] = []
-    bench.registry.register(link(zero_half, "half"))
-    bench.registry.register(link(lambda grads: called.append("behind") or grads, "behind"))
+    bench.registry.register(make_hook(zero_half, "half"))
+    bench.registry.register(make_hook(lambda grads: called.append("after") or grads, "after"))
     assert ran(bench).reasons == ["half left half-written gradients"] and called == []
-    assert isinstance(bench.told[0].error, ValueError)
-    assert any("sets inplace = True" in note for note in bench.told[0].error.__notes__)
+    assert isinstance(bench.incidents[0].error, ValueError)
+    assert any("sets inplace = True" in note for note in bench.incidents[0].error.__notes__)
 
 
 def test_writing_in_place_and_returning_nothing_must_be_declared(bench: Bench) -> None:
-    """The message says what was done and how to say so; once it is said, it works, for functions too."""
+    """The message says what the hook did and how to declare it; declared, it works, for functions too."""
     bench.registry.register(zero_all, event="update")
     assert ran(bench).reasons == ["zero_all left half-written gradients"]
-    assert "wrote into the gradients in place and returned None" in bench.told[0].message
+    assert "wrote into the gradients in place and returned None" in bench.incidents[0].message
     bench.registry.remove("zero_all")
     bench.reset()
 
@@ -455,85 +455,87 @@ def test_writing_in_place_and_returning_nothing_must_be_declared(bench: Bench) -
 
     declared.inplace = True  # type: ignore[attr-defined]
     bench.registry.register(declared, event="update")
-    assert bench.step() == [0.0, 0.0] and len(bench.told) == 1
+    assert bench.step() == [0.0, 0.0] and len(bench.incidents) == 1
 
 
-def test_where_nobody_can_leave_a_step_out_the_failure_is_raised(bench: Bench) -> None:
-    """A loop of one's own gets the exception instead of wrong gradients."""
-    bench.registry.register(link(zero_half, "half"))
+def test_where_steps_cannot_be_skipped_the_failure_is_raised(bench: Bench) -> None:
+    """A user's own loop gets the exception instead of wrong gradients."""
+    bench.registry.register(make_hook(zero_half, "half"))
     with pytest.raises(ValueError, match="half-way"):
         bench.step()
 
 
-def test_a_failing_link_that_wrote_nothing_costs_no_step(bench: Bench) -> None:
-    """Only writes count, and those of an earlier failure are forgotten."""
+def test_a_failing_hook_that_wrote_nothing_skips_no_step(bench: Bench) -> None:
+    """Only writes count, and those of an earlier failure do not."""
     fail = iter([zero_half, lambda grads: 1 / 0])
-    bench.registry.register(link(lambda grads: next(fail)(grads), "flaky"))
+    bench.registry.register(make_hook(lambda grads: next(fail)(grads), "flaky"))
     assert len(ran(bench).reasons) == 1
-    assert ran(bench).reasons == [] and len(bench.told) == 2
+    assert ran(bench).reasons == [] and len(bench.incidents) == 2
 
 
 @pytest.mark.parametrize("policy", ["raise", "warn"])
-def test_a_stop_from_the_middle_of_a_link_makes_no_half_step(bench: Bench, policy: str) -> None:
-    """With a backup the step is made on the gradients as they were; without one it is left out."""
+def test_a_stop_raised_while_writing_uses_no_half_written_gradients(bench: Bench, policy: str) -> None:
+    """With a backup the step uses the gradients as they were; without one it is skipped."""
 
     def stops(grads: Grads) -> None:
         grads["encoder"].zero_()
         raise StopTraining("enough")
 
-    bench.registry.register(link(stops, "stops", inplace=True), on_error=policy)
-    moment = ran(bench)
-    assert moment.stops == ["enough"]
+    bench.registry.register(make_hook(stops, "stops", inplace=True), on_error=policy)
+    args = ran(bench)
+    assert args.stops == ["enough"]
     if policy == "raise":
-        assert moment.reasons == ["stops left half-written gradients"]
+        assert args.reasons == ["stops left half-written gradients"]
     else:
-        assert moment.reasons == [] and bench.params["encoder"].grad.tolist() == [1.0, 1.0]  # type: ignore[union-attr]
+        assert args.reasons == [] and bench.params["encoder"].grad.tolist() == [1.0, 1.0]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("write", [lambda grad: grad.data.mul_(100), lambda grad: grad.numpy().__imul__(100)])
-def test_norms_are_read_anew_behind_a_users_link(bench: Bench, write: Callable[[torch.Tensor], Any]) -> None:
-    """What is written through .data or NumPy moves no version counter, and is clipped all the same."""
+def test_norms_are_read_again_after_a_users_hook(bench: Bench, write: Callable[[torch.Tensor], Any]) -> None:
+    """Writes through .data or NumPy raise no version, and the result is clipped nevertheless."""
     bench.registry.register("measure", name="first", on_error="raise")
-    bench.registry.register(link(lambda grads: [write(grad) for grad in grads.values()] and grads, "secretly"))
+    bench.registry.register(make_hook(lambda grads: [write(grad) for grad in grads.values()] and grads, "secretly"))
     bench.registry.register(ClipNorm(1.0))
-    moment = Skipping()
-    moment.log = lambda name, value: None  # type: ignore[attr-defined]
+    args = Skipping()
+    args.log = lambda name, value: None  # type: ignore[attr-defined]
     fired = bench.registry.slots.on_update
     assert fired is not None
-    fired(moment)
-    assert moment.norms == [(pytest.approx(1000**0.5 * 10**0.5 * 10**0.5), True)]
+    fired(args)
+    assert args.norms == [(pytest.approx(1000**0.5 * 10**0.5 * 10**0.5), True)]
 
 
-def test_what_a_link_returns_stays_its_own(bench: Bench) -> None:
-    """Links behind it write into copies: a state, a parameter, one tensor under two names, an expanded one."""
+def test_what_a_hook_returns_is_copied(bench: Bench) -> None:
+    """Later hooks write into copies of it: a state, a parameter, one tensor under two names, an expanded one."""
     kept = {name: torch.full((2,), 8.0) for name in bench.params}
     shared = torch.full((2,), 8.0)
     for returned in (kept, {name: param.detach() for name, param in bench.params.items()},
                      dict.fromkeys(kept, shared), {name: torch.tensor(8.0).expand(2) for name in kept}):  # fmt: skip
         values = [tensor.clone() for tensor in returned.values()]
-        returns = link(lambda grads, new=returned: dict(new), "returns")
+        returns = make_hook(lambda grads, new=returned: dict(new), "returns")
         with bench.registry.register(returns), bench.registry.register("scale", factor=0.5):
             assert bench.step() == [value[0].item() / 2 for value in values]
         assert all(torch.equal(one, before) for one, before in zip(returned.values(), values, strict=True))
         bench.reset()
 
 
-def test_links_run_without_autograd(bench: Bench) -> None:
-    """A gradient made from parameters carries no graph; hooks of on_gradient_clip run as at every event."""
+def test_hooks_run_without_autograd(bench: Bench) -> None:
+    """A gradient made from parameters has no graph; hooks of on_gradient_clip run with autograd, as at every event."""
     enabled: list[bool] = []
     bench.registry.register(
-        link(lambda grads: {name: grad + bench.params[name] for name, grad in grads.items()}, "decay", on_error="raise")
+        make_hook(
+            lambda grads: {name: grad + bench.params[name] for name, grad in grads.items()}, "decay", on_error="raise"
+        )
     )
     bench.registry.register(ClipNorm(100.0))
     bench.registry.register(lambda: enabled.append(torch.is_grad_enabled()), "clip", event="gradient_clip")
     assert bench.step() == [1.0, 2.0] and enabled == [True]
 
 
-def test_a_link_that_clips_must_tell_its_norm(bench: Bench) -> None:
-    """If it does not, that is its failure by its policy, and its gradients are not taken."""
-    bench.registry.register(link(scaled(0.1), "silent", clips=True))
+def test_a_clipping_hook_must_set_its_norm(bench: Bench) -> None:
+    """Without clipped_norm it fails under its policy, and its gradients are not used."""
+    bench.registry.register(make_hook(scaled(0.1), "silent", clips=True))
     assert bench.step() == [1.0, 2.0]
-    assert "set self.clipped_norm" in bench.told[0].message
+    assert "set self.clipped_norm" in bench.incidents[0].message
 
     class Tells(UpdateHook):
         clips = True
@@ -559,20 +561,20 @@ def test_a_link_that_clips_must_tell_its_norm(bench: Bench) -> None:
     ],
 )
 def test_the_steps_norm_is_the_global_one_before_clipping(bench: Bench, clip: Any, is_global: bool) -> None:
-    """Whatever the first clip link finds: where that is another norm, the global one is read before it."""
+    """If the first clipping hook computes another norm, the global one is read before it."""
     entry = {"name": "clip_norm", "max_norm": 0.5, **clip}
     if entry["name"] != "clip_norm":
         del entry["max_norm"]
     second = {"name": "clip_norm", "as": "second", "max_norm": 0.1}
     bench.registry.load({"update": [{"name": "scale", "factor": 2.0}, entry, second]})
-    moment = ran(bench)
-    globally = [norm for norm, spans_all in moment.norms if spans_all]
+    args = ran(bench)
+    globally = [norm for norm, spans_all in args.norms if spans_all]
     assert globally[0] == pytest.approx(2 * 10**0.5)
-    assert len(moment.norms) == (2 if is_global else 3) and moment.norms[-2][1] == is_global
+    assert len(args.norms) == (2 if is_global else 3) and args.norms[-2][1] == is_global
 
 
-def test_whoever_hears_on_update_is_an_intervener(bench: Bench) -> None:
-    """A function and a lifecycle hook with that method as much as an update hook; one that says otherwise is not."""
+def test_every_listener_of_on_update_intervenes(bench: Bench) -> None:
+    """Functions and lifecycle hooks with that method intervene as update hooks do, unless they declare otherwise."""
 
     class Both(TrainingHook):
         def on_update(self, grads: Grads) -> Grads:
@@ -580,12 +582,12 @@ def test_whoever_hears_on_update_is_an_intervener(bench: Bench) -> None:
 
     bench.registry.register(zero_all, event="update")
     bench.registry.register(Both())
-    bench.registry.register(link(lambda grads: grads, "watches", intervenes=False))
+    bench.registry.register(make_hook(lambda grads: grads, "watches", intervenes=False))
     marks = {record.name: record.intervenes for record in bench.registry.list_hooks()}
     assert marks == {"zero_all": True, "both": True, "watches": False}
 
 
-LINKS: list[dict[str, Any]] = [
+HOOKS: list[dict[str, Any]] = [
     {"name": "centralize"},
     {"name": "scale", "factor": 0.5, "params": "matrix"},
     {"name": "normalize", "by": "parameter"},
@@ -601,22 +603,20 @@ LINKS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("link", LINKS, ids=lambda entry: entry["name"])
-def test_norms_from_before_a_link_are_not_taken_for_those_behind_it(
-    rig: Any, params: Any, link: dict[str, Any]
-) -> None:
-    """Whatever it writes, whoever has measured before it, and also if another link has run in between."""
+@pytest.mark.parametrize("hook", HOOKS, ids=lambda entry: entry["name"])
+def test_norms_from_before_a_hook_are_not_used_after_it(rig: Any, params: Any, hook: dict[str, Any]) -> None:
+    """Whatever the hook writes, and also if another hook ran between two measurements."""
     first, again = {"name": "measure", "as": "first"}, {"name": "measure", "as": "again"}
-    made = rig(params(), first, link, again, {"name": "scale", "as": "half", "factor": 0.5}, {"name": "measure"})
+    made = rig(params(), first, hook, again, {"name": "scale", "as": "half", "factor": 0.5}, {"name": "measure"})
     made.step()
     left = torch.stack([param.grad.norm() for param in made.params.values() if param.grad is not None]).norm()
     torch.testing.assert_close(made.trainer.logged["gradients/measure/norm"], left)
     torch.testing.assert_close(made.trainer.logged["gradients/again/norm"], left * 2)
 
 
-@pytest.mark.parametrize("way", ["in place", "anew"])
-def test_norms_are_right_behind_a_hook_that_writes_when_it_hears_of_clipping(rig: Any, params: Any, way: str) -> None:
-    """Whether it writes into the gradients or gives the parameters other ones."""
+@pytest.mark.parametrize("way", ["in place", "new"])
+def test_norms_are_right_after_a_listener_of_on_gradient_clip_wrote(rig: Any, params: Any, way: str) -> None:
+    """It may write into the gradients or assign other ones to the parameters."""
     made = rig(params(), {"name": "clip_norm", "max_norm": 1.0}, "measure")
 
     def double() -> None:
@@ -629,22 +629,22 @@ def test_norms_are_right_behind_a_hook_that_writes_when_it_hears_of_clipping(rig
     torch.testing.assert_close(made.trainer.logged["gradients/measure/norm"], torch.tensor(2.0))
 
 
-def test_a_link_of_the_users_that_writes_between_two_questions(rig: Any, params: Any) -> None:
-    """Its second answer is of what it has written, and so is what a measure behind it says."""
-    told: list[float] = []
+def test_a_users_hook_may_write_between_two_norms(rig: Any, params: Any) -> None:
+    """The hook's second norm is that of what it has written, and so is that of a later measurement."""
+    incidents: list[float] = []
 
     class Halves(UpdateHook):
         inplace, on_error = True, "raise"
 
         def on_update(self, grads: Any) -> None:
-            told.append(grads.norm().item())
+            incidents.append(grads.norm().item())
             for grad in grads.values():
                 grad.mul_(0.5)
-            told.append(grads.norm().item())
+            incidents.append(grads.norm().item())
 
     made = rig(params(), "measure")
     made.registry.register(Halves())
     made.registry.load({"update": [{"name": "measure", "as": "after"}]})
     made.step()
-    assert told[1] == pytest.approx(told[0] / 2)
-    assert made.trainer.logged["gradients/after/norm"].item() == pytest.approx(told[1])
+    assert incidents[1] == pytest.approx(incidents[0] / 2)
+    assert made.trainer.logged["gradients/after/norm"].item() == pytest.approx(incidents[1])

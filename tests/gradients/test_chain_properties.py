@@ -1,4 +1,4 @@
-"""Random chains: their result is that of composing pure functions, whoever fails or looks on."""
+"""Test random chains: their result is the composition of pure functions, whichever hooks fail or only measure."""
 
 import logging
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hookline.core.base import UpdateHook
+from hookline import UpdateHook
 
 Grads = dict[str, torch.Tensor]
 Pure = Callable[[Grads], Grads]
@@ -19,12 +19,12 @@ NAMES = ("matrix", "kernel", "vector", "scalar")
 
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Failures are expected here."""
+    """Silence the log, because failures are expected here."""
     caplog.set_level(logging.CRITICAL, "hookline")
 
 
 def each(function: Callable[[torch.Tensor], torch.Tensor]) -> Pure:
-    """A function of every gradient by itself."""
+    """Apply a function to every gradient."""
     return lambda grads: {name: function(grad) for name, grad in grads.items()}
 
 
@@ -38,21 +38,21 @@ PURE: dict[str, Pure] = {
 
 
 def raises(grads: Grads) -> Grads:
-    """Fails half-way, having assigned."""
+    """Assign some gradients, then fail."""
     first = next(iter(grads))
     grads[first] = torch.zeros_like(grads[first])
     raise ValueError("boom")
 
 
 def scribbles(grads: Grads) -> None:
-    """Fails half-way, having written in place."""
+    """Write in place, then fail."""
     for grad in list(grads.values())[:2]:
         grad.mul_(1000)
     raise ValueError("boom")
 
 
 def overwrites(grads: Grads) -> None:
-    """Writes in place, and returns nothing."""
+    """Write in place and return None."""
     for grad in grads.values():
         grad.fill_(1e9)
 
@@ -68,8 +68,8 @@ BROKEN: dict[str, Callable[[Grads], Any]] = {
 }
 
 
-def link(kind: str, in_place: bool) -> UpdateHook:
-    """A user's link; in place it writes what the pure function returns into the tensors it got."""
+def make_hook(kind: str, in_place: bool) -> UpdateHook:
+    """Make a user's hook; in place it writes what the pure function returns into the tensors it got."""
     function = {**PURE, **BROKEN}[kind]
 
     class Made(UpdateHook):
@@ -91,7 +91,7 @@ def gradients(params: Any) -> Grads:
 
 
 def composed(chain: list[tuple[str, bool]], grads: Grads) -> tuple[Grads, list[str]]:
-    """What is left when those that work have worked in a row, and who has not: squares of squares overflow."""
+    """Return the composition of the functions that work, and which do not: squares of squares overflow."""
     failed = []
     for place, (kind, _) in enumerate(chain):
         result = PURE[kind](grads) if kind in PURE else None
@@ -111,34 +111,34 @@ CHAIN = st.lists(st.tuples(st.sampled_from([*PURE, *BROKEN]), st.booleans()), ma
 def test_a_chain_is_the_composition_of_what_works(
     params: Callable[..., Any], rig: Any, chain: list[tuple[str, bool]], seed: int
 ) -> None:
-    """In order, bit for bit, in place or not; a broken link leaves everything as it was and is the one that is told."""
+    """The result is the composition, bit for bit, in place or not; a failing hook changes nothing and is reported."""
     made = rig(params(seed=seed))
-    told: list[str] = []
-    made.registry.failures.subscribe(lambda incident: told.append(incident.hook))
+    incidents: list[str] = []
+    made.registry.failures.subscribe(lambda incident: incidents.append(incident.hook))
     for place, (kind, in_place) in enumerate(chain):
-        made.registry.register(link(kind, in_place), f"{place}_{kind}")
+        made.registry.register(make_hook(kind, in_place), f"{place}_{kind}")
     wanted, failed = composed(chain, gradients(made.params))
     after = made.step()
     assert all(torch.equal(after[name], wanted[name]) for name in NAMES)
-    assert told == failed
+    assert incidents == failed
 
 
-@given(before=CHAIN, behind=CHAIN, kind=st.sampled_from(sorted(IN_PLACE)), seed=st.integers(0, 3))
+@given(before=CHAIN, later=CHAIN, kind=st.sampled_from(sorted(IN_PLACE)), seed=st.integers(0, 3))
 @QUICK
 def test_wrong_writes_in_place_reach_no_optimizer(
-    params: Callable[..., Any], rig: Any, before: Any, behind: Any, kind: str, seed: int
+    params: Callable[..., Any], rig: Any, before: Any, later: Any, kind: str, seed: int
 ) -> None:
-    """Wherever a link stands that writes without saying so: declared it is undone, undeclared the step is left out."""
+    """Wherever in the chain a hook writes and fails: declared writes are undone, undeclared ones skip the step."""
     for declared in (True, False):
         made = rig(params(seed=seed))
         broken = type("Broken", (UpdateHook,), {"on_update": lambda self, grads: IN_PLACE[kind](grads)})()
         broken.inplace = declared and kind == "scribbles"  # what returns nothing is all right once it is declared
         for place, (other, in_place) in enumerate(before):
-            made.registry.register(link(other, in_place), f"{place}_{other}")
+            made.registry.register(make_hook(other, in_place), f"{place}_{other}")
         made.registry.register(broken, "broken")
-        for place, (other, in_place) in enumerate(behind, len(before)):
-            made.registry.register(link(other, in_place), f"{place}_{other}")
-        wanted, _ = composed([*before, *behind], gradients(made.params))
+        for place, (other, in_place) in enumerate(later, len(before)):
+            made.registry.register(make_hook(other, in_place), f"{place}_{other}")
+        wanted, _ = composed([*before, *later], gradients(made.params))
         after = made.step()
         if broken.inplace:
             assert all(torch.equal(after[name], wanted[name]) for name in NAMES) and made.trainer.skipped == []
@@ -178,8 +178,8 @@ SMOOTH = [name for name in READY if name != "sign"]  # a sign turns a rounding e
 
 @given(chain=st.lists(st.sampled_from(SMOOTH), max_size=6), seed=st.integers(0, 3))
 @QUICK
-def test_ready_links_compose(params: Callable[..., Any], rig: Any, chain: list[str], seed: int) -> None:
-    """Whatever norms a link takes over from the one before it, the result is that of the definitions in a row."""
+def test_transforms_compose(params: Callable[..., Any], rig: Any, chain: list[str], seed: int) -> None:
+    """Whatever norms a transform reuses, the result is that of the definitions one after the other."""
     made = rig(params(seed=seed), *entries(chain))
     wanted = gradients(made.params)
     for kind in chain:
@@ -191,10 +191,10 @@ def test_ready_links_compose(params: Callable[..., Any], rig: Any, chain: list[s
 
 @given(chain=st.lists(st.sampled_from(list(READY)), min_size=1, max_size=5), seed=st.integers(0, 3), data=st.data())
 @QUICK
-def test_whoever_looks_changes_no_bit(
+def test_measuring_changes_no_bit(
     params: Callable[..., Any], rig: Any, chain: list[str], seed: int, data: st.DataObject
 ) -> None:
-    """Measuring anywhere, anything, any part of the parameters."""
+    """Measure anything, anywhere in the chain, of any of the parameters."""
     watched: list[Any] = []
     for place, entry in enumerate(entries(chain)):
         if data.draw(st.booleans()):
@@ -209,7 +209,7 @@ def test_whoever_looks_changes_no_bit(
 
 
 def entries(chain: list[str]) -> list[dict[str, Any]]:
-    """The chain as a config has it."""
+    """Return the chain as a config has it."""
     return [{"name": kind, **READY[kind][0], "as": f"{place}_{kind}"} for place, kind in enumerate(chain)]
 
 
@@ -229,7 +229,7 @@ OURS: list[dict[str, Any]] = [
 
 
 def on_device(params: Any, device: str) -> Any:
-    """The same parameters and gradients there."""
+    """Copy parameters and gradients to the device."""
     moved = {name: torch.nn.Parameter(param.detach().to(device)) for name, param in params.items()}
     for name, param in params.items():
         moved[name].grad = None if param.grad is None else param.grad.to(device)
@@ -239,17 +239,17 @@ def on_device(params: Any, device: str) -> Any:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CUDA)])
 @given(chosen=st.lists(st.sampled_from(OURS), min_size=1, max_size=6), seed=st.integers(0, 3))
 @settings(QUICK, max_examples=30)
-def test_what_is_measured_between_our_links_is_there(
+def test_norms_between_transforms_are_right(
     params: Callable[..., Any], rig: Any, chosen: list[dict[str, Any]], seed: int, device: str
 ) -> None:
-    """Whatever links say of the norms, or keep to themselves: behind each, the norm is that of the gradients then."""
-    links = [{**entry, "as": f"link_{place}"} for place, entry in enumerate(chosen)]
-    measures = [{"name": "measure", "as": f"measure_{place}"} for place in range(len(links))]
-    everything = [one for pair in zip(links, measures, strict=True) for one in pair]
+    """Whether or not a transform reports its norms, the norm measured after it is that of the gradients."""
+    hooks = [{**entry, "as": f"hook_{place}"} for place, entry in enumerate(chosen)]
+    measures = [{"name": "measure", "as": f"measure_{place}"} for place in range(len(hooks))]
+    everything = [one for pair in zip(hooks, measures, strict=True) for one in pair]
     measured = rig(on_device(params(seed=seed), device), *everything)
     after = measured.step()
     step_by_step = rig(on_device(params(seed=seed), device))
-    for place, entry in enumerate(links):
+    for place, entry in enumerate(hooks):
         alone = rig(step_by_step.params, entry)
         left = [grad for grad in alone.step().values() if grad is not None]
         norm = torch.stack([grad.norm() for grad in left]).norm()

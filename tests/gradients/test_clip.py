@@ -1,4 +1,4 @@
-"""Clipping: bit for bit torch's, and AGC by its formula."""
+"""Test that clipping equals torch's bit for bit, and AGC its formula."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.errors import HooklineError
+from hookline import HooklineError
 from hookline.gradients.transforms import ClipAdaptive, ClipNorm, ClipValue
 from hookline.gradients.view import Gradients
 
@@ -17,7 +17,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
 def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """The same gradients, bit for bit."""
+    """Check that gradients are equal bit for bit."""
     for name, param in theirs.items():
         assert (ours[name].grad is None) == (param.grad is None)
         assert param.grad is None or torch.equal(ours[name].grad, param.grad), name
@@ -29,7 +29,7 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 def test_clip_norm_is_bit_for_bit_torchs(
     params: Callable[..., Any], max_norm: float, norm_type: float, dtype: torch.dtype
 ) -> None:
-    """The same gradients and the same norm as clip_grad_norm_, above and below the limit, in every precision."""
+    """Gradients and norm equal those of clip_grad_norm_, above and below the limit, in every precision."""
     ours, theirs = params(dtype), params(dtype)
     clip = ClipNorm(max_norm, norm_type)
     clip.on_update(Gradients(ours))
@@ -42,7 +42,7 @@ def test_clip_norm_is_bit_for_bit_torchs(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_clip_norm_is_bit_for_bit_torchs_on_a_device(params: Make, dtype: torch.dtype) -> None:
-    """The fused kernels round as torch's own clipping does."""
+    """The fused kernels round as torch's clipping does."""
     sets = []
     for _ in range(2):
         made = {name: torch.nn.Parameter(param.detach().cuda()) for name, param in params(dtype).items()}
@@ -55,8 +55,8 @@ def test_clip_norm_is_bit_for_bit_torchs_on_a_device(params: Make, dtype: torch.
 
 
 @pytest.mark.parametrize("between", [[], ["measure"], [{"name": "scale", "factor": 1.0}]])
-def test_a_second_clipping_is_torchs_too(params: Make, rig: Any, between: list[Any]) -> None:
-    """What the first one left is read, not computed; whoever measures in between changes no bit."""
+def test_a_second_clipping_equals_torchs(params: Make, rig: Any, between: list[Any]) -> None:
+    """What the first one left is read, not computed; a measurement in between changes nothing."""
     for seed in range(20):
         ours, theirs = params(seed=seed), params(seed=seed)
         first, second = {"name": "clip_norm", "max_norm": 7.3}, {"name": "clip_norm", "as": "second", "max_norm": 1.7}
@@ -68,7 +68,7 @@ def test_a_second_clipping_is_torchs_too(params: Make, rig: Any, between: list[A
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, math.inf])
 def test_complex_gradients_are_clipped_as_torch_clips_them(norm_type: float) -> None:
-    """A complex parameter beside a real one: each complex element counts by its size."""
+    """Beside a real parameter, each element of a complex one counts by its absolute value."""
     sets = []
     for _ in range(2):
         stream = torch.Generator().manual_seed(0)
@@ -92,16 +92,16 @@ def test_clip_norm_is_torchs_over_several_precisions(params: Callable[..., Any])
     assert_same(*both)
 
 
-@pytest.mark.parametrize("link", [ClipNorm(1.0), ClipValue(1.0), ClipAdaptive()])
-def test_without_gradients_the_norm_is_zero(params: Callable[..., Any], link: Any) -> None:
-    """A frozen model is clipped without an error."""
-    link.on_update(Gradients({"frozen": params()["frozen"]}))
-    assert link.clipped_norm.item() == 0.0
+@pytest.mark.parametrize("hook", [ClipNorm(1.0), ClipValue(1.0), ClipAdaptive()])
+def test_without_gradients_the_norm_is_zero(params: Callable[..., Any], hook: Any) -> None:
+    """A model without gradients is clipped without an error."""
+    hook.on_update(Gradients({"frozen": params()["frozen"]}))
+    assert hook.clipped_norm.item() == 0.0
 
 
 @pytest.mark.parametrize("wrong", [0, -1.0, math.nan])
 def test_a_limit_must_be_above_zero(wrong: float) -> None:
-    """Zero, negative and nan are refused when the hook is made."""
+    """Zero, negative numbers and NaN raise when the hook is made."""
     with pytest.raises(HooklineError, match=r"clip_norm.max_norm: expected a number, above 0"):
         ClipNorm(wrong)
     with pytest.raises(HooklineError, match=r"clip_value.max_value: expected a number, above 0"):
@@ -110,15 +110,15 @@ def test_a_limit_must_be_above_zero(wrong: float) -> None:
         ClipAdaptive(wrong)
 
 
-@pytest.mark.parametrize("link", [ClipNorm, ClipValue, ClipAdaptive])
-def test_clipping_is_an_intervention_that_must_not_fail_quietly(link: Any) -> None:
-    """A run without its clipping would be another run."""
-    assert link.intervenes and link.on_error == "raise" and link.clips
+@pytest.mark.parametrize("hook", [ClipNorm, ClipValue, ClipAdaptive])
+def test_clipping_intervenes_and_its_failure_ends_the_run(hook: Any) -> None:
+    """A run without its clipping would be another run, so a failure ends it."""
+    assert hook.intervenes and hook.on_error == "raise" and hook.clips
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_clip_value_is_bit_for_bit_torchs(params: Callable[..., Any], dtype: torch.dtype) -> None:
-    """The same gradients as clip_grad_value_, a NaN left where it was."""
+    """Gradients equal those of clip_grad_value_; a NaN stays."""
     ours, theirs = params(dtype), params(dtype)
     for one in (ours, theirs):
         one["vector"].grad[0] = math.nan
@@ -131,7 +131,7 @@ def test_clip_value_is_bit_for_bit_torchs(params: Callable[..., Any], dtype: tor
 
 
 def agc(weight: torch.Tensor, grad: torch.Tensor, clipping: float, eps: float) -> torch.Tensor:
-    """The definition, one unit at a time: a unit whose gradient is longer than its share is scaled to it."""
+    """Apply the definition to one unit after the other: a gradient above its limit is scaled to it."""
     one_vector = weight.squeeze().dim() <= 1
     units = [(weight, grad)] if one_vector else list(zip(weight, grad, strict=True))
     out = []
@@ -143,7 +143,7 @@ def agc(weight: torch.Tensor, grad: torch.Tensor, clipping: float, eps: float) -
 
 @pytest.mark.parametrize("clipping", [0.01, 0.5, 3.0])
 def test_adaptive_clipping_is_its_definition(params: Make, apply: Make, clipping: float) -> None:
-    """Per row of a matrix or kernel, vectors and scalars whole; the floor keeps small weights moving."""
+    """Rows of matrices and kernels, and whole vectors and scalars, are units; eps lets small weights move."""
     before = params()
     for eps in (1e-3, 2.0):
         after = apply("clip_adaptive", clipping=clipping, eps=eps)
@@ -153,18 +153,18 @@ def test_adaptive_clipping_is_its_definition(params: Make, apply: Make, clipping
 
 
 def test_adaptive_clipping_by_hand(rig: Any) -> None:
-    """Weights (3, 4) of norm 5 let a gradient be 0.5 long at clipping 0.1; a row of zeros counts as eps."""
+    """Weights (3, 4) of norm 5 allow a gradient norm of 0.5 at clipping 0.1; a row of zeros counts as eps."""
     param = torch.nn.Parameter(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     param.grad = torch.tensor([[6.0, 8.0], [0.0, 1.0]])
     after = rig({"w": param}, {"name": "clip_adaptive", "clipping": 0.1, "eps": 0.01}).step()
     torch.testing.assert_close(after["w"], torch.tensor([[0.3, 0.4], [0.0, 0.001]]))
 
 
-def test_every_clip_link_tells_the_norm_before_it(params: Callable[..., Any], rig: Any) -> None:
-    """on_gradient_clip gets it, and it counts as the step's when the link spans all parameters."""
+def test_every_clipping_hook_reports_the_norm_before_it(params: Callable[..., Any], rig: Any) -> None:
+    """on_gradient_clip gets it, and it is the step's norm if the hook selects all parameters."""
     norm = Gradients(params()).norm()
-    for link in ({"name": "clip_norm", "max_norm": 1.0}, {"name": "clip_value", "max_value": 1.0}, "clip_adaptive"):
-        whole = rig(params(), link)
+    for hook in ({"name": "clip_norm", "max_norm": 1.0}, {"name": "clip_value", "max_value": 1.0}, "clip_adaptive"):
+        whole = rig(params(), hook)
         whole.step()
         assert torch.equal(whole.clipped[0], norm) and whole.clipped[1]
     part = rig(params(), {"name": "clip_value", "max_value": 1.0, "params": "vector"})
@@ -173,7 +173,7 @@ def test_every_clip_link_tells_the_norm_before_it(params: Callable[..., Any], ri
 
 
 @pytest.mark.parametrize("wrong", [{"max_norm": 0}, {"max_norm": "1e-3"}, {"norm_type": 0}, {"norm_type": -1}])
-def test_limits_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
-    """When the link is made."""
+def test_invalid_limits_raise(wrong: dict[str, Any]) -> None:
+    """Invalid limits raise when the hook is made."""
     with pytest.raises(HooklineError, match=f"clip_norm.{next(iter(wrong))}: expected a number, above 0"):
         ClipNorm(**{"max_norm": 1.0, **wrong})

@@ -1,4 +1,4 @@
-"""One link: what fails is put back, and a link that writes NaN is named."""
+"""Test that a hook which makes gradients non-finite is named and undone."""
 
 import logging
 import math
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.core.base import UpdateHook
+from hookline import UpdateHook
 from hookline.core.costs import Cost
 from hookline.errors import GradientError
 from hookline.gradients.chain import FiniteCheck
@@ -16,12 +16,12 @@ from hookline.gradients.view import Gradients
 
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Failures are expected here."""
+    """Silence the log, because failures are expected here."""
     caplog.set_level(logging.CRITICAL, "hookline")
 
 
 class Spoils(UpdateHook):
-    """Makes one gradient non-finite: in place, or in what it returns."""
+    """A hook that makes one gradient non-finite: in place, or in what it returns."""
 
     def __init__(self, inplace: bool = False, value: float = math.nan) -> None:
         self.inplace, self.value = inplace, value
@@ -34,7 +34,7 @@ class Spoils(UpdateHook):
 
 
 def chain_of(rig: Any, *hooks: Any, **options: Any) -> Any:
-    """A chain over two parameters."""
+    """Make a chain over two parameters."""
     made = rig({name: torch.nn.Parameter(torch.zeros(2)) for name in "ab"})
     for hook in hooks:
         made.registry.register(hook, **options)
@@ -46,19 +46,19 @@ FINITE = {"a": torch.ones(2), "b": torch.ones(2)}
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("inplace", [False, True])
-def test_a_link_that_writes_nan_is_named_and_undone(rig: Any, inplace: bool, value: float) -> None:
-    """By the policy 'warn' the gradients are as they were before it, and the parameter is in the message."""
+def test_a_hook_that_writes_nan_is_named_and_undone(rig: Any, inplace: bool, value: float) -> None:
+    """With the policy 'warn' the gradients are restored, and the message names the parameter."""
     chain = chain_of(rig, Spoils(inplace, value))
-    told: list[Any] = []
-    chain.registry.failures.subscribe(told.append)
+    incidents: list[Any] = []
+    chain.registry.failures.subscribe(incidents.append)
     after = chain.step(FINITE)
     assert torch.equal(after["a"], FINITE["a"]) and torch.equal(after["b"], FINITE["b"])
-    assert [incident.hook for incident in told] == ["spoils"] and isinstance(told[0].error, GradientError)
-    assert "made the gradient of 'b' non-finite" in told[0].message
+    assert [incident.hook for incident in incidents] == ["spoils"] and isinstance(incidents[0].error, GradientError)
+    assert "made the gradient of 'b' non-finite" in incidents[0].message
 
 
-def test_a_function_that_writes_in_place_without_saying_so_is_named(rig: Any) -> None:
-    """What it wrote over is known by its norms alone."""
+def test_a_function_that_writes_in_place_undeclared_is_named(rig: Any) -> None:
+    """Only the norms before tell that the gradients were finite."""
 
     def spoils(grads: Any) -> Any:
         grads["b"].fill_(math.nan)
@@ -71,8 +71,8 @@ def test_a_function_that_writes_in_place_without_saying_so_is_named(rig: Any) ->
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_only_who_asks_is_looked_at() -> None:
-    """Looking means waiting there."""
+def test_on_a_gpu_only_hooks_that_ask_are_checked() -> None:
+    """On a device the check would wait, so hooks have to ask for it."""
     param = torch.nn.Parameter(torch.zeros(2, device="cuda"))
     param.grad = torch.ones(2, device="cuda")
     cost = Cost()
@@ -86,30 +86,30 @@ def test_on_a_gpu_only_who_asks_is_looked_at() -> None:
     assert cost.calls == 1
 
 
-def test_by_the_policy_raise_it_ends_the_run(rig: Any) -> None:
-    """With the hook in the exception's notes."""
+def test_the_policy_raise_ends_the_run(rig: Any) -> None:
+    """The hook is in the exception's notes."""
     with pytest.raises(GradientError) as caught:
         chain_of(rig, Spoils(), on_error="raise").step(FINITE)
     assert caught.value.__notes__ == ["raised by hook 'spoils' in on_update, step 1"]
 
 
-def test_three_times_in_a_row_switch_it_off(rig: Any) -> None:
-    """As every other failure does."""
+def test_three_times_in_a_row_disable_the_hook(rig: Any) -> None:
+    """A non-finite result counts as any other failure."""
     chain = chain_of(rig, Spoils())
     for _ in range(3):
         chain.step(FINITE)
     assert not chain.registry.is_enabled("spoils")
 
 
-def test_it_is_not_blamed_for_what_was_non_finite_before(rig: Any) -> None:
-    """An overflow of the backward pass is no link's fault."""
+def test_gradients_that_were_non_finite_before_are_no_failure(rig: Any) -> None:
+    """A hook does not fail because the backward pass overflowed."""
     chain = chain_of(rig, Spoils())
     after = chain.step({"a": torch.tensor([math.inf, 1.0]), "b": torch.ones(2)})
     assert after["b"].isnan().all() and chain.registry.entry("spoils").failures.total == 0
 
 
-def test_a_norm_that_overflows_is_no_fault(rig: Any) -> None:
-    """Gradients that are finite and too large for their norm: they are judged element by element."""
+def test_a_norm_that_overflows_is_not_a_failure(rig: Any) -> None:
+    """If a norm overflows although the gradients are finite, the elements decide."""
     chain = chain_of(rig, Spoils(value=3e38), on_error="raise")
     assert chain.step({"a": torch.full((2,), 3e38), "b": torch.ones(2)})["b"].isfinite().all()
     spoiled = chain_of(rig, Spoils(), on_error="raise")
@@ -117,8 +117,8 @@ def test_a_norm_that_overflows_is_no_fault(rig: Any) -> None:
         spoiled.step({"a": torch.full((2,), 3e38), "b": torch.ones(2)})
 
 
-def test_where_there_are_no_gradients_nothing_is_wrong(rig: Any) -> None:
-    """Neither before the link nor behind it."""
+def test_no_gradients_are_not_a_failure(rig: Any) -> None:
+    """There may be no gradients before the hook or after it."""
 
     class Looks(UpdateHook):
         def on_update(self, grads: Any) -> Any:
@@ -128,16 +128,16 @@ def test_where_there_are_no_gradients_nothing_is_wrong(rig: Any) -> None:
     assert chain.step() == {"a": None, "b": None}
 
 
-def test_a_link_may_decline(rig: Any) -> None:
-    """No reading: NaN passes on, and measure or skip_nonfinite shows it."""
+def test_a_hook_may_decline_the_check(rig: Any) -> None:
+    """With check_finite = False nothing is read, and NaN passes."""
     hook = Spoils()
     hook.check_finite = False
     chain = chain_of(rig, hook)
     assert chain.step(FINITE)["b"].isnan().all() and not chain.registry.dispatch_table.argument_costs
 
 
-def test_with_debug_every_link_is_checked(rig: Any) -> None:
-    """As every hook's policy is 'raise' then, the culprit ends the run."""
+def test_with_debug_every_hook_is_checked(rig: Any) -> None:
+    """The policy of every hook is 'raise' then, so the run ends."""
     hook = Spoils()
     hook.check_finite = False
     chain = chain_of(rig, hook)
@@ -155,8 +155,8 @@ def test_the_wait_has_a_row_in_the_cost_table(rig: Any) -> None:
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_gradient_that_a_failing_link_added_is_gone_again(rig: Any, in_place: bool) -> None:
-    """What was None is None again."""
+def test_a_gradient_that_a_failing_hook_added_is_removed(rig: Any, in_place: bool) -> None:
+    """A gradient that was None is None again."""
 
     class Adds(UpdateHook):
         inplace = in_place

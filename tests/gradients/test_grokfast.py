@@ -1,4 +1,4 @@
-"""Grokfast-EMA against the paper's recurrence."""
+"""Test Grokfast-EMA against the paper's recurrence."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.errors import HooklineError
+from hookline import HooklineError
 from hookline.gradients.transforms import Grokfast
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_is_the_papers_recurrence_bit_for_bit(params: Callable[..., Any], rig: Any, dtype: torch.dtype) -> None:
-    """average = alpha average + (1 - alpha) g, beginning with g; g + lamb average; a loop over single parameters."""
+    """A loop gives the same: average = alpha average + (1 - alpha) g, starting with g, then g + lamb average."""
     chain = rig(params(dtype), {"name": "grokfast", "alpha": 0.9, "lamb": 1.5})
     averages: dict[str, torch.Tensor] = {}
     for step in range(4):
@@ -30,8 +30,8 @@ def test_a_constant_gradient_is_amplified_by_one_plus_lamb(rig: Any) -> None:
         torch.testing.assert_close(chain.step({"w": torch.tensor([1.0, -2.0])})["w"], torch.tensor([3.0, -6.0]))
 
 
-def test_a_parameter_that_gets_its_gradient_later_begins_then(rig: Any) -> None:
-    """Its average begins with its own first gradient."""
+def test_a_parameter_may_get_its_first_gradient_later(rig: Any) -> None:
+    """Its average starts with its first gradient."""
     both = {name: torch.nn.Parameter(torch.zeros(1)) for name in "ab"}
     chain = rig(both, {"name": "grokfast", "lamb": 1.0})
     chain.step({"a": torch.ones(1)})
@@ -41,7 +41,7 @@ def test_a_parameter_that_gets_its_gradient_later_begins_then(rig: Any) -> None:
 
 @pytest.mark.parametrize("when", [0, 2])
 def test_gradients_that_are_not_finite_do_not_enter_the_average(rig: Any, when: int) -> None:
-    """A step that a scaler leaves out would otherwise make every later gradient NaN."""
+    """A step that a scaler skips would otherwise make every later gradient NaN."""
     chain = rig({"w": torch.nn.Parameter(torch.zeros(2))}, {"name": "grokfast", "alpha": 0.5, "lamb": 1.0})
     given = [torch.ones(2)] * 4
     given.insert(when, torch.tensor([1.0, float("inf")]))
@@ -52,7 +52,7 @@ def test_gradients_that_are_not_finite_do_not_enter_the_average(rig: Any, when: 
 
 
 @pytest.mark.parametrize("given", [{"alpha": 1.0}, {"alpha": float("nan")}, {"lamb": -1.0}, {"lamb": float("inf")}])
-def test_wrong_numbers_are_refused(given: dict[str, float]) -> None:
-    """An average that never forgets would be the first gradient for ever."""
+def test_invalid_numbers_raise(given: dict[str, float]) -> None:
+    """With alpha = 1 the average would stay the first gradient."""
     with pytest.raises(HooklineError, match=f"grokfast.{next(iter(given))}: expected a finite number"):
         Grokfast(**given)

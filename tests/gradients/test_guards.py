@@ -1,4 +1,4 @@
-"""Guards: which steps they leave out, what they remember, and that their waits are told."""
+"""Test which steps guards skip, what they store, and that their waits are in the cost table."""
 
 import math
 from typing import Any
@@ -6,23 +6,24 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.errors import HooklineError, TrainingError
+from hookline import HooklineError
+from hookline.errors import TrainingError
 from hookline.gradients.transforms import SkipNonfinite, SpikeGuard
 
 
-def chain_of(rig: Any, *links: Any) -> Any:
-    """A chain over one parameter of four elements."""
-    return rig({"w": torch.nn.Parameter(torch.zeros(4))}, *links)
+def chain_of(rig: Any, *entries: Any) -> Any:
+    """Make a chain over one parameter of four elements."""
+    return rig({"w": torch.nn.Parameter(torch.zeros(4))}, *entries)
 
 
 def of_norm(norm: float) -> dict[str, torch.Tensor]:
-    """A gradient of that norm."""
+    """Make a gradient of that norm."""
     return {"w": torch.full((4,), norm / 2)}
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_step_with_one_bad_element_is_left_out(rig: Any, bad: float) -> None:
-    """A finite step passes, one with a NaN or an infinity is skipped and says why."""
+def test_a_step_with_one_bad_element_is_skipped(rig: Any, bad: float) -> None:
+    """A finite step passes; one with a NaN or an infinity is skipped, with the reason."""
     chain = chain_of(rig, "skip_nonfinite")
     chain.step(of_norm(1.0))
     assert chain.trainer.skipped == []
@@ -33,8 +34,8 @@ def test_a_step_with_one_bad_element_is_left_out(rig: Any, bad: float) -> None:
     assert chain.chain.states["skip_nonfinite"] == {"in_a_row": 0, "total": 1}
 
 
-def test_it_gives_up_when_told_to(rig: Any) -> None:
-    """A run that only skips trains nothing; the count begins anew after a good step."""
+def test_skip_nonfinite_gives_up(rig: Any) -> None:
+    """A run that only skips trains nothing; a good step resets the count."""
     chain = chain_of(rig, {"name": "skip_nonfinite", "give_up_after": 2})
     for norm in (math.nan, 1.0, math.nan):
         chain.step(of_norm(norm))
@@ -42,8 +43,8 @@ def test_it_gives_up_when_told_to(rig: Any) -> None:
         chain.step(of_norm(math.nan))
 
 
-def test_a_spike_guard_gives_up_when_told_to(rig: Any) -> None:
-    """Spikes and what is not finite count together."""
+def test_spike_guard_gives_up(rig: Any) -> None:
+    """Spikes and non-finite gradients count together."""
     entry = {"name": "spike_guard", "factor": 2.0, "warmup": 2, "window": 8, "give_up_after": 3}
     chain = chain_of(rig, entry)
     for norm in (1.0, 1.0, 9.0, 1.0, 9.0, math.nan):
@@ -53,8 +54,8 @@ def test_a_spike_guard_gives_up_when_told_to(rig: Any) -> None:
         chain.step(of_norm(9.0))
 
 
-def test_a_spike_is_left_out_and_ordinary_steps_are_not(rig: Any) -> None:
-    """More than factor times the running median; nothing is judged before the warm-up is over."""
+def test_a_spike_is_skipped_and_ordinary_steps_are_not(rig: Any) -> None:
+    """Norms above factor times the running median are skipped, from the end of the warm-up on."""
     chain = chain_of(rig, {"name": "spike_guard", "factor": 3.0, "warmup": 4, "window": 8})
     for norm in (1.0, 50.0, 1.2, 0.8, 1.0, 2.9):
         chain.step(of_norm(norm))
@@ -67,8 +68,8 @@ def test_a_spike_is_left_out_and_ordinary_steps_are_not(rig: Any) -> None:
     assert len(chain.trainer.skipped) == 2
 
 
-def test_a_median_of_nothing_judges_nothing(rig: Any) -> None:
-    """After steps without any gradient to speak of, the first real ones pass, and the median finds its level."""
+def test_a_median_of_zero_skips_nothing(rig: Any) -> None:
+    """While the median is 0 every step passes, and the median rises to the new level."""
     chain = chain_of(rig, {"name": "spike_guard", "factor": 2.0, "warmup": 2, "window": 5})
     for norm in (0.0, 0.0, 0.0, 1.0, 1.0, 1.0):
         chain.step(of_norm(norm))
@@ -78,8 +79,8 @@ def test_a_median_of_nothing_judges_nothing(rig: Any) -> None:
 
 
 @pytest.mark.parametrize("window", [3, 5, 9])
-def test_another_window_takes_over_the_last_norms(rig: Any, window: int) -> None:
-    """A run may go on with a shorter or a longer one; the newest norms are kept, in their order."""
+def test_another_window_keeps_the_last_norms(rig: Any, window: int) -> None:
+    """A run may resume with a shorter or longer window; the newest norms are kept in order."""
     old = chain_of(rig, {"name": "spike_guard", "warmup": 1, "window": 5})
     for norm in (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6):
         old.step(of_norm(norm))
@@ -95,8 +96,8 @@ def test_another_window_takes_over_the_last_norms(rig: Any, window: int) -> None
     assert new.trainer.skipped == []
 
 
-def test_its_median_is_that_of_what_it_has_counted(rig: Any) -> None:
-    """Accepted norms as they were, spikes as large as the limit was, what is not finite not at all."""
+def test_the_median_is_that_of_the_counted_norms(rig: Any) -> None:
+    """Accepted norms enter as they are, spikes as the limit, and non-finite norms do not."""
     chain = chain_of(rig, {"name": "spike_guard", "factor": 2.0, "warmup": 3, "window": 5})
     for norm in (1.0, 2.0, 3.0, 100.0, math.inf):
         chain.step(of_norm(norm))
@@ -105,8 +106,8 @@ def test_its_median_is_that_of_what_it_has_counted(rig: Any) -> None:
     )
 
 
-def test_a_level_that_has_risen_for_good_is_accepted_in_time(rig: Any) -> None:
-    """A guard that compared with accepted norms only would skip for ever."""
+def test_a_level_that_has_risen_for_good_is_accepted_later(rig: Any) -> None:
+    """If only accepted norms entered the median, every later step would be skipped."""
     chain = chain_of(rig, {"name": "spike_guard", "factor": 2.0, "warmup": 4, "window": 8})
     for norm in [1.0] * 8 + [20.0] * 60:
         chain.step(of_norm(norm))
@@ -116,8 +117,8 @@ def test_a_level_that_has_risen_for_good_is_accepted_in_time(rig: Any) -> None:
     assert len(chain.trainer.skipped) == skipped
 
 
-def test_clipping_a_spike_scales_it_to_the_limit_and_asks_nothing(rig: Any) -> None:
-    """The step is made, with a gradient as long as the limit; the host never waits."""
+def test_clipping_a_spike_scales_it_to_the_limit_without_waiting(rig: Any) -> None:
+    """The step uses a gradient whose norm is the limit; the host does not wait."""
     chain = chain_of(rig, {"name": "spike_guard", "factor": 2.0, "warmup": 2, "window": 4, "action": "clip"})
     for norm in (1.0, 1.0):
         chain.step(of_norm(norm))
@@ -128,10 +129,10 @@ def test_clipping_a_spike_scales_it_to_the_limit_and_asks_nothing(rig: Any) -> N
     assert torch.equal(spoiled, torch.tensor([math.inf, 1.0, 1.0, 1.0]))  # scaled by zero it would be NaN
 
 
-@pytest.mark.parametrize("link", ["skip_nonfinite", {"name": "spike_guard", "warmup": 1}])
-def test_its_wait_for_the_device_has_a_row_in_the_cost_table(rig: Any, link: Any) -> None:
-    """Nothing is hidden: one account, one call for each question."""
-    chain = chain_of(rig, link)
+@pytest.mark.parametrize("hook", ["skip_nonfinite", {"name": "spike_guard", "warmup": 1}])
+def test_the_wait_for_the_device_has_a_row_in_the_cost_table(rig: Any, hook: Any) -> None:
+    """Each read of the device is one call in the table."""
+    chain = chain_of(rig, hook)
     for _ in range(3):
         chain.step(of_norm(1.0))
     name = next(iter(chain.registry))
@@ -142,8 +143,8 @@ def test_its_wait_for_the_device_has_a_row_in_the_cost_table(rig: Any, link: Any
     assert rows[f"reading the verdict of {name}"] == "argument"
 
 
-def test_wrong_choices_are_refused() -> None:
-    """With the choices."""
+def test_invalid_choices_raise() -> None:
+    """The error lists the choices."""
     with pytest.raises(HooklineError, match=r"spike_guard.action: invalid value 'stop'"):
         SpikeGuard(action="stop")  # type: ignore[arg-type]
     for wrong in (0, 0.5, True, "3"):

@@ -1,4 +1,4 @@
-"""Chains in real runs: what the optimizer makes of them, every kind of gradient, and going on from a checkpoint."""
+"""Test chains in real runs: the optimizer's steps, every kind of gradient, and resuming from a checkpoint."""
 
 import logging
 import math
@@ -11,30 +11,37 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import GenericTrainer, TrainingHook, UpdateHook, get_trainer, register_hook
+from hookline import (
+    GenericTrainer,
+    HooklineError,
+    HookRegistry,
+    Trainer,
+    TrainingHook,
+    UpdateHook,
+    get_trainer,
+    register_hook,
+)
 from hookline.cli import main
 from hookline.core import plugins
-from hookline.core.registry import HookRegistry
-from hookline.errors import GradientError, HooklineError
+from hookline.errors import GradientError
 from hookline.gradients.chain import UpdateChain
-from hookline.trainer.trainer import Trainer
 
 Grads = Mapping[str, torch.Tensor]
 
 
 def batches(count: int = 6, rows: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The same every time."""
+    """Make the same batches every time."""
     stream = torch.Generator().manual_seed(1)
     return [(torch.randn(rows, 4, generator=stream), torch.randn(rows, 1, generator=stream)) for _ in range(count)]
 
 
-def trained(*links: Any, optimizer: str = "SGD", data: Any = None, lr: float = 0.1, **options: Any) -> Trainer:
-    """A small model, trained with these links for one epoch."""
+def trained(*entries: Any, optimizer: str = "SGD", data: Any = None, lr: float = 0.1, **options: Any) -> Trainer:
+    """Train a small model with these hooks for one epoch."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     made = getattr(torch.optim, optimizer)(model.parameters(), lr=lr)
     settings = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, **options}
-    hooks = {"update": list(links)} if links else None
+    hooks = {"update": list(entries)} if entries else None
     trainer = get_trainer("simple", model, data or batches(), made, "cpu", hooks=hooks, **settings)
     trainer.train()
     return trainer
@@ -55,8 +62,8 @@ def initial() -> list[torch.Tensor]:
 
 @pytest.mark.req("000-21", "000-39")
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
-def test_identity_is_no_hook_bit_for_bit(optimizer: str) -> None:
-    """Also beside a link that is switched off."""
+def test_identity_changes_no_bit_of_a_run(optimizer: str) -> None:
+    """The run equals the one without hooks, also beside a disabled hook."""
     bare = trained(optimizer=optimizer)
     assert same(weights(bare), weights(trained("identity", optimizer=optimizer)))
     disabled = {"name": "scale", "factor": 9.0, "enabled": False}
@@ -65,13 +72,13 @@ def test_identity_is_no_hook_bit_for_bit(optimizer: str) -> None:
 
 @pytest.mark.req("000-23", "000-24", "000-25")
 def test_doubling_doubles_the_step_of_sgd() -> None:
-    """From weights of zero, one step with factor two goes twice as far, bit for bit."""
+    """From zero weights, one step with factor two goes twice as far, bit for bit."""
     ends = []
-    for links in ([], [{"name": "scale", "factor": 2.0}]):
+    for entries in ([], [{"name": "scale", "factor": 2.0}]):
         model = nn.Linear(4, 1)
         nn.init.zeros_(model.weight)
         nn.init.zeros_(model.bias)
-        options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, "hooks": {"update": links}}
+        options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, "hooks": {"update": entries}}
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         get_trainer("simple", model, batches(1), optimizer, "cpu", **options).train()
         ends.append([param.detach() for param in model.parameters()])
@@ -79,25 +86,25 @@ def test_doubling_doubles_the_step_of_sgd() -> None:
 
 
 @pytest.mark.req("000-25")
-def test_a_link_that_zeroes_moves_nothing_under_sgd() -> None:
-    """After six steps the weights are the first ones, bit for bit."""
+def test_a_hook_that_zeroes_moves_nothing_under_sgd() -> None:
+    """After six steps the weights are the initial ones, bit for bit."""
     assert same(weights(trained({"name": "mask", "params": "*"})), initial())
 
 
 @pytest.mark.req("000-27")
 def test_equal_micro_batches_are_one_big_batch() -> None:
-    """The chain runs once per window, on the window's mean; clipping sees the whole."""
+    """The chain runs once per window, on the window's mean."""
     big = batches(3, rows=12)
     small = [(x[i : i + 4], y[i : i + 4]) for x, y in big for i in (0, 4, 8)]
-    links = ["centralize", {"name": "clip_norm", "max_norm": 0.5}]
-    one, many = trained(*links, data=big), trained(*links, data=small, accumulate=3)
+    entries = ["centralize", {"name": "clip_norm", "max_norm": 0.5}]
+    one, many = trained(*entries, data=big), trained(*entries, data=small, accumulate=3)
     assert one.step == many.step == 3
     for a, b in zip(weights(one), weights(many), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
-def test_clipping_may_stand_anywhere_and_max_grad_norm_stands_last() -> None:
-    """Before a factor and after it are two runs; max_grad_norm is the one at the end."""
+def test_clipping_may_be_anywhere_and_max_grad_norm_is_last() -> None:
+    """Clipping before and after a factor differ; max_grad_norm clips at the end."""
     clip, scale = {"name": "clip_norm", "max_norm": 0.1}, {"name": "scale", "factor": 3.0}
     first, last = weights(trained(clip, scale)), weights(trained(scale, clip))
     assert not same(first, last)
@@ -105,8 +112,8 @@ def test_clipping_may_stand_anywhere_and_max_grad_norm_stands_last() -> None:
 
 
 def test_the_chain_of_the_documentation(tmp_path: Path) -> None:
-    """From a config, with its measurements in the record under their own names."""
-    links = [
+    """A chain from a config writes its measurements to the record under their names."""
+    entries = [
         {"name": "centralize"},
         {"name": "scale", "params": "0.*", "factor": 0.1},
         {"name": "measure", "as": "before_clip"},
@@ -114,7 +121,7 @@ def test_the_chain_of_the_documentation(tmp_path: Path) -> None:
         {"name": "measure", "as": "after_clip", "metrics": ["norm", "absmax"]},
         {"name": "link_norms", "every": 2},
     ]
-    trainer = trained(*links)
+    trainer = trained(*entries)
     rows = [row for row in trainer.record.metrics if "gradients/after_clip/norm" in row]  # type: ignore[attr-defined]
     assert [row["step"] for row in rows] == list(range(1, 7))
     for row in rows:
@@ -129,7 +136,7 @@ def test_the_chain_of_the_documentation(tmp_path: Path) -> None:
 
 
 def test_a_function_is_an_update_hook() -> None:
-    """Through `on` and through `register`, with the arguments it names."""
+    """It may be registered with `on` and with `register`, and gets the arguments it names."""
     seen: list[tuple[int, str]] = []
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
@@ -149,7 +156,7 @@ def test_a_function_is_an_update_hook() -> None:
 
 @pytest.fixture
 def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registered function of gradients with a parameter of its own."""
+    """Shrink gradients; a registered function with a parameter."""
     monkeypatch.setattr(plugins.HOOKS, "_added", dict(plugins.HOOKS._added))
 
     @register_hook("shrink")
@@ -159,7 +166,7 @@ def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("shrink")
 def test_a_config_may_name_a_function_and_give_its_parameters() -> None:
-    """What the event does not have are parameters: the function's defaults, or the config's values."""
+    """Arguments that the event does not have are parameters: the function's defaults or the config's values."""
     assert same(weights(trained("shrink")), weights(trained({"name": "scale", "factor": 0.5})))
     twice = [{"name": "shrink", "factor": 0.25}, {"name": "shrink", "as": "again", "factor": 2.0}]
     assert same(weights(trained(*twice)), weights(trained({"name": "scale", "factor": 0.5})))
@@ -167,22 +174,22 @@ def test_a_config_may_name_a_function_and_give_its_parameters() -> None:
 
 @pytest.mark.usefixtures("shrink")
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "incidents"),
     [
         ({"facter": 0.25}, r"shrink has no parameter 'facter'; did you mean 'factor'\? Valid: after, .*factor, "),
         ({"factor": "half"}, r"shrink.factor: expected float, got 'half' \(str\)"),
         ({"step": 3}, "shrink has no parameter 'step'"),
     ],
 )
-def test_a_wrong_parameter_of_a_function_is_refused(given: dict[str, Any], told: str) -> None:
-    """As one of a class is; what the event has is no parameter."""
-    with pytest.raises(HooklineError, match=told):
+def test_an_invalid_parameter_of_a_function_raises(given: dict[str, Any], incidents: str) -> None:
+    """The error is that of a class; the event's arguments are not parameters."""
+    with pytest.raises(HooklineError, match=incidents):
         trained({"name": "shrink", **given})
 
 
 # ---- kinds of gradients ----------------------------------------------------------------------------------------------
 
-EVERY_LINK: list[dict[str, Any]] = [
+EVERY_HOOK: list[dict[str, Any]] = [
     {"name": "clip_norm", "max_norm": 0.5},
     {"name": "clip_value", "max_value": 0.01},
     {"name": "clip_adaptive"},
@@ -199,15 +206,15 @@ EVERY_LINK: list[dict[str, Any]] = [
     {"name": "spike_guard", "warmup": 2, "action": "clip"},
     {"name": "measure", "metrics": ["norm", "absmax"]},
 ]
-BY_NAME = {"ids": [f"{link['name']}{link.get('by', '')}{link.get('action', '')}" for link in EVERY_LINK]}
+BY_NAME = {"ids": [f"{hook['name']}{hook.get('by', '')}{hook.get('action', '')}" for hook in EVERY_HOOK]}
 NOT_SPARSE = {"clip_adaptive", "noise", "centralize", "grokfast"}
 
 
-@pytest.mark.parametrize("link", EVERY_LINK, **BY_NAME)
+@pytest.mark.parametrize("hook", EVERY_HOOK, **BY_NAME)
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_every_link_under_autocast_and_scaling(link: dict[str, Any], precision: str) -> None:
-    """With the GradScaler, too, links see unscaled gradients; steps that overflowed are left out, unseen."""
-    trainer = trained({"name": "measure", "as": "first"}, link, precision=precision, data=batches(3))
+def test_every_hook_under_autocast_and_scaling(hook: dict[str, Any], precision: str) -> None:
+    """With the GradScaler, too, hooks see unscaled gradients; overflowed steps are skipped without calling them."""
+    trainer = trained({"name": "measure", "as": "first"}, hook, precision=precision, data=batches(3))
     assert all(param.isfinite().all() for param in trainer.model.parameters())
     logged = [row["gradients/first/norm"] for row in trainer.record.metrics if "gradients/first/norm" in row]  # type: ignore[attr-defined]
     finite = [norm for norm in logged if math.isfinite(norm)]
@@ -216,7 +223,7 @@ def test_every_link_under_autocast_and_scaling(link: dict[str, Any], precision: 
 
 
 def test_a_bf16_model_is_clipped_as_torch_clips_it() -> None:
-    """Every step's parameters, bit for bit, against a loop with clip_grad_norm_."""
+    """The parameters of every step equal those of a loop with clip_grad_norm_, bit for bit."""
     torch.manual_seed(0)
     model, twin = nn.Linear(4, 1).bfloat16(), nn.Linear(4, 1).bfloat16()
     twin.load_state_dict(model.state_dict())
@@ -246,27 +253,27 @@ class Words(nn.Module):
         return out
 
 
-def trained_on_words(link: Any, sparse: bool) -> Trainer:
+def trained_on_words(hook: Any, sparse: bool) -> Trainer:
     torch.manual_seed(0)
     model = Words(sparse)
     data = [(torch.tensor([[1, 1, 4], [2, 1, 0]]), torch.ones(2, 1)) for _ in range(4)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, "hooks": {"update": [link]}}
+    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, "hooks": {"update": [hook]}}
     trainer = get_trainer("simple", model, data, optimizer, "cpu", **options)
     trainer.train()
     return trainer
 
 
-@pytest.mark.parametrize("link", EVERY_LINK, **BY_NAME)
-def test_sparse_gradients_are_handled_or_refused_by_name(link: dict[str, Any]) -> None:
-    """What leaves zeros zero gives the dense run; what does not says which parameter, and that it can be left out."""
-    if link["name"] in NOT_SPARSE:
-        message = f"{link['name']}: the gradient of 'words.weight' is sparse; leave it out"
+@pytest.mark.parametrize("hook", EVERY_HOOK, **BY_NAME)
+def test_sparse_gradients_are_handled_or_raise(hook: dict[str, Any]) -> None:
+    """Hooks that keep zeros give the dense run; the others name the parameter and say that it can be left out."""
+    if hook["name"] in NOT_SPARSE:
+        message = f"{hook['name']}: the gradient of 'words.weight' is sparse; leave it out"
         with pytest.raises(GradientError, match=message):
-            trained_on_words(link, sparse=True)
-        trained_on_words({**link, "params": "head.*"}, sparse=True)
+            trained_on_words(hook, sparse=True)
+        trained_on_words({**hook, "params": "head.*"}, sparse=True)
         return
-    one, other = trained_on_words(link, sparse=True), trained_on_words(link, sparse=False)
+    one, other = trained_on_words(hook, sparse=True), trained_on_words(hook, sparse=False)
     for a, b in zip(weights(one), weights(other), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
@@ -274,9 +281,9 @@ def test_sparse_gradients_are_handled_or_refused_by_name(link: dict[str, Any]) -
 NOT_COMPLEX = {"clip_adaptive", "noise", "centralize", "grokfast"}
 
 
-@pytest.mark.parametrize("link", EVERY_LINK, **BY_NAME)
-def test_complex_gradients_are_handled_or_refused_by_name(link: dict[str, Any]) -> None:
-    """As pairs of real numbers: the run is that of a model which holds them so. What needs rows says what it cannot."""
+@pytest.mark.parametrize("hook", EVERY_HOOK, **BY_NAME)
+def test_complex_gradients_are_handled_or_raise(hook: dict[str, Any]) -> None:
+    """Complex gradients are handled as pairs of real numbers; hooks that need rows raise."""
 
     def ends(as_pairs: bool) -> torch.Tensor:
         weight = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
@@ -284,25 +291,25 @@ def test_complex_gradients_are_handled_or_refused_by_name(link: dict[str, Any]) 
         params = {"wave": param}
         registry = HookRegistry()
         UpdateChain(registry, lambda: params)
-        registry.load({"update": [link]})
-        moment = SimpleNamespace(step=1, trainer=SimpleNamespace(log=lambda *_: None), clipped=lambda *_: None)
+        registry.load({"update": [hook]})
+        args = SimpleNamespace(step=1, trainer=SimpleNamespace(log=lambda *_: None), clipped=lambda *_: None)
         for seed in range(4):
             pairs = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(seed))
             param.grad = pairs if as_pairs else torch.view_as_complex(pairs)
             assert registry.slots.on_update is not None
-            registry.slots.on_update(moment)
+            registry.slots.on_update(args)
         assert param.grad is not None
         return param.grad if as_pairs else torch.view_as_real(param.grad)
 
-    if link["name"] in NOT_COMPLEX:
-        with pytest.raises(GradientError, match=f"{link['name']}: the gradient of 'wave' is complex; leave it out"):
+    if hook["name"] in NOT_COMPLEX:
+        with pytest.raises(GradientError, match=f"{hook['name']}: the gradient of 'wave' is complex; leave it out"):
             ends(as_pairs=False)
         return
     torch.testing.assert_close(ends(as_pairs=False), ends(as_pairs=True))
 
 
 def test_measuring_a_sparse_gradient_changes_no_bit() -> None:
-    """It is not even coalesced."""
+    """Measuring does not even coalesce it."""
     looked = trained_on_words({"name": "measure", "metrics": ["norm", "zeros"]}, sparse=True)
     assert same(weights(looked), weights(trained_on_words("identity", sparse=True)))
 
@@ -326,7 +333,7 @@ def test_a_tied_weight_is_transformed_once() -> None:
 
 
 def test_several_groups_and_optimizers_are_one_chain() -> None:
-    """Clipping spans all parameters of all optimizers once, as one call of clip_grad_norm_ over them all would."""
+    """Clipping spans the parameters of all optimizers, as one call of clip_grad_norm_ would."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
     twin = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
@@ -350,7 +357,7 @@ def test_several_groups_and_optimizers_are_one_chain() -> None:
 
 
 def test_a_compiled_model_has_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that was compiled beforehand is selected from as if it were not."""
+    """Patterns select from a compiled model as from the original."""
     torch.manual_seed(0)
     model = torch.compile(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)), backend="eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -366,7 +373,7 @@ def test_a_compiled_model_has_its_own_names(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_guard_saves_adamw_from_a_bad_batch() -> None:
-    """The step with a NaN is left out: the run is the one without that batch, but for the count of steps."""
+    """The step with a NaN is skipped: except for the number of steps, the run is the one without that batch."""
     good, bad = batches(3), (torch.full((4, 4), float("nan")), torch.zeros(4, 1))
     guarded = trained("skip_nonfinite", optimizer="AdamW", data=[good[0], bad, good[1], good[2]])
     assert guarded.skipped_steps == 1 and guarded.step == 4
@@ -374,7 +381,7 @@ def test_a_guard_saves_adamw_from_a_bad_batch() -> None:
 
 
 def test_a_guard_and_the_scaler_agree() -> None:
-    """What the scaler leaves out the guard never sees and does not count; the run is the one without the guard."""
+    """The guard neither sees nor counts what the scaler skips; the run equals the one without the guard."""
     bad = (torch.full((4, 4), 1e30), torch.zeros(4, 1))
     data = [bad, *batches(3), bad, *batches(3)]
     guarded = trained({"name": "skip_nonfinite", "give_up_after": 1}, precision="fp16", data=data)
@@ -383,10 +390,10 @@ def test_a_guard_and_the_scaler_agree() -> None:
     assert guarded.skipped_steps == alone.skipped_steps >= 2 and same(weights(guarded), weights(alone))
 
 
-def test_half_written_gradients_cost_their_steps_and_nothing_else(
+def test_half_written_gradients_skip_their_steps(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A link that fails half-way through writing: its three steps are left out and told, then it is off."""
+    """The three steps in which a hook fails while writing are skipped and recorded; then it is disabled."""
     caplog.set_level(logging.CRITICAL, "hookline")
     monkeypatch.setattr(plugins.HOOKS, "_added", dict(plugins.HOOKS._added))
 
@@ -414,7 +421,7 @@ def test_half_written_gradients_cost_their_steps_and_nothing_else(
     ],
 )
 def test_the_norm_of_a_step_is_global_and_before_clipping(clip: dict[str, Any]) -> None:
-    """Whatever clips: what on_step_end sees and what is recorded is the norm that the backward pass left."""
+    """Whatever clips, on_step_end and the record get the norm that the backward pass left."""
     seen: list[float] = []
     true: list[float] = []
 
@@ -441,7 +448,7 @@ def test_the_norm_of_a_step_is_global_and_before_clipping(clip: dict[str, Any]) 
 
 
 class Momentum(UpdateHook):
-    """A user's link with state, made of new tensors."""
+    """A user's hook with a state of new tensors."""
 
     name = "momentum"
 
@@ -462,15 +469,15 @@ STATEFUL: list[Callable[[], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("link", [*STATEFUL, None], ids=["noise", "grokfast", "spike_guard", "skip_nonfinite", "user"])
-def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(link: Any, tmp_path: Path) -> None:
-    """Bit for bit: weights, optimizer, and the link's own state, under the name that the config gave it."""
+@pytest.mark.parametrize("hook", [*STATEFUL, None], ids=["noise", "grokfast", "spike_guard", "skip_nonfinite", "user"])
+def test_a_resumed_run_equals_the_uninterrupted_one(hook: Any, tmp_path: Path) -> None:
+    """Weights, optimizer and the hook's state are equal bit for bit, under the name that the config gave the hook."""
 
     def make() -> Trainer:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-        hooks: Any = [Momentum()] if link is None else {"update": [{**link(), "as": "mine"}]}
+        hooks: Any = [Momentum()] if hook is None else {"update": [{**hook(), "as": "mine"}]}
         options = {"loss_fn": nn.functional.mse_loss, "output_dir": str(tmp_path), "console": False, "seed": 5}
         return get_trainer("simple", model, batches(10), optimizer, "cpu", hooks=hooks, **options)
 
@@ -483,12 +490,12 @@ def test_a_run_that_goes_on_is_the_run_that_was_not_interrupted(link: Any, tmp_p
     second.fit(max_steps=10, resume=first.run_dir)
     assert second.step == whole.step == 10 and second.skipped_steps + first.skipped_steps == whole.skipped_steps
     assert same(weights(second), weights(whole))
-    name = "momentum" if link is None else "mine"
+    name = "momentum" if hook is None else "mine"
     assert_same_tree(second.chain.states[name], whole.chain.states[name])
 
 
 def assert_same_tree(one: Any, other: Any) -> None:
-    """Nested values are equal; a NaN equals a NaN."""
+    """Check that nested values are equal; a NaN equals a NaN."""
     if isinstance(one, dict):
         assert one.keys() == other.keys()
         for key in one:
@@ -500,11 +507,11 @@ def assert_same_tree(one: Any, other: Any) -> None:
         assert one == other
 
 
-@pytest.mark.parametrize(("link", "named"), [("drops", "in on_update, step 1"), ("cannot_begin", "in init")])
-def test_on_the_command_line_a_link_that_fails_is_named(
-    link: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("hook", "named"), [("drops", "in on_update, step 1"), ("cannot_begin", "in init")])
+def test_the_command_line_names_a_hook_that_fails(
+    hook: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one line that says what went wrong says whose fault it was, too."""
+    """The line with the error also names the hook."""
     monkeypatch.setattr(plugins.HOOKS, "_added", dict(plugins.HOOKS._added))
 
     @register_hook("drops")
@@ -525,8 +532,8 @@ model: {{name: char_gpt, context: 4, width: 4, heads: 1, layers: 1}}
 data: {{name: stdlib_text, context: 4, batch_size: 1, max_bytes: 60000}}
 optimizer: {{name: sgd, lr: 0.01}}
 trainer: {{max_steps: 1, validate_every: null, output_dir: {tmp_path}}}
-hooks: {{update: [{{name: {link}, on_error: raise}}]}}
+hooks: {{update: [{{name: {hook}, on_error: raise}}]}}
 """)
     assert main(["train", str(config)]) != 0
     line = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("hookline: error: "))
-    assert f"raised by hook {link!r} {named}" in line
+    assert f"raised by hook {hook!r} {named}" in line

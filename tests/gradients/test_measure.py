@@ -1,4 +1,4 @@
-"""Links that look: what they log, and that they change nothing."""
+"""Test hooks that measure: what they log, and that they change nothing."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,12 +14,12 @@ STATISTICS = ("mean", "std", "min", "max", "absmax", "l2", "zeros", "nans", "inf
 
 
 def flat(params: Any) -> torch.Tensor:
-    """All gradients as one vector."""
+    """Return all gradients as one vector."""
     return torch.cat([param.grad.reshape(-1).double() for param in params.values() if param.grad is not None])
 
 
-def test_it_logs_the_global_norm_under_its_own_name(params: Make, rig: Any) -> None:
-    """As gradients/<as>/norm, a number on the device."""
+def test_measure_logs_the_global_norm_under_its_name(params: Make, rig: Any) -> None:
+    """The metric is gradients/<as>/norm, a tensor on the device."""
     chain = rig(params(), {"name": "measure", "as": "before_clip"})
     chain.step()
     assert list(chain.trainer.logged) == ["gradients/before_clip/norm"]
@@ -30,7 +30,7 @@ def test_it_logs_the_global_norm_under_its_own_name(params: Make, rig: Any) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_metrics_are_those_of_all_elements_together(params: Make, rig: Any, dtype: torch.dtype) -> None:
-    """Against torch on one vector of everything."""
+    """They equal torch's on one vector of all elements."""
     chain = rig(params(dtype), {"name": "measure", "metrics": ["norm", *STATISTICS]})
     chain.params["vector"].grad[0] = 0.0
     chain.step()
@@ -45,10 +45,10 @@ def test_other_metrics_are_those_of_all_elements_together(params: Make, rig: Any
         assert found == pytest.approx(float(value), rel=1e-5), metric
 
 
-def test_it_measures_where_it_stands(params: Make, rig: Any) -> None:
-    """Before and after a factor, and part of the parameters if told so."""
-    links = [{"name": "measure", "as": "one"}, {"name": "scale", "factor": 3.0}, {"name": "measure", "as": "two"}]
-    chain = rig(params(), *links, {"name": "measure", "as": "part", "params": "vector"})
+def test_measure_depends_on_its_place_in_the_chain(params: Make, rig: Any) -> None:
+    """A hook before a factor and one after it differ, and `params` selects some parameters."""
+    entries = [{"name": "measure", "as": "one"}, {"name": "scale", "factor": 3.0}, {"name": "measure", "as": "two"}]
+    chain = rig(params(), *entries, {"name": "measure", "as": "part", "params": "vector"})
     after = chain.step()
     one, two, part = (chain.trainer.logged[f"gradients/{name}/norm"].item() for name in ("one", "two", "part"))
     assert two == pytest.approx(3 * one, rel=1e-6) and part == pytest.approx(after["vector"].norm().item(), rel=1e-6)
@@ -56,35 +56,35 @@ def test_it_measures_where_it_stands(params: Make, rig: Any) -> None:
 
 @pytest.mark.parametrize("metrics", [["norm"], ["norm", "absmax"]])
 def test_measuring_changes_no_bit_of_any_chain(params: Make, rig: Any, metrics: list[str]) -> None:
-    """With observers before, between and after, the gradients are the very same as without."""
-    links = [{"name": "scale", "factor": 0.3}, "centralize", {"name": "clip_norm", "max_norm": 1.0},
+    """With hooks that measure before, between and after, the gradients are the same bit for bit."""
+    entries = [{"name": "scale", "factor": 0.3}, "centralize", {"name": "clip_norm", "max_norm": 1.0},
              {"name": "clip_norm", "as": "again", "max_norm": 0.5}, {"name": "normalize"}]  # fmt: skip
-    looks = [{"name": "measure", "as": f"look_{n}", "metrics": metrics} for n in range(6)]
-    mixed = [entry for pair in zip(looks, [*links, None], strict=True) for entry in pair if entry is not None]
-    plain, watched = rig(params(), *links).step(), rig(params(), *mixed, "link_norms").step()
+    measures = [{"name": "measure", "as": f"measure_{n}", "metrics": metrics} for n in range(6)]
+    mixed = [entry for pair in zip(measures, [*entries, None], strict=True) for entry in pair if entry is not None]
+    plain, watched = rig(params(), *entries).step(), rig(params(), *mixed, "link_norms").step()
     assert all(torch.equal(plain[name], watched[name]) for name in plain if plain[name] is not None)
 
 
 def test_without_gradients_it_logs_nothing(rig: Any) -> None:
-    """A frozen model has no norm."""
+    """A model without gradients has no norm."""
     chain = rig({"w": torch.nn.Parameter(torch.zeros(2))}, "measure")
     chain.step()
     assert chain.trainer.logged == {}
 
 
 def test_an_unknown_metric_names_the_nearest() -> None:
-    """At construction."""
+    """The error comes when the hook is made."""
     with pytest.raises(ConfigError, match="did you mean 'absmax'"):
         Measure(metrics=["absmx"])
 
 
-def test_every_link_reports_its_norms_when_asked(params: Make, rig: Any) -> None:
-    """Before and after each link that does something, over what it selects; the hook that asked is not in the list."""
-    links = [{"name": "scale", "factor": 2.0, "params": "vector"}, {"name": "clip_norm", "max_norm": 1.0}, "identity"]
-    chain = rig(params(), *links, "link_norms")
+def test_link_norms_logs_the_norms_of_every_hook(params: Make, rig: Any) -> None:
+    """`link_norms` logs norms before and after each hook that does something, of what that hook selects."""
+    entries = [{"name": "scale", "factor": 2.0, "params": "vector"}, {"name": "clip_norm", "max_norm": 1.0}, "identity"]
+    chain = rig(params(), *entries, "link_norms")
     chain.step()
     logged = {name: value.item() for name, value in chain.trainer.logged.items()}
-    names = [f"update/{link}/norm_{when}" for link in ("scale", "clip_norm") for when in ("before", "after")]
+    names = [f"update/{hook}/norm_{when}" for hook in ("scale", "clip_norm") for when in ("before", "after")]
     assert list(logged) == names
     assert logged["update/scale/norm_after"] == pytest.approx(2 * logged["update/scale/norm_before"], rel=1e-6)
     assert logged["update/clip_norm/norm_after"] == pytest.approx(1.0, rel=1e-5)

@@ -1,4 +1,4 @@
-"""No link but the guards brings a number to the host."""
+"""Test that no update hook but the guards reads a number from the device."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-LINKS: list[dict[str, Any]] = [
+HOOKS: list[dict[str, Any]] = [
     {"name": "clip_norm", "max_norm": 0.5},
     {"name": "clip_norm", "max_norm": 0.5, "norm_type": 1.0},
     {"name": "clip_value", "max_value": 0.01},
@@ -26,12 +26,12 @@ LINKS: list[dict[str, Any]] = [
     {"name": "measure"},
     {"name": "link_norms"},
 ]
-NAMED = {"ids": [f"{link['name']}{place}" for place, link in enumerate(LINKS)]}
+NAMED = {"ids": [f"{hook['name']}{place}" for place, hook in enumerate(HOOKS)]}
 GUARDS = [{"name": "skip_nonfinite"}, {"name": "spike_guard", "warmup": 1}]
 
 
 class SingleNumbers(TorchDispatchMode):
-    """Counts the operations that bring one number to the host, or need one there."""
+    """Count the operations that read one number on the host, or need one there."""
 
     waits = 0
 
@@ -41,7 +41,7 @@ class SingleNumbers(TorchDispatchMode):
 
 
 class WholeTensors(TorchFunctionMode):
-    """Counts the calls that bring whole tensors to the host, which on the CPU are no operations at all."""
+    """Count the calls that copy whole tensors to the host, which on the CPU are not operations."""
 
     waits = 0
 
@@ -51,11 +51,11 @@ class WholeTensors(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def waits_of(rig: Any, params: Callable[..., Any], *links: Any) -> int:
-    """How often the host would wait in three steps."""
+def waits_of(rig: Any, params: Callable[..., Any], *entries: Any) -> int:
+    """Return how often the host would wait in three steps."""
     chain = rig(params())
-    for link in links:
-        chain.registry.register(link, event="update") if callable(link) else chain.registry.load({"update": [link]})
+    for hook in entries:
+        chain.registry.register(hook, event="update") if callable(hook) else chain.registry.load({"update": [hook]})
     with SingleNumbers() as numbers, WholeTensors() as tensors:
         for seed in range(3):
             chain.step({name: one.grad for name, one in params(seed=seed).items() if one.grad is not None})
@@ -69,7 +69,7 @@ WAYS: list[Callable[[torch.Tensor], Any]] = [
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_of_waiting_is_counted(rig: Any, params: Callable[..., Any], way: Callable[..., Any]) -> None:
-    """Or the tests below could not fail."""
+    """Otherwise the tests below could not fail."""
 
     def waits(grads: Any) -> Any:
         way(grads["scalar"])
@@ -79,27 +79,27 @@ def test_every_way_of_waiting_is_counted(rig: Any, params: Callable[..., Any], w
     assert waits_of(rig, params, waits) == 3
 
 
-@pytest.mark.parametrize("link", LINKS, **NAMED)
-def test_a_link_never_waits(rig: Any, params: Callable[..., Any], link: dict[str, Any]) -> None:
-    """Neither alone nor behind another one."""
-    assert waits_of(rig, params, link) == 0
-    assert waits_of(rig, params, {"name": "clip_norm", "as": "first", "max_norm": 1.0}, link) == 0
+@pytest.mark.parametrize("hook", HOOKS, **NAMED)
+def test_a_hook_never_waits(rig: Any, params: Callable[..., Any], hook: dict[str, Any]) -> None:
+    """A hook waits neither alone nor after another one."""
+    assert waits_of(rig, params, hook) == 0
+    assert waits_of(rig, params, {"name": "clip_norm", "as": "first", "max_norm": 1.0}, hook) == 0
 
 
-@pytest.mark.parametrize("link", GUARDS, ids=["skip_nonfinite", "spike_guard"])
-def test_a_guard_waits_once_a_step(rig: Any, params: Callable[..., Any], link: dict[str, Any]) -> None:
-    """Which shows that waits are counted here."""
-    assert waits_of(rig, params, link) == (3 if link["name"] == "skip_nonfinite" else 2)
+@pytest.mark.parametrize("hook", GUARDS, ids=["skip_nonfinite", "spike_guard"])
+def test_a_guard_waits_once_a_step(rig: Any, params: Callable[..., Any], hook: dict[str, Any]) -> None:
+    """This also shows that waits are counted."""
+    assert waits_of(rig, params, hook) == (3 if hook["name"] == "skip_nonfinite" else 2)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("link", LINKS, **NAMED)
-def test_on_a_device_nothing_waits(rig: Any, params: Callable[..., Any], link: dict[str, Any]) -> None:
-    """Torch itself raises if something does, once everything is compiled and in place."""
+@pytest.mark.parametrize("hook", HOOKS, **NAMED)
+def test_on_a_device_nothing_waits(rig: Any, params: Callable[..., Any], hook: dict[str, Any]) -> None:
+    """torch raises if something waits, once everything is compiled."""
     cuda = {name: torch.nn.Parameter(param.detach().cuda()) for name, param in params().items()}
     grads = {name: param.grad.cuda() for name, param in params().items() if param.grad is not None}
-    chain = rig(cuda, {"name": "clip_norm", "as": "first", "max_norm": 1.0}, link)
+    chain = rig(cuda, {"name": "clip_norm", "as": "first", "max_norm": 1.0}, hook)
     for _ in range(2):
         chain.step(grads)
     torch.cuda.set_sync_debug_mode("error")

@@ -1,4 +1,4 @@
-"""Which parameters a link sees: names, patterns, classes of modules, predicates, lists."""
+"""Test which parameters a hook selects: by names, patterns, classes of modules, predicates and lists."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline.errors import HooklineError
+from hookline import HooklineError
 from hookline.gradients.chain import select_parameters
 
 
@@ -22,7 +22,7 @@ class Model(nn.Module):
 
 
 def chosen(pattern: Any) -> list[str]:
-    """The names that a pattern selects."""
+    """Return the names that a pattern selects."""
     model = Model()
     given = pattern(model) if getattr(pattern, "__name__", "") == "<lambda>" else pattern
     return list(select_parameters(given, dict(model.named_parameters()), model))
@@ -51,45 +51,45 @@ BLOCK_1 = ["blocks.1.0.weight", "blocks.1.0.bias", "blocks.1.1.weight", "blocks.
     ],
 )
 def test_patterns(pattern: Any, names: list[str]) -> None:
-    """In the model's order; a tied weight is found through either module, and under either name."""
+    """Names are in the model's order; a tied weight is found through either module and under either name."""
     assert chosen(pattern) == names
 
 
 def test_none_is_everything() -> None:
-    """The very mapping."""
+    """The same mapping is returned."""
     params = dict(Model().named_parameters())
     assert select_parameters(None, params, None) is params
 
 
 @pytest.mark.parametrize("pattern", ["blokcs.*", "class:Conv2d", nn.Conv2d, lambda model: lambda name, param: False])
 def test_a_pattern_that_matches_nothing_is_an_error(pattern: Any) -> None:
-    """Whatever its kind."""
+    """Every kind of pattern raises."""
     with pytest.raises(HooklineError, match="matches nothing"):
         chosen(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["class:Liner", type("Liner", (nn.Module,), {})])
-def test_a_class_that_matches_nothing_is_told_the_classes_there_are(pattern: Any) -> None:
-    """Names of modules would be no help to who has misspelt one."""
+def test_a_class_that_matches_nothing_lists_the_classes(pattern: Any) -> None:
+    """The error lists classes, because names of modules would not help."""
     with pytest.raises(HooklineError, match=r"matches nothing; did you mean 'Linear'\? Valid: .*Linear"):
         chosen(pattern)
 
 
 @pytest.mark.parametrize("empty", [[], (), set()])
 def test_an_empty_list_is_an_error(empty: Any) -> None:
-    """It is no way to say all, and none is none to say."""
+    """An empty list selects neither all nor none."""
     with pytest.raises(HooklineError, match="selects nothing; leave params out to select all"):
         chosen(empty)
 
 
 def test_a_class_needs_a_model() -> None:
-    """A chain that was made without one says so."""
+    """A chain without a model raises."""
     with pytest.raises(HooklineError, match="is about modules, but this chain was made without a model"):
         select_parameters("class:Linear", {"w": nn.Parameter(torch.zeros(1))}, None)
 
 
 def test_modules_whose_parameters_are_not_trained_are_an_error() -> None:
-    """They match, and select nothing."""
+    """The pattern matches modules but no trained parameter."""
     model = Model()
     trained = {name: param for name, param in model.named_parameters() if name.startswith("blocks")}
     with pytest.raises(HooklineError, match=r"matches 'tokens' and others, none of which is trained"):

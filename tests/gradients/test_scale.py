@@ -1,4 +1,4 @@
-"""Factors, norm one, signs."""
+"""Test scaling: by a factor, to unit norm, to signs."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookline.errors import HooklineError
+from hookline import HooklineError
 from hookline.gradients.transforms import Normalize, Scale
 
 Make = Callable[..., Any]
@@ -16,21 +16,21 @@ NAMES = ("matrix", "kernel", "vector", "scalar")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scale_multiplies_bit_for_bit(params: Make, apply: Make, dtype: torch.dtype) -> None:
-    """The fused way gives what a loop over the parameters gives."""
+    """The fused operation gives what a loop over the parameters gives."""
     before, after = params(dtype), apply("scale", dtype=dtype, factor=0.3)
     assert all(torch.equal(after[name], before[name].grad * 0.3) for name in NAMES)
     assert after["frozen"] is None
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, True, "0.5", None])
-def test_a_factor_that_is_no_finite_number_is_refused(wrong: Any) -> None:
-    """When the link is made: from a factor of nan on, no weight would be a number."""
+def test_a_factor_must_be_finite(wrong: Any) -> None:
+    """A factor of NaN would make every weight NaN, so it raises when the hook is made."""
     with pytest.raises(HooklineError, match=r"scale.factor: expected a finite number, got"):
         Scale(wrong)
 
 
 def test_normalize_divides_all_by_the_global_norm(params: Make, apply: Make) -> None:
-    """The gradients as one vector have length one; each element is g / (norm + eps)."""
+    """The gradients as one vector have norm one; each element is g / (norm + eps)."""
     before = params()
     flat = torch.cat([before[name].grad.reshape(-1).double() for name in NAMES])
     after = apply("normalize", eps=0.5)
@@ -48,21 +48,21 @@ def test_normalize_by_parameter_gives_each_its_own_length(params: Make, apply: M
 
 
 def test_normalize_leaves_zeros_zero(rig: Any) -> None:
-    """The eps keeps a vanished gradient from becoming NaN, for both ways."""
+    """With eps, a gradient of zeros does not become NaN, either way."""
     for by in ("all", "parameter"):
         param = torch.nn.Parameter(torch.ones(3))
         after = rig({"w": param}, {"name": "normalize", "by": by}).step({"w": torch.zeros(3)})
         assert torch.equal(after["w"], torch.zeros(3))
 
 
-def test_normalize_refuses_another_way() -> None:
-    """The choices are listed."""
+def test_normalize_lists_its_choices() -> None:
+    """The error lists the choices."""
     with pytest.raises(HooklineError, match=r"normalize.by: invalid value 'layer'"):
         Normalize(by="layer")  # type: ignore[arg-type]
 
 
 def test_sign_keeps_signs_and_zeros(rig: Any) -> None:
-    """-1, 0, 1, and NaN stays visible as torch.sign has it."""
+    """Elements become -1, 0 or 1; NaN becomes what torch.sign returns."""
     param = torch.nn.Parameter(torch.ones(4))
     given = torch.tensor([-3.0, 0.0, 0.1, 1e-30])
     assert torch.equal(rig({"w": param}, "sign").step({"w": given})["w"], torch.tensor([-1.0, 0.0, 1.0, 1.0]))

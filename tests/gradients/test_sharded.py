@@ -1,4 +1,4 @@
-"""DTensor gradients: norms are the global ones, and every link is right or refuses by name."""
+"""Test update hooks on DTensors: norms are global, and each hook is right or raises."""
 
 import os
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 SCRIPT = Path(__file__).with_name("sharded_run.py")
 
 
-def test_every_link_on_sharded_gradients_is_the_link_on_whole_ones(tmp_path: Path) -> None:
-    """Two processes, gradients cut unevenly along their first dimension, against one whole."""
+def test_every_hook_on_sharded_gradients_equals_that_on_whole_ones(tmp_path: Path) -> None:
+    """Gradients sharded unevenly over two processes give what whole gradients give."""
     environment = {**os.environ, "PYTHONPATH": ":".join([str(SCRIPT.parent), *sys.path])}
     command = [sys.executable, str(SCRIPT), str(tmp_path / "store")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)

@@ -1,4 +1,4 @@
-"""The gradients by name: a live view in which nothing is written before it is committed."""
+"""Test the live view of gradients by name, in which nothing is written before it is committed."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from hookline.gradients.view import Gradients
 
 @pytest.fixture
 def params() -> dict[str, torch.nn.Parameter]:
-    """Three parameters, the last without a gradient."""
+    """Make three parameters, the last without a gradient."""
     made = {name: torch.nn.Parameter(torch.zeros(2)) for name in ("a", "b", "frozen")}
     made["a"].grad, made["b"].grad = torch.ones(2), torch.full((2,), 2.0)
     return made
 
 
 def test_it_is_a_mapping_of_what_is_there(params: dict[str, torch.nn.Parameter]) -> None:
-    """Parameters without a gradient are not listed; the tensors are the live ones."""
+    """Parameters without a gradient are not listed; the tensors are the parameters' own."""
     grads = Gradients(params)
     assert list(grads) == ["a", "b"] and len(grads) == 2 and "frozen" not in grads
     assert grads["a"] is params["a"].grad and grads.tensors()[1] is params["b"].grad
@@ -29,7 +29,7 @@ def test_it_is_a_mapping_of_what_is_there(params: dict[str, torch.nn.Parameter])
 
 
 def test_nothing_is_written_before_commit(params: dict[str, torch.nn.Parameter]) -> None:
-    """Assigning keeps the new gradient aside; forgetting drops it."""
+    """An assigned gradient is stored until `commit`; `discard` drops it."""
     grads, old = Gradients(params), params["a"].grad
     grads["a"] = torch.zeros(2)
     del grads["b"]
@@ -72,7 +72,7 @@ def test_commit_takes_a_new_mapping_with_none_for_removed(params: dict[str, torc
     ],
 )
 def test_a_wrong_return_changes_nothing(params: dict[str, torch.nn.Parameter], returned: Any, message: str) -> None:
-    """All or nothing: the first gradient is as it was although it would have fitted."""
+    """Even a gradient that fits is not used if another one does not."""
     before = params["a"].grad
     with pytest.raises(GradientError, match=message):
         Gradients(params).commit(returned)
@@ -80,22 +80,22 @@ def test_a_wrong_return_changes_nothing(params: dict[str, torch.nn.Parameter], r
 
 
 def test_a_sparse_gradient_may_stay_sparse_or_become_dense(params: dict[str, torch.nn.Parameter]) -> None:
-    """The layout is the parameter's or that of the gradient so far."""
+    """The layout may be the parameter's or that of the previous gradient."""
     for returned in (torch.ones(2).to_sparse(), torch.ones(2)):
         params["a"].grad = torch.zeros(2).to_sparse()
         Gradients(params).commit({"a": returned, "b": None})
         assert params["a"].grad.layout is returned.layout
 
 
-def test_what_is_taken_over_is_nobody_elses(params: dict[str, torch.nn.Parameter]) -> None:
-    """A copy of what was returned; but a gradient that stays is the very same."""
+def test_committed_gradients_are_copies(params: dict[str, torch.nn.Parameter]) -> None:
+    """Returned tensors are copied; a gradient that stays is the same object."""
     new, old = torch.zeros(2), params["b"].grad
     Gradients(params).commit({"a": new, "b": old})
     assert params["a"].grad is not new and params["b"].grad is old
 
 
 def test_an_assignment_to_no_parameter_names_the_nearest(params: dict[str, torch.nn.Parameter]) -> None:
-    """A typo in an update hook is told at once."""
+    """A typo in an update hook raises at once."""
     with pytest.raises(KeyError, match="'frozn' is not a parameter here; did you mean 'frozen'"):
         Gradients(params)["frozn"] = torch.zeros(2)
     with pytest.raises(KeyError):

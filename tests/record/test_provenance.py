@@ -12,16 +12,7 @@ import pytest
 import torch
 
 from hookline.errors import RecordError
-from hookline.record import provenance
-from hookline.record.provenance import (
-    add_outcome,
-    check_outcome,
-    config_hash,
-    describe_run,
-    environment,
-    git_state,
-    new_run_id,
-)
+from hookline.record import Record, config_hash, environment, git_state, new_run_id, provenance
 
 
 def git(directory: Path, *arguments: str) -> str:
@@ -161,26 +152,28 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_is_described_before_it_begins() -> None:
     """Every field that run.json promises is there from the start, with no outcome yet."""
-    run = describe_run("r1", {"lr": 1}, 7, [{"name": "slack", "params": {"webhook": "https://x"}}])
-    assert list(run) == [
+    record = Record.in_memory({"lr": 1}, 7, "r1")
+    record.start([{"name": "slack", "params": {"webhook": "https://x"}}])
+    assert list(record.run) == [
         "run_id", "started", "git", "config_hash", "environment", "seed", "hooks", "lineage", "attempts", "outcome",
     ]  # fmt: skip
-    assert run["outcome"] is None
-    assert run["hooks"] == [{"name": "slack", "params": {"webhook": "<redacted>"}}]
-    assert set(run["attempts"][0]) == {"started", "pid", "host"}
+    assert record.run["outcome"] is None
+    assert record.run["hooks"] == [{"name": "slack", "params": {"webhook": "<redacted>"}}]
+    assert set(record.run["attempts"][0]) == {"started", "pid", "host"}
 
 
 def test_the_outcome_is_stored_for_the_run_and_the_attempt() -> None:
     """The attempt keeps its outcome, so that a resumed run does not erase it."""
-    run = describe_run("r1", {}, None, [])
-    add_outcome(run, "failed", "token=abc was refused", counters={"steps": 3}, lost=2)
+    record = Record.in_memory()
+    record.start([])
+    record.close("failed", "token=abc was refused", [], [], {"steps": 3})
+    run = record.run
     assert run["outcome"] == run["attempts"][-1]["outcome"] == "failed"
     assert run["reason"] == "token=<redacted> was refused"
-    assert (run["lost"], run["counters"]) == (2, {"steps": 3})
+    assert (run["lost"], run["counters"]) == (0, {"steps": 3})
 
 
 def test_a_misspelt_outcome_raises() -> None:
     """The error names the nearest valid one."""
-    check_outcome("completed")
     with pytest.raises(RecordError, match="did you mean 'stopped'"):
-        check_outcome("stoped")
+        Record.in_memory().close("stoped", None, [], [], {})

@@ -15,8 +15,9 @@ import pytest
 import torch
 import yaml
 
+from hookline import read_metrics
 from hookline.errors import RecordError
-from hookline.record import Record, read_jsonl, read_metrics
+from hookline.record import Record, read_jsonl
 from hookline.record.metrics import MetricBuffer
 
 

@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookline.stats.columns import COUNT, STATISTICS, ZEROS
+from hookline.stats import STATISTICS
+
+COUNT, ZEROS = map(STATISTICS.index, ("count", "zeros"))
 
 
 def _reference(tensor: Tensor) -> list[float]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookline.errors import HooklineError
+from hookline import HooklineError
 from hookline.stats import cache, summarize
 from hookline.stats.cache import Snapshot, cache_norms, cache_rows, cached_norms, cached_rows, summarize_cached
 

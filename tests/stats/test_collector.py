@@ -8,13 +8,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from hookline import HooklineError
 from hookline._host_copy import HostCopy
-from hookline.errors import HooklineError
+from hookline.stats import STATISTICS, summarize
 from hookline.stats import collector as module
-from hookline.stats import summarize
 from hookline.stats.borrowed import borrowing, is_borrowed
 from hookline.stats.collector import STEPS_TOGETHER, Collector, HostQueue, RowBatch, StepCollector, StepRows
-from hookline.stats.columns import COUNT, MEAN, STD
+
+COUNT, MEAN, STD = map(STATISTICS.index, ("count", "mean", "std"))
 
 
 @pytest.fixture

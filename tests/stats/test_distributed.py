@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 import hookline
-from hookline.errors import HooklineError
-from hookline.stats import summarize
-from hookline.stats.columns import L2
+from hookline import HooklineError
+from hookline.stats import STATISTICS, summarize
 from hookline.stats.distributed import LocalTensors
 from hookline.stats.histograms import histograms
+
+L2 = STATISTICS.index("l2")
 
 
 def scattered() -> Tensor:
@@ -104,7 +105,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from hookline import get_trainer
-from hookline.errors import HooklineError
+from hookline import HooklineError
 from hookline.hooks.gradient_monitor import GradientMonitor
 from hookline.stats import summarize
 from hookline.stats.distributed import LocalTensors

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
-from hookline.errors import HooklineError
-from hookline.stats import STATISTICS, columns, summarize, torch_ops
-from hookline.stats.columns import L2, MEAN, NANS, STD
-from hookline.stats.cpu import SMALL
+from hookline import HooklineError
+from hookline.stats import STATISTICS, columns, cpu, summarize, torch_ops
 from hookline.stats.rows import norms
+
+L2, MEAN, NANS, STD = map(STATISTICS.index, ("l2", "mean", "nans", "std"))
 
 AssertRows = Callable[..., None]
 Tensors = Callable[[], list[Tensor]]
@@ -314,6 +314,6 @@ def test_norms_of_every_dtype(dtypes: list[str]) -> None:
 
 def test_norms_of_memory_with_gaps() -> None:
     """Added up one by one, a large value first, float32 would lose three digits more."""
-    column = torch.full((SMALL, 2), 0.7)[:, 0]
+    column = torch.full((cpu.SMALL, 2), 0.7)[:, 0]
     column[0] = 4000.0
     assert norms([column, torch.ones(3)])[0].item() == pytest.approx(column.double().norm().item(), rel=1e-7)

@@ -119,7 +119,11 @@ def verify_checkpoint(path: Path) -> list[str]:
     path = Path(path)
     try:
         manifest = read_manifest(path)
-        return check_files(path, manifest["files"]) or _contradictions(manifest, _load_state(path))
+        files = manifest["files"]
+        problems = [problem for name, entry in files.items() if (problem := _check_file(path, name, entry))]
+        extra = sorted({file.name for file in path.iterdir()} - {MANIFEST, *files})
+        problems += [f"{name}: is not in the manifest" for name in extra]
+        return problems or _contradictions(manifest, _load_state(path))
     except CheckpointError as error:
         return [str(error)]
     except OSError as error:
@@ -173,30 +177,25 @@ def _write_files(directory: Path, sections: Mapping[str, Any], meta: Mapping[str
     plain_meta, tensors = encode(dict(meta))
     if tensors:
         raise CheckpointError(f"meta holds the tensor {next(iter(tensors))!r}; put tensors into a section")
-    skeletons, files = {}, {}
+    skeletons, files = {}, dict[str, list[Part]]()
     for name, tree in sections.items():
         section = encode_section(name, tree)
         skeletons[name] = section.value
         if section.tensors:
             files[f"{name}{_TENSORS}"] = safetensors_parts(section.tensors)
     state = json.dumps({"sections": skeletons, "meta": plain_meta}, allow_nan=False)
-    written = write_hashed(directory, {**files, STATE: [state.encode("ascii")]})
-    write_file(directory / MANIFEST, [manifest_text(written, plain_meta).encode("ascii")])
-    sync_directory(directory)
-
-
-def write_hashed(directory: Path, files: Mapping[str, Sequence[Part]]) -> dict[str, dict[str, Any]]:
-    """Write new files durably and return the size and sha256 of each, by name.
-
-    What should be written is hashed, not what a disk made of it. Hashing takes as long as writing, so it runs in
-    threads over the memory that is being written, the largest file first: with a core to spare it costs no time.
-    """
+    files[STATE] = [state.encode("ascii")]
+    # What should be written is hashed, not what a disk made of it. Hashing takes as long as writing, so it runs in
+    # threads over the memory that is being written, the largest file first: with a core to spare it costs no time.
     sizes = {name: sum(map(len, parts)) for name, parts in files.items()}
     with ThreadPoolExecutor(HASHERS, thread_name_prefix="hookline-sha256") as threads:
         hashes = {name: threads.submit(_sha256, files[name]) for name in sorted(sizes, key=lambda name: -sizes[name])}
         for name, parts in files.items():
             write_file(directory / name, parts)
-        return {name: {"sha256": hashes[name].result(), "bytes": sizes[name]} for name in sorted(sizes)}
+        written = {name: {"sha256": hashes[name].result(), "bytes": sizes[name]} for name in sorted(sizes)}
+    manifest = _spell({"format": FORMAT, "files": written, "meta": plain_meta})
+    write_file(directory / MANIFEST, [manifest.encode("ascii")])
+    sync_directory(directory)
 
 
 def _sha256(parts: Sequence[Part]) -> str:
@@ -240,11 +239,6 @@ def _load_state(path: Path) -> dict[str, Any]:
 # ---- the manifest ----------------------------------------------------------------------------------------------------
 
 
-def manifest_text(files: Mapping[str, Any], meta: Any) -> str:
-    """Return the only valid text of a manifest: a manifest with a changed byte is not this text."""
-    return _spell({"format": FORMAT, "files": files, "meta": meta})
-
-
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return a checkpoint's manifest. Raises `CheckpointError` if it is missing, damaged or of another format."""
     if not path.is_dir():
@@ -273,19 +267,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def check_files(path: Path, expected: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Compare the files on disk with a manifest: missing, extra, links, wrong size, wrong hash."""
-    problems = [problem for name, entry in expected.items() if (problem := _check_file(path, name, entry))]
-    extra = sorted({file.name for file in path.iterdir()} - {MANIFEST, *expected})
-    return problems + [f"{name}: is not in the manifest" for name in extra]
-
-
-def sha256_of(file: Path) -> str:
-    """Return a file's sha256, reading it in pieces."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def _contradictions(manifest: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
     """Return how a manifest and its state disagree; only a forged checkpoint does that with correct hashes."""
     problems = [f"section {name!r}: is not a valid name" for name in state["sections"] if not _NAME.fullmatch(name)]
@@ -296,10 +277,12 @@ def _contradictions(manifest: Mapping[str, Any], state: Mapping[str, Any]) -> li
 
 
 def _spell(manifest: Any) -> str:
+    """Return the only valid text of a manifest: a manifest with a changed byte is not this text."""
     return json.dumps(manifest, indent=1, allow_nan=False) + "\n"
 
 
 def _check_file(path: Path, name: str, entry: Mapping[str, Any]) -> str | None:
+    """Return how a file on disk differs from its entry in the manifest: missing, a link, wrong size, wrong hash."""
     if not _NAME.fullmatch(name) or name == MANIFEST:
         return f"{name!r}: leads out of the checkpoint"
     try:
@@ -311,5 +294,6 @@ def _check_file(path: Path, name: str, entry: Mapping[str, Any]) -> str | None:
         return f"{name}: is a link or not a plain file"
     if found.st_size != entry.get("bytes"):
         return f"{name}: has {found.st_size} bytes instead of {entry.get('bytes')}"
-    same = sha256_of(path / name) == entry.get("sha256")
+    with (path / name).open("rb") as stream:
+        same = hashlib.file_digest(stream, "sha256").hexdigest() == entry.get("sha256")
     return None if same else f"{name}: its contents changed (sha256 differs)"

@@ -1,4 +1,4 @@
-"""Describe where a run came from, as run.json stores it: id, commit, config hash, machine, attempts, outcome.
+"""Describe where a run came from, as run.json stores it: id, commit, config hash and machine.
 
 Nothing here raises if a piece of information cannot be found out.
 """
@@ -24,58 +24,15 @@ from typing import Any
 import torch
 
 from hookline import _device
-from hookline.errors import RecordError, nearest
 from hookline.record import strict_json
 from hookline.record.redaction import redact
 
-OUTCOMES = ("completed", "stopped", "interrupted", "failed")
 GIT_TIMEOUT_S = 5.0
 
 _DIGITS = string.digits + string.ascii_lowercase
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _MAX_DEPTH = 48
-
-
-# ---- run.json --------------------------------------------------------------------------------------------------------
-
-
-def describe_run(run_id: str, config: Any, seed: int | None, hooks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the fields of run.json at the start of a run, without asking git or the machine.
-
-    Args:
-        run_id: The run's id.
-        config: The redacted config; its hash therefore reveals no secret.
-        seed: The run's seed.
-        hooks: The description of every hook.
-    """
-    now = utc_now()
-    return {
-        "run_id": run_id,
-        "started": now,
-        "git": unknown_git_state(),
-        "config_hash": config_hash(config),
-        "environment": {},
-        "seed": seed,
-        "hooks": redact(hooks),
-        "lineage": None,
-        "attempts": [{"started": now, "pid": os.getpid(), "host": platform.node()}],
-        "outcome": None,
-    }
-
-
-def add_outcome(run: dict[str, Any], outcome: str, reason: str | None, **fields: Any) -> None:
-    """Add the end of a run to the fields of run.json, also to its last attempt, because a resume clears the run's."""
-    end = {"outcome": outcome, "reason": redact(reason), "closed": utc_now()}
-    run.update(end, **fields)
-    if run.get("attempts"):
-        run["attempts"][-1].update(end)
-
-
-def check_outcome(outcome: str) -> None:
-    """Raise `RecordError` for an outcome that readers of run.json do not know."""
-    if outcome not in OUTCOMES:
-        raise RecordError(f"{outcome!r} is not an outcome of a run; {nearest(outcome, OUTCOMES)}")
 
 
 def new_run_id() -> str:

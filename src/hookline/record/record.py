@@ -6,6 +6,8 @@ The first sink stores the record, in the run's files or in memory. Any number of
 from __future__ import annotations
 
 import logging
+import os
+import platform
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,12 +17,14 @@ from typing import Any
 
 import torch
 
-from hookline.errors import RecordError
+from hookline.errors import RecordError, nearest
 from hookline.record.layers import LayerBuffer, LayerRow
 from hookline.record.metrics import Entry, MetricBuffer
-from hookline.record.provenance import add_outcome, check_outcome, describe_run, new_run_id
+from hookline.record.provenance import config_hash, new_run_id, unknown_git_state, utc_now
 from hookline.record.redaction import find_secrets, redact, redact_text, secrets_of_run
 from hookline.record.sinks import AddedSinks, FileSink, MemorySink, Sink, SinkHandle
+
+OUTCOMES = ("completed", "stopped", "interrupted", "failed")
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
 
@@ -154,8 +158,19 @@ class Record:
             RecordError: If the disk refuses; the run must not begin.
         """
         self._secrets.add(find_secrets(hooks))
-        self.run = describe_run(self.run_id, self._config, self._seed, hooks)
-        self.run["lineage"] = None if lineage is None else redact(lineage)
+        now = utc_now()
+        self.run = {
+            "run_id": self.run_id,
+            "started": now,
+            "git": unknown_git_state(),  # asking git and the machine is left to the storage
+            "config_hash": config_hash(self._config),  # of the redacted config, so that it reveals no secret
+            "environment": {},
+            "seed": self._seed,
+            "hooks": redact(hooks),
+            "lineage": None if lineage is None else redact(lineage),
+            "attempts": [{"started": now, "pid": os.getpid(), "host": platform.node()}],
+            "outcome": None,
+        }
         self._storage.start(self.run, self._config)
 
     def log(self, step: int, epoch: int, name: str, value: Any) -> None:
@@ -234,7 +249,8 @@ class Record:
         Raises:
             RecordError: If the outcome is not one of the four; never for a failing disk or device.
         """
-        check_outcome(outcome)
+        if outcome not in OUTCOMES:
+            raise RecordError(f"{outcome!r} is not an outcome of a run; {nearest(outcome, OUTCOMES)}")
         if self._closed:
             return
         self._closed = True
@@ -244,8 +260,10 @@ class Record:
             except RecordError as error:
                 self._storage.report_loss(error)
         self._drain()
-        end = {"hooks": redact(hooks), "costs": costs, "counters": counters, "lost": self.lost}
-        add_outcome(self.run, outcome, reason, **end)
+        end = {"outcome": outcome, "reason": redact(reason), "closed": utc_now()}
+        self.run.update(end, hooks=redact(hooks), costs=costs, counters=counters, lost=self.lost)
+        if self.run.get("attempts"):  # a resumed run replaces the run's outcome, and the attempt keeps its own
+            self.run["attempts"][-1].update(end)
         self._storage.close(self.run)
 
     def _drain(self) -> None:
