@@ -15,21 +15,24 @@ import yaml
 from hookline import (
     ForwardHook,
     GenericTrainer,
+    HooklineError,
     HookManager,
     HookRegistry,
+    HooksConfig,
+    RunConfig,
     SimpleTrainer,
     Trainer,
     TrainingHook,
+    load_config,
     register_data,
     register_model,
+    trainer_from_config,
 )
-from hookline.build import trainer_from_config
 from hookline.cli import main
 from hookline.config.hooks import read_hook_specs
-from hookline.config.load import load_config
-from hookline.config.schema import HooksConfig, RunConfig, as_run_config
+from hookline.config.schema import as_run_config
 from hookline.core.plugins import DATA, HOOKS, MODELS
-from hookline.errors import ConfigError, HooklineError
+from hookline.errors import ConfigError
 from hookline.record.record import Record
 from hookline.trainer.event_args import EventArgs
 from hookline.trainer.loop import Loop

@@ -5,8 +5,8 @@ from dataclasses import fields
 import pytest
 
 import hookline
+from hookline import HooksConfig, RunConfig
 from hookline.config.hooks import RESERVED
-from hookline.config.schema import HooksConfig, RunConfig
 from hookline.core.catalog import CATALOG
 from hookline.core.plugins import HOOKS
 from hookline.trainer.options import TrainerOptions

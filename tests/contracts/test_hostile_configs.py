@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from hookline.build import trainer_from_config
+from hookline import load_config, trainer_from_config
 from hookline.cli import main
-from hookline.config.load import load_config
 from hookline.core import plugins
 from hookline.errors import ConfigError
 

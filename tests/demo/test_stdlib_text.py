@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hookline import HooklineError
 from hookline.demo.stdlib_text import VALIDATION_BATCHES, TextData, Vocabulary, Windows, stdlib_text
-from hookline.errors import HooklineError
 
 
 @pytest.fixture(scope="module")

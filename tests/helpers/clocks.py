@@ -2,7 +2,8 @@
 
 from hypothesis import strategies as st
 
-from hookline.core.schedule import Quantity, Reading, Schedule
+from hookline import Schedule
+from hookline.core.schedule import Quantity, Reading
 
 UNITS = ("steps", "batches", "epochs", "tokens", "seconds")
 
