@@ -1,4 +1,4 @@
-"""Trains a small model in forked children and kills them; run by test_kill.py, in an interpreter of its own.
+"""Trains a small model in forked children and kills them; run by test_kill.py, in a separate interpreter.
 
     python killed_run.py ROOT KILLS SEED [async_save]
 
