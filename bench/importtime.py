@@ -29,13 +29,13 @@ ROWS = (("torch", ""), ("hookline, behind torch", GOAL), ("hookline and what a u
 
 
 def seconds_to_import() -> list[float]:
-    """What torch, then hookline, and hookline with its main names took a new interpreter."""
+    """Return the seconds that a new interpreter needs for torch, hookline, and hookline with its main names."""
     done = subprocess.run([sys.executable, "-c", IMPORT], check=True, capture_output=True, text=True)
     return [float(word) for word in done.stdout.split()]
 
 
 def measure(rounds: int, only: list[str]) -> Table:
-    """Import both in `rounds` / 60 interpreters; `only` means nothing here."""
+    """Measure in `rounds` / 60 interpreters; `only` has no effect here."""
     del only
     times = max(5, rounds // 60)
     seconds_to_import()  # the first one reads the files from disk and writes the bytecode

@@ -1,8 +1,8 @@
-"""Time single steps of many contenders in turn, so that what disturbs one disturbs all.
+"""Time single steps of many contenders alternately, so that disturbances of the machine affect all of them.
 
-A machine's speed drifts by more than the differences to be seen, so whole runs cannot be compared.
-Instead each round gives every contender a turn of a few steps, of which the last is timed, and a
-contender's result is the median over the rounds of its difference to the baseline in the same round.
+A machine's speed drifts by more than the differences to measure, so whole runs cannot be compared. Instead, every
+contender makes a few steps in each round, of which the last is timed. Its result is the median over the rounds of its
+difference to the baseline in the same round.
 """
 
 import gc
@@ -23,7 +23,7 @@ TURNS_TO_WARM_UP = 20
 
 
 class Contender(Protocol):
-    """Something that trains and can be told to go on for a few steps."""
+    """A trainer that can make a few steps on request."""
 
     def turn(self, untimed: int) -> float:
         """Make `untimed` steps and then one more, whose seconds are returned."""
@@ -35,7 +35,7 @@ class Contender(Protocol):
 
 
 class Direct:
-    """A contender that is stepped by calling it, in the thread that measures."""
+    """A contender whose step is a function call in the measuring thread."""
 
     def __init__(self, step: Callable[[], object], close: Callable[[], object] | None = None) -> None:
         """Take the function that makes one step, and one that tidies up if there is something to tidy."""
@@ -145,7 +145,7 @@ class Threaded:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Keep the collector from running inside somebody's timed step."""
+    """Disable the garbage collector, which would otherwise run inside a timed step."""
     gc.collect()
     gc.disable()
     try:
@@ -172,7 +172,7 @@ def on_one_core() -> Iterator[None]:
 
 
 def interleave(contenders: dict[str, Contender], rounds: int) -> dict[str, list[float]]:
-    """Seconds of one step per round for each contender, taken in a new order every round."""
+    """Return the seconds of one step per round for each contender, in a new order every round."""
     order = list(contenders)
     shuffle = random.Random(0).shuffle
     for name in order:
@@ -198,7 +198,7 @@ def standard_error_of_median(values: list[float]) -> float:
 
 
 def close_all(contenders: dict[str, Contender]) -> None:
-    """Close every contender; one that fails to does not keep the others open."""
+    """Close every contender, also after one of them has failed to close."""
     for contender in contenders.values():
         with suppress(Exception):
             contender.close()

@@ -1,6 +1,6 @@
 """The contenders: Hookline and the trainers it is compared with, each as lean as it can fairly be made.
 
-Every builder takes a number of no-op hooks and returns a contender. With hooks, each hook hears four events
+Every builder takes a number of no-op hooks and returns a contender. With hooks, each hook listens to four events
 of a step: before it, after backward, before the optimizer and at its end, or the trainer's nearest. A trainer
 that is not installed raises ImportError from its builder, which the table reports.
 """
@@ -23,18 +23,18 @@ Builder = Callable[[int], Contender]
 
 
 def do_nothing(*_: object, **__: object) -> None:
-    """A hook that hears and does nothing."""
+    """A hook that does nothing."""
 
 
 def bare_direct(_: int) -> Contender:
-    """The bare loop, stepped in the measuring thread: the baseline of the direct contenders."""
+    """Make the bare loop, stepped in the measuring thread: the baseline of the direct contenders."""
     model = make_model()
     training = bare.steps(model, Endless(), make_optimizer(model))
     return Direct(training.__next__)
 
 
 def bare_threaded(_: int) -> Contender:
-    """The bare loop in a thread of its own: the baseline of the trainers that own their loop."""
+    """Make the bare loop in a separate thread: the baseline of the trainers that own their loop."""
     model = make_model()
     optimizer = make_optimizer(model)
 
@@ -46,7 +46,7 @@ def bare_threaded(_: int) -> Contender:
 
 
 def hookline_trainer(hooks: int, loader: object) -> Any:
-    """Hookline's own trainer with console output off; it still keeps its record."""
+    """Make Hookline's trainer with console output off; it still writes its record."""
     from hookline import SimpleTrainer, TrainingHook
 
     class Noop(TrainingHook):
@@ -68,7 +68,7 @@ def hookline_trainer(hooks: int, loader: object) -> Any:
 
 
 def hookline_direct(hooks: int) -> Contender:
-    """Hookline stepped in the measuring thread: each `next()` is one iteration of its real loop."""
+    """Make Hookline stepped in the measuring thread: each `next()` is one iteration of its real loop."""
     trainer = hookline_trainer(hooks, Endless())
     if not hasattr(trainer, "stepper"):
         raise NotImplementedError("this Hookline has no stepper()")
@@ -77,12 +77,12 @@ def hookline_direct(hooks: int) -> Contender:
 
 
 def hookline_threaded(hooks: int) -> Contender:
-    """Hookline owning its loop, as users run it."""
+    """Make Hookline with its own loop, as users run it."""
     return Threaded(lambda loader: hookline_trainer(hooks, loader).train(), make_batches())
 
 
 def ignite(hooks: int) -> Contender:
-    """Ignite's engine; events it does not fire by itself are fired as its documentation shows."""
+    """Make Ignite's engine; events that it does not fire by itself are fired as its documentation shows."""
     from ignite.engine import Engine, EventEnum, Events
 
     class Backprop(EventEnum):
@@ -108,12 +108,12 @@ def ignite(hooks: int) -> Contender:
     points = (Events.ITERATION_STARTED, *Backprop, Events.ITERATION_COMPLETED)
     for point in points * hooks:
         engine.add_event_handler(point, lambda engine: None)
-    # The loader has no length, so Ignite is told how long the one epoch is.
+    # The loader has no length, so Ignite needs the length of the one epoch.
     return Threaded(lambda loader: engine.run(loader, epoch_length=STEPS_WITHOUT_END), make_batches())
 
 
 def lightning(hooks: int) -> Contender:
-    """Lightning in its own `barebones` mode, made for measuring: no logger, checkpoint, bar or checks."""
+    """Make Lightning in its `barebones` mode for measurements: no logger, checkpoint, progress bar or checks."""
     import lightning.pytorch as pl
 
     class Module(pl.LightningModule):
@@ -149,7 +149,7 @@ def lightning(hooks: int) -> Contender:
 
 
 class NetWithLoss(nn.Module):
-    """The same layers, returning the loss as the HF Trainer wants it, without a module call more."""
+    """The same layers, returning the loss as the HF Trainer expects it, without an additional module call."""
 
     def __init__(self) -> None:
         """Make the layers."""
@@ -188,7 +188,7 @@ def hf_arguments() -> Any:
 
 
 def hf_trainer(hooks: int) -> Contender:
-    """The HF Trainer, with batches handed to it ready-made."""
+    """Make the HF Trainer, with batches prepared beforehand."""
     from transformers import Trainer, TrainerCallback
     from transformers.trainer_callback import PrinterCallback
 
@@ -246,7 +246,7 @@ def accelerate(hooks: int) -> Contender:
 
 
 def silence(*loggers: str) -> None:
-    """Keep a trainer's advice about faster settings out of the table's way."""
+    """Disable a trainer's advice about faster settings, which would be printed between the rows."""
     warnings.filterwarnings("ignore", module="lightning")
     for name in loggers:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # ending a loop by an exception is no error here
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # ending a loop by an exception is not an error here

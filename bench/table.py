@@ -1,4 +1,4 @@
-"""A table of results, printed as it is saved: Markdown that lines up."""
+"""Print a table of results and save it as Markdown with aligned columns."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 @dataclass
 class Table:
-    """One benchmark's results: a title, rows of text, and what a reader must know to trust them."""
+    """The results of one benchmark: a title, rows of text, and notes on how they were measured."""
 
     title: str
     columns: tuple[str, ...]
@@ -25,7 +25,7 @@ class Table:
     notes: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """The table in Markdown, its columns padded to line up in a terminal, with the notes below."""
+        """Return the table in Markdown, with its columns padded for a terminal, and the notes below."""
         widths = [max(map(len, cells)) for cells in zip(self.columns, *self.rows, strict=True)]
         lines = [
             aligned(self.columns, widths),
@@ -36,14 +36,14 @@ class Table:
 
 
 def aligned(cells: tuple[str, ...], widths: list[int]) -> str:
-    """One line of the table: the first cell to the left, numbers to the right."""
+    """Format one line of the table: the first cell is left-aligned, numbers are right-aligned."""
     first = cells[0].ljust(widths[0])
     rest = [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
     return "| " + " | ".join([first, *rest]) + " |"
 
 
 def cpu_name() -> str:
-    """The processor's name as Linux gives it, elsewhere as Python does."""
+    """Return the processor's name as Linux reports it, or else as Python does."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -51,7 +51,7 @@ def cpu_name() -> str:
 
 
 def device_lines() -> list[str]:
-    """The accelerator, if there is one, with what its kernels were made by."""
+    """Describe the accelerator, if there is one, and the compiler of its kernels."""
     if not torch.cuda.is_available():
         return []
     triton = f", triton {version('triton')}" if find_spec("triton") else ""
@@ -59,7 +59,7 @@ def device_lines() -> list[str]:
 
 
 def circumstances() -> list[str]:
-    """Where and with what the numbers were made."""
+    """Describe the machine and the versions of the measurement."""
     command = shlex.join(["python", "-m", "bench", *sys.argv[1:]])
     return [
         f"- date: {date.today().isoformat()}",

@@ -17,23 +17,23 @@ loss_fn = nn.CrossEntropyLoss()
 
 
 def layers() -> list[nn.Module]:
-    """The layers of the model, with the same weights at every call."""
+    """Make the layers of the model, with the same weights at every call."""
     torch.manual_seed(0)
     return [nn.Linear(FEATURES, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)]
 
 
 def make_model() -> nn.Module:
-    """The model most contenders train: inputs in, logits out."""
+    """Make the model of most contenders: inputs in, logits out."""
     return nn.Sequential(*layers())
 
 
 def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """Plain SGD: the cheapest optimizer, so that its own spread hides the least."""
+    """Make plain SGD: the cheapest optimizer, whose variance hides the least."""
     return torch.optim.SGD(model.parameters(), lr=0.01)
 
 
 def make_batches(count: int = 64) -> list[Batch]:
-    """Batches made beforehand, the same for everyone."""
+    """Make the same batches for every contender, beforehand."""
     generator = torch.Generator().manual_seed(1)
     return [
         (
@@ -45,7 +45,7 @@ def make_batches(count: int = 64) -> list[Batch]:
 
 
 class Endless:
-    """The batches over and over: a loader for contenders that are stepped from outside."""
+    """Repeats the batches: a loader for contenders that are stepped from outside."""
 
     def __init__(self) -> None:
         """Make the batches once."""

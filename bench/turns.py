@@ -1,4 +1,4 @@
-"""Timing whole calls in turn, and what the rows of a table say of them."""
+"""Time whole calls of several contenders alternately, and compute what the rows of a table report."""
 
 import gc
 import random
@@ -10,7 +10,7 @@ from bench.interleave import standard_error_of_median
 
 
 def in_turn(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each, in a new order every round."""
+    """Return the seconds of each contender's calls, in a new order every round."""
     order, shuffle = list(runs), random.Random(0).shuffle
     seconds: dict[str, list[float]] = {name: [] for name in order}
     for name in order:
@@ -26,18 +26,18 @@ def in_turn(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, l
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """Seconds of one call."""
+    """Return the seconds of one call."""
     began = perf_counter()
     call()
     return perf_counter() - began
 
 
 def above(values: list[float], baseline: list[float]) -> tuple[str, str]:
-    """The median of the paired ratios less one, and its standard error."""
+    """Return the median of the paired ratios minus one, and its standard error."""
     ratios = [value / base - 1 for value, base in zip(values, baseline, strict=True)]
     return f"{median(ratios):+.1%}", f"{standard_error_of_median(ratios):.1%}"
 
 
 def wanted(name: str, only: list[str]) -> bool:
-    """Whether a row was asked for."""
+    """Return True if a row was requested."""
     return not only or any(word.lower() in name.lower() for word in only)

@@ -32,18 +32,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for w
 
 
 def known_ids() -> set[str]:
-    """The ids of tests/requirements.tsv, whose lines are: id, tab, text."""
+    """Return the ids of tests/requirements.tsv, whose lines are: id, tab, text."""
     lines = (ROOT / "tests" / "requirements.tsv").read_text(encoding="utf-8").splitlines()
     return {line.split("\t", 1)[0] for line in lines if line.strip()}
 
 
 def marked_ids(item: pytest.Item) -> list[str]:
-    """Every id in the item's req markers, its class's and its module's included."""
+    """Return every id in the item's req markers, including those of its class and module."""
     return [str(one) for marker in item.iter_markers("req") for one in marker.args]
 
 
 def complaint(ids: list[str], known: set[str]) -> str | None:
-    """Say what is wrong with a test's requirement ids, or None when they are right."""
+    """Describe what is wrong with a test's requirement ids; return None if they are right."""
     if len(ids) > MOST_IDS_PER_TEST:
         return f"names {len(ids)} requirements; a test can show {MOST_IDS_PER_TEST} at most, so split it"
     unknown = [one for one in ids if one not in known]
@@ -53,7 +53,7 @@ def complaint(ids: list[str], known: set[str]) -> str | None:
 
 
 def first_sentence(item: pytest.Item) -> str:
-    """The first sentence of the test's docstring, on one line."""
+    """Return the first sentence of the test's docstring, on one line."""
     docstring = getattr(getattr(item, "obj", None), "__doc__", None) or ""
     paragraph = " ".join(docstring.strip().split("\n\n")[0].split())
     return paragraph.split(". ")[0].rstrip(".") + "." if paragraph else ""
@@ -73,7 +73,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Note ids and sentence in user_properties, which travel with the report from an xdist worker."""
+    """Store ids and sentence in user_properties, which are sent with the report from an xdist worker."""
     for item in items:
         ids = marked_ids(item)
         if ids:
@@ -90,21 +90,21 @@ class Conformance:
         self.properties_of: dict[str, list[tuple[str, object]]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the worst news of setup, call and teardown; a test that never ran its call was skipped."""
+        """Store the worst outcome of setup, call and teardown; a test whose call never ran was skipped."""
         if report.when == "call" or report.outcome != "passed":
             worse = self.outcome_of.get(report.nodeid) == "failed"
             self.outcome_of[report.nodeid] = "failed" if worse else report.outcome
         self.properties_of[report.nodeid] = list(report.user_properties)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Write conformance.json if nothing was left out; sorted, so that two runs compare line by line."""
+        """Write conformance.json if all tests were run; sorted, so that two runs can be compared line by line."""
         if session.shouldfail or session.shouldstop or not is_whole_suite(session.config):
             return
         text = json.dumps(self.by_requirement(), indent=1, sort_keys=True, ensure_ascii=False)
         (ROOT / "conformance.json").write_text(text + "\n", encoding="utf-8")
 
     def by_requirement(self) -> dict[str, dict[str, object]]:
-        """The counts and the tests of each requirement that some test named."""
+        """Return the counts and the tests of each requirement that a test names."""
         rows: dict[str, dict[str, object]] = {}
         for nodeid, outcome in sorted(self.outcome_of.items()):
             properties = self.properties_of[nodeid]
@@ -115,7 +115,7 @@ class Conformance:
 
 
 def is_whole_suite(config: pytest.Config) -> bool:
-    """Whether neither a path nor an option picked some of the tests."""
+    """Return True if neither a path nor an option selected some of the tests."""
     paths = {(config.invocation_params.dir / str(one)).resolve() for one in config.args}
     picked = any(getattr(config.option, option, None) for option in PICKING)
     return paths <= {ROOT, ROOT / "tests"} and config.option.markexpr == WITHOUT_SOAK and not picked
@@ -131,7 +131,7 @@ def add_outcome(rows: dict[str, dict[str, object]], one: str, outcome: str, test
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch the reports, except in an xdist worker: there the controller sees them all."""
+    """Collect the reports, except in an xdist worker: there the controller gets them all."""
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         config.pluginmanager.register(Conformance(), "hookline-conformance")
 

@@ -1,4 +1,4 @@
-"""From a configuration to a trainer."""
+"""Building trainers from configs."""
 
 import json
 import random
@@ -15,21 +15,24 @@ import yaml
 from hookline import (
     ForwardHook,
     GenericTrainer,
+    HooklineError,
     HookManager,
     HookRegistry,
+    HooksConfig,
+    RunConfig,
     SimpleTrainer,
     Trainer,
     TrainingHook,
+    load_config,
     register_data,
     register_model,
+    trainer_from_config,
 )
-from hookline.build import trainer_from_config
 from hookline.cli import main
 from hookline.config.hooks import read_hook_specs
-from hookline.config.load import load_config
-from hookline.config.schema import HooksConfig, RunConfig, as_run_config
+from hookline.config.schema import as_run_config
 from hookline.core.plugins import DATA, HOOKS, MODELS
-from hookline.errors import ConfigError, HooklineError
+from hookline.errors import ConfigError
 from hookline.record.record import Record
 from hookline.trainer.event_args import EventArgs
 from hookline.trainer.loop import Loop
@@ -39,7 +42,7 @@ DEFAULT = Path(__file__).parents[1] / "src" / "hookline" / "demo" / "default.yam
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny_parts() -> Any:
-    """A model and data small enough for a unit test, registered as a user would."""
+    """Register a model and data that are small enough for a unit test."""
     register_model("tiny")(lambda vocab_size, width=4: torch.nn.Sequential(torch.nn.Linear(vocab_size, width)))
     register_data("pairs")(tiny_data)
     yield
@@ -47,7 +50,7 @@ def tiny_parts() -> Any:
 
 
 def tiny_data(batches: int = 4, vocab: int = 3, width: int = 4) -> SimpleNamespace:
-    """Pairs of inputs and targets, with a vocabulary."""
+    """Make pairs of inputs and targets, with a vocabulary."""
     pair = (torch.ones(2, vocab), torch.zeros(2, width))
     return SimpleNamespace(train=[pair] * batches, validation=[pair], vocab=["a"] * vocab)
 
@@ -69,7 +72,7 @@ class Halve(ForwardHook):
 
 
 def settings(**more: Any) -> dict[str, Any]:
-    """A small run's configuration."""
+    """Return the config of a small run."""
     return {
         "model": "tiny",
         "data": "pairs",
@@ -81,7 +84,7 @@ def settings(**more: Any) -> dict[str, Any]:
 
 
 def test_a_whole_run_comes_from_a_dict() -> None:
-    """Model, data, optimizer and loss are made, the vocabulary is passed on, and the run trains."""
+    """Model, data, optimizer and loss are made, the vocabulary is passed to the hooks, and the run trains."""
     trainer = trainer_from_config(settings())
     assert trainer.hook_data["vocab"] == ["a"] * 3
     assert isinstance(trainer.config, RunConfig)
@@ -91,13 +94,13 @@ def test_a_whole_run_comes_from_a_dict() -> None:
     assert trainer.step == 3
 
 
-def test_a_run_config_does_as_well() -> None:
-    """An object written in code leads to the same resolved configuration as the dict."""
+def test_a_run_config_is_accepted() -> None:
+    """A RunConfig made in code gives the same resolved config as the dict."""
     config = settings(hooks={"update": [{"name": "clip_norm", "max_norm": 1.0}]})
     assert trainer_from_config(RunConfig(**config)).describe() == trainer_from_config(config).describe()
 
 
-def test_the_first_weights_are_seeded() -> None:
+def test_the_initial_weights_are_seeded() -> None:
     """Two trainers of one config begin with the same weights, whatever was drawn before."""
     torch.rand(random.randrange(5) + 1)
     first = trainer_from_config(settings()).model
@@ -114,14 +117,14 @@ def test_the_first_weights_are_seeded() -> None:
         ("cosine", {"max_steps": 5, "max_epochs": 1}, "T_max", 5),
     ],
 )
-def test_a_scheduler_learns_the_run_s_length(name: str, trainer: dict[str, Any], attribute: str, length: int) -> None:
-    """A scheduler that asks for the number of steps gets it when the config leaves it out."""
+def test_a_scheduler_gets_the_run_s_length(name: str, trainer: dict[str, Any], attribute: str, length: int) -> None:
+    """A scheduler that takes the number of steps gets it if the config does not set it."""
     made = trainer_from_config(settings(scheduler=name, trainer=trainer))
     assert getattr(made.schedulers[0], attribute) == length
 
 
-def test_what_the_config_says_about_length_wins() -> None:
-    """A length in the config is left alone."""
+def test_a_length_in_the_config_wins() -> None:
+    """A length in the config is not replaced."""
     made = trainer_from_config(settings(scheduler={"name": "cosine", "T_max": 7}))
     assert made.schedulers[0].T_max == 7
 
@@ -170,14 +173,14 @@ def test_a_file_cannot_name_code() -> None:
         trainer_from_config(settings(hooks={"lifecycle": ["os.system"]}), from_file=True)
 
 
-def test_max_grad_norm_becomes_a_link() -> None:
-    """`trainer.max_grad_norm` of a config appends the clip link."""
+def test_max_grad_norm_adds_a_clip_hook() -> None:
+    """`trainer.max_grad_norm` of a config appends a clip_norm hook."""
     trainer = trainer_from_config(settings(trainer={"max_grad_norm": 0.5}))
     assert trainer.hooks.get("clip_norm").max_norm == 0.5
 
 
-def test_interventions_are_switched_on_by_the_config() -> None:
-    """`trainer.enable_intervention` reaches the hooks; without it, one that intervenes is refused."""
+def test_interventions_are_enabled_by_the_config() -> None:
+    """`trainer.enable_intervention` applies to the hooks; without it, one that intervenes is refused."""
     hooks = {"forward": [{"name": f"{__name__}.Halve"}]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hookline.config.factory.import_module", lambda name: __import__("sys").modules[__name__])
@@ -188,7 +191,7 @@ def test_interventions_are_switched_on_by_the_config() -> None:
 
 
 def test_secrets_stay_out_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hook gets the value; the record, in all its files, the reference."""
+    """The hook gets the value; all files of the record have the reference."""
     monkeypatch.setenv("MY_URL", "https://host/s3cret")
     entry = {"name": f"{__name__}.Noisy", "url": "${env:MY_URL}"}
     monkeypatch.setattr("hookline.config.factory.import_module", lambda name: __import__("sys").modules[__name__])
@@ -203,7 +206,7 @@ def test_secrets_stay_out_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_recorded_config_can_be_run_again() -> None:
-    """config.yaml of a run is itself a configuration with the same meaning."""
+    """config.yaml of a run is a config with the same meaning."""
     config = settings(trainer={"max_steps": 1, "console": False}, hooks={"update": []})
     first = trainer_from_config(config)
     first.train()
@@ -213,8 +216,8 @@ def test_the_recorded_config_can_be_run_again() -> None:
     assert json.loads((first.run_dir / "run.json").read_text(encoding="utf-8"))["config_hash"]
 
 
-def test_the_default_job_is_sound() -> None:
-    """The default job's file holds only what the schemas know, and its model and hooks can be made."""
+def test_the_default_config_is_valid() -> None:
+    """The default config passes the schema, and its model and hooks can be made."""
     tree = yaml.safe_load(DEFAULT.read_text(encoding="utf-8"))
     tree["optimizer"]["lr"] = float(tree["optimizer"]["lr"])
     config, from_file = load_config(DEFAULT, ["data.max_bytes=200000", "trainer.record=false"])
@@ -225,8 +228,8 @@ def test_the_default_job_is_sound() -> None:
     assert trainer.config.hooks == HooksConfig(**config["hooks"])
 
 
-def test_a_config_read_from_a_file_says_so_wherever_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dotted path in a file is refused by every door, unless its package is allowed; nothing is imported before."""
+def test_a_config_read_from_a_file_stays_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dotted path in a file is refused by every function that takes a config, unless its package is allowed."""
     (tmp_path / "evilpkg.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     path = tmp_path / "hooks.yaml"

@@ -20,12 +20,11 @@ def source_tree() -> str:
 
 
 def _folder(folder: Path, depth: int) -> Iterator[str]:
-    files = [file for file in sorted(folder.glob("*.py")) if file.name != "__init__.py" and _is_current(file)]
+    files = [file for file in sorted(folder.glob("*.py")) if file.name != "__init__.py"]
     yield from (_line(depth, file.name, file) for file in files)
     for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):
-        if _is_current(inner / "__init__.py"):
-            yield _line(depth, f"{inner.name}/", inner / "__init__.py")
-            yield from _folder(inner, depth + 1)
+        yield _line(depth, f"{inner.name}/", inner / "__init__.py")
+        yield from _folder(inner, depth + 1)
 
 
 def _line(depth: int, name: str, file: Path) -> str:
@@ -36,11 +35,6 @@ def first_line(file: Path) -> str:
     """Return the first line of a module's docstring."""
     text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     return text.partition("\n")[0]
-
-
-def _is_current(file: Path) -> bool:
-    """Return False for a module that only forwards to its new place."""
-    return not first_line(file).startswith("Moved to")
 
 
 if __name__ == "__main__":

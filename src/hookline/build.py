@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline.activations.manager import HookManager
-from hookline.config.factory import Factory, ImportPolicy, find_factory
+from hookline.config.factory import COMPONENTS, Factory, ImportPolicy, find_factory
 from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
-from hookline.core.plugins import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS
 from hookline.core.plugins import TRAINERS as TRAINER_NAMES
 from hookline.errors import ConfigError, HooklineError, TrainingError
 from hookline.trainer.components import Components
@@ -162,7 +161,7 @@ def trainer_from_config(
     policy = ImportPolicy(tuple(allow), from_file or is_from_file(config))
     specs = read_hook_specs(settings.hooks, allow=policy.allow, from_file=policy.from_file)
     factories = find_factories(settings, policy)
-    options = copy(settings.trainer)  # the trainer's own: settings stay as they were given
+    options = copy(settings.trainer)  # the trainer may change its options; settings stay as they were given
     if options.seed is not None:
         seed_everything(options.seed)
     data = factories["data"].make()
@@ -196,14 +195,13 @@ def trainer_from_config(
 
 def find_factories(settings: RunConfig, policy: ImportPolicy) -> dict[str, Factory]:
     """Return the factory of every component that a config names; all names are checked before the first import."""
-    tables = {"data": DATA, "model": MODELS, "optimizer": OPTIMIZERS, "scheduler": SCHEDULERS, "loss": LOSSES}
-    components = {key: component for key in tables if (component := getattr(settings, key)) is not None}
+    components = {key: component for key in COMPONENTS if (component := getattr(settings, key)) is not None}
     for key, component in components.items():
-        policy.check_name(component.name, tables[key], f"{key}.name")
+        policy.check_name(component.name, COMPONENTS[key], f"{key}.name")
     factories: dict[str, Factory] = {}
     for key, component in components.items():
         try:
-            function = find_factory(component.name, tables[key])
+            function = find_factory(component.name, COMPONENTS[key])
         except HooklineError as error:
             raise ConfigError(f"{key}.name", str(error)) from error
         factories[key] = Factory(key, component.name, function, component.parameters)
@@ -211,14 +209,7 @@ def find_factories(settings: RunConfig, policy: ImportPolicy) -> dict[str, Facto
 
 
 def make_scheduler(factory: Factory | None, optimizer: Any, options: TrainerOptions, train: Loaders) -> Any:
-    """Make the scheduler; one that takes the length of the run gets it unless the config gives another.
-
-    Args:
-        factory: The scheduler's factory; None if the config has no scheduler.
-        optimizer: The optimizer, which every scheduler takes first.
-        options: The options of the run, which limit its steps and epochs.
-        train: The training loaders, for the length of an epoch.
-    """
+    """Make the scheduler; one that takes the length of the run gets it unless the config gives another."""
     if factory is None:
         return None
     if options.scheduler_interval == "epoch":

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hookline import NanForensics, get_trainer, register_model, trainer_from_config
+from hookline import NanForensics, get_trainer, load_config, register_model, trainer_from_config
 from hookline.cli import main
-from hookline.config.load import load_config
 from hookline.core import plugins
 from hookline.demo.char_gpt import CharGPT
 from hookline.hooks.nan_forensics.dump import read_crash

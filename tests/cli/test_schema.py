@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from hookline.build import trainer_from_config
+from hookline import HooklineError, HooksConfig, RunConfig, trainer_from_config
 from hookline.cli import main
 from hookline.cli.schema import OPTIONS_OF_HOOKS, config_schema
 from hookline.config.hooks import OPTIONS
 from hookline.config.references import resolve_references
-from hookline.config.schema import HooksConfig, RunConfig, as_run_config
+from hookline.config.schema import as_run_config
 from hookline.config.values import read_yaml
 from hookline.core.plugins import HOOKS
-from hookline.errors import HooklineError
 
 LEAST: dict[str, Any] = {"model": "char_gpt", "data": "stdlib_text", "optimizer": {"name": "sgd", "lr": 0.1}}
 TYPES = {

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from small_config import config_with
 
+from hookline import HooklineError
 from hookline.cli import main
 from hookline.cli.user_imports import import_user_module, user_imports
 from hookline.core import plugins
-from hookline.errors import HooklineError, RegistrationError
+from hookline.errors import RegistrationError
 from hookline.hooks import webhook
 from hookline.hooks.webhook import read_url
 

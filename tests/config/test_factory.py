@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 import pytest
 import torch
 
-from hookline import demo
-from hookline.build import trainer_from_config
+from hookline import HooklineError, demo, trainer_from_config
 from hookline.cli import main
 from hookline.config.factory import Factory, ImportPolicy, find_factory
 from hookline.config.hooks import make_hook
 from hookline.config.references import Resolved, resolve_references, without_values
 from hookline.core.plugins import MODELS, load_reference
-from hookline.errors import ConfigError, HooklineError, RegistrationError
+from hookline.errors import ConfigError, RegistrationError
 
 if TYPE_CHECKING:
     pass

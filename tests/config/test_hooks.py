@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from hookline import ForwardHook, HookRegistry, TrainingHook
+from hookline import ClipNorm, ForwardHook, HooklineError, HookRegistry, TrainingHook
 from hookline.config.factory import ImportPolicy, find_factory
 from hookline.config.hooks import FunctionHook, make_hook, read_hook_specs, register_specs
 from hookline.core import plugins
 from hookline.core.entry import hook_parameters
-from hookline.errors import ConfigError, HooklineError, RegistrationError
-from hookline.gradients.transforms import ClipNorm
+from hookline.errors import ConfigError, RegistrationError
 
 
 class Watch(ForwardHook):

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from hookline.config.load import MAX_BYTES, load_config
+from hookline import load_config
+from hookline.config.load import MAX_BYTES
 from hookline.errors import ConfigError
 
 WANTED = {"model": {"name": "m", "width": 8}, "trainer": {"max_steps": 3}}

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from hookline import HooklineError, HookRegistry, HooksConfig, RunConfig, TrainerConfig
 from hookline.config.hooks import FLAGS, KEYS, read_hook_specs
 from hookline.config.references import Resolved
-from hookline.config.schema import HooksConfig, RunConfig, TrainerConfig, as_run_config, as_trainer_config
-from hookline.core.registry import HookRegistry
-from hookline.errors import ConfigError, HooklineError, got, shown
+from hookline.config.schema import as_run_config, as_trainer_config
+from hookline.errors import ConfigError, got, shown
 from hookline.trainer.options import TrainerOptions
 
 LEAST: dict[str, Any] = {"model": "char_gpt", "data": "stdlib_text", "optimizer": {"name": "sgd", "lr": 0.1}}

@@ -1,10 +1,10 @@
-"""Trains a small model in forked children and kills them; run by test_kill.py, in an interpreter of its own.
+"""Trains a small model in forked children and kills them; run by test_kill.py, in a separate interpreter.
 
     python killed_run.py ROOT KILLS SEED [async_save]
 
 Importing torch takes longer than the training, so one process imports it and forks a child per attempt. Half of the
 children are killed from outside after a random time, the others kill themselves at a random call of a save to the _fs.
-With async_save, that call is made while training goes on. The run that is never stopped always waits for its saves.
+With async_save, that call is made while training continues. The run that is never stopped always waits for its saves.
 Prints JSON: what each attempt came to, and the fingerprint of the run that was never stopped and of the one that was.
 """
 
@@ -57,7 +57,7 @@ class Augmented(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def loaders() -> dict[str, Any]:
-    """One that shuffles by the run's random stream, and one that counts."""
+    """Make two loaders: one that shuffles by the run's random stream, and one that counts."""
     half = Augmented(2 * STEPS_PER_EPOCH)
     return {
         "drawn": DataLoader(half, batch_size=4, shuffle=True),
@@ -70,7 +70,7 @@ def all_hooks() -> list[tuple[str, dict[str, Any]]]:
 
 
 def train(root: Path, resume: Path | None, async_save: bool) -> Path:
-    """The whole run or the rest of it, with every built-in hook; the run's directory."""
+    """Train from the start or from the newest checkpoint, with every built-in hook; return the run's directory."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -91,7 +91,7 @@ def train(root: Path, resume: Path | None, async_save: bool) -> Path:
 
 
 def fingerprint(trainer: Any) -> dict[str, Any]:
-    """The curve as hex floats, and a hash over every bit of parameters, buffers and optimizer state."""
+    """Return the curve as hex floats, and a hash over every bit of parameters, buffers and optimizer state."""
     digest = hashlib.sha256()
     state = trainer.optimizers[0].state_dict()["state"]
     for tensor in (*trainer.model.state_dict().values(), *(value for one in state.values() for value in one.values())):
@@ -102,7 +102,7 @@ def fingerprint(trainer: Any) -> dict[str, Any]:
 
 
 def die_at_call(number: int) -> None:
-    """From now on, the call of that number by which a checkpoint reaches the disk is this process' last."""
+    """Kill this process at the n-th call from now that writes a part of a checkpoint to disk."""
     left = [number]
 
     def counted(real: Any) -> Any:
@@ -120,14 +120,14 @@ def die_at_call(number: int) -> None:
 
 
 class DiskCalls:
-    """The module `os` as the disk layer sees it, so that its calls can be replaced without the rest of the process."""
+    """Stands in for the module `os` in the disk layer, so that its calls can be replaced without affecting the rest."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 
 
 def attempt(root: Path, kill_after: float | None, kill_at_call: int | None, async_save: bool = False) -> str:
-    """One child that begins or goes on with the run, and is killed if asked; how it ended."""
+    """Start or resume the run in a child process, kill it if asked, and return how it ended."""
     left_before = half_written(root)
     child = os.fork()
     if child == 0:
@@ -150,12 +150,12 @@ def attempt(root: Path, kill_after: float | None, kill_at_call: int | None, asyn
 
 
 def half_written(root: Path) -> set[Path]:
-    """What a killed save has left behind."""
+    """Return what an interrupted save has left on disk."""
     return set(root.glob("*/checkpoints/.tmp-*"))
 
 
 def newest_run(root: Path) -> Path | None:
-    """The run to go on with; a child that was killed before it wrote run.json has left none."""
+    """Return the run to resume; None if the child was killed before it wrote run.json."""
     runs = sorted(path.parent for path in root.glob("*/run.json"))
     return runs[-1] if runs else None
 
@@ -182,7 +182,7 @@ def main(root: Path, kills: int, seed: int, async_save: bool) -> None:
 
 
 def result_of(root: Path) -> Any:
-    """The fingerprint that a finished run has left."""
+    """Return the fingerprint that a finished run has written."""
     run = newest_run(root)
     return json.loads((run / "fingerprint.json").read_text()) if run is not None else None
 

@@ -1,4 +1,4 @@
-"""Any subset of the built-in observers, in any order: training is bit for bit what it is with none of them."""
+"""Any subset of the built-in observers, in any order, leaves training as it is without them, bit for bit."""
 
 import random
 import tempfile
@@ -38,7 +38,7 @@ QUICK = {"deadline": None, "database": None, "suppress_health_check": list(Healt
 
 
 class Draws(TrainingHook):
-    """Moves training's random stream, and says that it may."""
+    """Draws from training's random stream, and declares it."""
 
     isolate_rng = False
 
@@ -47,13 +47,13 @@ class Draws(TrainingHook):
 
 
 def step(model: Any, batch: Any) -> torch.Tensor:
-    """A step that draws from every stream, for dropout alone would leave Python's and NumPy's where they are."""
+    """Compute a loss with draws from every stream; dropout alone would not draw from Python's and NumPy's."""
     noise = random.random() + float(np.random.standard_normal())
     return nn.functional.mse_loss(model(batch[0]) + 0.01 * noise, batch[1])
 
 
 def train(observers: list[Any], **circumstances: Any) -> dict[str, Any]:
-    """What training comes to with these hooks: losses, parameters, optimizer state, random streams."""
+    """Return losses, parameters, optimizer state and random streams after training with these hooks."""
     torch.manual_seed(5), random.seed(6), np.random.seed(7)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
     generator = torch.Generator().manual_seed(1)
@@ -73,7 +73,7 @@ def train(observers: list[Any], **circumstances: Any) -> dict[str, Any]:
             **circumstances,
         )  # fmt: skip
         if "identity" in observers:
-            trainer.remove_hook("identity")  # it is there by default, and shall stand where the order says
+            trainer.remove_hook("identity")  # it is there by default, and would not be where the order says
         for hook in observers:
             trainer.add_hook(hook, **(PARAMETERS.get(hook, {}) if isinstance(hook, str) else {}))
         trainer.train()
@@ -91,12 +91,12 @@ def train(observers: list[Any], **circumstances: Any) -> dict[str, Any]:
 
 @cache
 def alone(**circumstances: Any) -> dict[str, Any]:
-    """The same without any of them."""
+    """Return the same after training without hooks."""
     return train([], **circumstances)
 
 
 def differences(observers: list[Any], circumstances: dict[str, Any]) -> list[str]:
-    """What is not bit for bit the same."""
+    """Return the names of what differs in at least one bit."""
     expected, found = alone(**circumstances), train(observers, **circumstances)
     return [what for what in expected if expected[what] != found[what]]
 
@@ -105,7 +105,7 @@ def differences(observers: list[Any], circumstances: dict[str, Any]) -> list[str
 @settings(max_examples=8, derandomize=True, **QUICK)
 @given(observers=SUBSETS, circumstances=CIRCUMSTANCES)
 def test_any_observers_change_nothing(observers: list[str], circumstances: dict[str, Any]) -> None:
-    """Losses, parameters, optimizer state and random streams are the same bits."""
+    """Losses, parameters, optimizer state and random streams are the same, bit for bit, with any observers."""
     assert differences(observers, circumstances) == []
 
 
@@ -113,19 +113,19 @@ def test_any_observers_change_nothing(observers: list[str], circumstances: dict[
 @settings(max_examples=400, **QUICK)
 @given(observers=SUBSETS, circumstances=CIRCUMSTANCES)
 def test_many_observers_change_nothing(observers: list[str], circumstances: dict[str, Any]) -> None:
-    """The same, for as many subsets and orders as minutes allow."""
+    """The same holds for many more subsets and orders of observers."""
     assert differences(observers, circumstances) == []
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_all_of_them_together(order: int) -> None:
-    """Every observer at once, in the order of their names and against it."""
+def test_all_observers_together_change_nothing(order: int) -> None:
+    """All observers together change nothing, in the order of their names and in reverse."""
     assert len(OBSERVERS) >= 20
     assert differences(OBSERVERS[::order], {"accumulate": 2, "validate_every": 3, "max_grad_norm": 0.5}) == []
 
 
 def test_the_comparison_can_fail() -> None:
-    """Controls: one number drawn by a hook that may, or an intervener among them, is seen."""
+    """A control: a hook that draws one number, or one that intervenes, is noticed."""
     circumstances = {"accumulate": 1, "validate_every": None, "max_grad_norm": None}
     assert {"losses", "parameters", "optimizer", "torch stream"} <= set(differences([Draws()], circumstances))
     assert "parameters" in differences(["sign"], circumstances)

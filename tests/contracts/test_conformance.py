@@ -1,4 +1,4 @@
-"""What is published of the tests' outcomes comes from a run of all of them."""
+"""conformance.json is written by runs of the whole test suite only."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def test_bad():
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project with this suite's conftest, two modules of tests, and the outcomes of an earlier run."""
+    """Write a project with this suite's conftest, two modules of tests, and the outcomes of an earlier run."""
     (tmp_path / "tests").mkdir()
     shutil.copy(TESTS / "conftest.py", tmp_path / "tests")
     (tmp_path / "tests" / "requirements.tsv").write_text("000-01\tone\n000-02\ttwo\n")
@@ -44,7 +44,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run_tests(project: Path, *arguments: str) -> str:
-    """What is in conformance.json after a test run with these arguments."""
+    """Run the tests with these arguments, and return the content of conformance.json afterwards."""
     command = [sys.executable, "-m", "pytest", "-q", *arguments]
     done = subprocess.run(command, cwd=project, env={"PYTHONPATH": str(project)}, capture_output=True, text=True)
     assert done.returncode in (0, 1, 2), done.stdout + done.stderr
@@ -53,7 +53,7 @@ def run_tests(project: Path, *arguments: str) -> str:
 
 @pytest.mark.parametrize("arguments", [[], ["tests"], ["-n", "2"]])
 def test_a_whole_run_is_written(project: Path, arguments: list[str]) -> None:
-    """Counts and sentences per requirement, in one process or several."""
+    """Counts and sentences per requirement are written, with one process or several."""
     outcomes = json.loads(run_tests(project, *arguments))
     counts = {one: (row["passed"], row["failed"], row["skipped"]) for one, row in outcomes.items()}
     assert counts == {"000-01": (1, 1, 0), "000-02": (2, 0, 0)}
@@ -71,6 +71,6 @@ def test_a_whole_run_is_written(project: Path, arguments: list[str]) -> None:
         ["-x"],
     ],
 )
-def test_a_partial_run_leaves_the_outcomes_alone(project: Path, arguments: list[str]) -> None:
-    """Whatever picks some of the tests, or ends the run early, publishes nothing."""
+def test_a_partial_run_writes_nothing(project: Path, arguments: list[str]) -> None:
+    """A run that selects some tests, or ends early, leaves conformance.json as it is."""
     assert run_tests(project, *arguments) == "earlier"

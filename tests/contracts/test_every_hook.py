@@ -1,4 +1,4 @@
-"""One contract for every hook a config may name: adding a built-in adds its tests."""
+"""One contract for every hook that a config may name: adding a built-in hook adds its tests."""
 
 import inspect
 from pathlib import Path
@@ -48,8 +48,8 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("name", HOOKS.names())
-def test_it_is_documented_and_named(name: str) -> None:
-    """Its class says what it does, goes by the name that configs use, and is marked as built in."""
+def test_every_hook_is_documented_and_named(name: str) -> None:
+    """The class has a docstring, has the name that configs use, and is marked as built in."""
     hook = HOOKS.find(name)
     assert hook.__doc__ and hook.name == name
     assert vars(hook)["built_in"] is True
@@ -66,8 +66,8 @@ def test_its_parameters_can_be_given_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HOOKS.names())
-def test_it_runs_saves_and_goes_on(name: str, tmp_path: Path) -> None:
-    """Built from a config it trains without a failure, is saved with the run, and a new one takes its state over."""
+def test_every_hook_trains_saves_and_resumes(name: str, tmp_path: Path) -> None:
+    """Made from a config, the hook trains without failure, is saved with the run, and another one loads its state."""
     trainer = make_trainer(name, tmp_path)
     trainer.fit(batches(), batches()[:2], max_epochs=1)
     trainer.save_checkpoint()
@@ -80,8 +80,8 @@ def test_it_runs_saves_and_goes_on(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", HOOKS.names())
-def test_it_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
-    """Removed, it leaves no torch hook on the model and is closed once."""
+def test_every_hook_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+    """After removal there is no torch hook on the model, and the hook was closed once."""
     trainer = make_trainer(name, tmp_path)
     trainer.fit(batches()[:1], batches()[:1], max_epochs=1)
     entry_of = trainer.hooks.entry(name)
@@ -92,7 +92,7 @@ def test_it_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", HOOKS.names())
 def test_an_observer_changes_nothing(name: str, tmp_path: Path) -> None:
-    """A hook that is not listed as an intervener leaves losses and parameters as they are, bit for bit."""
+    """A hook that does not declare changes leaves losses and parameters as they are, bit for bit."""
     if HOOKS.find(name).intervenes:
         pytest.skip("it changes training on purpose, and is listed as doing so")
     results = []

@@ -30,16 +30,16 @@ LENGTHS = [500, pytest.param(10_000, marks=pytest.mark.soak)]
 
 
 class Trouble:
-    """Fails at random, at one event never more than `most` times in a row, and keeps the accounts of it."""
+    """Raises at random, at one event at most `most` times in a row, and counts its failures."""
 
     def __init__(self, seed: int, share: float, gives_up_at: int = STRIKES, most: int = STRIKES) -> None:
         self.chance, self.share, self.gives_up_at, self.most = random.Random(seed), share, gives_up_at, most
         self.raised = self.switched_off = 0
-        self.heard: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
         self.row: Counter[str] = Counter()
 
     def perhaps_fail(self, event: str) -> None:
-        self.heard[event] += 1
+        self.calls[event] += 1
         if self.chance.random() >= self.share or self.row[event] == self.most:
             self.row[event] = 0
             return
@@ -52,7 +52,7 @@ class Trouble:
 
 
 def everywhere() -> type[Trouble]:
-    """A lifecycle hook that hears every event there is, and perhaps fails at it."""
+    """Make a lifecycle hook that listens to every event, and may fail at it."""
 
     def method(event: str) -> Callable[[Any], None]:
         return lambda self: self.perhaps_fail(event)
@@ -61,7 +61,7 @@ def everywhere() -> type[Trouble]:
 
 
 class InForward(Trouble, ForwardHook):
-    """Fails inside the model."""
+    """Fails inside the forward pass."""
 
     modules = "*"
 
@@ -70,7 +70,7 @@ class InForward(Trouble, ForwardHook):
 
 
 class InUpdate(Trouble, UpdateHook):
-    """Fails between the backward pass and the step; the gradients stay as they were."""
+    """Fails in the update chain; the gradients stay as they were."""
 
     def on_update(self, grads: Any) -> Any:
         self.perhaps_fail("on_update")
@@ -78,7 +78,7 @@ class InUpdate(Trouble, UpdateHook):
 
 
 class Quitter(TrainingHook):
-    """Removes itself in the middle of its own call, and then fails."""
+    """Removes itself during its own call, and then fails."""
 
     def __init__(self, trainer: Trainer, name: str) -> None:
         self.trainer, self.called, self.raised = trainer, name, 0
@@ -90,7 +90,7 @@ class Quitter(TrainingHook):
 
 
 class Hanging(TrainingHook):
-    """Hands work to a thread of its own that never does any of it."""
+    """Passes work to a thread that never does it."""
 
     def __init__(self) -> None:
         self.work: queue.Queue[int] = queue.Queue(maxsize=10)
@@ -103,7 +103,7 @@ class Hanging(TrainingHook):
 
 
 class Hoarder(TrainingHook):
-    """Keeps everything it is given, until it has had enough."""
+    """Keeps everything it receives, up to a limit, and then fails."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
@@ -115,7 +115,7 @@ class Hoarder(TrainingHook):
 
 
 def train(steps: int, root: Path, dress: Callable[[Trainer], Any] | None = None) -> Trainer:
-    """A run that fires every event: it validates, saves, clips, and leaves a step out now and then."""
+    """Run training with every event: it validates, saves, clips, and skips some steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
     batches = [(torch.randn(4, 4), torch.randn(4, 1)) for _ in range(50)]
@@ -147,13 +147,13 @@ def run_json(trainer: Trainer) -> dict[str, Any]:
 
 
 def counted(trainer: Trainer, kind: str) -> Counter[str]:
-    """How many events of a kind each hook has in the record."""
+    """Return how many events of a kind the record has for each hook."""
     return Counter(event["hook"] for event in events_of(trainer) if event["kind"] == kind)
 
 
 @pytest.mark.parametrize("steps", LENGTHS)
 def test_failures_at_random_in_every_event(steps: int, tmp_path: Path) -> None:
-    """Each failure and each switch-off is counted once, whatever the policy; training is what it would have been."""
+    """Each failure and each disabled hook is counted once under every policy; training is as without the hooks."""
     hooks: dict[str, Any] = {
         "rare": everywhere()(1, 0.01),
         "often": everywhere()(2, 0.3),
@@ -174,7 +174,7 @@ def test_failures_at_random_in_every_event(steps: int, tmp_path: Path) -> None:
     trainer = train(steps, tmp_path / "runs", dress)
     raised = {name: hook.raised for name, hook in hooks.items()}
     assert trainer.step == steps and run_json(trainer)["outcome"] == "completed"
-    assert set().union(*(hook.heard for hook in hooks.values())) >= set(EVENTS) - NOT_HERE  # a control
+    assert set().union(*(hook.calls for hook in hooks.values())) >= set(EVENTS) - NOT_HERE  # a control
     assert min(raised.values()) > 10 and sum(hook.switched_off > 0 for hook in hooks.values()) >= 4  # and another
     assert counted(trainer, "hook_failed") == raised
     assert counted(trainer, "hook_disabled") == Counter({name: hook.switched_off for name, hook in hooks.items()})
@@ -188,7 +188,7 @@ def test_failures_at_random_in_every_event(steps: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("steps", LENGTHS)
 def test_hooks_removed_while_they_run(steps: int, tmp_path: Path) -> None:
-    """Removed by themselves or from another thread, in the middle of a call that fails: not one failure is lost."""
+    """No failure is lost when a hook is removed during a failing call, by itself or by another thread."""
     quitters: list[Quitter] = []
     troubled: list[Trouble] = []
     ended = threading.Event()
@@ -219,8 +219,8 @@ def test_hooks_removed_while_they_run(steps: int, tmp_path: Path) -> None:
     assert not any(name.startswith(("quitter", "passing")) for name in list(trainer.hooks)[:-1])
 
 
-def test_a_thread_that_hangs(tmp_path: Path) -> None:
-    """The hook fails once its queue is full, is switched off, and the run ends while its thread still hangs."""
+def test_a_hook_with_a_hanging_thread(tmp_path: Path) -> None:
+    """The hook fails when its queue is full, is disabled, and the run ends although its thread still hangs."""
     hook = Hanging()
     trainer = train(500, tmp_path, lambda trainer: trainer.add_hook(hook))
     assert trainer.step == 500 and hook.thread.is_alive()
@@ -229,8 +229,8 @@ def test_a_thread_that_hangs(tmp_path: Path) -> None:
     hook.let_go.set()
 
 
-def test_a_hoarder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A hook that keeps everything is switched off when it fails, and gone for good when it is removed."""
+def test_a_hook_that_keeps_everything(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A hook that keeps everything is disabled when it fails, and is freed when it is removed."""
     caplog.set_level(logging.CRITICAL, "hookline")  # a logged traceback would lead to the hook, and be kept
     trainer = train(500, tmp_path, lambda trainer: trainer.add_hook(Hoarder()))
     assert trainer.step == 500 and len(trainer.hooks.get("hoarder").kept) == 200 + STRIKES

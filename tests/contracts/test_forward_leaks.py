@@ -1,4 +1,4 @@
-"""Watching a model for long leaves nothing behind: no tensors, no torch hooks, no growing tables."""
+"""Observing a model for long leaks nothing: no tensors, no torch hooks, no growing tables."""
 
 import gc
 import tracemalloc
@@ -13,23 +13,23 @@ from hookline import ForwardHook, HookManager
 INPUT = torch.randn(4, 8)
 
 
-class Look(ForwardHook):
-    """Names much and keeps nothing."""
+class Observer(ForwardHook):
+    """Names many arguments and keeps none of them."""
 
     def on_forward(self, name: str, inputs: object, output: object, step: int, seconds: float) -> None:
         """Nothing."""
 
 
 def make_model() -> nn.Sequential:
-    """A few layers."""
+    """Make a model of a few layers."""
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Dropout(0.1))
 
 
 def staying() -> Callable[[], None]:
-    """Hooks of every sort that stay."""
+    """Register hooks of every kind that stay."""
     model, manager = make_model(), HookManager(max_captured_states=8, memory_limit_mb=1, cleanup_interval=50)
     manager.watch(model)
-    manager.register(Look())
+    manager.register(Observer())
     manager.register_capture_hook("?", "capture")
     manager.register_monitoring_hook("?", "monitor", metrics=["mean", "time"])
 
@@ -37,13 +37,13 @@ def staying() -> Callable[[], None]:
         manager.dispatcher.run.step += 1
         model(INPUT).sum().backward()
         if manager.dispatcher.run.step % 50 == 0:
-            manager.get("monitor").latest()  # in a run every step is picked up; here somebody must
+            manager.get("monitor").latest()  # in a run the loop does this at every step
 
     return forward
 
 
 def coming_and_going() -> Callable[[], None]:
-    """A hook for every forward pass."""
+    """Register and remove a hook for every forward pass."""
     model, manager = make_model(), HookManager()
 
     def forward() -> None:
@@ -56,7 +56,7 @@ def coming_and_going() -> Callable[[], None]:
 
 
 def growth(forward: Callable[[], None], warm_up: int, forwards: int) -> tuple[int, int]:
-    """Tensors and bytes of Python's memory that some forwards left behind."""
+    """Return the tensors and the bytes of Python's memory that some forward passes left behind."""
     tracemalloc.start()
     for _ in range(warm_up):
         forward()
@@ -71,14 +71,14 @@ def growth(forward: Callable[[], None], warm_up: int, forwards: int) -> tuple[in
 
 
 def alive() -> int:
-    """How many tensors there are."""
+    """Return the number of tensors that exist."""
     return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
 
 
 @pytest.mark.req("003-34", "003-35")
 @pytest.mark.parametrize("make", [staying, coming_and_going], ids=lambda make: make.__name__)
 def test_nothing_is_left_behind(make: Callable[[], Callable[[], None]]) -> None:
-    """After a warm-up that fills every buffer, three hundred forwards leave no tensor and hardly a byte."""
+    """After a warm-up that fills every buffer, 300 forward passes leave no tensor and hardly a byte."""
     tensors, memory = growth(make(), 1050, 300)
     assert tensors <= 0 and memory < 30_000
 
@@ -86,6 +86,6 @@ def test_nothing_is_left_behind(make: Callable[[], Callable[[], None]]) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("make", [staying, coming_and_going], ids=lambda make: make.__name__)
 def test_nothing_is_left_behind_over_ten_thousand_forwards(make: Callable[[], Callable[[], None]]) -> None:
-    """The same at length: what grew by a byte a forward would be seen."""
+    """The same holds for 10,000 forward passes, where a byte per pass would be noticed."""
     tensors, memory = growth(make(), 1050, 10_000)
     assert tensors <= 0 and memory < 10_000

@@ -1,12 +1,12 @@
-"""Public surfaces as frozen lists: growing or changing one is a deliberate diff, with a page in docs/decisions/."""
+"""Public names as frozen lists: a change needs a diff here and a page in docs/decisions/."""
 
 from dataclasses import fields
 
 import pytest
 
 import hookline
+from hookline import HooksConfig, RunConfig
 from hookline.config.hooks import RESERVED
-from hookline.config.schema import HooksConfig, RunConfig
 from hookline.core.catalog import CATALOG
 from hookline.core.plugins import HOOKS
 from hookline.trainer.options import TrainerOptions
@@ -70,26 +70,26 @@ BUILT_IN = """
 
 
 def test_public_names() -> None:
-    """What `hookline` exports, sorted; each can be loaded."""
+    """`hookline` exports exactly these names, and each can be loaded."""
     assert list(hookline.__all__) == sorted(NAMES.split())
     assert all(getattr(hookline, name) is not None for name in hookline.__all__)
 
 
 @pytest.mark.parametrize("spellings", EVENTS)
 def test_event_arguments(spellings: str) -> None:
-    """Each event's spellings and what hooks may name there."""
+    """Each event has exactly these aliases and arguments."""
     name, *aliases = spellings.split()
     assert sorted(CATALOG[name].aliases) == aliases
     assert sorted(CATALOG[name].attributes) == sorted(EVENTS[spellings].split())
 
 
 def test_events() -> None:
-    """No event is missing from the list, and their order is that of a run."""
+    """The list has every event, in the order of a run."""
     assert [spellings.split()[0] for spellings in EVENTS] == list(CATALOG)
 
 
 def test_config_keys() -> None:
-    """The keys of a config file."""
+    """A config file has exactly these keys."""
     assert sorted(RunConfig.model_fields) == ["data", "hooks", "loss", "model", "optimizer", "scheduler", "trainer"]
     assert sorted(field.name for field in fields(TrainerOptions)) == TRAINER_KEYS.split()
     assert sorted(HooksConfig.model_fields) == HOOKS_KEYS.split()
@@ -97,5 +97,5 @@ def test_config_keys() -> None:
 
 
 def test_built_in_hooks() -> None:
-    """The names of the built-in hooks."""
+    """The built-in hooks have exactly these names."""
     assert sorted(HOOKS.built_in) == BUILT_IN.split()

@@ -1,4 +1,4 @@
-"""Observers are harmless: bit for bit the same losses, parameters, optimizer state and random streams."""
+"""Observers change nothing: losses, parameters, optimizer state and random streams are the same, bit for bit."""
 
 import inspect
 import io
@@ -20,7 +20,7 @@ Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass
 class Result:
-    """Everything that training came to."""
+    """The outcome of a training run."""
 
     losses: list[float]
     parameters: list[torch.Tensor]
@@ -28,7 +28,7 @@ class Result:
     streams: tuple[torch.Tensor, Any, Any]
 
     def differs_from(self, other: "Result") -> list[str]:
-        """What is not bit for bit the same."""
+        """Return the names of what differs in at least one bit."""
         checks = {
             "losses": self.losses == other.losses,
             "parameters": all(map(torch.equal, self.parameters, other.parameters)),
@@ -41,7 +41,7 @@ class Result:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Equality of nested state with tensors in it."""
+    """Compare nested state that contains tensors."""
     if isinstance(first, torch.Tensor):
         return torch.equal(first, second)
     if isinstance(first, dict):
@@ -52,38 +52,38 @@ def same(first: Any, second: Any) -> bool:
 
 
 def seed_all() -> None:
-    """The same start for every run."""
+    """Seed every random stream."""
     torch.manual_seed(5)
     random.seed(6)
     np.random.seed(7)
 
 
 def make_model() -> torch.nn.Module:
-    """A model with dropout, so that every step draws."""
+    """Make a model with dropout, so that every step draws."""
     return torch.nn.Sequential(
         torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)
     )
 
 
 def make_batches() -> Batches:
-    """Twelve batches from a generator of their own."""
+    """Make twelve batches with a separate generator."""
     generator = torch.Generator().manual_seed(1)
     return [(torch.randn(5, 6, generator=generator), torch.randn(5, 1, generator=generator)) for _ in range(12)]
 
 
 def noisy_step(model: Callable[..., Any], batch: Any) -> torch.Tensor:
-    """A step that draws from Python's and NumPy's streams too."""
+    """Compute a loss with draws from Python's and NumPy's streams, too."""
     noise = random.random() + float(np.random.standard_normal())
     return torch.nn.functional.mse_loss(model(batch[0]) + 0.01 * noise, batch[1])
 
 
 def streams() -> tuple[torch.Tensor, Any, Any]:
-    """Where every random stream stands."""
+    """Return the state of every random stream."""
     return torch.get_rng_state(), random.getstate(), np.random.get_state()
 
 
 def bare(epochs: int = 2) -> Result:
-    """The loop as one would write it without Hookline."""
+    """Train with a plain PyTorch loop, without Hookline."""
     seed_all()
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -99,12 +99,12 @@ def bare(epochs: int = 2) -> Result:
 
 
 def parameters_of(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Parameters and buffers, copied."""
+    """Return copies of parameters and buffers."""
     return [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
 
 
 def trained(dress: Callable[[Trainer], Any] | None = None, **options: Any) -> Result:
-    """The same training through Hookline, dressed with hooks."""
+    """Run the same training with Hookline and some hooks."""
     seed_all()
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -126,12 +126,12 @@ def trained(dress: Callable[[Trainer], Any] | None = None, **options: Any) -> Re
 
 @pytest.fixture(scope="module")
 def reference() -> Result:
-    """The bare loop's result."""
+    """Return the result of the plain loop."""
     return bare()
 
 
 class Everything(TrainingHook):
-    """Hears and names much, changes nothing."""
+    """Listens to many events, names many arguments, and changes nothing."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, state: Any) -> None: ...
     def on_before_backward(self, loss: torch.Tensor) -> None: ...
@@ -145,7 +145,7 @@ class Everything(TrainingHook):
 
 
 class Vandal(ForwardHook):
-    """Writes into what it sees and returns something else."""
+    """Writes into what it receives and returns something else."""
 
     def on_forward(self, inputs: Any, output: Any) -> Any:
         inputs[0].zero_()
@@ -154,12 +154,12 @@ class Vandal(ForwardHook):
 
 
 def no_hooks(trainer: Trainer) -> None:
-    """Not even the default update hook."""
+    """Remove even the default update hook."""
     trainer.remove_hook("identity")
 
 
 def observing_built_ins(trainer: Trainer) -> None:
-    """Every built-in that only watches."""
+    """Add every built-in hook that only observes."""
     trainer.add_hook("console_log", log_every_n_batches=1, stream=io.StringIO())
     trainer.add_hook("json_log", log_every_n_batches=1, path="log.jsonl")
     trainer.add_hook("activation_stats")
@@ -167,14 +167,14 @@ def observing_built_ins(trainer: Trainer) -> None:
 
 
 def vandals(trainer: Trainer) -> None:
-    """Forward hooks that write and return, in two places of the order."""
+    """Add forward hooks that write and return values, at two positions in the order."""
     trainer.add_hook(Vandal(), "first_vandal")
     trainer.add_hook(Everything())
     trainer.add_hook(Vandal(), "second_vandal", every=3)
 
 
 def disabled(trainer: Trainer) -> None:
-    """Hooks that are there and switched off, interveners among them."""
+    """Add disabled hooks, also some that intervene."""
     trainer.add_hook(Vandal(), enabled=False)
     trainer.add_hook("clip_norm", max_norm=1e-6, enabled=False)
     trainer.add_hook(Everything())
@@ -182,7 +182,7 @@ def disabled(trainer: Trainer) -> None:
 
 
 def changing_set(trainer: Trainer) -> None:
-    """Hooks that come and go while the run goes on."""
+    """Add and remove hooks during the run."""
     trainer.add_hook(Everything())
 
     @trainer.on("step_end", every=5)
@@ -191,12 +191,12 @@ def changing_set(trainer: Trainer) -> None:
 
 
 def failing(trainer: Trainer) -> None:
-    """A hook that fails at every event it hears."""
+    """Add a hook that fails at every event."""
     trainer.on("after_backward", name="broken")(lambda: 1 / 0)
 
 
 def running_the_model(trainer: Trainer) -> None:
-    """A hook that samples from the model with dropout's stream set aside."""
+    """Add a hook that samples from the model, with the random stream of dropout preserved."""
 
     @trainer.on("step_end", every=2)
     def sample() -> None:
@@ -206,7 +206,7 @@ def running_the_model(trainer: Trainer) -> None:
 
 
 def validating_in_an_event(trainer: Trainer) -> None:
-    """A hook that validates in the middle of a step."""
+    """Add a hook that validates in the middle of a step."""
     trainer.on("after_backward", every=4, name="validator")(lambda trainer: trainer.validate(make_batches()[:2]))
 
 
@@ -219,13 +219,13 @@ DRESSES = [
 @pytest.mark.req("000-15", "000-22", "000-37", "000-39")
 @pytest.mark.parametrize("dress", DRESSES, ids=lambda dress: getattr(dress, "__name__", "identity"))
 def test_training_equals_a_bare_loop(dress: Callable[[Trainer], Any] | None, reference: Result) -> None:
-    """Whatever watches, training is bit for bit what a loop without Hookline makes of it, dropout on."""
+    """With any of these hooks, training with dropout equals a plain PyTorch loop, bit for bit."""
     assert trained(dress).differs_from(reference) == []
 
 
 @pytest.mark.req("000-42", "000-38", "001-27")
-def test_with_record_checkpoints_and_validation(reference: Result, tmp_path: Path) -> None:
-    """A run on disk that validates, saves and prints ends where the bare loop ends."""
+def test_record_checkpoints_and_validation_change_nothing(reference: Result, tmp_path: Path) -> None:
+    """A run that records, validates, saves and prints ends exactly as the plain loop."""
 
     def dress(trainer: Trainer) -> None:
         observing_built_ins(trainer)
@@ -236,8 +236,8 @@ def test_with_record_checkpoints_and_validation(reference: Result, tmp_path: Pat
     assert result.differs_from(reference) == []
 
 
-def test_with_every_built_in_on(reference: Result, tmp_path: Path) -> None:
-    """All observing built-ins at once, on disk, with a validation every five steps: the end is the bare loop's."""
+def test_all_observing_built_ins_change_nothing(reference: Result, tmp_path: Path) -> None:
+    """With all observing built-ins, a record and validations, the result is that of the plain loop."""
 
     def dress(trainer: Trainer) -> None:
         for name in HOOKS.built_in:
@@ -251,12 +251,12 @@ def test_with_every_built_in_on(reference: Result, tmp_path: Path) -> None:
 
 
 def needs_parameters(hook: Any) -> bool:
-    """Whether a hook cannot be made without being told something."""
+    """Return True if a hook cannot be made without parameters."""
     return any(one.default is one.empty for one in inspect.signature(hook).parameters.values())
 
 
 def test_the_comparison_can_fail(reference: Result) -> None:
-    """A control: doubled gradients, or an epoch less, are seen."""
+    """A control: doubled gradients, or one epoch less, are noticed."""
 
     def double(trainer: Trainer) -> None:
         trainer.on("update")(lambda grads: {name: grad * 2 for name, grad in grads.items()})
@@ -272,7 +272,7 @@ def test_the_comparison_can_fail(reference: Result) -> None:
 
 
 def test_accumulating_equals_a_bare_accumulating_loop() -> None:
-    """Windows of four give bit for bit what `(loss / 4).backward()` four times gives."""
+    """Windows of four give exactly what `(loss / 4).backward()` four times gives."""
 
     def bare_accumulating() -> list[torch.Tensor]:
         seed_all()
@@ -290,7 +290,7 @@ def test_accumulating_equals_a_bare_accumulating_loop() -> None:
 
 
 def test_clipping_equals_torch() -> None:
-    """max_grad_norm gives bit for bit what clip_grad_norm_ gives."""
+    """max_grad_norm gives exactly what clip_grad_norm_ gives."""
     seed_all()
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -305,7 +305,7 @@ def test_clipping_equals_torch() -> None:
 
 @pytest.mark.req("004-35")
 def test_an_intervention_must_be_enabled(reference: Result) -> None:
-    """A hook that says intervene=True is refused until interventions are enabled, and then changes training."""
+    """A hook with intervene=True is refused until interventions are enabled, and then changes training."""
 
     class Zero(ForwardHook):
         modules = "0"

@@ -1,4 +1,4 @@
-"""A config made to do harm: nothing of it is imported or executed, nothing is written, and one line says why."""
+"""A hostile config: none of it is imported or executed, nothing is written, and the error is one line."""
 
 import json
 import os
@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from hookline.build import trainer_from_config
+from hookline import load_config, trainer_from_config
 from hookline.cli import main
-from hookline.config.load import load_config
 from hookline.core import plugins
 from hookline.errors import ConfigError
 
@@ -55,7 +54,7 @@ sys.addaudithook(_audit)
 
 @contextmanager
 def nothing_happens() -> Iterator[None]:
-    """Fail if anything is imported, compiled, started, sent, deleted or opened for writing, or takes long or much."""
+    """Fail if anything is imported, compiled, started, sent, deleted or opened for writing, or takes too long."""
     began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     modules = set(sys.modules)
     _watching.append([])
@@ -70,7 +69,7 @@ def nothing_happens() -> Iterator[None]:
 
 
 def yaml(**sections: str) -> str:
-    """A config that would train, with some of its sections replaced or added."""
+    """Return a valid config, with some of its sections replaced or added."""
     small = {
         "model": "{name: char_gpt, context: 16, width: 8, heads: 2, layers: 1}",
         "data": "{name: stdlib_text, context: 16, batch_size: 2, max_bytes: 60000}",
@@ -86,7 +85,7 @@ def hook(entry: str) -> str:
 
 @dataclass
 class Hostile:
-    """One config, what else is on the command line, and what the error must say."""
+    """One config, further command-line arguments, and what the error must contain."""
 
     text: str | bytes
     says: str
@@ -250,7 +249,7 @@ CASES: dict[str, Hostile] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def everything_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Whatever a good config and a wrong one import is there, so that what a hostile one imports shows."""
+    """Import what valid and wrong configs import, so that the imports of a hostile one are noticed."""
     for module in (*(f"cli.{command}" for command in (*COMMANDS, "resume")), "verify"):
         import_module(f"hookline.{module}")
     folder = tmp_path_factory.mktemp("good")
@@ -266,7 +265,7 @@ def everything_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def refusal(capsys: Captured, *words: str) -> str:
-    """The one line of a command that is refused; nothing else may happen, and nothing may be left behind."""
+    """Return the one line that a refused command prints; nothing else may happen or be left behind."""
     before = sorted(Path.cwd().rglob("*"))
     with nothing_happens():
         status = main(words)
@@ -278,8 +277,8 @@ def refusal(capsys: Captured, *words: str) -> str:
     return err
 
 
-def test_the_watch_notices(tmp_path: Path) -> None:
-    """Controls: a started program, an import, a file written and a second lost are seen."""
+def test_the_checks_notice(tmp_path: Path) -> None:
+    """Controls: a started program, an import, a written file and a lost second are noticed."""
     with pytest.raises(AssertionError, match=r"os\.system"), nothing_happens():
         os.system("true")
     with pytest.raises(AssertionError, match="open"), nothing_happens():
@@ -297,7 +296,7 @@ def test_the_watch_notices(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_hostile_config_is_refused(case: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line that says what is wrong, status 2, in bounded time and memory; nothing imported, executed or written."""
+    """The error is one line with status 2, in bounded time and memory; nothing is imported, executed or written."""
     hostile = CASES[case]
     monkeypatch.setenv("HOSTILE_NAME", "logging.os.system")
     config = Path(f"hostile{hostile.suffix}")
@@ -307,7 +306,7 @@ def test_a_hostile_config_is_refused(case: str, capsys: Captured, monkeypatch: p
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A package as people have them, full of names that are not its own; it has been imported already."""
+    """Write and import a realistic package that contains many names of other packages."""
     folder = tmp_path / PACKAGE
     folder.mkdir()
     (folder / "__init__.py").write_text("import os, subprocess\n")
@@ -333,30 +332,30 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.parametrize("part", ["hook", "model"])
 @pytest.mark.parametrize("name", FOREIGN)
-def test_an_allowed_package_lends_nothing(name: str, part: str, package: str, capsys: Captured) -> None:
-    """With `--allow`, only what is defined in that package is reached, not what it imported for itself."""
+def test_an_allowed_package_gives_its_own_names_only(name: str, part: str, package: str, capsys: Captured) -> None:
+    """With `--allow`, a config can name what the package defines, and not what it imports."""
     dotted = f"{package}.{name}"
     Path("c.yaml").write_text(hook(dotted) if part == "hook" else yaml(model=f"{{name: {dotted}, command: ls}}"))
     assert dotted in refusal(capsys, "train", "c.yaml", "--allow", package)
 
 
 def test_what_is_allowed_works(package: str, capsys: Captured) -> None:
-    """A control: the package's own hook is found, made and heard."""
+    """A control: the package's own hook is found, made and called."""
     Path("c.yaml").write_text(hook(f"{package}.hooks.Mine"))
     assert main(["train", "c.yaml", "--allow", package]) == 0
     assert "mine" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_the_same_gate(command: str, capsys: Captured) -> None:
-    """No command reads a config more trustingly than another."""
+def test_every_command_checks_the_config(command: str, capsys: Captured) -> None:
+    """All commands apply the same checks to a config."""
     hostile = "{name: logging.os.system, command: ls}"
     Path("c.yaml").write_text(yaml(model=hostile, hooks=f"{{lifecycle: [{hostile}]}}"))
     assert NOT_ALLOWED in refusal(capsys, command, "c.yaml")
 
 
-def test_a_run_of_a_stranger(capsys: Captured) -> None:
-    """`resume` reads a run's config as the file it is."""
+def test_a_recorded_config_is_checked(capsys: Captured) -> None:
+    """`resume` applies the same checks to the config of a run."""
     Path("run").mkdir()
     Path("run/run.json").write_text("{}")
     Path("run/config.yaml").write_text(yaml(model="{name: logging.os.system, command: ls}"))
@@ -364,7 +363,7 @@ def test_a_run_of_a_stranger(capsys: Captured) -> None:
 
 
 def test_a_file_stays_a_file_in_code() -> None:
-    """What `load_config` has read is gated even where nobody passes on that it came from a file."""
+    """What `load_config` has read is checked as a file, even if the caller does not pass that on."""
     Path("c.yaml").write_text(yaml(model="{name: logging.os.system, command: ls}"))
     config, from_file = load_config("c.yaml")
     assert from_file
@@ -374,7 +373,7 @@ def test_a_file_stays_a_file_in_code() -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package whose entry points take the names of built-ins, and one whose module is not there."""
+    """Write an installed package whose entry points have the names of built-ins, and one whose module is missing."""
     meta = tmp_path / "site" / "shadow-1.0.dist-info"
     meta.mkdir(parents=True)
     (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: shadow\nVersion: 1.0\n")
@@ -388,8 +387,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(table, "_plugins", None)
 
 
-def test_an_entry_point_cannot_take_a_built_ins_place(installed: None, capsys: Captured) -> None:
-    """Built-ins are found first; a plug-in of the same name is never imported, though it is there."""
+def test_an_entry_point_cannot_replace_a_built_in(installed: None, capsys: Captured) -> None:
+    """Built-ins are found first; a plugin of the same name is never imported."""
     assert plugins.HOOKS.plugins["json_log"].value == "shadow_plugin:Hook"  # a control: it is installed indeed
     assert plugins.HOOKS.origin("json_log") == plugins.MODELS.origin("char_gpt") == "built-in"
     Path("c.yaml").write_text(hook("json_log"))
@@ -397,8 +396,8 @@ def test_an_entry_point_cannot_take_a_built_ins_place(installed: None, capsys: C
     assert "shadow_plugin" not in sys.modules and not Path("was-here").exists()
 
 
-def test_an_entry_point_that_leads_nowhere(installed: None, capsys: Captured) -> None:
-    """It is named, with the module that is not there."""
+def test_an_entry_point_without_its_module(installed: None, capsys: Captured) -> None:
+    """The error names the entry point and the module that is missing."""
     Path("c.yaml").write_text(hook("gone"))
     assert main(["train", "c.yaml"]) == 2
     error = capsys.readouterr().err
@@ -406,15 +405,15 @@ def test_an_entry_point_that_leads_nowhere(installed: None, capsys: Captured) ->
     assert "the entry point 'gone'" in error and "shadow_gone" in error
 
 
-def test_a_mark_in_front_is_fine(capsys: Captured) -> None:
-    """A control: what Windows editors put in front of UTF-8 is no attack."""
+def test_a_byte_order_mark_is_accepted(capsys: Captured) -> None:
+    """A control: the mark that Windows editors write before UTF-8 text is accepted."""
     Path("c.yaml").write_bytes(b"\xef\xbb\xbf" + yaml().encode())
     assert main(["train", "c.yaml"]) == 0
 
 
 @pytest.mark.parametrize("command", ["train", "explain"])
 def test_markup_in_names_is_text(command: str, capsys: Captured) -> None:
-    """Names in brackets are printed as they are written, in tables too, and lead nowhere."""
+    """Names in brackets are printed as they are written, also in tables."""
     names_given = ["[link=https://x]y", "[/nope]", "[red]z[/red]"]
     entries = ", ".join(f"{{name: {kind}, as: '{name}'}}" for kind, name in zip(
         ("json_log", "console_log", "lr_monitor"), names_given, strict=True

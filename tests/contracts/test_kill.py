@@ -1,4 +1,4 @@
-"""A run that is killed with SIGKILL anywhere, inside a save too, goes on to what it would have been, bit for bit."""
+"""A run that is killed with SIGKILL at any point, also during a save, resumes to exactly the same result."""
 
 import json
 import os
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("killed_run.py")
 
 
 def killed_run(root: Path, kills: int, seed: int, *how: str) -> dict[str, Any]:
-    """Train once without a break and once with so many kills; `how` may be async_save, for the latter."""
+    """Train once without interruption and once with that many kills; `how` may be async_save for the latter."""
     environment = {**os.environ, "PYTHONPATH": str(Path(hookline.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(SCRIPT), str(root), str(kills), str(seed), *how]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -25,7 +25,7 @@ def killed_run(root: Path, kills: int, seed: int, *how: str) -> dict[str, Any]:
 
 
 def check(found: dict[str, Any], kills: int) -> None:
-    """As many kills as asked for, some of them inside a save, and in the end no difference at all."""
+    """Check that there were that many kills, some of them during a save, and that the results are equal."""
     assert [one for one in found["story"] if "killed" not in one] == ["done"]
     assert len(found["story"]) == kills + 1
     assert "killed in a save" in found["story"]
@@ -35,12 +35,12 @@ def check(found: dict[str, Any], kills: int) -> None:
 
 @pytest.mark.req("002-68", "002-67")
 def test_killed_four_times(tmp_path: Path) -> None:
-    """All built-in hooks on: the curve as hex floats and the sha256 of parameters and optimizer state are the same."""
+    """With all built-in hooks, the curve and the hash of parameters and optimizer state are the same."""
     check(killed_run(tmp_path, 4, seed=1), 4)
 
 
 def test_killed_while_saving_in_the_background(tmp_path: Path) -> None:
-    """With async_save a kill finds training steps ahead of the save, and what is left is what a waiting run leaves."""
+    """With async_save, a kill finds training some steps ahead of the save; the result is still the same."""
     check(killed_run(tmp_path, 4, 2, "async_save"), 4)
 
 
@@ -48,5 +48,5 @@ def test_killed_while_saving_in_the_background(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", [[], ["async_save"]], ids=["waiting", "async_save"])
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_twenty_times(seed: int, how: list[str], tmp_path: Path) -> None:
-    """The long form: 20 random moments."""
+    """The same holds for 20 kills at random times."""
     check(killed_run(tmp_path, 20, seed, *how), 20)

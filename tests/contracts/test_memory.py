@@ -1,4 +1,4 @@
-"""A run's memory is flat: nothing is kept per step, whatever hooks are on."""
+"""The memory of a run stays constant: nothing is kept per step, with any hooks."""
 
 import gc
 import io
@@ -17,7 +17,7 @@ KILOBYTE, MEGABYTE = 2**10, 2**20
 
 
 class Batches:
-    """The same batch again and again, so that the data itself cannot grow."""
+    """Gives the same batch again and again, so that the data itself cannot grow."""
 
     def __init__(self, count: int) -> None:
         torch.manual_seed(0)
@@ -31,14 +31,14 @@ class Batches:
 
 
 class Watch(ForwardHook):
-    """Looks at every activation."""
+    """Reads every activation."""
 
     def on_forward(self, output: torch.Tensor) -> None:
         self.latest = output.mean()
 
 
 class Everything(TrainingHook):
-    """Names what is costly, every step."""
+    """Names the costly arguments at every step."""
 
     def on_train_batch_end(self, metrics: Any, state: Any, loss: float) -> None:
         metrics["mine"] = loss
@@ -49,7 +49,7 @@ class Everything(TrainingHook):
 
 
 def make_trainer(steps: int) -> Trainer:
-    """A run on disk with hooks of every kind, a failing one among them; a record in memory would grow by design."""
+    """Make a run on disk with hooks of every kind, also a failing one; a record in memory would grow by design."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.1), torch.nn.Linear(4, 1))
     options: dict[str, Any] = {"loss_fn": torch.nn.functional.mse_loss, "console": False, "max_grad_norm": 1.0}
@@ -63,19 +63,19 @@ def make_trainer(steps: int) -> Trainer:
 
 
 def live_tensors() -> int:
-    """How many tensors the garbage collector knows."""
+    """Return how many tensors the garbage collector tracks."""
     gc.collect()
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
 def advance(run: Iterator[None], batches: int) -> None:
-    """So many micro-batches."""
+    """Train that many micro-batches."""
     for _ in range(batches):
         next(run)
 
 
 def memory_after(trainer: Trainer, run: Iterator[Any], batches: int) -> int:
-    """What Python has taken after so many more batches, nothing waiting to be written."""
+    """Return Python's memory after that many more batches, when everything has been written."""
     advance(run, batches)
     trainer.loop.flush()
     gc.collect()
@@ -83,7 +83,7 @@ def memory_after(trainer: Trainer, run: Iterator[Any], batches: int) -> int:
 
 
 def test_memory_is_flat_over_3000_steps() -> None:
-    """From step 500 to step 3,000 neither the number of tensors nor, at the end, Python's memory grows."""
+    """From step 500 to step 3,000, neither the number of tensors nor Python's memory grows."""
     trainer = make_trainer(3_050)
     run = trainer.stepper()
     advance(run, 501)  # just behind a flush of the record
@@ -101,19 +101,19 @@ def test_memory_is_flat_over_3000_steps() -> None:
 
 
 def advance_to_the_end(run: Iterator[None]) -> None:
-    """Whatever is left."""
+    """Train the remaining batches."""
     for _ in run:
         pass
 
 
 def with_graph() -> int:
-    """How many live tensors carry a graph."""
+    """Return how many live tensors have a graph."""
     gc.collect()
     return sum(issubclass(type(thing), torch.Tensor) and thing.grad_fn is not None for thing in gc.get_objects())
 
 
-def test_a_finished_run_lets_go_of_its_tensors() -> None:
-    """After a run no graph is left alive, and a trainer that nobody holds takes its tensors with it."""
+def test_a_finished_run_frees_its_tensors() -> None:
+    """After a run no graph is alive, and the tensors of a trainer are freed with it."""
     before, graphs = live_tensors(), with_graph()
     trainer = make_trainer(20)
     trainer.remove_hook("sometimes_broken")  # pytest keeps what is logged, and with it the frames of a traceback
@@ -124,7 +124,7 @@ def test_a_finished_run_lets_go_of_its_tensors() -> None:
 
 
 def test_gradients_are_not_kept_for_the_next_step() -> None:
-    """With a hook at on_step_end the gradients live until it has been heard, not through the next backward."""
+    """With a hook at on_step_end, the gradients live until it has been called, and not until the next step."""
     trainer = make_trainer(3)
     trainer.remove_hook("clip_norm")
     alive: list[weakref.ref[torch.Tensor]] = []
@@ -136,7 +136,7 @@ def test_gradients_are_not_kept_for_the_next_step() -> None:
 
 
 def resident_bytes() -> int:
-    """The process's resident memory, where the system tells it."""
+    """Return the process's resident memory, where the system reports it."""
     status = Path("/proc/self/status")
     if not status.exists():
         pytest.skip("no /proc/self/status on this system")
@@ -146,7 +146,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.soak
 def test_memory_is_flat_over_100000_steps() -> None:
-    """Between step 10,000 and step 100,000 the process grows by less than eight megabytes."""
+    """From step 10,000 to step 100,000, the process grows by less than eight megabytes."""
     run = make_trainer(100_000).stepper()
     advance(run, 10_001)
     tensors, resident = live_tensors(), resident_bytes()

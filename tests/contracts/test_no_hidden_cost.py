@@ -1,4 +1,4 @@
-"""No host read in a step unless a hook that is due asked for a value, and then one, however many hooks share it."""
+"""A step reads a tensor's value only if a due hook asks for it, and then once for all hooks that share it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,14 +12,14 @@ from hookline import ForwardHook, Trainer, TrainingHook, get_trainer
 
 
 class Reads:
-    """How often a tensor's value was brought to the host."""
+    """How often a tensor's value was copied to the host."""
 
     def __init__(self) -> None:
         self.count = 0
 
 
 class ScalarWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every read of a scalar, from Python or from inside torch."""
+    """Notices every read of a scalar, from Python or from inside torch."""
 
     def __init__(self, reads: Reads) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -33,7 +33,7 @@ class ScalarWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
-    """Count host reads inside the block: scalars below Python, whole tensors by the methods that copy them out."""
+    """Count host reads in the block: scalars below Python, whole tensors by the methods that copy them."""
     reads = Reads()
     with monkeypatch.context() as patch, ScalarWatch(reads):
         for name in ("tolist", "numpy", "cpu"):
@@ -42,7 +42,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
 
 
 def counted(method: Callable[..., Any], reads: Reads) -> Callable[..., Any]:
-    """The method, counting."""
+    """Return the method, wrapped to count its calls."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         reads.count += 1
@@ -52,7 +52,7 @@ def counted(method: Callable[..., Any], reads: Reads) -> Callable[..., Any]:
 
 
 def make_trainer(steps: int = 21, **options: Any) -> Trainer:
-    """Too few steps for the record to be written in between; SGD, because AdamW reads scalars on the CPU."""
+    """Make a run that is too short for a write to the record, with SGD, because AdamW reads scalars on the CPU."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
     data = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(steps)]
@@ -61,7 +61,7 @@ def make_trainer(steps: int = 21, **options: Any) -> Trainer:
 
 
 def reads_of(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, batches: int = 20) -> int:
-    """Host reads of `batches` micro-batches, the first of the run among them; not of the run's start and end."""
+    """Return the host reads of `batches` micro-batches, including the first, without the run's start and end."""
     run = trainer.stepper()
     with monkeypatch.context(), counting(monkeypatch) as reads:
         for _ in range(batches):
@@ -72,7 +72,7 @@ def reads_of(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, batches: int = 2
 
 
 def test_the_counter_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A control: every way to read a tensor is seen."""
+    """A control: every way to read a tensor is counted."""
     tensor = torch.ones(())
     ways: list[Callable[[], Any]] = [
         tensor.item, lambda: float(tensor), lambda: int(tensor), lambda: bool(tensor), lambda: tensor.tolist(),
@@ -87,8 +87,8 @@ def test_the_counter_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"accumulate": 4}, {"max_grad_norm": 1.0}, {"accumulate": 2, "loss_weight": "samples"}], ids=str
 )
-def test_nothing_is_read_when_nobody_hears(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop itself reads no tensor in a step, accumulating, clipping and weighting included."""
+def test_nothing_is_read_without_listeners(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop itself reads no tensor in a step, also with accumulation, clipping and loss weights."""
     assert reads_of(make_trainer(**options), monkeypatch) == 0
 
 
@@ -119,7 +119,7 @@ def test_hooks_that_name_free_values_cost_no_read(monkeypatch: pytest.MonkeyPatc
     assert reads_of(trainer, monkeypatch) == 0
 
 
-def test_a_loss_is_read_once_however_many_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_is_read_once_for_all_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three hooks at two events that name loss or metrics share one read per micro-batch."""
     trainer = make_trainer()
     trainer.on("train_batch_end", name="first")(lambda loss: None)
@@ -140,7 +140,7 @@ def test_a_loss_is_read_once_however_many_name_it(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_what_each_value_costs(event: str, argument: str, per_step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each value that waits for the device is paid for by the hooks that name it, once per event."""
+    """Each value that needs a host read costs one read per event, if a hook names it."""
     trainer = make_trainer()
     namespace: dict[str, Any] = {}
     exec(f"def hook({argument}): pass", namespace)
@@ -156,8 +156,8 @@ def test_a_hook_that_is_not_due_costs_no_read(monkeypatch: pytest.MonkeyPatch) -
     assert reads_of(trainer, monkeypatch) == 4
 
 
-def test_ctx_reads_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a StepContext only what a hook touches is computed, and once."""
+def test_ctx_reads_only_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those fields of a StepContext that a hook reads are computed, and once."""
     trainer = make_trainer()
     trainer.on("step_end")(lambda ctx: ctx.step % 10 or (ctx.loss, ctx.loss, ctx.grad_norm, ctx.grad_norm))
     assert reads_of(trainer, monkeypatch) == 4

@@ -1,4 +1,4 @@
-"""On a CUDA device: hooks change nothing, a run that was stopped goes on bit for bit, saves need not be waited for."""
+"""On a CUDA device: hooks change nothing, a stopped run resumes bit for bit, and saves need not be waited for."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic alg
 
 @pytest.fixture(autouse=True)
 def in_a_scratch_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Runs are written where nobody looks."""
+    """Write runs into a temporary directory."""
     monkeypatch.chdir(tmp_path)
     yield
 
@@ -39,21 +39,21 @@ class Draws(TrainingHook):
 
 
 class DrawsInside(ForwardHook):
-    """Draws on the device in the middle of the forward pass."""
+    """Draws on the device during the forward pass."""
 
     def on_forward(self, output: Any) -> None:
         torch.rand_like(output)
 
 
 class Busy(TrainingHook):
-    """Keeps the device at work for some milliseconds."""
+    """Keeps the device busy for some milliseconds."""
 
     def on_train_batch_end(self) -> None:
         torch.cuda._sleep(5_000_000)
 
 
 def make_trainer(*hooks: Any, steps: int = 24, **options: Any) -> SimpleTrainer:
-    """Dropout draws on the device at every step; the loader shuffles on the host."""
+    """Make a run in which dropout draws on the device at every step, and the loader shuffles on the host."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.3), nn.Linear(64, 4)).cuda()
     data = TensorDataset(torch.randn(64, 16), torch.randint(0, 4, (64,)))
@@ -74,7 +74,7 @@ def trained(*hooks: Any, resume: Path | None = None, **options: Any) -> SimpleTr
 
 
 def outcome(trainer: SimpleTrainer) -> tuple[list[bytes], bytes, bytes]:
-    """The parameters, and where the streams of the device and of the host stand."""
+    """Return the parameters, and the state of the random streams of the device and of the host."""
     params = [param.detach().cpu().view(torch.uint8).numpy().tobytes() for param in trainer.model.parameters()]
     return params, torch.cuda.get_rng_state().numpy().tobytes(), torch.get_rng_state().numpy().tobytes()
 
@@ -85,7 +85,7 @@ def digest(folder: Path) -> dict[str, str]:
 
 
 def test_hooks_that_draw_change_nothing() -> None:
-    """On the device, too, a hook's draws are not training's."""
+    """A hook's draws on the device do not change those of training."""
     plain = outcome(trained())
     assert outcome(trained(Draws())) == plain
     assert outcome(trained(DrawsInside())) == plain
@@ -94,15 +94,15 @@ def test_hooks_that_draw_change_nothing() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("stop_at", [5, 8, 13])
-def test_a_stopped_run_goes_on_bit_for_bit(precision: str, stop_at: int) -> None:
-    """Parameters and streams are those of the run that was never stopped."""
+def test_a_stopped_run_resumes_bit_for_bit(precision: str, stop_at: int) -> None:
+    """Parameters and random streams are those of the uninterrupted run."""
     unbroken = outcome(trained(precision=precision))
     stopped = trained(SaveAndStop(stop_at), precision=precision)
     assert outcome(trained(resume=stopped.run_dir, precision=precision)) == unbroken
 
 
 def test_a_save_in_the_background_is_the_state_of_its_step() -> None:
-    """The device trains on while the state is copied; the files are those of a save that was waited for."""
+    """Training continues while the state is copied; the files are those of a synchronous save."""
     waited = trained(SaveAndStop(8, stop_at=20))
     background = trained(SaveAndStop(8, stop_at=20), async_save=True)
     found = [digest(trainer.run_dir / "checkpoints") for trainer in (waited, background)]
@@ -112,7 +112,7 @@ def test_a_save_in_the_background_is_the_state_of_its_step() -> None:
 
 
 def test_what_hooks_cost_on_the_device_is_measured() -> None:
-    """A hook that launches long kernels and returns at once is found out."""
+    """The cost of a hook that launches long kernels and returns at once is measured."""
     trainer = trained(Busy(), steps=60)
     row = next(row for row in trainer.hooks.costs() if row["hook"].lower().startswith("busy"))
     assert row["device_seconds"] > 60 * 1e-3

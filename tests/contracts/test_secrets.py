@@ -1,4 +1,4 @@
-"""Secrets planted wherever a run can meet them: none is in any byte of its directory, or on its standard output."""
+"""Secrets in every place where a run can meet them: none appears in the run's directory or on standard output."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ from hookline.record.redaction import redact_text
 
 
 def secret(number: int) -> str:
-    """A text without a shape that is not found by chance."""
+    """Return a random text without a known shape."""
     return hashlib.sha256(str(number).encode()).hexdigest()[:24]
 
 
@@ -129,7 +129,7 @@ ENVIRONMENT = {
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A run with all of them that fails in the end: its directory, and what it printed."""
+    """Run training with all secrets until it fails; return its directory and what it printed."""
     folder = tmp_path_factory.mktemp("secrets")
     (folder / "careless_parts.py").write_text(PARTS)
     (folder / "run.yaml").write_text(CONFIG)
@@ -146,7 +146,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_there_is_something_to_find(finished: tuple[Path, str]) -> None:
-    """Controls: 30 secrets and more, all different, and a run that wrote every kind of file and told what failed."""
+    """Controls: there are 30 different secrets or more, the run wrote every kind of file, and its failure is in it."""
     run, printed = finished
     assert len(set(PLANTED.values())) == len(PLANTED) >= 30
     given = "\n".join([CONFIG, REMOTE, *OVERRIDES, *ENVIRONMENT.values()])
@@ -164,8 +164,8 @@ def test_there_is_something_to_find(finished: tuple[Path, str]) -> None:
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_secret_is_nowhere(name: str, finished: tuple[Path, str]) -> None:
-    """Not in a single byte of the run's directory, its file names included, and not on standard output."""
+def test_a_secret_appears_nowhere(name: str, finished: tuple[Path, str]) -> None:
+    """A secret is not in any file or file name of the run's directory, and not on standard output."""
     run, printed = finished
     wanted = PLANTED[name].encode()
     found = [str(path) for path in run.rglob("*") if path.is_file() and wanted in path.read_bytes()]
@@ -175,6 +175,6 @@ def test_a_secret_is_nowhere(name: str, finished: tuple[Path, str]) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_shape_is_known_in_a_sentence(name: str) -> None:
-    """What tokens look like is enough, in any text."""
+def test_tokens_are_recognised_in_a_sentence(name: str) -> None:
+    """A token is recognised by its shape, in any text."""
     assert redact_text(f"used {SHAPES[name].format(PLANTED[name])} for it") == "used <redacted> for it"

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from hookline import HooklineError
 from hookline.demo.char_gpt import CharGPT
-from hookline.errors import HooklineError
 
 
 def small(**changes: object) -> CharGPT:

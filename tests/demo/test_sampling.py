@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookline import Trainer, get_trainer
+from hookline import HooklineError, Trainer, get_trainer
 from hookline.demo.char_gpt import CharGPT
 from hookline.demo.sampling import SampleText, generate
 from hookline.demo.stdlib_text import Vocabulary
-from hookline.errors import HooklineError
 
 VOCAB = Vocabulary("abcdefgh ")
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 import torch
 
+from hookline import HooklineError
 from hookline.demo.schedules import constant, warmup_cosine
-from hookline.errors import HooklineError
 
 
 def optimizer_at(lr: float) -> torch.optim.Optimizer:

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hookline import HooklineError
 from hookline.demo.stdlib_text import VALIDATION_BATCHES, TextData, Vocabulary, Windows, stdlib_text
-from hookline.errors import HooklineError
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ def test_library_without_source_names_directory_and_remedy(tmp_path: Path, monke
     assert str(tmp_path) in str(caught.value)
 
 
-def test_library_in_a_zip_is_told_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_in_a_zip_gives_the_same_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A standard library path that is not a directory gives the same error, not a file system's."""
     (tmp_path / "python.zip").write_bytes(b"PK")
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "python.zip"))

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 import hookline
+from hookline import load_config
 from hookline.cli import main, make_parser, read_arguments
-from hookline.config.load import load_config
 from hookline.config.references import resolve_references
 from hookline.config.schema import as_run_config
 from hookline.config.values import read_yaml

@@ -1,8 +1,9 @@
-"""Clocks and schedules for the tests of who is due when."""
+"""Clocks and schedules for the tests of when hooks are due."""
 
 from hypothesis import strategies as st
 
-from hookline.core.schedule import Quantity, Reading, Schedule
+from hookline import Schedule
+from hookline.core.schedule import Quantity, Reading
 
 UNITS = ("steps", "batches", "epochs", "tokens", "seconds")
 
@@ -17,7 +18,7 @@ schedules = st.builds(
 
 
 def micro_batches(accumulate: int, epochs: list[int], tokens: int) -> list[Reading]:
-    """The clock at every micro-batch of a run whose windows never cross an epoch."""
+    """Return the clock at every micro-batch of a run whose windows never cross an epoch."""
     run: list[Reading] = []
     step = 0
     for epoch, length in enumerate(epochs, 1):

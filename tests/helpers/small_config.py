@@ -1,4 +1,4 @@
-"""A config that trains in a blink."""
+"""A config for a very short run."""
 
 PARTS = """
 model: {name: char_gpt, context: 16, width: 8, heads: 2, layers: 1}
@@ -9,5 +9,5 @@ trainer: {max_steps: 2, validate_every: null, sanity_batches: 0}
 
 
 def config_with(hook: str) -> str:
-    """The whole text, with one lifecycle hook."""
+    """Return the config as text, with one lifecycle hook."""
     return f"{PARTS}hooks:\n  lifecycle: [{hook}]\n"

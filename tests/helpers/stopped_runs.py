@@ -1,4 +1,4 @@
-"""Runs that are stopped and go on, for tests that compare them with unbroken ones."""
+"""Runs that are stopped and resumed, for tests that compare them with uninterrupted ones."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -23,7 +23,7 @@ class SaveAndStop(TrainingHook):
 
 
 def run_in_parts(make_trainer: Callable[[], SimpleTrainer], stops: Iterable[int]) -> SimpleTrainer:
-    """Stop at each of the steps and go on in a new trainer each time; the last one."""
+    """Stop at each of the steps and resume in a new trainer each time; return the last one."""
     run_dir = None
     for at in [*stops, -1]:
         trainer = make_trainer()
@@ -36,7 +36,7 @@ def run_in_parts(make_trainer: Callable[[], SimpleTrainer], stops: Iterable[int]
 
 
 def curve_of(trainer: SimpleTrainer) -> list[dict[str, str]]:
-    """Everything that the run recorded of each step, as hex floats."""
+    """Return everything that the run recorded of each step, as hex floats."""
     assert trainer.run_dir is not None
     return [
         {name: float(value).hex() for name, value in line.items() if name not in ("time", "resumed")}
@@ -46,5 +46,5 @@ def curve_of(trainer: SimpleTrainer) -> list[dict[str, str]]:
 
 
 def bits_of(tensors: Iterable[torch.Tensor]) -> list[str]:
-    """Every bit of each."""
+    """Return every bit of each tensor."""
     return [tensor.numpy().tobytes().hex() for tensor in tensors]

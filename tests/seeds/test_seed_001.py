@@ -49,7 +49,7 @@ def quick_start(model, dataloader, optimizer, device):
 
 @pytest.mark.req("001-02", "001-03", "001-07", "001-43")
 def test_quick_start_runs_as_written(parts, capsys):
-    """The quick start trains one epoch with five positionals, and each of its three hooks leaves its trace."""
+    """The quick start trains one epoch with five positional arguments, and each of its three hooks has an effect."""
     trainer = quick_start(*parts)
     printed = capsys.readouterr().out
     assert printed.count("loss ") == 12  # every 10 of 120 batches
@@ -60,7 +60,7 @@ def test_quick_start_runs_as_written(parts, capsys):
 
 @pytest.mark.req("001-04", "001-05", "001-06")
 def test_quick_start_methods_configure_the_hooks(parts):
-    """The three add_ methods hand their argument to the built-in hook."""
+    """The three add_ methods pass their argument to the built-in hook."""
     trainer = hookline.get_trainer("simple", *parts, record=False, console=False)
     trainer.add_console_logging(log_every_n_batches=7)
     trainer.add_json_logging(log_every_n_batches=70)
@@ -88,7 +88,7 @@ def custom_hook():
 
 @pytest.mark.req("001-19", "001-20", "001-21", "001-24")
 def test_custom_hook_is_called_under_its_name(parts):
-    """A hook that overrides one event runs, and goes by the name it gave to super().__init__."""
+    """A hook that overrides one event is called, and has the name it gave to super().__init__."""
     CustomHook = custom_hook()
     trainer = hookline.get_trainer("simple", *parts, record=False, console=False)
     trainer.add_hook(CustomHook())
@@ -98,7 +98,7 @@ def test_custom_hook_is_called_under_its_name(parts):
 
 @pytest.mark.req("001-22", "001-23")
 def test_custom_hook_computes_with_what_it_gets(parts, capsys):
-    """batch_idx takes %, loss takes sum(), / and a format, and the list of losses is kept between calls."""
+    """batch_idx supports %, loss supports sum(), / and formats, and the list of losses persists between calls."""
     CustomHook = custom_hook()
     trainer = hookline.get_trainer("simple", *parts, record=False, console=False)
     trainer.add_hook(CustomHook())
@@ -148,8 +148,8 @@ def test_hook_management_runs_as_written(parts, capsys):
 
 
 @pytest.mark.req("001-30", "001-31", "001-32")
-def test_removed_and_disabled_hooks_stay_silent(parts, tmp_path, capsys):
-    """A removed hook and a disabled one do nothing in training; one enabled again does."""
+def test_removed_and_disabled_hooks_are_not_called(parts, tmp_path, capsys):
+    """A removed hook and a disabled one are not called in training; one that is enabled again is."""
     trainer = hookline.get_trainer("simple", *parts, record=False, console=False)
     trainer.add_console_logging(log_every_n_batches=1)
     trainer.add_json_logging(log_every_n_batches=60, path=str(tmp_path / "log.jsonl"))
@@ -164,24 +164,24 @@ def test_removed_and_disabled_hooks_stay_silent(parts, tmp_path, capsys):
 
 @pytest.mark.req("001-12", "001-13", "001-14", "001-16")
 def test_lifecycle_dispatchers_run_as_written(parts):
-    """The five dispatchers of the lifecycle diagram reach hooks, which may name batch or batch_idx."""
-    heard = []
+    """The five dispatchers of the lifecycle diagram call the hooks, which may name batch or batch_idx."""
+    calls = []
 
     class Listener(hookline.TrainingHook):
         def on_train_begin(self, state):
-            heard.append(("train_begin", state["status"]))
+            calls.append(("train_begin", state["status"]))
 
         def on_epoch_begin(self, epoch, state):
-            heard.append(("epoch_begin", epoch))
+            calls.append(("epoch_begin", epoch))
 
         def on_batch_end(self, batch, batch_idx, loss, state):
-            heard.append(("batch_end", batch, batch_idx, loss))
+            calls.append(("batch_end", batch, batch_idx, loss))
 
         def on_epoch_end(self, epoch, state):
-            heard.append(("epoch_end", epoch))
+            calls.append(("epoch_end", epoch))
 
         def on_train_end(self, state):
-            heard.append(("train_end", state["status"]))
+            calls.append(("train_end", state["status"]))
 
     hooks = HookManager()
     hooks.register(Listener())
@@ -194,7 +194,7 @@ def test_lifecycle_dispatchers_run_as_written(parts):
     hooks.on_epoch_end(epoch, state)  # Each epoch ends
     hooks.on_train_end(state)  # Training complete
 
-    assert heard == [
+    assert calls == [
         ("train_begin", "training"),
         ("epoch_begin", 3),
         ("batch_end", "the batch", 4, 0.5),
@@ -206,35 +206,35 @@ def test_lifecycle_dispatchers_run_as_written(parts):
 @pytest.mark.req("001-15", "001-17", "001-18")
 def test_training_drives_the_dispatchers_in_their_nesting(parts):
     """train() fires begin, epochs, batches and end in the diagram's nesting, through trainer.hooks."""
-    heard = []
+    calls = []
 
     class Listener(hookline.TrainingHook):
         def on_train_begin(self):
-            heard.append("<")
+            calls.append("<")
 
         def on_epoch_begin(self):
-            heard.append("(")
+            calls.append("(")
 
         def on_batch_end(self):
-            heard.append(".")
+            calls.append(".")
 
         def on_epoch_end(self):
-            heard.append(")")
+            calls.append(")")
 
         def on_train_end(self):
-            heard.append(">")
+            calls.append(">")
 
     trainer = hookline.get_trainer("simple", *parts, record=False, console=False, max_epochs=2)
     trainer.hooks.register(Listener())
     trainer.train()
-    assert "".join(heard) == "<(" + "." * 120 + ")(" + "." * 120 + ")>"
+    assert "".join(calls) == "<(" + "." * 120 + ")(" + "." * 120 + ")>"
     for name in ("on_train_begin", "on_epoch_begin", "on_batch_end", "on_epoch_end", "on_train_end"):
         assert callable(getattr(trainer.hooks, name))
 
 
 @pytest.mark.req("001-01", "001-08", "001-09", "001-10")
 def test_architecture_is_the_documented_one(parts):
-    """TrainingHook → HookManager → BaseTrainer → SimpleTrainer, and behaviour is added without touching the trainer."""
+    """TrainingHook → HookManager → BaseTrainer → SimpleTrainer: hooks add behaviour without changes to the trainer."""
     trainer = hookline.get_trainer("simple", *parts, record=False, console=False)
     assert isinstance(trainer, SimpleTrainer) and issubclass(SimpleTrainer, BaseTrainer)
     assert isinstance(trainer.hooks, HookManager)
@@ -250,8 +250,8 @@ def test_architecture_is_the_documented_one(parts):
 
 
 @pytest.mark.req("001-34", "001-35", "001-36", "001-37")
-def test_state_holds_the_live_objects(parts):
-    """The state dictionary holds the live model, optimizer and device, and the current epoch."""
+def test_state_has_the_live_objects(parts):
+    """The state dictionary has the live model, optimizer and device, and the current epoch."""
     model, _, optimizer, device = parts
     states = []
 
@@ -267,8 +267,8 @@ def test_state_holds_the_live_objects(parts):
 
 
 @pytest.mark.req("001-38", "001-39", "001-40", "001-41")
-def test_state_holds_the_numbers(parts):
-    """Batch index, latest loss, the epoch's running mean and the parameter count are there during training."""
+def test_state_has_the_numbers(parts):
+    """Batch index, latest loss, the epoch's running mean and the parameter count are available during training."""
     states = []
 
     class Keeper(hookline.TrainingHook):

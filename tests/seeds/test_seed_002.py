@@ -222,7 +222,7 @@ class EfficientHook(TrainerHooks):
 
 
 class TrainerHooksInterface(TrainerHooks):
-    """The complete hook interface of the seed: every method with its full signature, noting that it was called."""
+    """The complete hook interface of the seed: every method with its full signature, recording its calls."""
 
     def __init__(self):
         super().__init__()
@@ -317,7 +317,7 @@ def make_trainer(config=None, **options):
 
 @pytest.mark.req("002-39", "002-40", "002-41", "002-47")
 def test_basic_custom_hook_runs_as_written(capsys):
-    """The seed's basic hook hears the start, each epoch and the end once each."""
+    """The seed's basic hook is called once at the start, at each epoch and at the end."""
     trainer = make_trainer()
     trainer.hook_manager.register_hook(MyCustomHook(threshold=1e9))
     trainer.fit(batches(), max_epochs=2)
@@ -329,7 +329,7 @@ def test_basic_custom_hook_runs_as_written(capsys):
 
 @pytest.mark.req("002-42", "002-43", "002-44", "002-04")
 def test_basic_custom_hook_reduces_the_learning_rate(capsys):
-    """With the short batch_end signature it reads metrics and its lr writes take effect on the run."""
+    """With the short batch_end signature it reads metrics, and the rates that it sets take effect."""
     trainer = make_trainer()
     trainer.hook_manager.register_hook(MyCustomHook(threshold=-1.0))
     trainer.fit(batches(13), max_epochs=1)
@@ -339,7 +339,7 @@ def test_basic_custom_hook_reduces_the_learning_rate(capsys):
 
 @pytest.mark.req("002-45", "002-46")
 def test_basic_custom_hook_tracks_the_best_accuracy(capsys):
-    """best_accuracy can be read before anyone set it, and what the hook writes stays."""
+    """best_accuracy can be read before it is set, and what the hook writes stays."""
     trainer = make_trainer(step_fn=accuracy_step, loss_fn=None)
     trainer.hook_manager.register_hook(MyCustomHook(threshold=1e9))
     trainer.fit(batches(), batches(3), max_epochs=1)
@@ -354,7 +354,7 @@ def test_basic_custom_hook_tracks_the_best_accuracy(capsys):
 
 @pytest.fixture
 def mypackage(tmp_path, monkeypatch):
-    """A package of the user's own with the seed's hook in it."""
+    """Write a user's package with the seed's hook in it."""
     package = tmp_path / "mypackage"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -364,9 +364,9 @@ def mypackage(tmp_path, monkeypatch):
         "    def __init__(self, threshold=10.0):\n"
         "        super().__init__()\n"
         "        self.threshold = threshold\n"
-        "        self.heard = 0\n"
+        "        self.calls = 0\n"
         "    def on_train_batch_end(self, trainer, batch, loader_idx, loader_name, metrics):\n"
-        "        self.heard += 1\n"
+        "        self.calls += 1\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
@@ -376,7 +376,7 @@ def mypackage(tmp_path, monkeypatch):
 
 @pytest.mark.req("002-07", "002-48")
 def test_register_by_class_path(mypackage):
-    """hook_classes imports by class path, and hook_configs under that path reach the constructor."""
+    """hook_classes imports by class path, and hook_configs under that path are passed to the constructor."""
     config = HooksConfig(
         hook_classes=["mypackage.hooks.MyCustomHook"],
         hook_configs={"mypackage.hooks.MyCustomHook": {"threshold": 5.0}},
@@ -384,12 +384,12 @@ def test_register_by_class_path(mypackage):
     trainer = make_trainer(config)
     trainer.fit(batches(), max_epochs=1)
     hook = trainer.hook_manager.get("my_custom_hook")
-    assert hook.threshold == 5.0 and hook.heard == 12
+    assert hook.threshold == 5.0 and hook.calls == 12
 
 
 @pytest.mark.req("002-49", "002-50", "002-51")
 def test_register_directly_and_by_class(capsys):
-    """A generic trainer from config, model and optimizers takes hooks after construction, objects and classes."""
+    """A generic trainer accepts hooks after construction, as objects and as classes."""
     config = HooksConfig()
     model = nn.Linear(3, 1)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01)]
@@ -413,7 +413,7 @@ def test_register_directly_and_by_class(capsys):
 
 @pytest.mark.req("002-08", "002-01", "002-02")
 def test_logging_hook_logs_progress(capsys):
-    """enable_logging_hook turns on basic logging of training progress."""
+    """enable_logging_hook enables basic logging of training progress."""
     config = HooksConfig(enable_logging_hook=True)
     make_trainer(config).fit(batches(20), max_epochs=1)
     lines = [line for line in capsys.readouterr().out.splitlines() if "loss" in line]
@@ -436,7 +436,7 @@ def interface_run(tmp_path_factory):
 
 @pytest.mark.req("002-52", "002-53", "002-54", "002-55")
 def test_interface_run_and_epochs(interface_run):
-    """The run's and the epochs' methods get the trainer and the epoch."""
+    """The methods for the run and for epochs get the trainer and the epoch."""
     trainer, hook = interface_run
     assert hook.of("on_train_start") == [(trainer,)] and hook.of("on_train_end") == [(trainer,)]
     assert hook.of("on_epoch_start") == [(trainer, 0), (trainer, 1)] == hook.of("on_epoch_end")
@@ -444,7 +444,7 @@ def test_interface_run_and_epochs(interface_run):
 
 @pytest.mark.req("002-56", "002-57")
 def test_interface_training_batches(interface_run):
-    """Training batches come with their index and with the index and name of their loader; metrics hold the loss."""
+    """Training batches come with their index and with the index and name of their loader; metrics contain the loss."""
     _trainer, hook = interface_run
     starts = hook.of("on_train_batch_start")
     expected = [(0, 0, "first"), (1, 0, "first"), (2, 1, "second"), (3, 1, "second"), (4, 1, "second")]
@@ -500,24 +500,24 @@ def test_interface_exception():
 
 @pytest.mark.req("002-70", "002-71", "002-72")
 def test_execution_order_is_users_first(capsys):
-    """User hooks run in registration order, built-ins last, though registered earlier; users can act before them."""
-    heard = []
+    """User hooks run in registration order, and before built-ins that were registered earlier."""
+    calls = []
 
     class CustomHook1(TrainerHooks):
         def on_validation_end(self, metrics):
-            heard.append("first")
+            calls.append("first")
             metrics["val/added"] = 1.0
 
     class CustomHook2(TrainerHooks):
         def on_validation_end(self, metrics):
-            heard.append("second")
+            calls.append("second")
 
     trainer = make_trainer(HooksConfig(enable_logging_hook=True))
     trainer.hook_manager.register_hook(CustomHook1())  # Executes first
     trainer.hook_manager.register_hook(CustomHook2())  # Executes second
     # Built-in hooks execute last
     trainer.fit(batches(), batches(2), max_epochs=1)
-    assert heard == ["first", "second"]
+    assert calls == ["first", "second"]
     assert "val/added 1.0000" in capsys.readouterr().out  # the console hook saw what the user's hook had added
 
 
@@ -526,7 +526,7 @@ def test_execution_order_is_users_first(capsys):
 
 @pytest.mark.req("002-73")
 def test_stateful_hook_runs_as_written(capsys):
-    """It averages each epoch's losses, which carry no graph, and detects a plateau over five epochs."""
+    """It averages each epoch's losses, which have no graph, and detects a plateau over five epochs."""
     trainer = make_trainer()
     trainer.optimizers[0].param_groups[0]["lr"] = 0.0
     hook = StatefulHook()
@@ -550,7 +550,7 @@ def test_hooks_communicate_through_the_trainer(capsys):
 
 @pytest.mark.req("002-76")
 def test_conditional_hook_runs_as_written():
-    """A hook that keeps an attribute `enabled` of its own is called while it is False, and wakes itself up."""
+    """A hook with an attribute `enabled` is called while it is False, and can set it to True again."""
     analyzed = []
     hook = ConditionalHook(enable_after_epoch=2)
     hook._analyze_metrics = analyzed.append
@@ -595,7 +595,7 @@ def test_slack_hook_runs_as_written(webhook):
 
 
 @pytest.mark.req("002-77")
-def test_slack_hook_only_warns_when_nobody_answers(webhook, capsys):
+def test_slack_hook_only_warns_when_the_server_is_down(webhook, capsys):
     """A refused connection is a warning; training ends as usual."""
     pytest.importorskip("requests")
     port = webhook.server_port
@@ -634,7 +634,7 @@ def test_configurable_hook_runs_as_written():
 @pytest.mark.req("002-81")
 @pytest.mark.parametrize("debug", [False, True])
 def test_robust_hook_runs_as_written(debug, capsys):
-    """Its own error handling works, and trainer.config.debug decides about the traceback."""
+    """Its own error handling works, and trainer.config.debug decides whether it prints the traceback."""
     trainer = make_trainer()
     trainer.config.debug = debug
     trainer.hook_manager.register_hook(RobustHook())
@@ -646,7 +646,7 @@ def test_robust_hook_runs_as_written(debug, capsys):
 
 @pytest.mark.req("002-81")
 def test_a_hook_without_error_handling_does_not_crash_training_either():
-    """What RobustHook does by hand, the registry does for every hook."""
+    """The registry handles errors of every hook as RobustHook does itself."""
 
     class Fragile(TrainerHooks):
         def on_train_batch_end(self, metrics):
@@ -712,7 +712,7 @@ def test_custom_hook():
 @pytest.mark.req("002-03")
 @pytest.mark.parametrize("way", ["request_stop", "StopTraining"])
 def test_any_hook_can_stop_the_run_with_a_reason(way):
-    """A hook of one's own ends the run after the step is complete; the record names it and its reason."""
+    """A user's hook ends the run after the step is complete; the record has its name and its reason."""
 
     class Enough(TrainerHooks):
         def on_train_batch_end(self, trainer, batch_idx):

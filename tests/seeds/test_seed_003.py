@@ -13,7 +13,7 @@ from hookline import ForwardHook, HooklineError, HookManager
 
 @pytest.mark.req("003-15", "003-16", "003-17", "003-18")
 def test_usage_example_runs_as_written(capsys):
-    """The example registers, captures what the layer gets and gives, and cleans up."""
+    """The example registers hooks, captures inputs and outputs of a layer, and cleans up."""
     import torch.nn as nn
 
     from hookline import HookManager
@@ -58,7 +58,7 @@ INPUT = torch.arange(12.0).reshape(3, 4)
 
 @pytest.mark.req("003-08", "003-12", "003-21", "003-19")
 def test_capture_of_inputs_outputs_or_both():
-    """capture_input and capture_output choose what is kept; the sequence grows with every call."""
+    """capture_input and capture_output choose what is captured; the sequence grows with every call."""
     model, manager = make_model(), HookManager()
     manager.register_capture_hook(model[0], "inputs", 0, capture_output=False)
     manager.register_capture_hook(model[0], "outputs", 0, capture_input=False)
@@ -74,7 +74,7 @@ def test_capture_of_inputs_outputs_or_both():
 
 @pytest.mark.req("003-02", "003-22", "003-14")
 def test_any_module_by_itself_or_by_pattern():
-    """A hook takes a module as it is, without a model; or patterns in a watched one. One factory serves all."""
+    """A hook takes a module without a model, or patterns in a watched one. One factory serves all."""
     model, manager = make_model(), HookManager()
     manager.register_capture_hook(model[1], "by_module")
     manager.watch(model)
@@ -106,7 +106,7 @@ def test_remove_hook_leaves_nothing():
 
 @pytest.mark.req("003-13", "003-04")
 def test_clear_one_or_all():
-    """clear_captured_states forgets one hook's states, or everybody's; hooks stay."""
+    """clear_captured_states deletes the states of one hook, or of all; the hooks stay registered."""
     model, manager = make_model(), HookManager()
     for name in ("a", "b"):
         manager.register_capture_hook(model[0], name)
@@ -131,7 +131,7 @@ def test_ids_are_unique_and_counted():
 
 @pytest.mark.req("003-30", "003-06")
 def test_max_captured_states_holds_at_every_capture():
-    """The oldest states go first; the number is per hook, and a hook may have its own."""
+    """The oldest states are deleted first; the limit is per hook, and a hook may have a different one."""
     model, manager = make_model(), HookManager(max_captured_states=3)
     manager.register_capture_hook(model[0], "default")
     manager.register_capture_hook(model[0], "own", max_captured_states=1)
@@ -144,7 +144,7 @@ def test_max_captured_states_holds_at_every_capture():
 
 @pytest.mark.req("003-32", "003-35")
 def test_memory_limit_is_a_hard_budget_by_unique_storage():
-    """Bytes are measured, tensors shared by two states count once, and the oldest go when the limit is reached."""
+    """Bytes are measured, tensors shared by two states count once, and the oldest are deleted at the limit."""
     layer = nn.Linear(256, 256)  # an output of 4 rows has 4 KB
     manager = HookManager(memory_limit_mb=16 / 1024)
     manager.register_capture_hook(layer, "first", capture_input=False)
@@ -159,8 +159,8 @@ def test_memory_limit_is_a_hard_budget_by_unique_storage():
 
 
 @pytest.mark.req("003-31")
-def test_cleanup_interval_sweeps_dead_modules():
-    """Every so many module calls the states of modules that no longer exist are swept; nobody keeps them alive."""
+def test_cleanup_interval_deletes_states_of_dead_modules():
+    """After every cleanup_interval module calls, states of modules that no longer exist are deleted."""
     manager = HookManager(cleanup_interval=4)
     passing, staying = nn.Linear(4, 4), nn.Linear(4, 4)
     manager.register_capture_hook(passing, "passing")
@@ -177,7 +177,7 @@ def test_cleanup_interval_sweeps_dead_modules():
 
 @pytest.mark.req("003-23")
 def test_capture_can_be_configured():
-    """Cast, reduced, cloned, scheduled: what is kept is what was asked for."""
+    """Captured values can be cast, reduced, cloned and scheduled."""
     model, manager = make_model(), HookManager()
     manager.register_capture_hook(model[0], "small", capture_input=False, dtype="bfloat16", reduce="batch_mean")
     manager.register_capture_hook(model[0], "cloned", capture_input=False, clone=True)
@@ -210,7 +210,7 @@ def test_a_capture_stays_true_when_the_model_writes_in_place():
 
 @pytest.mark.req("003-05")
 def test_threads_run_register_and_read_at_once():
-    """Two threads run the same model while a third registers and removes: no state under a wrong owner, none lost."""
+    """Two threads run the model while a third registers and removes: no state is lost or under a wrong owner."""
     model, manager = make_model(), HookManager(max_captured_states=None)
     manager.register_capture_hook(model[0], "layer")
     problems: list[str] = []
@@ -261,7 +261,7 @@ def test_an_error_in_a_callback_is_named_and_does_not_break_the_forward_pass(cap
 
 
 def test_capturing_for_one_block():
-    """A cache read by name or glob; an early stop after the last wanted layer; nothing stays on the model."""
+    """A cache is read by name or glob, the forward pass can stop early, and nothing stays on the model."""
     model, manager = make_model(), HookManager()
     with manager.capturing(model, "*") as cache:
         output = model(INPUT)
@@ -287,7 +287,7 @@ def test_captures_are_written_to_safetensors(tmp_path):
 
 @pytest.mark.parametrize("kind", ["lstm", "attention"])
 def test_structures_are_kept(kind):
-    """Tuples of tuples come back as they were."""
+    """Nested tuples are captured as they are."""
     module = nn.LSTM(4, 3) if kind == "lstm" else nn.MultiheadAttention(4, 2)
     manager = HookManager()
     manager.register_capture_hook(module, "module")
@@ -302,7 +302,7 @@ def test_structures_are_kept(kind):
 
 @pytest.mark.req("003-09", "003-24", "003-25", "003-26")
 def test_monitoring_hook_measures_what_it_is_asked_for():
-    """Statistics equal torch's, time and memory are there when asked for, and per-step values are kept."""
+    """Statistics equal torch's, time and memory are available on request, and per-step values are kept."""
     model, manager = make_model(), HookManager()
     hook_id = manager.register_monitoring_hook(model[0], "head", metrics=["mean", "std", "absmax", "time", "memory"])
     manager.dispatcher.run.step = 1
@@ -322,7 +322,7 @@ def test_monitoring_hook_measures_what_it_is_asked_for():
 
 @pytest.mark.req("003-10", "003-03", "003-01")
 def test_the_three_kinds_are_hooks_of_one_manager():
-    """Capture, monitoring and debug hooks live in one manager, are listed together and removed alike."""
+    """Capture, monitoring and debug hooks are registered, listed and removed by one manager."""
     model, manager = make_model(), HookManager()
     manager.register_capture_hook(model[0], "capture")
     manager.register_monitoring_hook(model[0], "monitor", metrics=["mean"])

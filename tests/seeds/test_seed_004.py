@@ -12,25 +12,25 @@ from hookline import HookRunner, SimpleTrainer, StepContext, TrainingHook
 
 
 class MyHook(TrainingHook):
-    """The seed's interface block, noting what it gets."""
+    """The seed's interface block, recording what it gets."""
 
     def __init__(self):
-        self.heard = []
+        self.calls = []
 
     def on_train_begin(self, config):
-        self.heard.append(("train_begin", config))
+        self.calls.append(("train_begin", config))
 
     def on_step_end(self, ctx: StepContext):
-        self.heard.append(("step_end", ctx.step))
+        self.calls.append(("step_end", ctx.step))
 
     def on_eval_end(self, metrics: dict[str, float], step: int):
-        self.heard.append(("eval_end", dict(metrics), step))
+        self.calls.append(("eval_end", dict(metrics), step))
 
     def on_checkpoint_save(self, step: int, path: str):
-        self.heard.append(("checkpoint_save", step, path))
+        self.calls.append(("checkpoint_save", step, path))
 
     def on_train_end(self, step: int, tokens_seen: int):
-        self.heard.append(("train_end", step, tokens_seen))
+        self.calls.append(("train_end", step, tokens_seen))
 
 
 class TinyLM(nn.Module):
@@ -61,7 +61,7 @@ def make_trainer(count=6, **options):
 
 @pytest.mark.req("004-03", "004-04", "004-09", "004-24")
 def test_runner_block_dispatches_positionally():
-    """HookRunner([…]) hands the seed's five calls, by position, to every hook of its list."""
+    """HookRunner([…]) passes the seed's five calls, by position, to every hook of its list."""
 
     class MyHook1(MyHook):
         pass
@@ -87,12 +87,12 @@ def test_runner_block_dispatches_positionally():
         ("checkpoint_save", 7, "checkpoints"),
         ("train_end", 7, 100),
     ]
-    assert first.heard == expected and second.heard == expected
+    assert first.calls == expected and second.calls == expected
 
 
 @pytest.mark.req("004-10", "004-25")
 def test_empty_runner_returns_at_once():
-    """HookRunner() has no hooks, and its entry points return before they look at what they were given."""
+    """HookRunner() has no hooks, and its methods return before they read their arguments."""
     hook_runner = HookRunner()
     assert not hook_runner.hooks
     hook_runner.on_step_end(object())
@@ -120,20 +120,20 @@ def test_step_context_is_the_documented_dataclass():
 
 @pytest.mark.req("004-05", "004-17", "004-18", "004-07")
 def test_interface_block_runs_in_training(tmp_path):
-    """Every method of the block fires with what it names: each step, each eval round, the end with final counters."""
+    """Every method of the block is called with what it names: at steps, at evaluations, and at the end."""
     hook = MyHook()
     trainer = make_trainer(val_dataloader=token_batches(2), max_epochs=2)
     trainer.add_hook(hook)
     trainer.train()
-    assert [step for kind, step, *_ in hook.heard if kind == "step_end"] == list(range(1, 13))
-    rounds = [(set(metrics), step) for kind, metrics, step in (e for e in hook.heard if e[0] == "eval_end")]
+    assert [step for kind, step, *_ in hook.calls if kind == "step_end"] == list(range(1, 13))
+    rounds = [(set(metrics), step) for kind, metrics, step in (e for e in hook.calls if e[0] == "eval_end")]
     assert rounds == [({"eval/loss", "eval/perplexity"}, 6), ({"eval/loss", "eval/perplexity"}, 12)]
-    assert hook.heard[-1] == ("train_end", 12, 12 * 12)
+    assert hook.calls[-1] == ("train_end", 12, 12 * 12)
 
 
 @pytest.mark.req("004-15", "004-14", "004-22")
-def test_gradients_are_gone_at_step_end_and_logging_lands_on_the_step():
-    """At on_step_end the gradients are zeroed, the scheduler has moved, and a log call lands on the step's record."""
+def test_gradients_are_gone_at_step_end_and_logs_belong_to_the_step():
+    """At on_step_end the gradients are zeroed, the scheduler has advanced, and logs are in the step's record."""
     seen = []
 
     class Logger(TrainingHook):
@@ -159,23 +159,23 @@ def test_checkpoint_save_comes_after_step_end(tmp_path):
     trainer.add_hook("checkpoint", save_every_n_epochs=None, save_every_n_steps=3)
     trainer.add_hook(hook)
     trainer.train()
-    kinds = [entry[0] for entry in hook.heard]
+    kinds = [entry[0] for entry in hook.calls]
     at_three = kinds.index("step_end") + 2
     assert kinds[at_three : at_three + 3] == ["step_end", "eval_end", "checkpoint_save"]
-    saves = [entry[1:] for entry in hook.heard if entry[0] == "checkpoint_save"]
+    saves = [entry[1:] for entry in hook.calls if entry[0] == "checkpoint_save"]
     assert saves == [(3, str(trainer.checkpoint_dir)), (6, str(trainer.checkpoint_dir))]
 
 
 @pytest.mark.req("004-16", "004-20")
 def test_train_begin_gets_the_config_and_train_end_always_comes():
-    """on_train_begin gets the full configuration once; on_train_end comes after a failure, too."""
+    """on_train_begin gets the full config once; on_train_end is called after a failure, too."""
     hook = MyHook()
     trainer = make_trainer(step_fn=lambda model, batch: 1 / 0)
     trainer.add_hook(hook)
     with pytest.raises(ZeroDivisionError):
         trainer.train()
-    assert [kind for kind, *_ in hook.heard] == ["train_begin", "train_end"]
-    assert hook.heard[0][1] is trainer.config
+    assert [kind for kind, *_ in hook.calls] == ["train_begin", "train_end"]
+    assert hook.calls[0][1] is trainer.config
 
 
 class GradHistogramHook(TrainingHook):
@@ -202,7 +202,7 @@ class GradHistogramHook(TrainingHook):
 
 
 class PopulatedGradHistogramHook(GradHistogramHook):
-    """What the seed says needs a patched loop: here it is one method."""
+    """Does in one method what the seed says needs a patched loop."""
 
     def on_gradients_ready(self, grads) -> None:
         self._norms.update({name: grad.norm().item() for name, grad in grads.items()})
@@ -210,7 +210,7 @@ class PopulatedGradHistogramHook(GradHistogramHook):
 
 @pytest.mark.req("004-36", "004-31", "004-28")
 def test_grad_histogram_hook_is_really_populated(monkeypatch):
-    """The norms it logs are those before clipping, for every parameter, on the step's own number."""
+    """The norms it logs are those before clipping, for every parameter, at the right step."""
     logged = []
     wandb = types.SimpleNamespace(log=lambda values, step: logged.append((step, values)))
     monkeypatch.setattr(sys.modules[__name__], "wandb", wandb, raising=False)
@@ -271,11 +271,11 @@ def test_heartbeat_and_upload_are_hooks(tmp_path):
 @pytest.mark.req("004-32")
 def test_pre_optimizer_step_and_own_step():
     """A hook acts just before the optimizer step, and a custom optimizer step can be injected."""
-    heard, stepped = [], []
+    calls, stepped = [], []
 
     class Before(TrainingHook):
         def on_pre_optimizer_step(self, grads, optimizer_idx):
-            heard.append(len(grads))
+            calls.append(len(grads))
 
     def own_step(optimizer):
         stepped.append(optimizer)
@@ -284,7 +284,7 @@ def test_pre_optimizer_step_and_own_step():
     trainer = make_trainer(optimizer_step=own_step)
     trainer.add_hook(Before())
     trainer.train()
-    assert heard == [3] * 6 and stepped == trainer.optimizers * 6
+    assert calls == [3] * 6 and stepped == trainer.optimizers * 6
 
 
 @pytest.mark.req("004-33")
@@ -333,7 +333,7 @@ def test_a_learning_rate_schedule_comes_from_a_registry(monkeypatch):
 
 @pytest.mark.req("004-35")
 def test_hooks_observe_unless_they_say_otherwise():
-    """A hook that changes the step is an explicit kind and listed as such; an observer is not."""
+    """A hook that changes the step declares it and is listed as such; an observer is not."""
     trainer = make_trainer(max_grad_norm=1.0)
     trainer.add_hook(MyHook())
     marked = {hook.name: hook.intervenes for hook in trainer.hooks.list_hooks()}
@@ -342,7 +342,7 @@ def test_hooks_observe_unless_they_say_otherwise():
 
 @pytest.mark.req("004-02", "004-08", "004-26")
 def test_base_class_is_concrete():
-    """TrainingHook has empty bodies and needs no arguments; registering one is all it takes."""
+    """TrainingHook has empty methods and needs no arguments, and can be registered as it is."""
     hook = TrainingHook()
     hook.on_step_end(None)
     hook.on_train_end(3, 4)

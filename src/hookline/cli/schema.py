@@ -16,11 +16,11 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from hookline.cli.hooks import NOT_FOR_CONFIGS, first_sentence
-from hookline.config.factory import parameters_of, type_hint
+from hookline.config.factory import COMPONENTS, parameters_of, type_hint
 from hookline.config.hooks import FLAGS, KINDS
 from hookline.config.schema import RunConfig
 from hookline.core.failures import POLICIES
-from hookline.core.plugins import DATA, HOOKS, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS, PluginTable
+from hookline.core.plugins import HOOKS, PluginTable
 from hookline.errors import HooklineError
 from hookline.trainer.options import TrainerOptions
 
@@ -30,7 +30,6 @@ NULL = {"type": "null"}
 PROVIDED: dict[str, tuple[int, tuple[str, ...]]] = {
     "model": (0, ("vocab_size",)), "optimizer": (1, ()), "scheduler": (1, ("total_steps", "T_max")),
 }  # fmt: skip
-COMPONENTS = {"model": MODELS, "data": DATA, "optimizer": OPTIMIZERS, "scheduler": SCHEDULERS, "loss": LOSSES}
 REFERENCE = {"type": "string", "pattern": r"\$\{"}  # ${env:NAME} may stand for any value
 DOTTED = {"type": "string", "pattern": r"\."}  # a class path, where the command line allows it
 

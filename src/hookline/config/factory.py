@@ -20,9 +20,11 @@ from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from hookline.core.plugins import PluginTable
+from hookline.core.plugins import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS, PluginTable
 from hookline.errors import ConfigError, HooklineError, RegistrationError, got, nearest, written
 
+# The components of a run, in the order in which they are made: the key of the config, and the names valid there.
+COMPONENTS = {"data": DATA, "model": MODELS, "optimizer": OPTIMIZERS, "scheduler": SCHEDULERS, "loss": LOSSES}
 OWN_CODE_HINT = "your own must be registered first: import its module (on the command line: --import MODULE)"
 
 
@@ -158,14 +160,11 @@ def check_parameters(
 ) -> dict[str, Any]:
     """Check parameters by name and type, and return them as the function takes them.
 
+    The arguments are those of `construct`, and:
+
     Args:
-        function: The class or function that will be called.
-        given: The parameters of the config.
-        label: What messages call the function.
-        path: The place in the config, for messages.
         skip: Parameters of the function that a config cannot give.
         filled: Parameters that get a value from elsewhere.
-        options: Keys that are valid beside the parameters, for the list of choices in messages.
 
     Raises:
         ConfigError: If a parameter is unknown, missing or of the wrong type.
@@ -202,7 +201,7 @@ def read_value(value: Any, parameter: inspect.Parameter, function: Callable[...,
     """Return a value as a parameter takes it: a reference becomes the number it stands for where text is not valid.
 
     Args:
-        value: The value in the config. Only text, and lists with references in them, are looked at.
+        value: The value in the config. Only text, and lists with references in them, are checked.
         parameter: The parameter that takes it.
         function: The function that has the parameter; its module resolves annotations.
         path: The place in the config, for messages.
