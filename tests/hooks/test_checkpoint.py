@@ -353,7 +353,7 @@ def test_every_n_epochs_counts_validations_of_those_epochs() -> None:
         ({"mode": "maximum"}, "mode: invalid value 'maximum'"),
         ({"filename": "../../{epoch}"}, "'/' cannot be in a name"),
         ({"save_every": "2 epochs"}, "use save_every_n_epochs"),
-        ({"save_every": "soon"}, "is no schedule"),
+        ({"save_every": "soon"}, "'soon' is no"),
         ({"save_every": "1 h", "save_every_n_steps": 5}, "not both"),
     ],
     ids=str,

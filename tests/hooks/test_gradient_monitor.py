@@ -298,7 +298,7 @@ def test_a_filter_that_matches_nothing_ends_the_run_before_its_first_step() -> N
     ("parameters", "message"),
     [
         ({"log_frequency": 0}, "log_frequency: 0 is never due"),
-        ({"log_frequency": "often"}, "log_frequency: 'often' is no schedule"),
+        ({"log_frequency": "often"}, "log_frequency: 'often' is no"),
         ({"percentiles": [10, 101]}, "percentiles: expected a finite number, at least 0 and at most 100, got 101"),
         ({"percentiles": 50}, "percentiles: expected a list of numbers, such as .*, got 50"),
         ({"percentiles": "50"}, "percentiles: expected a list of numbers, such as .*, got '50'"),
