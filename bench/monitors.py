@@ -1,4 +1,4 @@
-"""What monitors cost a step of about 5 ms on the CPU, each of them every ten steps: one by one, and all together."""
+"""Measure what monitors add to a step of about 5 ms on the CPU, each every ten steps: one by one, and together."""
 
 import gc
 import random
@@ -26,24 +26,24 @@ COLUMNS = (
 NOTES = [
     "Model: a small language model (2 blocks, 24 modules, 29 parameters, width 64, context 64, batch 2), AdamW; one"
     " thread. Activations are watched in every module.",
-    "One run at a time, as a run mostly has a machine to itself, with its hooks switched on and off in turns: ten steps"
-    " that are not timed, then twenty that are. Two runs cannot be compared so closely: where their memory happens to"
-    " lie makes some percent.",
-    "More: the median of a turn's due steps, of those behind them, and of the other eight in ten, each less that of the"
-    " turn with the hooks off beside it at the same places; then the median of a sitting's turns, and the mean of the"
-    " sittings, a new run each, with its standard error.",
+    "One run at a time, because a run mostly has a machine to itself, with its hooks enabled and disabled in"
+    " alternation: ten steps that are not timed, then twenty that are. Two runs cannot be compared as closely, because"
+    " the layout of their memory makes some percent.",
+    "More: the median of an interval's due steps, of the steps after them, and of the other eight in ten, each minus"
+    " that of the paired interval with the hooks disabled, at the same positions; then the median of a session's"
+    " intervals, and the mean of the sessions, a new run each, with its standard error.",
     "On average: a tenth of the first two and eight tenths of the third, as a share of a step without hooks.",
-    "Due / others: what p99 / median is where nothing interrupts the steps.",
-    "p99 / median: of single steps. The machine interrupts the steps without hooks as well: against none is divided by"
+    "Due / others: what p99 / median is if nothing interrupts the steps.",
+    "p99 / median: of single steps. The machine interrupts the steps without hooks as well, so against none divides by"
     " their value.",
     "The three monitors of seed 002: lr_monitor, throughput, gradient_monitor. All others: gradient_flow, json_log and,"
     " in every module, activation_stats and monitor.",
 ]
 BLOCK = 10
 DUE, NEXT, OTHERS = 4, 5, (0, 1, 2, 3, 6, 7, 8, 9)  # of a block's steps
-TIMED = 2  # blocks of a turn, behind one that is not
+TIMED = 2  # blocks of an interval, after one that is not timed
 WARM_UP = 3  # blocks
-TURNS = 20  # a sitting
+INTERVALS = 20  # of a session, with the hooks enabled; as many with them disabled
 MONITORS: dict[str, dict[str, Any]] = {
     "lr_monitor": {"every": 10},
     "throughput": {"log_every_n_steps": 10},
@@ -63,14 +63,14 @@ MOMENTS = "the three, with gradients' moments"
 
 
 class Batches:
-    """Ready-made batches over and over."""
+    """An endless loader of prepared batches."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
         self._batches = [torch.randint(96, (2, 65), generator=generator) for _ in range(16)]
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        """Never ends."""
+        """Repeat the batches."""
         return cycle(self._batches)
 
 
@@ -81,7 +81,7 @@ def step_fn(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 def new_trainer(monitors: dict[str, dict[str, Any]]) -> SimpleTrainer:
-    """Hookline's, with these hooks."""
+    """Make a trainer with these hooks."""
     torch.manual_seed(0)
     model = CharGPT(vocab_size=96, context=64, width=64, heads=4, layers=2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -94,7 +94,7 @@ def new_trainer(monitors: dict[str, dict[str, Any]]) -> SimpleTrainer:
 
 
 def contenders(only: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
-    """The rows of the table, and the monitors of each; `only` keeps those whose name contains one of its words."""
+    """Return the rows of the table with the monitors of each; `only` keeps names that contain one of its words."""
     alone = {name: {name: it} for name, it in MONITORS.items()}
     three = {name: MONITORS[name] for name in OF_SEED_002}
     moments = {**three, "gradient_monitor": {"log_frequency": 10, "log_moments": True}}
@@ -104,7 +104,7 @@ def contenders(only: list[str]) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def block(steps: Iterator[torch.Tensor]) -> list[float]:
-    """Seconds of each of ten steps."""
+    """Make ten steps and return the seconds of each."""
     spent = []
     for _ in range(BLOCK):
         began = perf_counter()
@@ -113,73 +113,74 @@ def block(steps: Iterator[torch.Tensor]) -> list[float]:
     return spent
 
 
-class Turns(NamedTuple):
-    """What the timed steps of a run's turns took, with its hooks off and on."""
+class Session(NamedTuple):
+    """Seconds of the timed steps of one run, by interval."""
 
-    bare: list[list[float]]
-    own: list[list[float]]
+    disabled: list[list[float]]
+    enabled: list[list[float]]
 
-    def more(self, places: Sequence[int]) -> float:
-        """How much longer its steps at these places of a block took than those of the turn beside, in seconds."""
-        return median(at(own, places) - at(bare, places) for bare, own in zip(*self, strict=True))
-
-
-def at(steps: list[float], places: Sequence[int]) -> float:
-    """What a step at these places of its block took."""
-    return median(seconds for number, seconds in enumerate(steps) if number % BLOCK in places)
+    def added(self, positions: Sequence[int]) -> float:
+        """Return how many seconds the hooks add to a step at these positions of a block."""
+        pairs = zip(self.disabled, self.enabled, strict=True)
+        return median(at(enabled, positions) - at(disabled, positions) for disabled, enabled in pairs)
 
 
-def sitting(monitors: dict[str, dict[str, Any]], chance: random.Random) -> Turns:
-    """A new run, with its hooks on and off in turns."""
-    trainer, turns = new_trainer(monitors), Turns([], [])
+def at(steps: list[float], positions: Sequence[int]) -> float:
+    """Return the median seconds of the steps at these positions of their blocks."""
+    return median(seconds for number, seconds in enumerate(steps) if number % BLOCK in positions)
+
+
+def time_run(monitors: dict[str, dict[str, Any]], chance: random.Random) -> Session:
+    """Time a new run, with its hooks enabled and disabled in alternation."""
+    trainer, session = new_trainer(monitors), Session([], [])
     steps = trainer.stepper()
     for _ in range(WARM_UP * BLOCK + BLOCK - DUE - 1):
         next(steps)
     with no_garbage_collection():
-        for _ in range(TURNS):
-            for switched_on in chance.sample((False, True), 2):
-                switch = trainer.enable_hook if switched_on else trainer.disable_hook
+        for _ in range(INTERVALS):
+            for enabled in chance.sample((False, True), 2):
+                switch = trainer.enable_hook if enabled else trainer.disable_hook
                 for name in monitors:
                     switch(name)
                 block(steps)
-                turns[switched_on].append([seconds for _ in range(TIMED) for seconds in block(steps)])
+                session[enabled].append([seconds for _ in range(TIMED) for seconds in block(steps)])
             gc.collect()
     steps.close()
-    return turns
+    return session
 
 
 def measure(rounds: int, only: list[str]) -> Table:
-    """Time the runs turn by turn."""
+    """Time several runs of each contender, in random order."""
     torch.set_num_threads(1)
     chance, monitors, many = random.Random(0), contenders(only), max(rounds // 100, 3)
-    sittings: dict[str, list[Turns]] = {name: [] for name in monitors}
+    sessions: dict[str, list[Session]] = {name: [] for name in monitors}
     with scratch_directory():
         for _ in range(many):
             for name in chance.sample(list(monitors), len(monitors)):
-                sittings[name].append(sitting(monitors[name], chance))
-    plain = sorted(singles(one.bare for one in chain.from_iterable(sittings.values())))
+                sessions[name].append(time_run(monitors[name], chance))
+    plain = sorted(singles(one.disabled for one in chain.from_iterable(sessions.values())))
     best = plain[len(plain) // 100] * 1e3
     speed = f"A step without hooks that nothing disturbs (the 1st percentile): {best:.1f} ms."
-    rows = [row(name, sat) for name, sat in sittings.items()]
-    return Table(TITLE, COLUMNS, rows, [f"{many} sittings of {TURNS} turns.", speed, *NOTES])
+    rows = [row(name, timed) for name, timed in sessions.items()]
+    return Table(TITLE, COLUMNS, rows, [f"{many} sessions of {INTERVALS} intervals.", speed, *NOTES])
 
 
-def singles(sittings: Iterable[list[list[float]]]) -> list[float]:
-    """The steps of all turns."""
-    return [seconds for turns in sittings for steps in turns for seconds in steps]
+def singles(sessions: Iterable[list[list[float]]]) -> list[float]:
+    """Return the steps of all intervals."""
+    return [seconds for intervals in sessions for steps in intervals for seconds in steps]
 
 
 def tail(steps: list[float]) -> float:
-    """The 99th percentile against the median."""
+    """Return the 99th percentile divided by the median."""
     return quantiles(steps, n=100)[98] / median(steps)
 
 
-def row(name: str, sittings: list[Turns]) -> tuple[str, ...]:
-    """One line of the table."""
-    due, behind, rest = ([one.more(places) for one in sittings] for places in ([DUE], [NEXT], OTHERS))
+def row(name: str, sessions: list[Session]) -> tuple[str, ...]:
+    """Return one row of the table."""
+    due, behind, rest = ([one.added(positions) for one in sessions] for positions in ([DUE], [NEXT], OTHERS))
     eight = len(OTHERS)
     average = [(first + second + eight * third) / BLOCK for first, second, third in zip(due, behind, rest, strict=True)]
-    steps, plain = singles(one.own for one in sittings), singles(one.bare for one in sittings)
+    steps, plain = singles(one.enabled for one in sessions), singles(one.disabled for one in sessions)
     step = median(plain)
     return (
         name,
@@ -197,7 +198,7 @@ def row(name: str, sittings: list[Turns]) -> tuple[str, ...]:
 
 
 def microseconds(seconds: list[float]) -> str:
-    """Their mean with its standard error."""
+    """Format the mean of some times with its standard error."""
     return f"{mean(seconds) * 1e6:.0f} ± {error_of_mean(seconds) * 1e6:.0f}"
 
 

@@ -81,7 +81,7 @@ def check_early_stopping(run: PlainRun) -> None:
 
 def check_ema(run: PlainRun) -> None:
     validated: list[torch.Tensor] = []
-    run.hooks.on("validation_end", name="look")(lambda model: validated.append(model.weight.detach().clone()))
+    run.hooks.on("validation_end", name="witness")(lambda model: validated.append(model.weight.detach().clone()))
     hook = run_with(run, "ema", decay=0.5)
     assert hook.updates == 6 and torch.equal(validated[0], hook.average["weight"])
     assert not torch.equal(run.model.weight, validated[0])
@@ -159,8 +159,8 @@ CHECKS: dict[str, Callable[..., None]] = {
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if is_lifecycle(name)])
-def test_it_works_in_any_host(name: str, run: PlainRun, request: pytest.FixtureRequest) -> None:
-    """Driven through steps, a validation, the end of an epoch and the end, the hook does its work."""
+def test_a_built_in_hook_works_in_any_host(name: str, run: PlainRun, request: pytest.FixtureRequest) -> None:
+    """Its results are right after steps, a validation, the end of an epoch and the end of the run."""
     fixtures = [one for one in inspect.signature(CHECKS[name]).parameters if one != "run"]
     CHECKS[name](run, **{one: request.getfixturevalue(one) for one in fixtures})
 

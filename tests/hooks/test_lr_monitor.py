@@ -9,22 +9,20 @@ from torch import nn
 
 from hookline import GenericTrainer, HooksConfig, LearningRateMonitor
 from hookline.errors import ConfigError
-from hookline.record import Record
 
 
 def recorded(config: dict[str, Any], optimizers: Any, model: nn.Module, **options: Any) -> list[dict[str, Any]]:
-    """The records of two epochs of three steps, without time and losses."""
+    """Return the metrics of two epochs of three steps, without time and losses."""
     hooks = HooksConfig(enable_lr_monitor=True, lr_monitor_config=config)
     options = {"record": False, "console": False, "loss_fn": nn.functional.mse_loss, **options}
     trainer = GenericTrainer(hooks, model, optimizers, device="cpu", **options)
     trainer.fit([(torch.ones(2, 3), torch.ones(2, 1))] * 3, max_epochs=2)
-    assert isinstance(trainer.record, Record)
     lines = [{key: value for key, value in line.items() if key != "time"} for line in trainer.record.metrics]
     return [{key: value for key, value in line.items() if not key.startswith("train/")} for line in lines]
 
 
 @pytest.mark.req("002-35", "002-36", "002-37", "002-38")
-def test_the_seed_s_config() -> None:
+def test_the_config_of_seed_002() -> None:
     """Once an epoch, with momentum and weight decay beside the learning rate."""
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -90,12 +88,12 @@ def test_it_can_have_a_schedule() -> None:
 
 
 def test_an_invalid_frequency_is_rejected() -> None:
-    """With the nearest right word."""
+    """The error names the nearest valid value."""
     with pytest.raises(ConfigError, match="frequency: invalid value 'epochs'; did you mean 'epoch'"):
         LearningRateMonitor(frequency="epochs")
 
 
-def test_a_number_never_makes_the_name_of_another_group() -> None:
+def test_an_appended_number_never_gives_the_name_of_another_group() -> None:
     """One of the two would overwrite the other."""
     params = [nn.Parameter(torch.ones(1)) for _ in range(4)]
     groups = [{"params": [one], "name": name} for one, name in zip(params, ("a", "a", "a-1", "a"), strict=True)]

@@ -12,7 +12,6 @@ from torch import nn
 
 from hookline import CheckpointHook, EarlyStopping, GenericTrainer, ModelCheckpoint, Trainer, TrainingHook, read_metrics
 from hookline.errors import ConfigError, MetricMissing, TrainingError
-from hookline.hooks.monitored import Measurement
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -36,7 +35,7 @@ class StoresValues(EarlyStopping):
         super().__init__(monitor=monitor, patience=99, **options)
         self.shown: list[tuple[int, float]] = []
 
-    def evaluate(self, trainer: Any, measurement: Measurement) -> None:
+    def evaluate(self, trainer: Any, measurement: Any) -> None:
         """Store what a check would see."""
         if (value := self.monitored_value(measurement)) is not None:
             self.shown.append((measurement.step, value))
@@ -91,7 +90,7 @@ def test_at_the_end_of_an_epoch_the_newest_step_counts(monitor: str, schedule: s
 
 @pytest.mark.parametrize("monitor", ["train/epoch_loss", "train/epoch_acc", "train/books/epoch_loss"])
 def test_the_means_of_an_epoch_are_evaluated_at_its_end(monitor: str) -> None:
-    """And nowhere else: to check them by steps is refused; what may be a name of step_fn's own is missed there."""
+    """They are not measured at steps: train/epoch_loss is rejected there, and other names are missing."""
     hook = StoresValues(monitor)
     trainer = fit(hook)
     assert hook.shown == recorded(trainer, monitor) and len(hook.shown) == 2
@@ -100,7 +99,7 @@ def test_the_means_of_an_epoch_are_evaluated_at_its_end(monitor: str) -> None:
         fit(EarlyStopping(monitor=monitor, check_every_n_steps=2))
 
 
-def test_a_checkpoint_is_ranked_by_any_of_them() -> None:
+def test_checkpoints_are_ranked_by_any_training_metric() -> None:
     """Steps that are saved beside the epochs have no score by an epoch's mean."""
     hook = ModelCheckpoint(monitor="train/books/epoch_loss", save_every_n_steps=3)
     trainer = fit(hook)
@@ -110,10 +109,10 @@ def test_a_checkpoint_is_ranked_by_any_of_them() -> None:
 
 
 def test_at_steps_the_newest_loss_of_a_loader_counts() -> None:
-    """Turns and checks may never meet; where it had no part in between there is nothing to check."""
-    turns = StoresValues("train/books/loss", check_every_n_steps=2)
-    values = dict(recorded(fit(turns, loader_schedule="round_robin", max_epochs=1), "train/books/loss"))
-    assert turns.shown == [(2, values[1]), (4, values[3]), (6, values[5])]
+    """A loader may have no batch at the steps that are checked; without a new loss nothing is checked."""
+    alternating = StoresValues("train/books/loss", check_every_n_steps=2)
+    values = dict(recorded(fit(alternating, loader_schedule="round_robin", max_epochs=1), "train/books/loss"))
+    assert alternating.shown == [(2, values[1]), (4, values[3]), (6, values[5])]
     one_by_one = StoresValues("train/books/loss", check_every_n_steps=3)
     values = dict(recorded(fit(one_by_one, max_epochs=1), "train/books/loss"))
     assert one_by_one.shown == [(3, values[3]), (6, values[4])]
@@ -128,8 +127,8 @@ def test_at_steps_the_newest_loss_of_a_loader_counts() -> None:
         ("train/epoch_acc", {}),
     ],
 )
-def test_a_resumed_run_knows_what_was_measured(monitor: str, options: dict[str, Any]) -> None:
-    """Inside an epoch, behind the last batch of the loader."""
+def test_a_resumed_run_evaluates_what_the_uninterrupted_run_does(monitor: str, options: dict[str, Any]) -> None:
+    """Resumed inside an epoch, after the last batch of the loader."""
     whole = StoresValues(monitor, **options)
     fit(whole, max_epochs=1)
     first, second = StoresValues(monitor, **options), StoresValues(monitor, **options)
@@ -147,23 +146,23 @@ def test_a_misspelt_loader_is_an_error_that_lists_the_loaders(options: dict[str,
 
 def test_at_steps_a_loaders_newest_loss_may_be_of_the_epoch_before() -> None:
     """At step 9 it is that of step 7, the last of the web's in the first epoch."""
-    looks = StoresValues("train/web/loss", check_every_n_steps=9)
-    of_web = dict(recorded(fit(looks), "train/web/loss"))
-    assert looks.shown == [(9, pytest.approx(of_web[7]))]
+    hook = StoresValues("train/web/loss", check_every_n_steps=9)
+    of_web = dict(recorded(fit(hook), "train/web/loss"))
+    assert hook.shown == [(9, pytest.approx(of_web[7]))]
 
 
-def test_step_fn_may_call_a_number_as_the_means_of_epochs_are_called() -> None:
+def test_step_fn_may_name_a_metric_like_the_means_of_epochs() -> None:
     """It is evaluated at the steps that measure it."""
-    looks = StoresValues("train/epoch_share", check_every_n_steps=3)
+    hook = StoresValues("train/epoch_share", check_every_n_steps=3)
 
     def with_share(model: nn.Module, batch: Batch) -> dict[str, Any]:
         return {"loss": step_fn(model, batch)["loss"], "epoch_share": 0.5}
 
-    fit(looks, step_fn=with_share)
-    assert looks.shown == [(3, 0.5), (6, 0.5), (9, 0.5), (12, 0.5)]
+    fit(hook, step_fn=with_share)
+    assert hook.shown == [(3, 0.5), (6, 0.5), (9, 0.5), (12, 0.5)]
 
 
-def test_a_complex_number_is_refused_by_its_name() -> None:
+def test_a_complex_metric_is_rejected() -> None:
     """It has no mean and no place in the record."""
 
     def with_phase(model: nn.Module, batch: Batch) -> dict[str, Any]:
@@ -173,8 +172,8 @@ def test_a_complex_number_is_refused_by_its_name() -> None:
         fit(step_fn=with_phase)
 
 
-def test_a_name_of_a_file_may_have_a_loaders_loss(caplog: pytest.LogCaptureFixture) -> None:
-    """Where the loader had no part yet, 'none' is written and no other loader is proposed."""
+def test_a_file_name_may_contain_a_loaders_loss(caplog: pytest.LogCaptureFixture) -> None:
+    """If the loader had no batch yet, 'none' is written, without a warning."""
     fit(ModelCheckpoint(save_every_n_steps=3, filename="{step}_{train/web/loss:.3f}"), max_epochs=1)
     assert "did you mean" not in caplog.text
 
@@ -186,7 +185,7 @@ BATCHES = [(torch.ones(2, 3), torch.zeros(2, 1))]
 
 
 def fit_two_epochs(hook: Any, validate_every: str | None, val_loaders: Any = BATCHES) -> None:
-    """One epoch of one batch."""
+    """Train two epochs of one batch."""
     model = nn.Linear(3, 1)
     trainer = GenericTrainer(
         None, model, torch.optim.SGD(model.parameters(), 0.1), device="cpu", loss_fn=nn.functional.mse_loss,
@@ -205,7 +204,7 @@ def fit_two_epochs(hook: Any, validate_every: str | None, val_loaders: Any = BAT
     ],
 )
 def test_a_metric_that_nothing_measures_is_warned_of_at_the_start(hook: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """With loaders to validate on and no plan when, the metric never comes: one warning says what would bring it."""
+    """With val_loaders and without a schedule for validations, one warning says how to measure the metric."""
     with caplog.at_level(logging.WARNING, "hookline"):
         fit_two_epochs(hook, None)
     warnings = [record.getMessage() for record in caplog.records if "validate_every" in record.getMessage()]
@@ -221,13 +220,13 @@ def test_a_metric_that_nothing_measures_is_warned_of_at_the_start(hook: Any, cap
 def test_a_metric_that_can_be_measured_is_not_warned_of(
     hook: Any, validate_every: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Validations are planned, or training itself measures the metric."""
+    """Validations are scheduled, or training itself measures the metric."""
     with caplog.at_level(logging.WARNING, "hookline"):
         fit_two_epochs(hook, validate_every)
     assert not [record for record in caplog.records if "validate_every" in record.getMessage()]
 
 
-def test_the_loss_at_an_epoch_s_end_is_that_of_the_step(tmp_path: Path) -> None:
+def test_the_loss_at_the_end_of_an_epoch_is_that_of_the_last_step(tmp_path: Path) -> None:
     """Of all its micro-batches, as the record has it, and not of the last one."""
     model = nn.Linear(3, 1)
     data = [(torch.full((2, 3), float(number)), torch.zeros(2, 1)) for number in range(4)]
@@ -246,8 +245,6 @@ def test_the_loss_at_an_epoch_s_end_is_that_of_the_step(tmp_path: Path) -> None:
 # ---- resumed runs, links and runs without an evaluation --------------------------------------------------------------
 
 
-
-
 def pairs(count: int) -> list[Batch]:
     """The same every time."""
     generator = torch.Generator().manual_seed(1)
@@ -255,7 +252,7 @@ def pairs(count: int) -> list[Batch]:
 
 
 class Script(TrainingHook):
-    """Gives each validation the next of some values."""
+    """Gives each validation the next value of a list, as val/m."""
 
     saves = ("used",)
 
@@ -268,7 +265,7 @@ class Script(TrainingHook):
 
 
 def trainer_with(*hooks: Any, **options: Any) -> Trainer:
-    """Made with these hooks."""
+    """Make a trainer with these hooks."""
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
     options = {"loss_fn": nn.functional.mse_loss, "console": False, "sanity_batches": 0, **options}
@@ -286,13 +283,13 @@ def fit_with(*hooks: Any, train: Any = None, resume: Path | None = None, **optio
 
 
 def names(trainer: Trainer) -> list[str]:
-    """What lies among the checkpoints."""
+    """Return the names in the checkpoints' directory."""
     assert trainer.checkpoint_dir is not None
     return sorted(path.name for path in trainer.checkpoint_dir.iterdir())
 
 
 def test_early_stopping_on_another_metric_starts_over(caplog: pytest.LogCaptureFixture) -> None:
-    """The best value of the one says nothing of the other."""
+    """The best value of one metric means nothing for another."""
     first = fit_with(Script(0.001, 0.001), EarlyStopping(monitor="val/m"), ModelCheckpoint(), max_epochs=2)
     stopping = EarlyStopping(monitor="val/loss", patience=8)
     fit_with(Script(*[9.0] * 9), stopping, ModelCheckpoint(), max_epochs=4, resume=first.run_dir)
@@ -301,7 +298,7 @@ def test_early_stopping_on_another_metric_starts_over(caplog: pytest.LogCaptureF
 
 
 def test_checkpoints_of_another_metric_are_not_ranked() -> None:
-    """Nor are they deleted: they were the best by what was asked for then."""
+    """They are not deleted either: they were the best by the metric of that time."""
     first = fit_with(Script(3, 1, 2), ModelCheckpoint(monitor="val/m", save_top_k=3), max_epochs=3)
     hook = ModelCheckpoint(monitor="val/m", mode="max", save_top_k=1)
     second = fit_with(Script(3, 1, 2, 5, 7), hook, max_epochs=5, resume=first.run_dir)
@@ -322,7 +319,7 @@ def test_links_are_valid_after_a_resume_from_an_earlier_step() -> None:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_step_that_is_requested_twice_is_saved_once(asynchronous: bool) -> None:
-    """By a hook and by `save`; what `save` requested is not deleted by hooks."""
+    """By a hook and by `save`; hooks do not delete what `save` requested."""
     trainer = trainer_with(ModelCheckpoint(save_top_k=1), max_epochs=4, async_save=asynchronous)
     trainer.on("epoch_end")(lambda trainer, epoch: trainer.save() if epoch == 0 else None)
     trainer.fit(pairs(2))
@@ -380,7 +377,7 @@ def test_a_metric_that_was_never_evaluated_is_warned_of_at_the_end(hook: Any, ca
 
 
 def test_requested_checkpoints_of_one_run_protect_nothing_in_the_next() -> None:
-    """Another run has another directory, and its hooks delete what is too many there."""
+    """Another run has another directory, in which hooks delete what is surplus."""
     trainer = trainer_with(ModelCheckpoint(save_top_k=1), max_epochs=4)
     trainer.on("epoch_end", name="by hand")(lambda trainer, epoch: trainer.save() if epoch == 0 else None)
     trainer.fit(pairs(2))
@@ -404,7 +401,7 @@ class FourBatches:
 
 
 class Scores(TrainingHook):
-    """Values for `val/score`, one a validation."""
+    """Gives each validation the next value of a list, as val/score."""
 
     saves = ("made",)
 
@@ -417,7 +414,7 @@ class Scores(TrainingHook):
 
 
 def make_scored_trainer(scores: list[float], *entries: dict[str, Any]) -> GenericTrainer:
-    """Validates at the last step of each epoch of four; every step is saved."""
+    """Make a trainer that validates at the last of four steps of an epoch and saves every step."""
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     every_step = {"name": "checkpoint", "as": "steps", "save_every_n_epochs": None, "save_every_n_steps": 1}
@@ -440,8 +437,8 @@ def resumed_from(trainer: GenericTrainer, made: GenericTrainer, step: int, place
 
 
 @pytest.mark.parametrize("step", [3, 4, 5, 8])
-def test_early_stopping_counts_the_check_that_was_left(step: int, tmp_path: Path) -> None:
-    """It ends the run at the step at which the unbroken one ended, for the same reason."""
+def test_a_resumed_run_makes_the_check_at_the_end_of_the_epoch(step: int, tmp_path: Path) -> None:
+    """The run ends at the step at which the uninterrupted one ended, for the same reason."""
     entry = {"name": "early_stopping", "monitor": "val/score", "patience": 2, "check_on_train_epoch_end": True}
     scores = [3.0, 4.0, 5.0, 6.0]
     whole = make_scored_trainer(scores, entry)
@@ -451,8 +448,8 @@ def test_early_stopping_counts_the_check_that_was_left(step: int, tmp_path: Path
     assert (other.step, other.stop_reason) == (whole.step, whole.stop_reason)
 
 
-def test_the_weights_that_were_validated_are_the_ones_restored(tmp_path: Path) -> None:
-    """Under `ema` these are the averaged ones, which training's own weights must not take the place of."""
+def test_the_weights_that_were_validated_are_restored(tmp_path: Path) -> None:
+    """With `ema` these are the averaged ones, not those of training."""
     stopping = {"name": "early_stopping", "monitor": "val/score", "patience": 1, "check_on_train_epoch_end": True}
     entries = [{**stopping, "restore_best_weights": True}, {"name": "ema", "decay": 0.5, "warmup": False}]
     whole = make_scored_trainer([3.0, 4.0], *entries)
@@ -463,7 +460,7 @@ def test_the_weights_that_were_validated_are_the_ones_restored(tmp_path: Path) -
 
 
 def test_a_checkpoint_at_the_end_of_the_epoch_has_its_score(tmp_path: Path) -> None:
-    """The metric of that validation ranks the checkpoint of the epoch's end, over the resume as without."""
+    """The validation's metric ranks the checkpoint of the end of the epoch, also after a resume."""
     entry = {"name": "checkpoint", "as": "best_ones", "monitor": "val/score", "save_on_train_epoch_end": True}
     whole = make_scored_trainer([3.0, 4.0], entry)
     whole.fit()

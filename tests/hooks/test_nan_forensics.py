@@ -1,5 +1,6 @@
 """The first loss or gradient that is not finite is found before it reaches the weights."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import torch
 from torch import nn
 
 from hookline import NanForensics, SimpleTrainer, Trainer, get_trainer, replay_crash
-from hookline.record import read_jsonl
 
 
 class Root(nn.Module):
@@ -35,7 +35,7 @@ def finite(trainer: Trainer) -> bool:
 
 @pytest.mark.req("002-06", "002-78")
 def test_a_bad_loss_ends_the_run_with_good_weights() -> None:
-    """Named, kept, recorded; the step is skipped, so that the weights are those of the step before."""
+    """The module is named and recorded, and the step is skipped, so the weights are those of the step before."""
     trainer, hook = make_trainer(bad=4), NanForensics()
     trainer.add_hook(hook)
     state = trainer.train()
@@ -44,12 +44,13 @@ def test_a_bad_loss_ends_the_run_with_good_weights() -> None:
     assert hook.autopsy is not None and hook.autopsy.batch == ("batch[0]",) and hook.autopsy.module == "0"
     assert hook.crash is not None and hook.crash == trainer.run_dir / "crashes" / "step-00000005"  # type: ignore[operator]
     assert trainer.stopped_by == "nan_forensics" and "the batch itself is not finite" in str(trainer.stop_reason)
-    events = {event["kind"]: event for event in read_jsonl(trainer.run_dir / "events.jsonl")[0]}  # type: ignore[operator]
+    lines = (trainer.run_dir / "events.jsonl").read_text().splitlines()  # type: ignore[operator]
+    events = {event["kind"]: event for event in map(json.loads, lines)}
     assert events["crash"]["path"] == str(hook.crash) and events["crash"]["step"] == 5
 
 
-def test_its_crash_is_replayed_to_the_same_nan() -> None:
-    """By a new trainer, built like the one that crashed."""
+def test_replaying_the_crash_reproduces_the_nan() -> None:
+    """In a new trainer that is built like the one that crashed."""
     trainer, hook = make_trainer(bad=4), NanForensics()
     trainer.add_hook(hook)
     trainer.train()
@@ -107,7 +108,7 @@ def test_batches_of_other_steps_are_released() -> None:
     trainer, hook = make_trainer(accumulate=2), NanForensics()
     trainer.add_hook(hook, every="3 batches")
     held: list[list[int]] = []
-    trainer.on("train_batch_start", name="look", after="nan_forensics")(
+    trainer.on("train_batch_start", name="witness", after="nan_forensics")(
         lambda: held.append([recorded.batch_idx for recorded in hook._recorded])
     )
     trainer.train()

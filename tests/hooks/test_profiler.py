@@ -1,4 +1,4 @@
-"""A window of steps is traced into the run's directory, and nothing else is."""
+"""The profiler traces windows of steps into the run's directory, and nothing else."""
 
 import gzip
 import json
@@ -41,7 +41,7 @@ def test_it_traces_the_steps_of_the_window() -> None:
     assert '"kind":"trace_written","step":6,"by":"profiler"' in events
 
 
-def test_several_windows() -> None:
+def test_each_window_has_a_trace() -> None:
     """Each has its own file; one that begins with the run has no warm-up."""
     profiler = Profiler(first_step=[1, 6], steps=2)
     train(profiler)
@@ -77,7 +77,7 @@ def test_a_run_that_ends_in_the_window_still_writes() -> None:
 
 
 def test_a_run_that_ends_in_the_warm_up_writes_nothing() -> None:
-    """There is nothing to show."""
+    """Only the steps after it are traced."""
     trainer = train(profiler := Profiler(first_step=9, warmup=2), steps=8)
     assert profiler.traces == [] and not (Path(str(trainer.run_dir)) / "traces").exists()
 
@@ -117,7 +117,7 @@ def test_a_schedule_of_batches_traces_micro_batches() -> None:
     assert [names_in(path).count("aten::linear") for path in profiler.traces] == [2, 2]
 
 
-def test_windows_side_by_side_are_two_traces() -> None:
+def test_adjacent_windows_are_two_traces() -> None:
     """The second has no step left to warm up on; windows that overlap are refused."""
     train(profiler := Profiler(first_step=[5, 2], steps=3), steps=10)
     assert [path.name for path in profiler.traces] == ["step-00000002.json.gz", "step-00000005.json.gz"]
@@ -159,14 +159,14 @@ def test_one_profiler_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_users_profile_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """It would come back empty."""
+    """The user's own profile would be empty otherwise."""
     with torch.profiler.profile() as own:
         train(hook := Profiler(first_step=2, steps=2))
     assert own.key_averages() and not hook.traces and "another profiler is active" in caplog.text
 
 
 def test_an_empty_list_of_steps_is_rejected() -> None:
-    """A list of none."""
+    """At least one step is needed."""
     with pytest.raises(ConfigError, match="first_step: expected a step or a list of steps, got an empty list"):
         Profiler(first_step=[])
 

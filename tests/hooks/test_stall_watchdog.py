@@ -1,6 +1,7 @@
-"""A step that hangs is noticed while it hangs, and every thread's stack is in the record."""
+"""A step that hangs is detected while it hangs, and the stack of every thread is recorded."""
 
 import copy
+import json
 import threading
 import time
 from typing import Any
@@ -10,7 +11,6 @@ import torch
 
 from hookline import StallWatchdog, Trainer, get_trainer
 from hookline.errors import ConfigError
-from hookline.record import read_jsonl
 
 
 def make_trainer(steps: int = 4, **options: Any) -> Trainer:
@@ -22,8 +22,9 @@ def make_trainer(steps: int = 4, **options: Any) -> Trainer:
 
 
 def events_of(trainer: Trainer) -> list[dict[str, Any]]:
-    assert trainer.run_dir is not None
-    return [event for event in read_jsonl(trainer.run_dir / "events.jsonl")[0] if event["kind"].startswith("stall")]
+    """Return what the hook wrote into events.jsonl."""
+    lines = (trainer.run_dir / "events.jsonl").read_text().splitlines()  # type: ignore[operator]
+    return [event for event in map(json.loads, lines) if event["kind"].startswith("stall")]
 
 
 def sleep_in_a_hook(seconds: float) -> None:
@@ -60,7 +61,7 @@ def test_other_threads_are_recorded() -> None:
     assert "waits forever" in [stack["thread"] for stack in events_of(trainer)[0]["stacks"]]
 
 
-def test_a_run_that_moves_is_left_alone() -> None:
+def test_a_run_that_makes_progress_is_not_reported() -> None:
     """Steps, validation batches and calls of `beat` all count; no thread is left afterwards."""
     hook = StallWatchdog(seconds=0.4)
     trainer = make_trainer(steps=5, val_dataloader=[(torch.ones(2, 2), torch.ones(2, 1))] * 3)
@@ -100,7 +101,7 @@ def test_it_can_be_added_during_a_run() -> None:
 
 
 class SlowToBegin(list[Any]):
-    """A loader that takes its time for the first batch."""
+    """A loader that is slow to give its first batch."""
 
     def __iter__(self) -> Any:
         sleep_in_a_hook(0.4)
@@ -108,7 +109,7 @@ class SlowToBegin(list[Any]):
 
 
 @pytest.mark.parametrize("where", ["loader", "model"])
-def test_a_sanity_check_that_hangs_is_seen(where: str) -> None:
+def test_a_sanity_check_that_hangs_is_reported(where: str) -> None:
     """Whether the first batch does not come, or the model does not return."""
 
     def step(model: Any, batch: Any) -> torch.Tensor:
@@ -129,7 +130,7 @@ def test_a_sanity_check_that_hangs_is_seen(where: str) -> None:
 
 
 def test_the_time_after_the_last_step_does_not_count() -> None:
-    """Hooks that take their time when the run has ended hang nothing."""
+    """Slow hooks at the end of the run are not a stall."""
     trainer, hook = make_trainer(), StallWatchdog(seconds=0.1)
     trainer.add_hook(hook)
     trainer.on("train_end", name="slow")(lambda: sleep_in_a_hook(0.4))
@@ -196,9 +197,10 @@ def test_a_copy_watches_nothing_yet() -> None:
     trainer.on("step_end", name="copy")(lambda: twins.append(copy.deepcopy(hook)))
     trainer.train()
     twin = twins[0]
-    assert type(twin) is Mine and (twin.seconds, twin.stalls, twin._thread) == (7, 0, None)
+    assert type(twin) is Mine and (twin.seconds, twin.stalls) == (7, 0)
     assert twin.words == ["a"] and twin.words is not hook.words and twin.registered_name == "stall_watchdog"
     other = make_trainer()
     other.add_hook(twin)
     other.train()
-    assert other.step == 4 and twin._thread is None
+    assert other.step == 4
+    assert not [thread for thread in threading.enumerate() if "watchdog" in thread.name]

@@ -1,4 +1,4 @@
-"""Throughput is counted right: by a clock that the test moves."""
+"""Throughput is computed correctly, according to a clock that the test controls."""
 
 from typing import Any
 
@@ -9,13 +9,12 @@ from torch import nn
 from hookline import ThroughputMonitor, Trainer, TrainingHook, get_trainer
 from hookline.errors import ConfigError
 from hookline.hooks import throughput
-from hookline.record import Record
 
 PREFIX = "throughput/"
 
 
 class Clock:
-    """Time as the test makes it pass."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -36,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class SlowData:
-    """Batches that take a second each to come."""
+    """Batches each of which takes a second to load."""
 
     def __init__(self, clock: Clock, batches: list[Any]) -> None:
         self.clock, self.batches = clock, batches
@@ -75,9 +74,8 @@ class FunctionHooks(TrainingHook):
         vars(self).update(functions)
 
 
-def reports(trainer: Trainer) -> dict[int, dict[str, float]]:
-    """What was reported, by step."""
-    assert isinstance(trainer.record, Record)
+def reports(trainer: Any) -> dict[int, dict[str, float]]:
+    """Return what was reported, by step."""
     found: dict[int, dict[str, float]] = {}
     for line in trainer.record.metrics:
         values = {key[len(PREFIX) :]: value for key, value in line.items() if key.startswith(PREFIX)}
@@ -90,7 +88,7 @@ def tokens(rows: int = 2, columns: int = 8) -> torch.Tensor:
     return torch.zeros(rows, columns, dtype=torch.long)
 
 
-def test_rates_and_waits(clock: Clock) -> None:
+def test_rates_and_the_wait_for_data(clock: Clock) -> None:
     """Four seconds a step, one of them spent waiting for data; two rows and 16 tokens a step."""
     trainer = trained(clock, ThroughputMonitor(log_every_n_steps=5), [tokens()] * 12)
     found = reports(trainer)
@@ -200,8 +198,8 @@ def test_on_a_schedule_validations_are_left_out_and_steps_are_not(clock: Clock) 
     assert [values["step_seconds"] for values in found.values()] == pytest.approx([4.0] * 4)
 
 
-def test_devices_are_asked_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CUDA, memory and its peak are reported; utilisation once, if nothing can tell it."""
+def test_device_memory_and_utilisation_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Utilisation is asked for only once if the package for it is not installed."""
     monitor = ThroughputMonitor()
     asked: list[str] = []
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3 * 2**20)
@@ -220,7 +218,7 @@ def test_devices_are_asked_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_invalid_options_are_rejected() -> None:
-    """With the parameter's name."""
+    """The error names the parameter."""
     with pytest.raises(ConfigError, match="log_every_n_steps"):
         ThroughputMonitor(0)
     with pytest.raises(ConfigError, match="peak_flops: expected a finite number, at least 1"):
@@ -228,7 +226,7 @@ def test_invalid_options_are_rejected() -> None:
 
 
 def test_a_monitor_starts_over_with_another_run(clock: Clock) -> None:
-    """A run may begin at the very step that the last one ended with."""
+    """A run may start at the step at which the last one ended."""
     monitor = ThroughputMonitor(log_every_n_steps=1)
     trained(clock, monitor, [tokens()] * 2, accumulate=2, max_steps=1)
     found = reports(trained(clock, monitor, [tokens()] * 8, accumulate=2))

@@ -48,7 +48,7 @@ def test_it_posts_json_with_the_host_s_name(server: Server) -> None:
     ],
 )
 def test_an_invalid_url_is_rejected_at_once(url: Any, complaint: str) -> None:
-    """What can be seen without asking a name server is refused when the hook is made, without repeating the URL."""
+    """Without a look-up of the host, and without repeating the URL in the error."""
     with pytest.raises(RegistrationError, match=complaint) as caught:
         read_url(url)
     if isinstance(url, str):
@@ -88,12 +88,12 @@ def test_local_and_private_addresses_must_be_allowed(address: str) -> None:
 
 @pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"])
 def test_public_addresses_are_fine(address: str) -> None:
-    """An address that everybody can reach needs no permission."""
+    """Public addresses need not be allowed."""
     assert problem_with(address, named=False, host="relay.corp") is None
 
 
-def test_a_name_that_leads_inside_is_rejected_when_it_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A public name whose address is private is not talked to, and trying again would not help."""
+def test_a_name_with_a_private_address_is_rejected_when_it_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is sent to it, and the attempt is not repeated."""
     answers = [("93.184.216.34", 443), ("10.0.0.7", 443)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", answer) for answer in answers])
     monkeypatch.setattr(socket, "create_connection", lambda *a, **k: pytest.fail("it connected"))
@@ -145,7 +145,7 @@ def test_a_name_that_is_not_found_may_be_tried_again(monkeypatch: pytest.MonkeyP
 
 
 def test_every_message_checks_the_host_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that has moved to an address that is rejected gets no further messages."""
+    """If the host's address changes to a rejected one, nothing is sent any more."""
     addresses = ["127.0.0.1"]
     answers = lambda name: [(2, 1, 6, "", (addresses[0], server.server_port))]  # noqa: E731
     allow_host("relay.example.org")

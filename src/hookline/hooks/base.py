@@ -72,6 +72,7 @@ def copy_by_constructor(hook: HookType, made_by: type[Any], memo: dict[int, Any]
     Returns:
         A hook of the same class that is not registered anywhere.
     """
+    # A subclass may have a constructor with other parameters, so only that of the built-in class is called.
     memo[id(hook)] = copied = type(hook).__new__(type(hook))
     made_by.__init__(copied, **{name: getattr(hook, name) for name in inspect.signature(made_by).parameters})
     own = {*vars(copied), "_registered_name", "_warned_once"}

@@ -156,10 +156,16 @@ class CheckpointHook(MetricHook):
         """Drop checkpoints that were deleted from the disk by a person or another hook from the ranking."""
         wanted, found = self.wanted, []
         for one in self.kept:
-            if self._directory is None or not _is_deleted(self._directory / one.name):
-                found.append(one)
-            elif one.name in wanted:  # a surplus one may have been deleted by another checkpoint hook
-                self.warn(f"{one.name} was deleted from disk; no longer ranked")
+            try:
+                if self._directory is not None:
+                    (self._directory / one.name).stat()
+            except FileNotFoundError:
+                if one.name in wanted:  # a surplus one may have been deleted by another checkpoint hook
+                    self.warn(f"{one.name} was deleted from disk; no longer ranked")
+                continue
+            except OSError:  # a disk that does not answer may come back
+                pass
+            found.append(one)
         self.kept = found
 
     def _score(self, measurement: Measurement) -> float | None:
@@ -203,6 +209,7 @@ class CheckpointHook(MetricHook):
         super().on_train_start(trainer)
         self._failed, self._saved_at = False, -1
         self._written.clear()
+        # A ranking of another directory would delete what another run saved.
         if not resumed or self._directory != trainer.checkpoint_dir:
             self.reset()
         elif self._directory is not None:  # later checkpoints were set aside, and a link may have pointed to one
@@ -320,14 +327,3 @@ ModelCheckpoint = CheckpointHook
 def _has_name(name: str, requested: str) -> bool:
     """Return whether a checkpoint has the requested name; if it was taken, a number was appended."""
     return bool(requested) and re.fullmatch(f"{re.escape(requested)}(-[0-9]+)?", name) is not None
-
-
-def _is_deleted(path: Path) -> bool:
-    """Return whether a path certainly does not exist; a disk that does not answer is not certain."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        pass
-    return False

@@ -47,11 +47,13 @@ class ConsoleLogHook(TrainingHook):
     def on_train_start(self, step: int) -> None:
         """Start the clock, and watch the terminal and the log for other output."""
         self._started, self._first_step = monotonic(), step
+        # The progress line is open while other code prints, so each write has to be noticed before it happens.
         self._terminal.start()
         logger.addFilter(self._end_line_before_log)
 
     def on_train_batch_end(self, trainer: RunControl, epoch: int, step: int, state: Mapping[str, Any]) -> None:
         """Print the progress line."""
+        # A resumed run starts at a later step, and only the steps since then took the time.
         done, total = step - self._first_step, trainer.total_steps
         rate = done / max(monotonic() - self._started, 1e-9)
         line = f"epoch {epoch}  step {step}{f'/{total}' if total else ''}"
@@ -121,15 +123,14 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> None
     random_state = random.getstate()  # rich draws random numbers, from the generator that training may use
     try:
         table = Table(title="What each hook cost (host time; inner events sampled)", title_justify="left")
-        table.add_column("hook")
-        table.add_column("kind")
-        has_device_time = any("device_seconds" in row for row in rows)
-        for heading in ("calls", "seconds", "of the run", *(["on the device"] if has_device_time else [])):
-            table.add_column(heading, justify="right")
+        columns = ["hook", "kind", "calls", "seconds", "of the run"]
+        columns += ["on the device"] if any("device_seconds" in row for row in rows) else []
+        for column in columns:
+            table.add_column(column, justify="left" if column in ("hook", "kind") else "right")
         for row in rows:
             share = row["seconds"] / seconds if seconds > 0 else 0.0
-            device = [f"{row.get('device_seconds', 0.0):.3f}"] if has_device_time else []
-            table.add_row(row["hook"], row["kind"], str(row["calls"]), f"{row['seconds']:.3f}", f"{share:.1%}", *device)
+            cells = [row["hook"], row["kind"], str(row["calls"]), f"{row['seconds']:.3f}", f"{share:.1%}"]
+            table.add_row(*[*cells, f"{row.get('device_seconds', 0.0):.3f}"][: len(columns)])
         Console(file=out, highlight=False, markup=False).print(table)
     finally:
         random.setstate(random_state)

@@ -140,6 +140,7 @@ class GradientSnapshot:
 
     def _measure(self, pieces: LocalTensors, read: Snapshot | None) -> Tensor:
         """Return norms or statistics, then percentiles, the octave at which the bins end, and the bins."""
+        # Norms alone are cheaper than all statistics, except on a device.
         if not self._spec.needs_statistics:
             norms = pieces.norms()
             if read is not None:

@@ -65,5 +65,6 @@ class JSONLogHook(NamedHook):
         if self._lines is None and (path := self.output_path(trainer, "path", "log.jsonl")) is not None:
             self._lines = JsonLines(path)
         if self._lines is not None:
+            # The model and the optimizer are objects; the rest of the state is numbers and text.
             plain = {key: value for key, value in state.items() if key not in ("model", "optimizer")}
             self._lines.write(redact({"event": event, "time": time(), **plain, **more}))  # hooks may add any key

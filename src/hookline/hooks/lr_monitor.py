@@ -52,6 +52,7 @@ class LearningRateMonitor(TrainingHook):
         for label, group in _labelled_groups(trainer.optimizers, index):
             values = {"lr": group["lr"]}
             if self.log_momentum:
+                # The first of Adam's betas is its momentum.
                 values |= zip(("momentum", "beta2"), group.get("betas") or [group.get("momentum")], strict=False)
             if self.log_weight_decay:
                 values["weight_decay"] = group.get("weight_decay")

@@ -182,6 +182,7 @@ class NotifyHook(NamedHook):
         """Queue a message; the run's name is put before it and secrets are removed."""
         if self._trainer is not None and self._trainer.is_trial_run:
             return
+        # Several runs may post to one channel, so each message says which run and which machine it is from.
         run = self._trainer.run_id if self._trainer is not None else None
         whole = redact_text(f"[{run or 'hookline'} on {platform.node()}] {text}")[:LONGEST_TEXT]
         escaped = whole.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # Slack's markup

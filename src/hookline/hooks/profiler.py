@@ -70,6 +70,7 @@ class Profiler(NamedHook):
                 raise ConfigError("first_step", f"{why}; leave at least steps={steps} between them")
         traced = {step for first, last in self._ranges for step in range(first, last + 1)}
         due = {step for first, last in self._ranges for step in range(max(first - warmup, 1), last + 1)}
+        # With a schedule of exactly these steps, the others do not call the hook at all.
         self.schedule = Schedule(at=tuple(Quantity(step, "steps") for step in sorted(due)))
         self._warmup_steps = due - traced
         self.traces: list[Path] = []

@@ -92,7 +92,14 @@ class StallWatchdog(NamedHook):
             beat = self._last_beat
             if monotonic() - beat <= self.seconds:
                 continue
-            self._report(trainer, training_thread, monotonic() - beat)
+            self.stalls += 1
+            seconds, stacks = monotonic() - beat, stacks_of_all_threads()
+            known = stacks.get(training_thread)
+            where = "\n".join(known["stack"][-FRAMES_SHOWN:]) if known else "the training thread has ended"
+            # Warn first and record then: the step may hang because of the disk that the record is on.
+            self.warn(f"no progress for {seconds:.1f} s at step {trainer.step}; the training thread is here:\n{where}")
+            self.note(trainer, "stall", seconds=round(seconds, 3), stacks=list(stacks.values()))
+            # The stall lasts until the next sign of life, or until the run ends without one.
             while self._last_beat == beat and self._wait_one_check(trainer, stopped):
                 pass
             ended = monotonic() if self._last_beat == beat else self._last_beat
@@ -105,15 +112,6 @@ class StallWatchdog(NamedHook):
         if stopped.wait(self.seconds / CHECKS):
             return False
         return trainer.running and trainer.status == "training"
-
-    def _report(self, trainer: RunControl, training_thread: int, seconds: float) -> None:
-        """Warn first and record then: the step may hang because of the disk that the record is on."""
-        self.stalls += 1
-        stacks = stacks_of_all_threads()
-        known = stacks.get(training_thread)
-        where = "\n".join(known["stack"][-FRAMES_SHOWN:]) if known else "the training thread has ended"
-        self.warn(f"no progress for {seconds:.1f} s at step {trainer.step}; the training thread is here:\n{where}")
-        self.note(trainer, "stall", seconds=round(seconds, 3), stacks=list(stacks.values()))
 
 
 def stacks_of_all_threads() -> dict[int, dict[str, Any]]:

@@ -107,7 +107,9 @@ def diagnose(trainer: RunControl, batch: Any, random_state: dict[str, Any], by: 
             bad = nonfinite_gradients(model, loss) if math.isfinite(loss.item()) else ()
         finally:
             manager.dispatcher.detach()
+        # Anomaly detection raises at the first NaN, so it gets a forward pass without the hooks.
         operation = _find_operation(model, forward, map_tensors(torch.Tensor.clone, batch)) if bad else None
+    # An Inf may be harmless, or become NaN later, so a NaN is reported first.
     first = next(iter([*nan.findings, *inf.findings]), None)
     names = ("module", "statistics", "inputs", "outputs")
     return Diagnosis(

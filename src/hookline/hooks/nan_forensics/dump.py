@@ -78,6 +78,7 @@ def write_crash(
             folder = root / f"step-{step:08d}-{count}"
     sections = {"batch": _with_plain_dicts(recorded.batch), "random_state": recorded.random_state}
     sections |= {"model": model.state_dict()} if with_state else {}
+    # Each section is encoded separately, so that one that cannot be written does not cost the others.
     left_out = {}
     for name, tree in list(sections.items()):
         try:
@@ -148,6 +149,7 @@ def replay_crash(path: str | Path, trainer: RunControl, weights_loaded: bool = F
         trainer.model.load_state_dict(sections["model"])
     elif not weights_loaded:
         raise HooklineError(f"{path} has no weights: load those of step {meta['step']} (hookline replay --weights)")
+    # Dropout and batch norm have to do what they did then.
     for name, module in trainer.model.named_modules():
         module.training = name not in meta["modules_in_eval_mode"]
     now = diagnose(trainer, sections["batch"], sections["random_state"], by="replay")
