@@ -168,5 +168,5 @@ def test_losses_that_cannot_be_read_after_an_error() -> None:
     trainer.loop.stats.mean_loss = broken  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="the device is gone"):
         trainer.refresh_state()
-    trainer.run_status.fail()
+    trainer.run_status.close(failed=True)
     assert math.isnan(trainer.refresh_state()["avg_loss"])

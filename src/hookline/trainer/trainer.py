@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,21 +21,44 @@ from hookline.gradients.chain import UpdateChain
 from hookline.gradients.view import Gradients
 from hookline.record.record import Record
 from hookline.trainer.checkpointing import Checkpointer, SaveName
-from hookline.trainer.components import Components
 from hookline.trainer.data.loaders import Loaders, epoch_length, first_batches, make_train_loaders, named_loaders
+from hookline.trainer.engine import Engine
 from hookline.trainer.event_args import EventArgs
 from hookline.trainer.loop import Loop, steps_of_run
+from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parameters import trained_parameters
 from hookline.trainer.replay import Forward, replaying
 from hookline.trainer.rng import preserve_rng, rng_state
 from hookline.trainer.run import close_at_exit, run_context
 from hookline.trainer.run_state import Progress, RunStatus
-from hookline.trainer.step_fn import StepFunction, make_step
-from hookline.trainer.validation import eval_mode, validate
-from hookline.trainer.validation_metrics import ValidationMetrics
+from hookline.trainer.step_fn import StepFunction, count_tokens, make_step
+from hookline.trainer.validation import ValidationMetrics, eval_mode, validate
 
 if TYPE_CHECKING:
     from hookline.core.run_control import RunControl
+
+
+@dataclass
+class Components:
+    """What a trainer is made of, checked by `hookline.build`; None: a component is absent or has a default."""
+
+    model: torch.nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    hooks: HookRegistry
+    engine: Engine
+    options: TrainerOptions
+    schedulers: list[Any] = field(default_factory=list)
+    train_loaders: Loaders = None
+    val_loaders: Loaders = None
+    step_fn: StepFunction | None = None
+    loss_fn: Callable[..., Any] | None = None
+    optimizer_step: Callable[[torch.optim.Optimizer], Any] | None = None
+    metrics: Mapping[str, Any] | None = None
+    count_tokens: Callable[[Any], int] = count_tokens
+    config: Any = None
+    """What hooks see as `trainer.config`."""
+    resolved: Mapping[str, Any] | None = None
+    """The run's configuration for the record; without one the trainer describes its components."""
 
 
 class Trainer:
@@ -112,19 +135,16 @@ class Trainer:
             self.options.max_epochs = max_epochs
         if max_steps is not None:
             self.options.max_steps = max_steps
-        if resume is None and self._nothing_to_do():
-            done = f"{self.progress.epoch + self.progress.epoch_over} epochs, {self.progress.steps_done} steps"
+        epochs, progress = self.options.epochs, self.progress
+        by_epochs = epochs is not None and progress.epoch + progress.epoch_over >= epochs
+        by_steps = self.options.max_steps is not None and progress.steps_done >= self.options.max_steps
+        if resume is None and progress.step > 0 and (by_epochs or by_steps):
+            done = f"{progress.epoch + progress.epoch_over} epochs, {progress.steps_done} steps"
             logger.warning("nothing is left to train (%s are done); raise max_epochs or max_steps to continue", done)
             return self.refresh_state()
         for _ in self.stepper(resume, fork):
             pass
         return self.refresh_state()
-
-    def _nothing_to_do(self) -> bool:
-        """Return whether another run would make no step."""
-        epochs, steps, progress = self.options.epochs, self.options.max_steps, self.progress
-        by_epochs = epochs is not None and progress.epoch + progress.epoch_over >= epochs
-        return progress.step > 0 and (by_epochs or (steps is not None and progress.steps_done >= steps))
 
     def stepper(self, resume: str | Path | None = None, fork: bool = False) -> Iterator[torch.Tensor]:
         """Return the run as an iterator: each `next` runs one micro-batch of the loop of `train`, and is its loss."""
@@ -478,7 +498,7 @@ class Trainer:
     @lr.setter
     def lr(self, value: float) -> None:
         self.note("lr_changed", by=self.hooks.calling_hook(), old=self.lr, new=value)
-        self.run_status.count_lr_change()
+        self.run_status.count("lr_changes")
         ratio = value / self.lr if self.lr else None
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
