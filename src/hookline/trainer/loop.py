@@ -388,11 +388,8 @@ class Loop:
         Returns:
             Whether the gradients are to be kept when they are cleared, and not now.
         """
-        if (
-            self._plain_zero_grad
-            and not self.table.gradient_writers
-            and group_sizes(self.trainer.optimizers) == self._group_sizes
-        ):
+        self.find_new_parameters()
+        if self._plain_zero_grad and not self.table.gradient_writers:
             return True
         self.args.keep_gradients()
         return False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,11 @@ class Components:
     """What hooks see as `trainer.config`."""
     resolved: Mapping[str, Any] | None = None
     """The run's configuration for the record; without one the trainer describes its components."""
+
+
+def _attribute(path: str, doc: str) -> Any:
+    """Return a property that reads an attribute of one of the trainer's objects; it costs no Python call."""
+    return property(attrgetter(path), doc=doc)
 
 
 class Trainer:
@@ -345,75 +351,32 @@ class Trainer:
 
     # ---- where the run is --------------------------------------------------------------------------------------------
 
-    @property
-    def step(self) -> int:
-        """The current optimizer step, from 1; the last one outside of a step."""
-        return self.progress.step
-
-    @property
-    def epoch(self) -> int:
-        """The current epoch, from 0."""
-        return self.progress.epoch
-
-    @property
-    def running(self) -> bool:
-        """Whether a run is in progress, from before on_train_start to after on_train_end."""
-        return self.run_status.running
-
-    @property
-    def run_ended(self) -> bool:
-        """Whether a run has ended and nothing has begun since."""
-        return self.run_status.run_ended
-
-    @property
-    def status(self) -> str:
-        """'training', 'completed' or 'error'."""
-        return self.run_status.status
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why the run was asked to stop, if it was."""
-        return self.run_status.stop_reason
-
-    @property
-    def stopped_by(self) -> str | None:
-        """The hook that asked the run to stop, or 'signal'."""
-        return self.run_status.stopped_by
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps that an optimizer skipped."""
-        return self.run_status.skipped_steps
-
-    @property
-    def non_finite_losses(self) -> int:
-        """Losses that were NaN or infinite, counted at the end of each epoch."""
-        return self.run_status.non_finite_losses
-
-    @property
-    def failed_saves(self) -> int:
-        """Checkpoints that could not be written."""
-        return self.run_status.failed_saves
-
-    @property
-    def lr_changes(self) -> int:
-        """Assignments to `lr`."""
-        return self.run_status.lr_changes
-
-    @property
-    def hook_failures(self) -> int:
-        """Exceptions of hooks."""
-        return self.run_status.hook_failures
-
-    @property
-    def saving(self) -> str | None:
-        """The name of the checkpoint that is being written in the background (`async_save`), if any."""
-        return self.checkpointer.saving
-
-    @property
-    def requested_checkpoints(self) -> set[str]:
-        """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
-        return self.checkpointer.requested_names
+    step: int = _attribute("progress.step", "The current optimizer step, from 1; the last one outside of a step.")
+    epoch: int = _attribute("progress.epoch", "The current epoch, from 0.")
+    running: bool = _attribute(
+        "run_status.running", "Whether a run is in progress, from before on_train_start to after on_train_end."
+    )
+    run_ended: bool = _attribute("run_status.run_ended", "Whether a run has ended and nothing has begun since.")
+    status: str = _attribute("run_status.status", "'training', 'completed' or 'error'.")
+    stop_reason: str | None = _attribute("run_status.stop_reason", "Why the run was asked to stop, if it was.")
+    stopped_by: str | None = _attribute("run_status.stopped_by", "The hook that asked the run to stop, or 'signal'.")
+    skipped_steps: int = _attribute("run_status.skipped_steps", "Steps that an optimizer skipped.")
+    non_finite_losses: int = _attribute(
+        "run_status.non_finite_losses", "Losses that were NaN or infinite, counted at the end of each epoch."
+    )
+    failed_saves: int = _attribute("run_status.failed_saves", "Checkpoints that could not be written.")
+    lr_changes: int = _attribute("run_status.lr_changes", "Assignments to `lr`.")
+    hook_failures: int = _attribute("run_status.hook_failures", "Exceptions of hooks.")
+    saving: str | None = _attribute(
+        "checkpointer.saving",
+        "The name of the checkpoint that is being written in the background (`async_save`), if any.",
+    )
+    requested_checkpoints: set[str] = _attribute(
+        "checkpointer.requested_names",
+        "Names of checkpoints that were requested by `save`, which no retention policy may delete.",
+    )
+    device: torch.device = _attribute("engine.device", "The device the model is trained on.")
+    hook_manager: HookRegistry = _attribute("hooks", "The registry of the hooks; equal to `hooks`.")
 
     @property
     def is_trial_run(self) -> bool:
@@ -456,11 +419,6 @@ class Trainer:
         return dict(self.progress.by_loader)
 
     @property
-    def device(self) -> torch.device:
-        """The device the model is trained on."""
-        return self.engine.device
-
-    @property
     def run_id(self) -> str | None:
         """The run's id, once it has begun."""
         return self.record.run_id if self.running or self.run_dir is not None else None
@@ -482,11 +440,6 @@ class Trainer:
         by_epochs = None if length is None or epochs is None else -(-length // self.options.accumulate) * epochs
         known = [steps for steps in (self.options.max_steps, by_epochs) if steps is not None]
         return min(known) if known else None
-
-    @property
-    def hook_manager(self) -> HookRegistry:
-        """The registry of the hooks; equal to `hooks`."""
-        return self.hooks
 
     # ---- numbers -----------------------------------------------------------------------------------------------------
 
