@@ -14,13 +14,12 @@ from hookline.config.factory import COMPONENTS, Factory, ImportPolicy, find_fact
 from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
 from hookline.core.plugins import TRAINERS as TRAINER_NAMES
 from hookline.errors import ConfigError, HooklineError, TrainingError
-from hookline.trainer.components import Components
 from hookline.trainer.data.loaders import Loaders, epoch_length, make_train_loaders
 from hookline.trainer.engine import Engine, find_device
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.rng import seed_everything
 from hookline.trainer.step_fn import StepFunction, count_tokens
-from hookline.trainer.trainer import Trainer
+from hookline.trainer.trainer import Components, Trainer
 
 if TYPE_CHECKING:
     from hookline.config.schema import RunConfig

@@ -19,7 +19,7 @@ from hookline.core.catalog import SPELLINGS
 
 
 @pytest.mark.req("004-02")
-def test_the_names_come_from_the_front_door() -> None:
+def test_the_names_are_imported_from_hookline() -> None:
     """TrainingHook, StepContext and HookRunner are importable from hookline itself."""
     assert (hookline.TrainingHook, hookline.StepContext, hookline.HookRunner) == (TrainingHook, StepContext, HookRunner)
     assert TrainerHooks is TrainingHook

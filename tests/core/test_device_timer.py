@@ -51,7 +51,7 @@ def with_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fired(batches: int) -> Any:
-    """A registry that has seen so many batches."""
+    """A registry after some batches."""
     registry = HookRegistry()
     registry.register(Quiet())
     for number in range(1, batches + 1):

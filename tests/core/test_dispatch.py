@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookline import HookRegistry
+from hookline import HookRegistry, StopTraining
 from hookline.core.catalog import CATALOG, Event
 from hookline.core.costs import Cost
 from hookline.core.dispatch import (
@@ -28,7 +28,6 @@ from hookline.core.dispatch import (
 from hookline.core.failures import FailureHandler, Incident
 from hookline.core.schedule import Reading
 from hookline.core.signature import read_signature
-from hookline.errors import StopTraining
 
 INNER, OUTER = CATALOG["on_train_batch_end"], CATALOG["on_epoch_end"]
 BOTH = pytest.mark.parametrize("event", [INNER, CATALOG["on_validation_batch_end"]], ids=["generated", "looped"])

@@ -260,7 +260,7 @@ class Theirs(Ours):
 
 
 @pytest.mark.parametrize("deaf", [lambda loss: None, 5, object(), "no_such_hook", print])
-def test_what_hears_nothing_is_rejected(deaf: Any) -> None:
+def test_objects_that_implement_no_event_are_rejected(deaf: Any) -> None:
     """A function without its event, or an object without event methods, would be silently ignored."""
     with pytest.raises(HooklineError, match=r"listens to no event|no hook named"):
         HookRegistry().register(deaf)
@@ -275,7 +275,7 @@ def test_a_misspelt_option_of_a_function_is_rejected() -> None:
 
 
 def test_what_is_not_said_comes_from_the_hook() -> None:
-    """Schedule and policy of its own count unless the call gives others."""
+    """The hook's own schedule and policy count unless the call gives others."""
     registry = HookRegistry()
     registry.register(Ours(), "as it is")
     registry.register(Ours(), "as reported", every=3, on_error="warn")
@@ -285,7 +285,7 @@ def test_what_is_not_said_comes_from_the_hook() -> None:
 
 
 def test_a_subclass_is_not_built_in() -> None:
-    """What the project says of its own classes is not inherited: where it comes from, and that it runs last."""
+    """`built_in` and `runs_last` of a built-in class are not inherited."""
     registry = HookRegistry()
     registry.register(Ours)
     registry.register(Theirs)

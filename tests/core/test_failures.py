@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from hookline import HookRegistry, TrainingHook
-from hookline.core.failures import POLICIES, FailureCount, Incident, check_policy
-from hookline.errors import ConfigError, MetricMissing
+from hookline.core.failures import Incident
+from hookline.errors import MetricMissing
 
 
 class Failing(TrainingHook):
@@ -21,18 +21,27 @@ class Failing(TrainingHook):
         raise self.error
 
 
-def test_there_are_three_policies_and_a_miss_names_the_nearest() -> None:
-    """warn, disable and raise; anything else is rejected with its config path."""
-    assert [check_policy(name) for name in POLICIES] == ["warn", "disable", "raise"]
-    with pytest.raises(ConfigError, match=r"hooks.x.on_error: 'rise' is not a failure policy; did you mean 'raise'"):
-        check_policy("rise", "hooks.x.on_error")
+class FailingAtTwoEvents(TrainingHook):
+    """Raises at the start and at the end of every epoch."""
+
+    def on_epoch_start(self) -> None:
+        raise ValueError("start")
+
+    def on_epoch_end(self) -> None:
+        raise ValueError("end")
 
 
 def test_failures_in_a_row_are_counted_per_event() -> None:
-    """Two events are counted separately; the total is over both."""
-    failures = FailureCount()
-    assert [failures.add("a"), failures.add("b"), failures.add("a")] == [1, 1, 2]
-    assert failures.total == 3
+    """Two failures at each of two events are not three in a row; the third at one of them is."""
+    registry = HookRegistry()
+    registry.register(FailingAtTwoEvents(), name="h")
+    for _ in range(2):
+        registry.on_epoch_start(0)
+        registry.on_epoch_end(0)
+    assert registry.is_enabled("h")
+    assert registry.list_hooks()[0].failures == 4
+    registry.on_epoch_end(0)
+    assert not registry.is_enabled("h")
 
 
 def test_an_exception_is_annotated_once_with_where_it_came_from() -> None:

@@ -17,7 +17,7 @@ Run = tuple[list[torch.Tensor], list[float]]
 
 @pytest.fixture(autouse=True)
 def in_a_scratch_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Runs are written where nobody looks."""
+    """Write runs to a temporary directory."""
     monkeypatch.chdir(tmp_path)
     yield
 
@@ -105,7 +105,7 @@ def test_its_numbers_are_the_same_in_every_run_and_with_other_hooks_beside_it() 
     assert in_company.drawn[2:] == alone.drawn[1:-1]
 
 
-def test_a_hook_alone_at_its_event_is_known_at_once() -> None:
+def test_a_hook_alone_at_its_event_is_identified_at_once() -> None:
     """No second event is needed to find out who it was."""
     hook = Draws()
     trainer = trained(hook, steps=1)
@@ -113,7 +113,7 @@ def test_a_hook_alone_at_its_event_is_known_at_once() -> None:
 
 
 def test_two_that_draw_are_both_found_and_draw_apart() -> None:
-    """Each gets streams of its own, under its own name."""
+    """Each gets separate streams, under its name."""
     one, two = Draws(), Draws()
     trainer = make_trainer()
     trainer.add_hook(one, name="one")
@@ -144,7 +144,7 @@ def test_forward_and_update_hooks_are_watched_too() -> None:
     assert sorted(drew(trainer)) == [("noise", "on_update"), ("watch", "on_forward")]
 
 
-def test_seeding_is_undone_unless_the_hook_says_that_it_means_it() -> None:
+def test_seeding_is_undone_unless_the_hook_sets_isolate_rng_false() -> None:
     """With `isolate_rng = False` it is listed as an intervener, and training follows its seed."""
 
     class Seeds(TrainingHook):
@@ -219,7 +219,7 @@ def test_without_a_run_nothing_is_watched() -> None:
     assert not torch.equal(torch.get_rng_state(), before)
 
 
-def test_our_own_hooks_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_hooks_are_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are proven not to draw, and cost nothing here."""
     from hookline.core.rng_guard import TrainingStreams
 

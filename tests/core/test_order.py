@@ -45,7 +45,7 @@ def names(places: list[Hook], tiers: bool = True, strict: bool = False) -> list[
 
 
 def base(made: list[Hook], tiers: bool) -> list[str]:
-    """The order if nobody had asked for anything, said plainly."""
+    """The order without any before and after."""
     users = sorted((h for h in made if not (tiers and h.built_in)), key=lambda h: h.number)
     built_ins = sorted((h for h in made if tiers and h.built_in), key=lambda h: h.number)
     both = users + built_ins
@@ -169,7 +169,7 @@ def test_reasons_are_reported() -> None:
     ]
 
 
-def test_who_asks_for_somebody_who_is_not_there_is_reported_in_the_reason() -> None:
+def test_a_target_that_is_not_registered_is_named_in_the_reason() -> None:
     """A misspelt name is seen where the order is explained; the constraint that can be granted is."""
     made = [Hook("a", 1), Hook("b", 2, before=("a", "aa"), after=("zz",))]
     places = in_order(made, tiers=False)
@@ -201,7 +201,7 @@ class Asks(TrainingHook):
 
 
 def test_a_caller_is_found_on_the_stack() -> None:
-    """A method's hook and a function's are named; where no hook is on the stack, nobody is."""
+    """A method's hook and a function's are named; None if no hook is on the stack."""
     registry = HookRegistry()
     answers: list[Any] = []
     hook = Asks(registry)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from hookline import HooklineError
 from hookline.core.patterns import select
-from hookline.errors import HooklineError
 
 MODEL = torch.nn.ModuleDict(
     {

@@ -138,7 +138,7 @@ def test_forward_and_update_hooks_have_no_tiers() -> None:
     assert registry.explain("update").index("built_in_link") < registry.explain("update").index("user_link")
 
 
-def test_before_and_after_move_only_the_one_that_asked_also_for_names_that_come_later() -> None:
+def test_before_and_after_move_only_the_hook_that_has_them() -> None:
     """A name not registered yet is kept and applied when it arrives."""
     called: Heard = []
     registry = HookRegistry()
@@ -194,7 +194,7 @@ def test_a_circle_is_rejected_before_anything_has_changed() -> None:
     assert list(registry) == ["a"]
 
 
-def test_constraints_are_checked_in_the_order_of_the_hooks_own_kind() -> None:
+def test_constraints_are_checked_within_the_kind_of_the_hook() -> None:
     """Between an early built-in and a late user link, update hooks can be placed; there are no tiers among them."""
 
     class Link(UpdateHook):
@@ -297,7 +297,7 @@ def test_setup_may_register_other_hooks_but_not_steal_the_name() -> None:
     assert type(registry.get("thief")) is TrainingHook
 
 
-def test_a_hooks_own_enabled_attribute_is_its_own() -> None:
+def test_an_attribute_named_enabled_is_not_read() -> None:
     """The switch is the registry's; a hook may use the word for anything."""
     called: Heard = []
     hook = Speaker("a", called)
@@ -495,7 +495,7 @@ def test_stop_training_reaches_the_owner_of_a_users_own_loop_after_the_others() 
     assert called == ["after"] and registry.entry("stopper").failures.total == 0
 
 
-def test_stop_training_is_a_request_where_somebody_can_stop() -> None:
+def test_stop_training_becomes_a_stop_request_in_a_run() -> None:
     """In a run it equals request_stop, naming the hook."""
     asked: Heard = []
 
@@ -702,7 +702,7 @@ def test_registering_and_removing_while_another_thread_fires() -> None:
     assert list(registry) == ["permanent", "flaky"] and registry.is_enabled("flaky")
 
 
-def test_a_schedule_registered_during_the_question_is_asked_at_the_next_batch() -> None:
+def test_a_schedule_registered_during_evaluation_counts_from_the_next_batch() -> None:
     """A change in another thread while schedules are asked must not be lost behind a long countdown."""
     registry = HookRegistry()
     registry.register(lambda: None, "far", event="train_batch_end", every=10**6)

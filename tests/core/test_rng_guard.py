@@ -87,7 +87,7 @@ def mismatches(streams_class: type[TrainingStreams]) -> int:
     return wrong
 
 
-def test_no_draw_is_missed_in_place_or_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_draw_is_missed_in_place_or_through_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare normals included, whose use moves no position; also where positions cannot be read in place."""
     assert mismatches(TrainingStreams) == 0
     monkeypatch.setattr(rng_guard, "readable_in_place", lambda library: False)

@@ -52,7 +52,7 @@ def test_five_events_reach_a_list_of_hooks_by_position() -> None:
 
 
 @pytest.mark.req("004-10", "004-25")
-def test_an_empty_runner_returns_at_its_first_line() -> None:
+def test_an_empty_runner_returns_at_once() -> None:
     """With no hooks nothing is looked at, not even the arguments, and it costs a branch."""
     runner = HookRunner()
     assert not runner.hooks

@@ -52,7 +52,7 @@ def oracle(schedule: Schedule, now: Reading, before: Reading) -> bool:
 
 
 @given(schedules, readings, advances)
-def test_due_is_what_the_oracle_says(schedule: Schedule, before: Reading, by: tuple[int, ...]) -> None:
+def test_due_agrees_with_a_slow_reference(schedule: Schedule, before: Reading, by: tuple[int, ...]) -> None:
     """Over random every/at/start/stop and random clocks, due agrees with the written-out points."""
     now = Reading(*(getattr(before, unit) + more for unit, more in zip(UNITS, by, strict=True)))
     assert schedule.due(now, before) == oracle(schedule, now, before)

@@ -16,7 +16,7 @@ from hookline.errors import RegistrationError
 
 
 def fire_batch(registry: HookRegistry) -> None:
-    """Fire one inner event as the loop does, with a moment that has nothing."""
+    """Fire one inner event as the loop does, with empty event arguments."""
     if called := registry.slots.on_train_batch_end:
         called(None)
 
@@ -114,7 +114,7 @@ def test_who_takes_anothers_name_is_not_due_in_its_place() -> None:
     assert scheduler.due == scheduler.due_at_step == {"b"}
 
 
-def test_a_loop_of_ones_own_hears_its_steps_by_batches() -> None:
+def test_schedules_by_batches_count_the_steps_of_a_users_own_loop() -> None:
     """Its step's end need not say which batch was the last; in the next epoch nothing is left of it."""
     registry, called = HookRegistry(), list[tuple[int, int]]()
     registry.register(lambda step, epoch: called.append((epoch, step)), "h", event="on_step_end", every="3 batches")
@@ -126,7 +126,7 @@ def test_a_loop_of_ones_own_hears_its_steps_by_batches() -> None:
     assert called == [(0, 2), (1, 2)]
 
 
-def test_a_hook_that_is_not_due_is_not_asked_each_batch() -> None:
+def test_a_schedule_is_not_evaluated_at_every_batch() -> None:
     """Between two due micro-batches the registry only counts down."""
     registry = HookRegistry()
     registry.register(lambda: None, "rare", event="on_train_batch_end", every=1000)
@@ -174,7 +174,7 @@ def test_the_first_batch_of_a_fresh_run_counts_from_zero() -> None:
     assert scheduler.due == {"h"}
 
 
-def test_a_hook_added_later_is_not_due_for_what_passed_while_nobody_looked() -> None:
+def test_a_hook_added_later_is_not_due_for_what_passed_before() -> None:
     """The marks of tokens that went by before a hook was there are not its own."""
     registry = HookRegistry()
     for number in range(1, 50):
@@ -214,7 +214,7 @@ def test_some_events_reach_a_hook_that_is_not_due() -> None:
     assert hook.called == (["end"] * 9 + ["start", "end"]) * 2
 
 
-def test_an_event_that_a_hook_does_not_hear_cannot_be_always_called() -> None:
+def test_always_hears_rejects_events_that_the_hook_does_not_implement() -> None:
     """The nearest that it does is named."""
     hook = Waiting()
     hook.always_hears = ("on_train_batch_ends",)
@@ -224,7 +224,7 @@ def test_an_event_that_a_hook_does_not_hear_cannot_be_always_called() -> None:
         HookRegistry().register(hook)
 
 
-def test_one_schedule_of_several_hooks_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_schedule_of_several_hooks_is_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them are due together; a hook with another schedule is asked by itself."""
     asked: list[str] = []
     due = Schedule.due
@@ -235,7 +235,7 @@ def test_one_schedule_of_several_hooks_is_asked_once(monkeypatch: pytest.MonkeyP
     assert scheduler.due == {"a", "b", "c"} and sorted(asked) == ["every 10 steps", "every 7 batches"]
 
 
-def test_without_schedules_and_samples_nobody_is_asked_again() -> None:
+def test_without_schedules_and_samples_nothing_is_evaluated_again() -> None:
     """An scheduler with nothing on it holds as far as counting goes."""
     assert Scheduler().decide(Reading(1, 1, 1), [], sample=False) == FAR
 

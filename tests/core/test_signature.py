@@ -31,8 +31,8 @@ def test_names_may_come_in_any_order_and_number() -> None:
     assert called(lambda: "nothing") == "nothing"
 
 
-def test_what_nobody_names_is_never_read() -> None:
-    """A moment without `loss` serves a hook that does not name it."""
+def test_arguments_that_no_hook_names_are_never_read() -> None:
+    """Event arguments without `loss` are enough for a hook that does not name it."""
     assert listen(lambda step: step).wanted == ("step",)
     assert called(lambda step: step, step=7) == 7
 

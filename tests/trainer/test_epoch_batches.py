@@ -467,7 +467,7 @@ def make_trainer(loaders: Any, root: Path, **options: Any) -> SimpleTrainer:
 
 
 class Tally(TrainingHook):
-    """Heard at every third batch of b, over resumes, too."""
+    """Called at every third batch of b, also over resumes."""
 
     saves = ("received",)
 

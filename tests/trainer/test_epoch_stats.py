@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hookline.trainer.epoch_stats import EpochStats, epoch_name
+from hookline.trainer.epoch_stats import EpochStats
 
 
 def test_the_mean_is_that_of_all_losses() -> None:
@@ -115,8 +115,3 @@ def test_metrics_are_saved_with_the_losses() -> None:
     assert again.means() == {"train/epoch_acc": 0.5} and again.latest(3) == {"train/acc": 0.25}
     again.load_state_dict({"count": 0, "sum": 0.0, "bad": 0})
     assert again.means() == again.latest(-1) == {}
-
-
-def test_the_mean_is_named_after_the_number() -> None:
-    """The last part of the name says what it is."""
-    assert epoch_name("train/acc") == "train/epoch_acc" and epoch_name("train/a/loss") == "train/a/epoch_loss"

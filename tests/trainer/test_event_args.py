@@ -1,4 +1,4 @@
-"""The moment computes what hooks name when they name it, and keeps it no longer than it is true."""
+"""Event arguments are computed when a hook names them, and stored only as long as they are right."""
 
 import math
 from typing import Any
@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from hookline import StepContext, Trainer, TrainingHook, get_trainer
-from hookline.trainer.event_args import replace_prefix, single_numbers
 
 
 def make_trainer(batches: int = 3, **options: Any) -> Trainer:
@@ -125,25 +124,33 @@ def test_the_clock_starts_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert progress.seconds == 10.0
 
 
-def test_respelling_and_numbers() -> None:
-    """Prefixes change, other keys stay; of anything hooks put into metrics the single numbers are recorded."""
-    assert replace_prefix({"val/loss": 1, "other": 2}, "val/", "eval/") == {"eval/loss": 1, "other": 2}
-    tensor = torch.ones(1)
-    assert single_numbers({"a": 1, "b": 2.0, "c": "x", "d": tensor, "e": torch.ones(2)}) == {
-        "a": 1,
-        "b": 2.0,
-        "d": tensor,
-    }
-
-
-def test_a_numpy_string_is_not_a_number() -> None:
-    """A record holds numbers; what has one element need not be one."""
+def test_only_single_numbers_of_what_hooks_add_to_metrics_are_recorded() -> None:
+    """Hooks may pass each other anything; a NumPy string has one element and is not a number."""
     numpy = pytest.importorskip("numpy")
-    assert single_numbers({"n": numpy.int64(3), "word": numpy.str_("good")}) == {"n": 3}
+    trainer = make_trainer(1)
+
+    @trainer.on("train_batch_end")
+    def add(metrics: dict[str, Any]) -> None:
+        metrics.update(a=1, b=2.0, c="x", d=torch.ones(1), e=torch.ones(2), n=numpy.int64(3), word=numpy.str_("good"))
+
+    trainer.train()
+    (row,) = trainer.record.metrics
+    assert {key: row[key] for key in "abdn"} == {"a": 1, "b": 2.0, "d": 1.0, "n": 3}
+    assert row.keys().isdisjoint({"c", "e", "word"})
+
+
+def test_validation_metrics_have_both_prefixes() -> None:
+    """'val/…' for on_validation_end and 'eval/…' for on_eval_end; keys without a prefix stay as they are."""
+    trainer = make_trainer(1)
+    seen: list[Any] = []
+    trainer.on("validation_end", name="val")(lambda metrics: metrics.update(other=2.0) or seen.append(sorted(metrics)))
+    trainer.on("eval_end", name="eval")(lambda metrics: seen.append(sorted(metrics)))
+    trainer.validate([(torch.ones(1, 3), torch.ones(1, 1))])
+    assert seen == [["other", "val/loss"], ["eval/loss", "other"]]
 
 
 def test_one_dictionary_that_hooks_may_write_to() -> None:
-    """A hook's own keys stay; ours are those of the moment, and what train() returns is the same object."""
+    """Keys that hooks add stay; the others are current, and train() returns the same object."""
     trainer = make_trainer(2)
     seen: list[Any] = []
 
@@ -168,5 +175,5 @@ def test_losses_that_cannot_be_read_after_an_error() -> None:
     trainer.loop.stats.mean_loss = broken  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="the device is gone"):
         trainer.refresh_state()
-    trainer.run_status.fail()
+    trainer.run_status.close(failed=True)
     assert math.isnan(trainer.refresh_state()["avg_loss"])

@@ -155,7 +155,7 @@ def test_a_promise_is_believed_until_its_last_batch() -> None:
 
 
 @pytest.mark.parametrize(("accumulate", "steps"), [(1, 4), (2, 2)])
-def test_a_sampler_that_says_too_little(accumulate: int, steps: int) -> None:
+def test_a_sampler_whose_length_is_too_small(accumulate: int, steps: int) -> None:
     """A DataLoader with batches of one's own trains on all of them, in every epoch."""
 
     class Batches(Sampler[list[int]]):

@@ -224,7 +224,7 @@ def status_of(child: int) -> int:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_from_outside(number: signal.Signals, status: int) -> None:
-    """It comes at any moment; the status is the usual one, and one checkpoint is there."""
+    """It comes at any time; the status is the usual one, and one checkpoint is there."""
     child = start(0.01)
     time.sleep(0.1)
     os.kill(child, number)

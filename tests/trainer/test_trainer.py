@@ -41,7 +41,7 @@ def weight_gradient(trainer: Trainer) -> torch.Tensor:
 # ---- making one --------------------------------------------------------------------------------------------
 
 
-def test_the_front_door() -> None:
+def test_the_names_are_imported_from_hookline() -> None:
     """get_trainer gives a SimpleTrainer, which is a Trainer, which is the BaseTrainer."""
     assert isinstance(make_trainer(), SimpleTrainer)
     assert BaseTrainer is Trainer

@@ -246,7 +246,7 @@ def test_a_validation_inside_a_validations_end_leaves_its_numbers() -> None:
 
 @pytest.mark.parametrize("monitor", ["early_stopping", "checkpoint"])
 def test_a_validation_inside_another_decides_nothing(monitor: str) -> None:
-    """What monitors the run looks at the run's own, and at none that a hook makes on the way."""
+    """Hooks that monitor the run use its own validations, and none that a hook calls in between."""
     trainer = make_trainer(val_dataloader=make_batches(4), max_epochs=3, record=monitor == "checkpoint")
     trainer.add_hook(AlsoFar())
     trainer.add_hook(monitor, monitor="val/loss", mode="max")  # the other set's losses are larger by far

@@ -63,25 +63,24 @@ class Checkpointer:
         self.requests.append(name)
 
     def save_requested(self) -> None:
-        """Write the requested checkpoints, each name once; fast_dev_run writes nothing."""
+        """Write the requested checkpoints, each name once, in the background with `async_save`.
+
+        A `fast_dev_run` writes nothing.
+        """
+        trainer = self._trainer
         names, self.requests = self.requests, []
-        if not names or self._trainer.options.fast_dev_run:
+        if not names or trainer.options.fast_dev_run:
             return
         self.finish()  # before functions are called for names: they may look at what is on disk
         unnamed = self._step_name()
         for name in dict.fromkeys((one() if callable(one) else one) or unnamed for one in names):
-            self._save(name)
+            self.finish()  # one at a time
+            with self._on_save_error(trainer.progress.steps_done):
+                if trainer.options.async_save and trainer.status == "training":
+                    self._async.start(self.draft(name), trainer.event_args)
+                else:  # a run that is closing has nothing else to do
+                    trainer.save_checkpoint(name)
         self.requested_names.update(one or unnamed for one in names if not callable(one))
-
-    def _save(self, name: str) -> None:
-        """Write a checkpoint, in the background with `async_save`; a run that is closing has nothing else to do."""
-        trainer = self._trainer
-        self.finish()  # one at a time
-        with self._on_save_error(trainer.progress.steps_done):
-            if trainer.options.async_save and trainer.status == "training":
-                self._async.start(self.draft(name), trainer.event_args)
-            else:
-                trainer.save_checkpoint(name)
 
     def save_now(self, name: str | None) -> Path:
         """Write a checkpoint and fire on_checkpoint_save once it is durable."""
@@ -97,11 +96,13 @@ class Checkpointer:
         resuming the run does not find it.
         """
         trainer, progress = self._trainer, self._trainer.progress
-        self._check_between_steps()
+        in_step, other = progress.step != progress.steps_done, trainer.event_args.is_other_batch
+        if (in_step or other) and trainer.status != "error":
+            what = "validation" if other else "step"
+            raise CheckpointError(f"half a {what} cannot be saved; trainer.save() waits for the end of the {what}")
         self.finish_unless_failed()
         trainer.loop.flush()
         trainer.record.sync()  # a resumed run repeats what came after its checkpoint, and nothing before
-        in_step = progress.step != progress.steps_done
         directory = trainer.checkpoint_dir
         if in_step and trainer.run_dir is not None:
             directory = trainer.run_dir / "exception"
@@ -119,13 +120,6 @@ class Checkpointer:
 
     def _step_name(self) -> str:
         return f"step-{self._trainer.progress.steps_done:08d}"
-
-    def _check_between_steps(self) -> None:
-        """Raise CheckpointError inside a step or a validation, unless the run has failed."""
-        progress, other = self._trainer.progress, self._trainer.event_args.is_other_batch
-        if (progress.step != progress.steps_done or other) and self._trainer.status != "error":
-            what = "validation" if other else "step"
-            raise CheckpointError(f"half a {what} cannot be saved; trainer.save() waits for the end of the {what}")
 
     def _report_stateless_hooks(self) -> None:
         """Record once, at the first save, which hooks start without a state when the run is resumed."""
@@ -149,7 +143,7 @@ class Checkpointer:
         try:
             yield
         except CheckpointError as error:
-            self._trainer.run_status.count_failed_save()
+            self._trainer.run_status.count("failed_saves")
             self._trainer.note("checkpoint_failed", step, error=str(error))
             if self._trainer.options.on_save_error == "stop":
                 raise
@@ -200,7 +194,7 @@ class Checkpointer:
             _restore(trainer, sections)
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{found} lacks something that a run needs to resume: {error!r}") from error
-        trainer.event_args.set_resumed(str(found))
+        trainer.event_args.set_checkpoint(str(found), resumed=True)
         trainer.note("checkpoint_loaded", path=str(found))
         if trainer.running:
             trainer.record.resume_at(trainer.progress.step, trainer.progress.epoch)
@@ -219,7 +213,11 @@ def _collect(trainer: Trainer) -> dict[str, Any]:
     return {
         "model": trainer.model.state_dict(),
         "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
-        "schedulers": [_without_functions(scheduler.state_dict()) for scheduler in trainer.schedulers],
+        # A scheduler's functions belong to the code.
+        "schedulers": [
+            {key: value for key, value in scheduler.state_dict().items() if not callable(value)}
+            for scheduler in trainer.schedulers
+        ],
         "scaler": scaler.state_dict() if scaler is not None else None,
         "progress": trainer.progress.state_dict(),
         "rng": rng_state(),
@@ -238,11 +236,6 @@ def _collect(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _without_functions(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a scheduler's state without its functions, which belong to the code."""
-    return {key: value for key, value in state.items() if not callable(value)}
-
-
 def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
     """Restore weights, optimizers, counters, random streams and hooks."""
     for what in ("optimizers", "schedulers"):
@@ -257,9 +250,8 @@ def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
     if trainer.engine.scaler is not None and sections.get("scaler"):
         trainer.engine.scaler.load_state_dict(sections["scaler"])
     trainer.progress.load_state_dict(sections["progress"], sections["position"])
-    trainer.loop.leave_epoch()
+    trainer.loop.restore(sections["losses"])
     trainer.event_args.forget_step()
-    trainer.loop.stats.load_state_dict(sections["losses"])
     trainer.run_status.load_state_dict(sections["counts"])
     # Update hooks meet gradients on the device, so their state goes there, too.
     trainer.chain.restore(map_tensors(lambda tensor: tensor.to(trainer.device), sections["update_state"]))

@@ -41,10 +41,7 @@ class Engine:
 
     def place(self, batch: Any) -> Any:
         """Move the tensors of a nested batch to the device; those that are there are not touched."""
-        return map_tensors(self._place_tensor, batch) if self.moves else batch
-
-    def _place_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if tensor.device == self.device else tensor.to(self.device, non_blocking=True)
+        return map_tensors(lambda tensor: tensor.to(self.device, non_blocking=True), batch) if self.moves else batch
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which forward passes run."""

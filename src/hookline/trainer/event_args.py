@@ -134,7 +134,7 @@ class EventArgs:
 
     def end_run(self, reason: str) -> None:
         """Set the reason for on_train_end, and release the graph of the last loss, which stays readable."""
-        self.reason = reason
+        self.reason, self.resumed = reason, False  # the next run of this trainer need not be a resumed one
         if self.live_loss is not None:
             live, self.live_loss = self.live_loss, self.live_loss.detach()
             detached = ref(self.live_loss)
@@ -145,17 +145,9 @@ class EventArgs:
         """Set what ended the run."""
         self.exception = error
 
-    def set_checkpoint(self, path: str) -> None:
-        """Set the checkpoint that was written."""
-        self.checkpoint_path = path
-
-    def set_resumed(self, path: str) -> None:
-        """Set the checkpoint that was loaded."""
-        self.checkpoint_path, self.resumed = path, True
-
-    def clear_resumed(self) -> None:
-        """Forget that the run was resumed: the next run of this trainer need not be."""
-        self.resumed = False
+    def set_checkpoint(self, path: str, resumed: bool = False) -> None:
+        """Set the checkpoint that was written, or loaded to resume from it."""
+        self.checkpoint_path, self.resumed = path, self.resumed or resumed
 
     # ---- the step ------------------------------------------------------------------------------------------------
 

@@ -29,10 +29,10 @@ from hookline.trainer.epoch_stats import EpochStats, detached_copy
 from hookline.trainer.event_args import single_numbers
 from hookline.trainer.parameters import group_sizes, unowned_parameters
 from hookline.trainer.step_fn import check_trainable, count_tokens, loss_and_metrics
-from hookline.trainer.validation_metrics import Measure
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
+    from hookline.trainer.validation import Measure
 
 FLUSH_STEPS, FLUSH_SECONDS = 47, 2.0  # a prime: it seldom falls on the steps at which hooks are due
 OVERFLOW_REASON = "non-finite gradients under GradScaler"
@@ -95,7 +95,7 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
             loop.backward_share(loss)
         if handler := slots.on_after_backward:
             handler(args)
-        if not plain and not loop.window_is_complete():
+        if not plain and loop.in_window < loop.accumulate and not loop.is_last_of_epoch:
             recent.append(detached := loss.data)
             if handler := slots.on_train_batch_end:
                 handler(args)
@@ -189,7 +189,10 @@ class Loop:
         self.more_to_do = not self.plain or self.schedules or len(trainer.optimizers) > 1 or self.by_loader
         self.steps_directly = self.plain and trainer.optimizer_step is None
         # torch's own optimizers neither clear nor replace gradients in step(), and clear them in zero_grad().
-        self._plain_zero_grad = trainer.optimizer_step is None and all(map(_is_from_torch, trainer.optimizers))
+        self._plain_zero_grad = trainer.optimizer_step is None and all(
+            type(one).__module__.startswith("torch.optim.") and "zero_grad" not in vars(one)
+            for one in trainer.optimizers
+        )
         self.unowned = unowned_parameters(trainer.model, trainer.params)
         self._group_sizes = group_sizes(trainer.optimizers)
         self.batches: EpochBatches | None = None  # of the current epoch; None for manual steps
@@ -270,9 +273,10 @@ class Loop:
         position = self.progress.position
         return position if self.batches is None or position is None else self.batches.position
 
-    def leave_epoch(self) -> None:
-        """Drop the current batches: the run was restored to another position."""
+    def restore(self, losses: Mapping[str, Any]) -> None:
+        """Drop the current batches and restore the losses: the run was restored to another position."""
         self.batches = None
+        self.stats.load_state_dict(losses)
 
     def finished(self) -> bool:
         """Return whether a stop was requested or the last step is done."""
@@ -295,10 +299,6 @@ class Loop:
         if self.args.metrics_were_read:
             for name, value in self.args.added_metrics().items():
                 self.trainer.log(name, value)
-
-    def window_is_complete(self) -> bool:
-        """Return whether the optimizers step now: at the end of a window, and at the end of an epoch."""
-        return self.in_window >= self.accumulate or self.is_last_of_epoch
 
     def find_loss(self, result: Any) -> Tensor:
         """Return the loss in the result of a step; the first one is checked."""
@@ -345,21 +345,18 @@ class Loop:
             self.args.mark_overflow()
             self.trainer.skip_step(OVERFLOW_REASON)
         if self.weighted:
-            scale = 1.0 / self._total_weight()
+            if not (total := sum(part.weight for part in window)):
+                raise TrainingError(
+                    f"loss_weight={self.options.loss_weight!r}: nothing was counted in this step's batches, so it "
+                    "would train nothing; tokens are elements of 'input_ids' or of an integer tensor batch, else give "
+                    "count_tokens="
+                )
+            scale = 1.0 / total
         elif len(window) != self.accumulate:
             scale = self.accumulate / len(window)
         else:
             return
         multiply_(self.args.grads.groups(), scale)
-
-    def _total_weight(self) -> float:
-        total = sum(part.weight for part in self.args.window)
-        if total:
-            return total
-        raise TrainingError(
-            f"loss_weight={self.options.loss_weight!r}: nothing was counted in this step's batches, so it would train "
-            "nothing; tokens are elements of 'input_ids' or of an integer tensor batch, else give count_tokens="
-        )
 
     def update(self, handler: Dispatch) -> None:
         """Run the update chain unless the step is skipped; if it clips, record the norm before clipping."""
@@ -391,11 +388,8 @@ class Loop:
         Returns:
             Whether the gradients are to be kept when they are cleared, and not now.
         """
-        if (
-            self._plain_zero_grad
-            and not self.table.gradient_writers
-            and group_sizes(self.trainer.optimizers) == self._group_sizes
-        ):
+        self.find_new_parameters()
+        if self._plain_zero_grad and not self.table.gradient_writers:
             return True
         self.args.keep_gradients()
         return False
@@ -418,10 +412,15 @@ class Loop:
         progress, trainer = self.progress, self.trainer
         self.args.optimizer_idx = 0
         if skipped:
-            self.status.count_skipped_step()
+            self.status.count("skipped_steps")
         self.engine.end_step()
         if self.by_loader and self.batches is not None:
-            self._record_losses_by_loader()
+            # `train/<loader>/loss` is the step's loss for each loader that had micro-batches in it.
+            for name, loss in self.args.losses_by_loader().items():
+                self.unrecorded.append((progress.step, progress.epoch, f"train/{name}/loss", loss, time()))
+                self.stats.set_latest(progress.step, f"train/{name}/loss", loss)
+            for name, loss in self.args.micro_losses():
+                self.stats.add(f"train/{name}/loss", loss)
         self.note_rate()
         if self.schedules:
             self.unrecorded.append((progress.step, progress.epoch, "train/lr", self.args.used_lr, time()))
@@ -431,15 +430,6 @@ class Loop:
         """Store the rate that this step used: a hook or a scheduler may change it before on_step_end."""
         if self.args.used_lr is None:
             self.args.used_lr = self.trainer.lr
-
-    def _record_losses_by_loader(self) -> None:
-        """Record `train/<loader>/loss`, the step's loss for each loader that had micro-batches in it."""
-        progress, args = self.progress, self.args
-        for name, loss in args.losses_by_loader().items():
-            self.unrecorded.append((progress.step, progress.epoch, f"train/{name}/loss", loss, time()))
-            self.stats.set_latest(progress.step, f"train/{name}/loss", loss)
-        for name, loss in args.micro_losses():
-            self.stats.add(f"train/{name}/loss", loss)
 
     def log_step_metrics(self) -> None:
         """Record what step_fn returned beside the step's loss."""
@@ -522,7 +512,3 @@ class Loop:
                     handler(args)
                 added = single_numbers(args.added_metrics()) if args.metrics_were_read else {}
                 yield name, count_samples(placed), {"loss": loss.detach(), **args.step_metrics, **added}
-
-
-def _is_from_torch(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer).__module__.startswith("torch.optim.") and "zero_grad" not in vars(optimizer)

@@ -54,7 +54,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                 yield
                 trainer.checkpointer.save_requested()
                 trainer.checkpointer.finish()
-            trainer.run_status.complete()
+            trainer.run_status.close(failed=False)
             outcome, reason = _outcome(trainer, signals)
         except BaseException as error:
             outcome = "failed" if isinstance(error, Exception) else "interrupted"
@@ -108,7 +108,9 @@ def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
     trainer.model.zero_grad(set_to_none=True)
     if not trainer.model.training:  # as a model from a hub comes; single modules that are left in eval mode stay so
         trainer.model.train()
-    _check_plateau_schedulers(trainer)
+    plateau = any(isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau) for one in trainer.schedulers)
+    if plateau and not (trainer.val_loaders and options.validate_every is not None):
+        raise TrainingError("ReduceLROnPlateau waits for val/loss: give a validation loader and validate_every")
     if options.init_from:
         load_weights(trainer.model, options.init_from)
     if resume is not None:
@@ -144,13 +146,6 @@ def _warn_before_start(trainer: Trainer) -> None:
             if target not in trainer.hooks:
                 nearby = nearest(target, [name for name in trainer.hooks if name != entry.name])
                 logger.warning("%r is ordered by %r, which is not registered; %s", entry.name, target, nearby)
-
-
-def _check_plateau_schedulers(trainer: Trainer) -> None:
-    """Raise TrainingError for a scheduler that waits for a validation loss that never comes."""
-    plateau = any(isinstance(one, torch.optim.lr_scheduler.ReduceLROnPlateau) for one in trainer.schedulers)
-    if plateau and not (trainer.val_loaders and trainer.options.validate_every is not None):
-        raise TrainingError("ReduceLROnPlateau waits for val/loss: give a validation loader and validate_every")
 
 
 @contextmanager
@@ -202,7 +197,7 @@ def _outcome(trainer: Trainer, signals: SignalHandler) -> tuple[str, str | None]
 
 def _fail(trainer: Trainer, error: BaseException) -> None:
     """Fire on_exception, and finish a checkpoint that is being written."""
-    trainer.run_status.fail()
+    trainer.run_status.close(failed=True)
     trainer.event_args.set_exception(error)
     trainer.record.event("exception", trainer.progress.step, error=_describe_error(error))
     try:
@@ -231,7 +226,6 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
         loop.write_unrecorded()
         trainer.record.close(outcome, reason, _hook_list(trainer), hooks.costs(), _counters(trainer))
         hooks.rng_guard.end()
-        args.clear_resumed()
         if trainer.options.console:
             print(closing_line(trainer, outcome, reason), flush=True)
 
@@ -270,7 +264,7 @@ def _counters(trainer: Trainer) -> dict[str, Any]:
 def _record_incident(trainer: Trainer, incident: Incident) -> None:
     """Write an incident to events.jsonl; failures are counted, also those of hooks that are removed later."""
     if incident.kind == "failed":
-        trainer.run_status.count_hook_failure()
+        trainer.run_status.count("hook_failures")
     error = None if incident.error is None else f"{type(incident.error).__name__}: {incident.error}"
     trainer.record.event(
         f"hook_{incident.kind}",

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
+
+Count = Literal["skipped_steps", "failed_saves", "lr_changes", "hook_failures"]
 
 
 class Progress:
     """How far the run is. It is also the clock that schedules read."""
 
     SAVED = (
-        "step",
-        "steps_done",
-        "epoch",
-        "epoch_over",
-        "batch_idx",
-        "batches_before",
-        "tokens_seen",
-        "loader_batches",
-    )
+        "step", "steps_done", "epoch", "epoch_over", "batch_idx", "batches_before", "tokens_seen", "loader_batches",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.step = 0  # optimizer steps begun
@@ -43,10 +39,10 @@ class Progress:
 
     # ---- the clock that schedules read -----------------------------------------------------------------------------
 
-    @property
-    def steps(self) -> int:
-        """The current optimizer step."""
-        return self.step
+    # Other names of the same counters; made of attrgetter, reading one costs no Python call.
+    steps = property(attrgetter("step"))
+    tokens = property(attrgetter("tokens_seen"))
+    loader = property(attrgetter("dataloader_name"))
 
     @property
     def batches(self) -> int:
@@ -59,19 +55,9 @@ class Progress:
         return self.epoch + 1
 
     @property
-    def tokens(self) -> int:
-        """Tokens of all batches."""
-        return self.tokens_seen
-
-    @property
     def seconds(self) -> float:
         """The duration of the run, earlier attempts included."""
         return self._seconds_before + monotonic() - self._started
-
-    @property
-    def loader(self) -> str:
-        """The loader that the current batch comes from."""
-        return self.dataloader_name
 
     @property
     def by_loader(self) -> dict[str, int]:
@@ -136,13 +122,9 @@ class RunStatus:
         self.running, self.run_ended, self.status = True, False, "training"
         self.stop_reason = self.stopped_by = None
 
-    def complete(self) -> None:
-        """Note that the run came to its end without an exception."""
-        self.status = "completed"
-
-    def fail(self) -> None:
-        """Note that an exception ends the run."""
-        self.status = "error"
+    def close(self, failed: bool) -> None:
+        """Note that the last step is done, or that an exception ends the run; the closing events come next."""
+        self.status = "error" if failed else "completed"
 
     def end(self) -> None:
         """End the run, after its last event."""
@@ -162,21 +144,9 @@ class RunStatus:
         if self.stop_reason is None:
             self.stop_reason, self.stopped_by = reason, by
 
-    def count_skipped_step(self) -> None:
-        """Count a step that an optimizer skipped."""
-        self.skipped_steps += 1
-
-    def count_failed_save(self) -> None:
-        """Count a checkpoint that could not be written."""
-        self.failed_saves += 1
-
-    def count_hook_failure(self) -> None:
-        """Count an exception of a hook."""
-        self.hook_failures += 1
-
-    def count_lr_change(self) -> None:
-        """Count an assignment to `trainer.lr`."""
-        self.lr_changes += 1
+    def count(self, what: Count) -> None:
+        """Count one more."""
+        setattr(self, what, getattr(self, what) + 1)
 
     def count_non_finite_losses(self, count: int) -> None:
         """Count the non-finite losses of an epoch; the next one is reported again."""

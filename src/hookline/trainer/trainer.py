@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +22,49 @@ from hookline.gradients.chain import UpdateChain
 from hookline.gradients.view import Gradients
 from hookline.record.record import Record
 from hookline.trainer.checkpointing import Checkpointer, SaveName
-from hookline.trainer.components import Components
 from hookline.trainer.data.loaders import Loaders, epoch_length, first_batches, make_train_loaders, named_loaders
+from hookline.trainer.engine import Engine
 from hookline.trainer.event_args import EventArgs
 from hookline.trainer.loop import Loop, steps_of_run
+from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parameters import trained_parameters
 from hookline.trainer.replay import Forward, replaying
 from hookline.trainer.rng import preserve_rng, rng_state
 from hookline.trainer.run import close_at_exit, run_context
 from hookline.trainer.run_state import Progress, RunStatus
-from hookline.trainer.step_fn import StepFunction, make_step
-from hookline.trainer.validation import eval_mode, validate
-from hookline.trainer.validation_metrics import ValidationMetrics
+from hookline.trainer.step_fn import StepFunction, count_tokens, make_step
+from hookline.trainer.validation import ValidationMetrics, eval_mode, validate
 
 if TYPE_CHECKING:
     from hookline.core.run_control import RunControl
+
+
+@dataclass
+class Components:
+    """What a trainer is made of, checked by `hookline.build`; None: a component is absent or has a default."""
+
+    model: torch.nn.Module
+    optimizers: list[torch.optim.Optimizer]
+    hooks: HookRegistry
+    engine: Engine
+    options: TrainerOptions
+    schedulers: list[Any] = field(default_factory=list)
+    train_loaders: Loaders = None
+    val_loaders: Loaders = None
+    step_fn: StepFunction | None = None
+    loss_fn: Callable[..., Any] | None = None
+    optimizer_step: Callable[[torch.optim.Optimizer], Any] | None = None
+    metrics: Mapping[str, Any] | None = None
+    count_tokens: Callable[[Any], int] = count_tokens
+    config: Any = None
+    """What hooks see as `trainer.config`."""
+    resolved: Mapping[str, Any] | None = None
+    """The run's configuration for the record; without one the trainer describes its components."""
+
+
+def _attribute(path: str, doc: str) -> Any:
+    """Return a property that reads an attribute of one of the trainer's objects; it costs no Python call."""
+    return property(attrgetter(path), doc=doc)
 
 
 class Trainer:
@@ -112,19 +141,16 @@ class Trainer:
             self.options.max_epochs = max_epochs
         if max_steps is not None:
             self.options.max_steps = max_steps
-        if resume is None and self._nothing_to_do():
-            done = f"{self.progress.epoch + self.progress.epoch_over} epochs, {self.progress.steps_done} steps"
+        epochs, progress = self.options.epochs, self.progress
+        by_epochs = epochs is not None and progress.epoch + progress.epoch_over >= epochs
+        by_steps = self.options.max_steps is not None and progress.steps_done >= self.options.max_steps
+        if resume is None and progress.step > 0 and (by_epochs or by_steps):
+            done = f"{progress.epoch + progress.epoch_over} epochs, {progress.steps_done} steps"
             logger.warning("nothing is left to train (%s are done); raise max_epochs or max_steps to continue", done)
             return self.refresh_state()
         for _ in self.stepper(resume, fork):
             pass
         return self.refresh_state()
-
-    def _nothing_to_do(self) -> bool:
-        """Return whether another run would make no step."""
-        epochs, steps, progress = self.options.epochs, self.options.max_steps, self.progress
-        by_epochs = epochs is not None and progress.epoch + progress.epoch_over >= epochs
-        return progress.step > 0 and (by_epochs or (steps is not None and progress.steps_done >= steps))
 
     def stepper(self, resume: str | Path | None = None, fork: bool = False) -> Iterator[torch.Tensor]:
         """Return the run as an iterator: each `next` runs one micro-batch of the loop of `train`, and is its loss."""
@@ -325,75 +351,32 @@ class Trainer:
 
     # ---- where the run is --------------------------------------------------------------------------------------------
 
-    @property
-    def step(self) -> int:
-        """The current optimizer step, from 1; the last one outside of a step."""
-        return self.progress.step
-
-    @property
-    def epoch(self) -> int:
-        """The current epoch, from 0."""
-        return self.progress.epoch
-
-    @property
-    def running(self) -> bool:
-        """Whether a run is in progress, from before on_train_start to after on_train_end."""
-        return self.run_status.running
-
-    @property
-    def run_ended(self) -> bool:
-        """Whether a run has ended and nothing has begun since."""
-        return self.run_status.run_ended
-
-    @property
-    def status(self) -> str:
-        """'training', 'completed' or 'error'."""
-        return self.run_status.status
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why the run was asked to stop, if it was."""
-        return self.run_status.stop_reason
-
-    @property
-    def stopped_by(self) -> str | None:
-        """The hook that asked the run to stop, or 'signal'."""
-        return self.run_status.stopped_by
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps that an optimizer skipped."""
-        return self.run_status.skipped_steps
-
-    @property
-    def non_finite_losses(self) -> int:
-        """Losses that were NaN or infinite, counted at the end of each epoch."""
-        return self.run_status.non_finite_losses
-
-    @property
-    def failed_saves(self) -> int:
-        """Checkpoints that could not be written."""
-        return self.run_status.failed_saves
-
-    @property
-    def lr_changes(self) -> int:
-        """Assignments to `lr`."""
-        return self.run_status.lr_changes
-
-    @property
-    def hook_failures(self) -> int:
-        """Exceptions of hooks."""
-        return self.run_status.hook_failures
-
-    @property
-    def saving(self) -> str | None:
-        """The name of the checkpoint that is being written in the background (`async_save`), if any."""
-        return self.checkpointer.saving
-
-    @property
-    def requested_checkpoints(self) -> set[str]:
-        """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
-        return self.checkpointer.requested_names
+    step: int = _attribute("progress.step", "The current optimizer step, from 1; the last one outside of a step.")
+    epoch: int = _attribute("progress.epoch", "The current epoch, from 0.")
+    running: bool = _attribute(
+        "run_status.running", "Whether a run is in progress, from before on_train_start to after on_train_end."
+    )
+    run_ended: bool = _attribute("run_status.run_ended", "Whether a run has ended and nothing has begun since.")
+    status: str = _attribute("run_status.status", "'training', 'completed' or 'error'.")
+    stop_reason: str | None = _attribute("run_status.stop_reason", "Why the run was asked to stop, if it was.")
+    stopped_by: str | None = _attribute("run_status.stopped_by", "The hook that asked the run to stop, or 'signal'.")
+    skipped_steps: int = _attribute("run_status.skipped_steps", "Steps that an optimizer skipped.")
+    non_finite_losses: int = _attribute(
+        "run_status.non_finite_losses", "Losses that were NaN or infinite, counted at the end of each epoch."
+    )
+    failed_saves: int = _attribute("run_status.failed_saves", "Checkpoints that could not be written.")
+    lr_changes: int = _attribute("run_status.lr_changes", "Assignments to `lr`.")
+    hook_failures: int = _attribute("run_status.hook_failures", "Exceptions of hooks.")
+    saving: str | None = _attribute(
+        "checkpointer.saving",
+        "The name of the checkpoint that is being written in the background (`async_save`), if any.",
+    )
+    requested_checkpoints: set[str] = _attribute(
+        "checkpointer.requested_names",
+        "Names of checkpoints that were requested by `save`, which no retention policy may delete.",
+    )
+    device: torch.device = _attribute("engine.device", "The device the model is trained on.")
+    hook_manager: HookRegistry = _attribute("hooks", "The registry of the hooks; equal to `hooks`.")
 
     @property
     def is_trial_run(self) -> bool:
@@ -436,11 +419,6 @@ class Trainer:
         return dict(self.progress.by_loader)
 
     @property
-    def device(self) -> torch.device:
-        """The device the model is trained on."""
-        return self.engine.device
-
-    @property
     def run_id(self) -> str | None:
         """The run's id, once it has begun."""
         return self.record.run_id if self.running or self.run_dir is not None else None
@@ -463,11 +441,6 @@ class Trainer:
         known = [steps for steps in (self.options.max_steps, by_epochs) if steps is not None]
         return min(known) if known else None
 
-    @property
-    def hook_manager(self) -> HookRegistry:
-        """The registry of the hooks; equal to `hooks`."""
-        return self.hooks
-
     # ---- numbers -----------------------------------------------------------------------------------------------------
 
     @property
@@ -478,7 +451,7 @@ class Trainer:
     @lr.setter
     def lr(self, value: float) -> None:
         self.note("lr_changed", by=self.hooks.calling_hook(), old=self.lr, new=value)
-        self.run_status.count_lr_change()
+        self.run_status.count("lr_changes")
         ratio = value / self.lr if self.lr else None
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

@@ -1,10 +1,15 @@
-"""Validate: in eval mode, without grad, with training's random streams preserved and metrics averaged by samples."""
+"""Validate: in eval mode, without grad, with training's random streams preserved and metrics averaged by samples.
+
+The user's metrics are functions, called as ``fn(output, batch)`` for every batch and averaged by samples, and objects
+such as torchmetrics': they get every batch as ``update(predictions, target)`` and are computed at the end.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +22,15 @@ from hookline.trainer.data.loader_state import preserve_order
 from hookline.trainer.data.loaders import raise_no_batches, why_empty
 from hookline.trainer.event_args import single_numbers
 from hookline.trainer.rng import preserve_rng
-from hookline.trainer.step_fn import as_python_number
-from hookline.trainer.validation_metrics import merge_metrics
+from hookline.trainer.step_fn import as_python_number, is_numpy_number
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
+Measure = Callable[[str, Any, Any], Mapping[str, Any]]  # loader, batch, result of the step -> numbers by name
+
+_TAKEN_NAMES = ("loss", "perplexity")
+_NO_OUTPUT = object()
 SANITY_EVENTS = ("on_validation_start", "on_validation_batch_start", "on_validation_batch_end")
 
 
@@ -156,3 +164,199 @@ class SampleAverages:
     def _mean(self, key: str, loaders: list[str]) -> float:
         total = sum(float(self._sums[loader][key]) for loader in loaders)
         return total / sum(self._samples[loader][key] for loader in loaders)
+
+
+# ---- the user's metrics ----------------------------------------------------------------------------------------------
+
+
+class ValidationMetrics:
+    """The metrics that a trainer was given.
+
+    Args:
+        metrics: Functions and metric objects by name, or None.
+        model: The model as the run calls it, compiled or not.
+    """
+
+    def __init__(self, metrics: Any, model: Any) -> None:
+        given = _check_metrics(metrics)
+        self._objects = {name: metric for name, metric in given.items() if _is_metric_object(metric)}
+        self._functions = {name: metric for name, metric in given.items() if name not in self._objects}
+        self._model = model
+
+    @contextmanager
+    def measure(self, loaders: Collection[str], device: torch.device, nested: bool = False) -> Iterator[Measurement]:
+        """Measure one validation; inside the block the model's outputs are read by a forward hook.
+
+        Args:
+            loaders: Names of the validation loaders.
+            device: Where metric modules are moved to.
+            nested: Whether this validation runs inside another one, whose metric objects still accumulate.
+        """
+        objects = self._objects
+        if nested:
+            objects = {name: _copy(name, one, "a validation inside another") for name, one in objects.items()}
+        for name, metric in objects.items():
+            with _name_in_errors(name, "in reset"):
+                metric.reset()
+            if isinstance(metric, torch.nn.Module):
+                metric.to(device)
+        measurement = Measurement(self._functions, objects, loaders)
+        handle = self._model.register_forward_hook(measurement.store_output) if self._functions or objects else None
+        try:
+            yield measurement
+        finally:
+            if handle is not None:
+                handle.remove()
+
+
+class Measurement:
+    """The user's metrics of one validation."""
+
+    def __init__(self, functions: Mapping[str, Any], objects: Mapping[str, Any], loaders: Collection[str]) -> None:
+        self._functions, self._objects = functions, objects
+        # An object accumulates all batches; the values of each of several loaders need copies.
+        each = list(loaders) if len(loaders) > 1 else []
+        why = "each validation loader, because there are several"
+        self._copies = {loader: {name: _copy(name, one, why) for name, one in objects.items()} for loader in each}
+        self._measured: set[str] = set()  # loaders
+        self._output: Any = _NO_OUTPUT
+
+    def store_output(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        """Store the model's output; if a step calls the model several times, the last output counts."""
+        self._output = output
+
+    def measure_batch(self, loader: str, batch: Any, result: Any) -> dict[str, Any]:
+        """Update the objects and return what the functions say.
+
+        Args:
+            loader: The batch's loader.
+            batch: The batch.
+            result: What the step returned for it.
+
+        Returns:
+            Numbers by name.
+        """
+        if not self._functions and not self._objects:
+            return {}
+        output, self._output = self._find_output(result), _NO_OUTPUT
+        self._measured.add(loader)
+        found: dict[str, Any] = {}
+        for name, function in self._functions.items():
+            with _name_in_errors(name, f"on the validation loader {loader!r}"):
+                found.update(_as_numbers(name, function(output, batch)))
+        arguments = _predictions(output), _target(result, batch)
+        for objects in (self._objects, self._copies.get(loader, {})):
+            for name, one in objects.items():
+                with _name_in_errors(name, f"on the validation loader {loader!r}"):
+                    one.update(*arguments)
+        return found
+
+    def compute(self) -> dict[str, float]:
+        """Compute the objects: `val/<name>`, and with several loaders `val/<loader>/<name>`."""
+        found: dict[str, float] = {}
+        for loader in [one for one in self._copies if one in self._measured]:
+            found.update(_compute(f"val/{loader}/", self._copies[loader]))
+        return merge_metrics(found, _compute("val/", self._objects))
+
+    def _find_output(self, result: Any) -> Any:
+        """Return what step_fn returned as 'output', else the model's output."""
+        returned = result if isinstance(result, Mapping) else {}
+        for name in (*self._functions, *self._objects):
+            if name in returned:
+                raise TrainingError(f"metrics: {name!r} is also what the step returns beside the loss; rename one")
+        output = returned.get("output", self._output)
+        if output is _NO_OUTPUT:
+            raise TrainingError(
+                "metrics need the model's output, and step_fn did not call the model itself: "
+                "let it return {'loss': loss, 'output': output}"
+            )
+        return output
+
+
+def merge_metrics(*parts: Mapping[str, float]) -> dict[str, float]:
+    """Merge the metrics of a validation.
+
+    Raises:
+        TrainingError: If two of them have one name.
+    """
+    found: dict[str, float] = {}
+    for part in parts:
+        for name in part:
+            if name in found:
+                raise TrainingError(
+                    f"two validation metrics would both be {name!r}: the numbers of each of several loaders are "
+                    "val/<loader>/<metric>, those of all val/<metric>; rename the metric or the loader"
+                )
+        found.update(part)
+    return found
+
+
+def _check_metrics(metrics: Any) -> dict[str, Any]:
+    if not isinstance(metrics, Mapping | None):
+        raise TrainingError(f"metrics: expected a dict of metrics by name, got a {type(metrics).__name__}")
+    for name, metric in (metrics or {}).items():
+        if not isinstance(name, str) or name in _TAKEN_NAMES:
+            raise TrainingError(f"metrics: {name!r} cannot be a name; {' and '.join(_TAKEN_NAMES)} are always measured")
+        if isinstance(metric, type) or not (callable(metric) or _is_metric_object(metric)):
+            raise TrainingError(
+                f"metrics: {name!r} is {metric!r}; give a function of (output, batch), or an object with update, "
+                "compute and reset"
+            )
+    return dict(metrics or {})
+
+
+def _is_metric_object(metric: Any) -> bool:
+    return all(callable(getattr(metric, method, None)) for method in ("update", "compute", "reset"))
+
+
+def _copy(name: str, metric: Any, why: str) -> Any:
+    try:
+        return deepcopy(metric)
+    except Exception as error:
+        error.add_note(f"the metric {name!r} is copied for {why}")
+        raise
+
+
+@contextmanager
+def _name_in_errors(name: str, where: str) -> Iterator[None]:
+    """Add the metric's name to an exception."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in the metric {name!r}, {where}")
+        raise
+
+
+def _predictions(output: Any) -> Any:
+    """Return the `logits` of an output as Hugging Face models have them, else the output itself."""
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    return output if found is None else found
+
+
+def _target(result: Any, batch: Any) -> Any:
+    """Return step_fn's 'target', else the second item of a tuple batch or the 'labels' of a dict, else the batch."""
+    if isinstance(result, Mapping) and "target" in result:
+        return result["target"]
+    if isinstance(batch, (tuple, list)) and len(batch) > 1:
+        return batch[1]
+    return batch.get("labels", batch) if isinstance(batch, Mapping) else batch
+
+
+def _compute(prefix: str, objects: Mapping[str, Any]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, one in objects.items():
+        with _name_in_errors(name, f"computing {prefix}{name}"):
+            found.update({f"{prefix}{key}": float(value) for key, value in _as_numbers(name, one.compute()).items()})
+    return found
+
+
+def _as_numbers(name: str, value: Any) -> dict[str, Any]:
+    """Return a metric's value as numbers by name: one, or those of a dict under their own names."""
+    if isinstance(value, Mapping):
+        return {key: one for inner, item in value.items() for key, one in _as_numbers(f"{name}/{inner}", item).items()}
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return {name: value.detach().reshape(())}
+    if isinstance(value, (int, float)) or is_numpy_number(value):
+        return {name: float(as_python_number(value))}
+    shown = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+    raise TrainingError(f"the metric {name!r} gave {shown}; a metric is one number, or a dict of numbers by name")
