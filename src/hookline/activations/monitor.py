@@ -79,13 +79,10 @@ class Monitor(ForwardHook):
         self._validating = self._before_backward = False
         self._calls = 0  # without a run, since results were last moved to the history
         self._lock = threading.RLock()
-        self.on_forward: Any = self._listener()
-
-    def _listener(self) -> Callable[..., None]:
-        """Return the method that names only the needed arguments: measuring time and memory costs extra."""
-        if self._costs is None:
-            return self._observe
-        return self._measure if self._outputs is None and self._dead_units is None else self._observe_and_measure
+        # Each method names only the arguments that are needed, because measuring time and memory costs extra.
+        observes = self._outputs is not None or self._dead_units is not None
+        measures = self._observe_and_measure if observes else self._measure
+        self.on_forward: Any = self._observe if self._costs is None else measures
 
     def setup(self, name: str) -> None:
         """Store the name under which the hook is registered."""
