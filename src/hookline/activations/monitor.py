@@ -9,11 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from hookline import _checks
-from hookline.activations.dead_units import DeadUnits
 from hookline.activations.forward_hooks import ForwardDispatcher, Observe, first_floating
 from hookline.activations.hooked_modules import HookedModule, weak_selection
 from hookline.activations.metric_spec import DEFAULT_METRICS, MetricSpec
-from hookline.activations.series import CallCosts, History, Source, StepTable, TensorStatistics, column_means
+from hookline.activations.series import CallCosts, DeadUnits, History, Source, StepTable, TensorStatistics, column_means
 from hookline.core.base import ForwardHook
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, HooklineError, nearest

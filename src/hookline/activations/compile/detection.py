@@ -72,22 +72,19 @@ _stance_lock = threading.Lock()
 @contextmanager
 def run_uncompiled() -> Iterator[None]:
     """Run compiled models uncompiled inside the block, in all threads; what is compiled stays for later."""
+    global _uncompiled_blocks, _stance
     if not is_imported():
         yield
         return
-    _enter_uncompiled(1)
-    try:
-        yield
-    finally:
-        _enter_uncompiled(-1)
-
-
-def _enter_uncompiled(by: int) -> None:
-    """Change the stance for the first of several blocks and change it back after the last, whatever their threads."""
-    global _uncompiled_blocks, _stance
+    # The first of several blocks changes the stance and the last one changes it back, whatever their threads.
     with _stance_lock:
         if not _uncompiled_blocks:
             _stance = torch.compiler.set_stance("force_eager")
-        _uncompiled_blocks += by
-        if not _uncompiled_blocks:
-            _stance.__exit__(None, None, None)
+        _uncompiled_blocks += 1
+    try:
+        yield
+    finally:
+        with _stance_lock:
+            _uncompiled_blocks -= 1
+            if not _uncompiled_blocks:
+                _stance.__exit__(None, None, None)
