@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import HookManager, get_trainer
+from hookline import HooklineError, HookManager, get_trainer
 from hookline.activations import debug
 from hookline.activations.debug import Debug, Finding
-from hookline.errors import ConfigError
 
 LOGGER = "hookline"
 
@@ -133,14 +132,14 @@ def test_a_condition_may_be_a_function_or_a_list() -> None:
 )
 def test_a_wrong_condition_is_refused_at_construction(conditions: Any, message: str) -> None:
     """The message has the path, the bad value and what to write."""
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(HooklineError) as caught:
         Debug(conditions=conditions)
     assert message in str(caught.value)
 
 
 def test_keep_must_be_positive() -> None:
     """keep=0 is refused."""
-    with pytest.raises(ConfigError, match="keep: expected an integer of at least 1, got 0"):
+    with pytest.raises(HooklineError, match="keep: expected an integer of at least 1, got 0"):
         Debug(keep=0)
 
 
