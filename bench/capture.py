@@ -1,7 +1,7 @@
-"""What capturing costs: the outputs of all 64 modules of a tiny model, against its plain forward pass.
+"""Measure what capturing the outputs of all 64 modules of a tiny model costs, against its plain forward pass.
 
-nnsight and TransformerLens capture beside it where they are installed. TransformerLens brings a model of its own, so it
-is compared with that model's plain forward pass.
+nnsight and TransformerLens are measured, too, where they are installed. TransformerLens has its own model, so it is
+compared with that model's plain forward pass.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ NOTES = [
     "A torch hook that does nothing makes torch's call of a module take its longer path.",
     "Compiler imported: torch._dynamo is there, which optimizers import, and has compiled nothing. Compiler used: it"
     " has compiled something, whatever that was.",
-    "TransformerLens: a four-layer model of its own, 64 wide, against the same model without a cache;"
+    "TransformerLens: its own four-layer model, 64 wide, against the same model without a cache;"
     " version 3, because 4 makes models only from weights that it downloads.",
     "nnsight keeps references: what the model writes in place later changes what it holds. Ours are copies on write.",
 ]
@@ -39,7 +39,7 @@ Forward = Callable[[], object]
 
 
 def blocks(width: int, rows: int) -> tuple[nn.Sequential, Tensor]:
-    """Sixteen times the second half of a transformer block."""
+    """Make sixteen times the second half of a transformer block."""
     torch.manual_seed(0)
     wide = 4 * width
     groups = [(nn.LayerNorm(width), nn.Linear(width, wide), nn.GELU(), nn.Linear(wide, width)) for _ in range(16)]
@@ -47,13 +47,13 @@ def blocks(width: int, rows: int) -> tuple[nn.Sequential, Tensor]:
 
 
 def smallest() -> tuple[nn.Sequential, Tensor]:
-    """Modules so small that they are hardly more than their own calls."""
+    """Make modules so small that they are hardly more than their own calls."""
     torch.manual_seed(0)
     return nn.Sequential(*(module for _ in range(32) for module in (nn.Linear(16, 16), nn.ReLU()))), torch.randn(8, 16)
 
 
 def plain(model: nn.Module, batch: Tensor) -> Forward:
-    """The model as it is; a manager that watches it without forward hooks puts nothing on it."""
+    """Run the model as it is; a manager that watches it without forward hooks puts nothing on it."""
     HookManager().watch(model)
     if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
         raise AssertionError("a model without forward hooks carries a torch hook")
@@ -61,14 +61,14 @@ def plain(model: nn.Module, batch: Tensor) -> Forward:
 
 
 def torch_hook(model: nn.Module, batch: Tensor) -> Forward:
-    """A torch hook on every module that does nothing."""
+    """Put a torch hook that does nothing on every module."""
     for module in model.children():
         module.register_forward_hook(lambda module, inputs, output: None)
     return lambda: model(batch)
 
 
 def attached(model: nn.Module, batch: Tensor, what: str = "output", enabled: bool = True) -> Forward:
-    """A capture hook that stays."""
+    """Register a capture hook that stays."""
     manager = HookManager(max_captured_states=MODULES)
     manager.watch(model)
     manager.register(Capture("?*", what=what), enabled=enabled)
@@ -76,17 +76,17 @@ def attached(model: nn.Module, batch: Tensor, what: str = "output", enabled: boo
 
 
 def both(model: nn.Module, batch: Tensor) -> Forward:
-    """Inputs and outputs."""
+    """Capture inputs and outputs."""
     return attached(model, batch, "both")
 
 
 def off(model: nn.Module, batch: Tensor) -> Forward:
-    """A capture hook that is registered and switched off."""
+    """Register a capture hook that is disabled."""
     return attached(model, batch, enabled=False)
 
 
 def attach_and_remove(model: nn.Module, batch: Tensor) -> Forward:
-    """A block around every forward pass."""
+    """Capture in a block around every forward pass."""
     manager = HookManager()
 
     def forward() -> None:
@@ -97,7 +97,7 @@ def attach_and_remove(model: nn.Module, batch: Tensor) -> Forward:
 
 
 def first_time(model: nn.Module, batch: Tensor) -> Forward:
-    """The same, with nothing kept from the block before."""
+    """Do the same, with nothing kept from the block before."""
     manager = HookManager()
 
     def forward() -> None:
@@ -109,7 +109,7 @@ def first_time(model: nn.Module, batch: Tensor) -> Forward:
 
 
 def nnsight(model: nn.Module, batch: Tensor) -> Forward:
-    """The same with nnsight."""
+    """Do the same with nnsight."""
     from nnsight import NNsight
 
     traced = NNsight(model)
@@ -124,7 +124,7 @@ def nnsight(model: nn.Module, batch: Tensor) -> Forward:
 
 
 def lens(cached: bool) -> Forward:
-    """TransformerLens' own model, with and without its cache."""
+    """Run TransformerLens' own model, with or without its cache."""
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
     torch.manual_seed(0)
@@ -161,13 +161,13 @@ Makers = dict[str, Callable[[], Forward]]
 
 
 def our_makers(size: str, group: str, rows: Iterable[str]) -> Makers:
-    """What builds the rows of one model."""
+    """Return what builds the rows of one model."""
     model, batch = SIZES[size]()
     return {f"{group}: {name}": lambda name=name: ROWS[name](deepcopy(model), batch) for name in rows}  # type: ignore[misc]
 
 
 def without_compiler() -> Makers:
-    """Our rows and nnsight's, in a process that has not imported a compiler."""
+    """Return our rows and nnsight's, for a process that has not imported a compiler."""
     makers: Makers = {}
     for size in SIZES:
         makers |= our_makers(size, size, ROWS)
@@ -175,7 +175,7 @@ def without_compiler() -> Makers:
 
 
 def with_compiler() -> Makers:
-    """TransformerLens, which imports it, and ours again."""
+    """Return TransformerLens, which imports it, and ours again."""
     import torch._dynamo  # noqa: F401
 
     lenses = {"TransformerLens: plain": lambda: lens(cached=False), "TransformerLens: with cache": lambda: lens(True)}
@@ -183,13 +183,13 @@ def with_compiler() -> Makers:
 
 
 def with_compiled_code() -> Makers:
-    """Ours once more after a compilation."""
+    """Return ours once more, after a compilation."""
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
     return our_makers("small", USED, WITH_COMPILER)
 
 
 def build(makers: Makers) -> tuple[dict[str, Contender], dict[str, str]]:
-    """The contenders that could be built, and for the others why not."""
+    """Return the contenders that could be built, and for the others why not."""
     contenders: dict[str, Contender] = {}
     missing: dict[str, str] = {}
     for key, maker in makers.items():
@@ -205,7 +205,7 @@ def build(makers: Makers) -> tuple[dict[str, Contender], dict[str, str]]:
 
 
 def cells(key: str, seconds: dict[str, list[float]]) -> tuple[str, ...]:
-    """One line of the table."""
+    """Return one line of the table."""
     group, name = key.split(": ", 1)
     own, base = seconds[key], seconds[f"{group}: plain"]
     goal = GOALS.get(key, "")

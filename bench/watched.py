@@ -1,4 +1,4 @@
-"""A GPT in training on the GPU, one step at a call, that somebody watches."""
+"""Train a GPT on the GPU, one step per call, with or without something that watches it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,23 +17,23 @@ Hook = Callable[[nn.Module, Any, Tensor], None]
 
 
 class Plain:
-    """Nobody watches; the others are variations of this."""
+    """Watches nothing; the other ways of watching are variations of this."""
 
     goal = ""
 
     def hook(self, name: str) -> Hook | None:
-        """The forward hook of one leaf module, if this one looks at outputs."""
+        """Return the forward hook of one leaf module, None if outputs are not watched."""
         return None
 
     def after_forward(self, step: int) -> None:
-        """Hear that the forward pass is over."""
+        """Handle the end of the forward pass."""
 
     def after_backward(self, step: int, gradients: list[Tensor]) -> None:
-        """Get the gradients."""
+        """Handle the gradients of the step."""
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Keep the hooks on the leaf modules for a while."""
+        """Keep the hooks on the leaf modules inside the block."""
         leaves = [(name, module) for name, module in model.named_modules() if is_leaf(name, module)]
         hooks = [(module, hook) for name, module in leaves if (hook := self.hook(name))]
         handles = [module.register_forward_hook(hook) for module, hook in hooks]
@@ -43,7 +43,7 @@ class Plain:
 
 
 def is_leaf(name: str, module: nn.Module) -> bool:
-    """Whether there is no module inside."""
+    """Return whether a module has no children."""
     return not list(module.children())
 
 
@@ -55,16 +55,16 @@ class Recorder:
         self.params = dict(model.named_parameters())
 
     def log(self, name: str, value: float, step: int) -> None:
-        """A number of the run."""
+        """Record a number of the run."""
         self.record.log(step, 0, name, value)
 
     def log_layers(self, series: str, names: Sequence[str], columns: Sequence[str], values: Tensor, step: int) -> None:
-        """Numbers of every layer."""
+        """Record numbers of every layer."""
         self.record.log_layers(series, step, names, columns, values)
 
 
 class Training:
-    """A model in training on the GPU, one step at a call."""
+    """A model in training on the GPU, one step per call."""
 
     def __init__(self, width: int, heads: int, batch: int = 8, length: int = 1024) -> None:
         torch.manual_seed(0)
@@ -74,7 +74,7 @@ class Training:
         self.steps_made = 0
 
     def step(self, watcher: Plain) -> None:
-        """Forward, loss, backward, optimizer."""
+        """Run forward, loss, backward and optimizer."""
         self.steps_made += 1
         logits = self.model(self.tokens[:, :-1])
         watcher.after_forward(self.steps_made)
@@ -86,13 +86,13 @@ class Training:
         self.optimizer.zero_grad(set_to_none=True)
 
     def evaluate(self, watcher: Plain) -> None:
-        """A forward pass without gradients."""
+        """Run a forward pass without gradients."""
         with torch.no_grad():
             self.model(self.tokens[:, :-1])
             watcher.after_forward(0)
 
     def seconds(self, watcher: Plain, steps: int) -> float:
-        """Seconds per step, over some steps between two synchronisations, after two that are not timed."""
+        """Return the seconds per step, over some steps between two synchronizations, after two that are not timed."""
         with watcher.watching(self.model):
             for _ in range(2):
                 self.step(watcher)
@@ -104,7 +104,7 @@ class Training:
             return (perf_counter() - began) / steps
 
     def peak(self, watcher: Plain, run: Callable[[Plain], None]) -> int:
-        """The most bytes allocated at once."""
+        """Return the most bytes allocated at once."""
         with watcher.watching(self.model):
             run(watcher)
             torch.cuda.synchronize()

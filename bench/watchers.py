@@ -1,4 +1,4 @@
-"""Ways of watching a model's outputs and gradients: as one writes it without thinking, with torch alone, and ours."""
+"""Ways of watching a model's outputs and gradients: the obvious one, the best with torch alone, and ours."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.watched import FLUSH_STEPS, Hook, Plain, Recorder, is_leaf
-from hookline.activations.manager import HookManager
+from hookline import HookManager
 from hookline.activations.monitor import Monitor
 from hookline.stats.collector import Collector, HostQueue
 from hookline.stats.histograms import histograms, percentiles
@@ -16,7 +16,7 @@ from hookline.stats.rows import summarize
 
 
 def naive(tensor: Tensor) -> tuple[float, ...]:
-    """The six statistics as one writes them without thinking of the cost."""
+    """Return the six statistics as one writes them without thinking of the cost."""
     wide = tensor.float()
     return (
         wide.mean().item(),
@@ -29,58 +29,58 @@ def naive(tensor: Tensor) -> tuple[float, ...]:
 
 
 def deferred(tensor: Tensor) -> Tensor:
-    """The six statistics without waiting for any."""
+    """Return the six statistics without waiting for any."""
     wide = tensor.float()
     std, mean = torch.std_mean(wide)
     return torch.stack([mean, std, wide.abs().amax(), (wide == 0).sum(), wide.isnan().sum(), wide.isinf().sum()])
 
 
 class NaiveOutputs(Plain):
-    """Each statistic of each output brought over at once."""
+    """Copies each statistic of each output to the host at once."""
 
     def hook(self, name: str) -> Hook:
-        """Six operations, six waits."""
+        """Return a hook of six operations and six waits."""
         return lambda module, inputs, output: void(naive(output.detach()))
 
 
 class DeferredOutputs(Plain):
-    """Torch operations while the model runs; one copy at the end."""
+    """Runs torch operations with the model, and one copy at the end."""
 
     def __init__(self) -> None:
         self.seen: list[Tensor] = []
         self.flush = HostQueue()
 
     def hook(self, name: str) -> Hook:
-        """Six results that stay on the device."""
+        """Return a hook whose six results stay on the device."""
         return lambda module, inputs, output: self.seen.append(deferred(output.detach()))
 
     def after_forward(self, step: int) -> None:
-        """Bring them over together."""
+        """Copy them to the host together."""
         self.flush.send(step, (), torch.stack(self.seen))
         self.seen.clear()
         void(list(self.flush.ready()))
 
 
 class OurOutputs(Plain):
-    """References gathered while the model runs, read in few launches."""
+    """Collects references while the model runs, and reads them in few launches."""
 
     def __init__(self, goal: str = "", **options: Any) -> None:
         self.goal = goal
         self.collector, self.flush = Collector(**options), HostQueue()
 
     def hook(self, name: str) -> Hook:
-        """A note of the output."""
+        """Return a hook that collects the output."""
         add = self.collector.add
         return lambda module, inputs, output: add(name, output)
 
     def after_forward(self, step: int) -> None:
-        """Read what waits, start the copy, pick up what has come."""
+        """Read what was collected, start the copy, and take what has arrived."""
         self.flush.send(step, *self.collector.finish())
         void(list(self.flush.ready()))
 
 
 class OurMonitor(Plain):
-    """The monitoring hook, told of a step's events as the loop tells it, with all that it writes."""
+    """The monitoring hook, called at the events of a step as the loop does, with all that it writes."""
 
     def __init__(self, recorder: Recorder, goal: str) -> None:
         self.recorder, self.goal = recorder, goal
@@ -89,7 +89,7 @@ class OurMonitor(Plain):
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Keep the hook on the leaf modules for a while."""
+        """Keep the hook on the leaf modules inside the block."""
         self.manager.watch(model)
         handle = self.manager.register(self.monitor, "monitor")
         self.monitor.on_train_batch_start()
@@ -97,11 +97,11 @@ class OurMonitor(Plain):
         handle.remove()
 
     def after_forward(self, step: int) -> None:
-        """The backward pass comes next, or nothing."""
+        """Call the hook before the backward pass."""
         self.monitor.on_before_backward(self.recorder)
 
     def after_backward(self, step: int, gradients: list[Tensor]) -> None:
-        """The step is as good as over; the next one begins."""
+        """End the step, and begin the next one."""
         self.monitor.on_step_end(self.recorder, step)
         if step % FLUSH_STEPS == 0:
             self.recorder.record.flush()
@@ -110,7 +110,7 @@ class OurMonitor(Plain):
 
 
 class OurGradients(Plain):
-    """Every gradient's statistics in one launch."""
+    """Computes the statistics of all gradients in one launch."""
 
     goal = "≤ +1.5 %"
 
@@ -118,18 +118,18 @@ class OurGradients(Plain):
         self.flush = HostQueue()
 
     def after_backward(self, step: int, gradients: list[Tensor]) -> None:
-        """Read, start the copy, pick up what has come."""
+        """Read, start the copy, and take what has arrived."""
         self.flush.send(step, (), summarize(gradients))
         void(list(self.flush.ready()))
 
 
 class OurHistograms(OurGradients):
-    """Every gradient's statistics, histogram and percentiles."""
+    """Computes statistics, histograms and percentiles of all gradients."""
 
     goal = "≤ +4 %"
 
     def after_backward(self, step: int, gradients: list[Tensor]) -> None:
-        """The same with the percentiles beside the statistics."""
+        """Do the same with the percentiles next to the statistics."""
         rows = summarize(gradients)
         points = percentiles(histograms(gradients, rows), [10, 50, 90])
         self.flush.send(step, (), torch.cat([rows, points], dim=1))
@@ -137,10 +137,10 @@ class OurHistograms(OurGradients):
 
 
 class NaiveGradients(Plain):
-    """Each statistic of each gradient brought over at once."""
+    """Copies each statistic of each gradient to the host at once."""
 
     def after_backward(self, step: int, gradients: list[Tensor]) -> None:
-        """Six operations and six waits per parameter."""
+        """Run six operations and six waits per parameter."""
         for gradient in gradients:
             naive(gradient)
 

@@ -13,8 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hookline import HooklineError, HookManager, TrainingHook, get_trainer
 from hookline.activations import attention
-from hookline.activations.attention import AttentionCost
-from hookline.activations.attention_weights import ATTENTION_FUNCTIONS
+from hookline.activations.attention import ATTENTION_FUNCTIONS, AttentionCost
 from hookline.demo.char_gpt import CharGPT
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 
-from hookline.activations.attention_weights import (
+from hookline.activations.attention import (
     ATTENTION_FUNCTIONS,
     multi_head_weights,
     scaled_dot_product_weights,

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hookline import HookManager
+from hookline import HooklineError, HookManager
 from hookline.activations.capture import Capture
 from hookline.core.schedule import Reading
-from hookline.errors import ConfigError
 
 INPUT = torch.arange(8.0).reshape(2, 4)
 
@@ -159,7 +158,7 @@ def test_a_hook_that_is_set_up_again_continues() -> None:
 )
 def test_invalid_options_are_rejected(options: dict[str, Any], path: str) -> None:
     """When the hook is made."""
-    with pytest.raises(ConfigError, match=path):
+    with pytest.raises(HooklineError, match=path):
         Capture(**options)
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from hookline import HooklineError, HookManager
 from hookline.activations import capture_session
-from hookline.activations.capture_session import CaptureSession
 
 INPUT = torch.ones(2, 4)
 
@@ -50,7 +49,7 @@ def capture(model: nn.Module, modules: Any = "?", **options: Any) -> Any:
     return cache
 
 
-def kept(model: nn.Module) -> list[CaptureSession]:
+def kept(model: nn.Module) -> list[Any]:
     """The sessions that are kept for a model."""
     return list(capture_session._sessions.get(model, {}).values())
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from hookline import HooklineError, HookManager, SimpleTrainer, Trainer
 from hookline.activations.capture_store import CapturedState, CaptureSource, CaptureStore
-from hookline.errors import ConfigError
 
 BATCH = torch.arange(2 * 64 * 8.0).reshape(2, 64, 8)
 BATCHES = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(5)]
@@ -204,23 +203,23 @@ def test_a_state_that_exceeds_the_limit_is_reported_once(caplog: pytest.LogCaptu
 )
 def test_invalid_limits_are_rejected(option: str, given: Any) -> None:
     """When the manager is made."""
-    with pytest.raises(ConfigError, match=f"{option}: expected .* at least 0, got {given!r}"):
+    with pytest.raises(HooklineError, match=f"{option}: expected .* at least 0, got {given!r}"):
         HookManager(**{option: given})
 
 
 @pytest.mark.parametrize("given", [None, 0, -1, 1.5, True, "4"])
 def test_invalid_cleanup_intervals_are_rejected(given: Any) -> None:
     """None is not valid here."""
-    with pytest.raises(ConfigError, match=f"cleanup_interval: expected an integer of at least 1, got {given!r}"):
+    with pytest.raises(HooklineError, match=f"cleanup_interval: expected an integer of at least 1, got {given!r}"):
         HookManager(cleanup_interval=given)
 
 
 def test_options_of_a_capture_are_checked_when_it_is_registered() -> None:
     """Not at the first forward pass."""
     model, manager = make_model(), HookManager()
-    with pytest.raises(ConfigError, match="max_captured_states: expected an integer of at least 0, got -1"):
+    with pytest.raises(HooklineError, match="max_captured_states: expected an integer of at least 0, got -1"):
         manager.register_capture_hook(model, "a", max_captured_states=-1)
-    with pytest.raises(ConfigError, match="device: unknown device 'cudda'"):
+    with pytest.raises(HooklineError, match="device: unknown device 'cudda'"):
         manager.register_capture_hook(model, "a", device="cudda")
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hookline.activations.dead_units import DeadUnits
+from hookline.activations.series import DeadUnits
 
 
 def indices(dead: dict[str, torch.Tensor], name: str) -> list[int]:

@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import HookManager, get_trainer
+from hookline import HooklineError, HookManager, get_trainer
 from hookline.activations import debug
-from hookline.activations.debug import Condition, Debug, Finding, parse_conditions, statistics_of
-from hookline.errors import ConfigError
+from hookline.activations.debug import Debug, Finding
 
 LOGGER = "hookline"
 
@@ -121,6 +120,9 @@ def test_a_condition_may_be_a_function_or_a_list() -> None:
         ({"mean": "> high"}, "conditions.mean: invalid comparison '> high'"),
         ({"mean": "> nan"}, "conditions.mean: invalid comparison '> nan'"),
         ({"mean": 3}, "conditions.mean: invalid comparison 3"),
+        ("", "conditions.: unknown statistic ''"),
+        ("absmax big", "conditions.absmax: invalid comparison 'big'; write '> 1e4'"),
+        ("> 3", "conditions.>: unknown statistic '>'"),
         ("nann", "conditions.nann: unknown statistic 'nann'; did you mean 'nan'?"),
         ("absmax", "conditions.absmax: invalid comparison 'absmax'; write '> 1e4'"),
         ([{"nan": True}, 7], "conditions: invalid condition 7"),
@@ -130,21 +132,32 @@ def test_a_condition_may_be_a_function_or_a_list() -> None:
 )
 def test_a_wrong_condition_is_refused_at_construction(conditions: Any, message: str) -> None:
     """The message has the path, the bad value and what to write."""
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(HooklineError) as caught:
         Debug(conditions=conditions)
     assert message in str(caught.value)
 
 
 def test_keep_must_be_positive() -> None:
     """keep=0 is refused."""
-    with pytest.raises(ConfigError, match="keep: expected an integer of at least 1, got 0"):
+    with pytest.raises(HooklineError, match="keep: expected an integer of at least 1, got 0"):
         Debug(keep=0)
 
 
-def test_conditions_print_as_they_are_written() -> None:
-    """The label of a finding is its condition."""
-    assert [str(one) for one in parse_conditions({"absmax": ">1e4", "nan": True})] == ["absmax > 10000", "nan > 0"]
-    assert not Condition("mean", "!=", 0.0).holds({"mean": math.nan})
+@pytest.mark.parametrize(
+    ("conditions", "labels"),
+    [
+        ("nan", ["nan > 0"]),
+        (["nan", "inf"], ["nan > 0", "inf > 0"]),
+        ({"inf": True, "nan": ">=1e0"}, ["inf > 0", "nan >= 1"]),
+        (["absmax >= 0", {"mean": "!= 0"}], []),
+    ],
+)
+def test_a_finding_names_its_condition(conditions: Any, labels: list[str]) -> None:
+    """In one spelling, however it was written; a tensor with a NaN meets no condition but those on counts."""
+    model, hook = nn.Sequential(nn.Identity()), Debug("0", conditions)
+    watched(model, hook)
+    model(torch.tensor([math.nan, math.inf, 1.0]))
+    assert [finding.condition for finding in hook.findings] == labels
 
 
 @pytest.mark.req("003-27", "003-28")
@@ -177,10 +190,15 @@ def test_every_tensor_of_an_output_is_checked() -> None:
 
 def test_statistics_of_unusual_tensors() -> None:
     """Complex numbers count as pairs; integer, empty, sparse and meta tensors have none."""
-    odd = [torch.arange(3), torch.zeros(0), torch.eye(2).to_sparse(), torch.zeros(2, device="meta")]
-    assert statistics_of(odd) == [{}, {}, {}, {}]
-    both = statistics_of([torch.arange(2), torch.tensor([3 - 4j]), torch.tensor([2.0], dtype=torch.bfloat16)])
-    assert both[0] == {} and both[1]["l2"] == 5 and both[2]["mean"] == 2 and both[2]["std"] == 0
+    model, hook = nn.Sequential(nn.Identity()), Debug("0", {"l2": ">= 0"}, inspect=True)
+    watched(model, hook)
+    for odd in (torch.arange(3), torch.zeros(0), torch.eye(2).to_sparse(), torch.zeros(2, device="meta")):
+        model(odd)
+    assert hook.findings == [] and all(math.isnan(one.mean) for one in hook.inspected) and len(hook.inspected) == 4
+    model((torch.arange(2), torch.tensor([3 - 4j])))
+    model(torch.tensor([2.0], dtype=torch.bfloat16))
+    pair, number = (finding.statistics for finding in hook.findings)
+    assert pair["l2"] == 5 and number["mean"] == 2 and number["std"] == 0
 
 
 def test_findings_are_bounded_and_the_first_are_kept() -> None:

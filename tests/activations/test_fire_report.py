@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from hookline import ForwardHook, HookManager
-from hookline.activations.fire_report import FireReport, fire_report, format_table
 from hookline.core.schedule import Reading
 
 INPUT = torch.ones(2, 3)
@@ -45,7 +44,7 @@ def watched(model: nn.Module, *hooks: ForwardHook, **options: Any) -> HookManage
     return manager
 
 
-def why(report: FireReport) -> dict[str, str]:
+def why(report: Any) -> dict[str, str]:
     """The reason by module."""
     return {row.module: row.why for row in report.rows}
 
@@ -56,7 +55,7 @@ def test_calls_and_fires_are_counted_per_module() -> None:
     manager = watched(model, Watch())
     for _ in range(3):
         model(INPUT)
-    report = fire_report(manager)
+    report = manager.fire_report()
     assert [(row.module, row.calls, row.fired) for row in report.rows] == [
         ("first", 3, 3), ("second", 3, 3), ("unused", 0, 0),
     ]  # fmt: skip
@@ -69,7 +68,7 @@ def test_a_module_whose_weights_are_used_without_calling_it_is_seen() -> None:
     layer = nn.TransformerEncoderLayer(d_model=8, nhead=2, dim_feedforward=16, batch_first=True)
     manager = watched(layer, Watch("linear1"), Watch("self_attn.out_proj"))
     layer(torch.randn(2, 3, 8))
-    report = fire_report(manager)
+    report = manager.fire_report()
     assert report.silent == ["b"]
     assert why(report) == {"linear1": "", "self_attn.out_proj": "the module was never called (bypassed)"}
 
@@ -82,13 +81,13 @@ def test_a_hook_that_is_off_or_not_due() -> None:
     manager.register(Watch("first"), "c", ranks=3)
     manager.begin_batch(Reading(1, 1, 1))
     model(INPUT)
-    report = fire_report(manager)
+    report = manager.fire_report()
     assert [row.why for row in report.rows] == ["off", "not due yet (every 10 steps)", "not for this rank"]
     assert report.silent == ["a", "b", "c"] and {row.calls for row in report.rows} == {1}
     manager.begin_batch(Reading(10, 10, 1))
     manager.decide_due_hooks(Reading(10, 10, 1))
     model(INPUT)
-    assert fire_report(manager).silent == ["a", "c"]
+    assert manager.fire_report().silent == ["a", "c"]
 
 
 @pytest.mark.req("003-38")
@@ -103,10 +102,10 @@ def test_a_hook_that_fails_says_so(caplog: pytest.LogCaptureFixture) -> None:
     model = Model()
     manager = watched(model, Broken("first"))
     model(INPUT)
-    assert why(fire_report(manager)) == {"first": "it failed every time (1 failures)"}
+    assert why(manager.fire_report()) == {"first": "it failed every time (1 failures)"}
     model(INPUT)
     model(INPUT)
-    assert why(fire_report(manager)) == {"first": "off (3 failures)"}
+    assert why(manager.fire_report()) == {"first": "off (3 failures)"}
 
 
 def test_patterns_that_wait_for_a_model() -> None:
@@ -118,13 +117,13 @@ def test_patterns_that_wait_for_a_model() -> None:
     manager.register(Watch(model.first), "given")
     model(INPUT)
     waiting = "its patterns wait for a model"
-    report = fire_report(manager)
+    report = manager.fire_report()
     assert [(row.hook, row.fired, row.why) for row in report.rows] == [
         ("pattern", 0, waiting), ("both", 1, ""), ("both", 0, waiting), ("given", 1, ""),
     ]  # fmt: skip
     assert report.silent == ["pattern"]
     manager.watch(model)
-    assert waiting not in str(fire_report(manager))
+    assert waiting not in str(manager.fire_report())
 
 
 def test_calls_before_the_hook_came_are_not_its_own() -> None:
@@ -135,20 +134,18 @@ def test_calls_before_the_hook_came_are_not_its_own() -> None:
     manager.register(Watch("first"), "late")
     with manager.silenced():
         model(INPUT)
-    row = fire_report(manager).of("late")[0]
+    row = manager.fire_report().of("late")[0]
     assert (row.calls, row.fired) == (2, 0) and row.why.startswith("not called since the hook was registered")
 
 
 def test_a_module_that_is_gone() -> None:
     """A hook on a module that no longer exists says so."""
-    from hookline.activations.hooked_modules import weak_selection
-
     module = nn.Linear(3, 2)
     manager = HookManager()
-    manager.register(Watch(weak_selection(module)), "a")
+    manager.register_capture_hook(module, "a")
     del module
     gc.collect()
-    assert [row.why for row in fire_report(manager).rows] == ["the module no longer exists"]
+    assert [row.why for row in manager.fire_report().rows] == ["the module no longer exists"]
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
@@ -163,7 +160,7 @@ def test_calls_and_fires_are_counted_in_compiled_code(wrapped: bool) -> None:
     manager = watched(model, Watch(["first", "unused"]))
     compiled(INPUT)
     compiled(INPUT)
-    first, unused = fire_report(manager).rows
+    first, unused = manager.fire_report().rows
     assert (first.calls, first.fired, first.why) == (2, 2, "")
     assert (unused.calls, unused.fired, unused.why) == (0, 0, "the module was never called (bypassed)")
 
@@ -173,16 +170,11 @@ def test_the_report_prints_as_a_table() -> None:
     model = Model()
     manager = watched(model, Watch("first"), Watch("unused"))
     model(INPUT)
-    lines = str(fire_report(manager)).splitlines()
+    lines = str(manager.fire_report()).splitlines()
     assert lines[0].split() == ["hook", "module", "calls", "fired", "why", "not"]
     assert lines[1].split() == ["a", "first", "1", "1"] and lines[-1] == "never fired: b"
     assert lines[2].index("the module was never called") == lines[0].index("why not")
-    assert str(fire_report(HookManager())) == "no forward hooks"
-
-
-def test_aligned_columns() -> None:
-    """Every column is as wide as its widest cell, and no line ends in blanks."""
-    assert format_table(("a", "b"), [("long", "x"), ("s", "")]) == "a     b\nlong  x\ns"
+    assert str(HookManager().fire_report()) == "no forward hooks"
 
 
 def test_a_monitor_under_the_name_of_a_capture_that_is_gone_is_counted() -> None:

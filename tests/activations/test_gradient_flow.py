@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import Trainer, TrainingHook, get_trainer
+from hookline import HooklineError, Trainer, TrainingHook, get_trainer
 from hookline.activations.gradient_flow import GradientFlow, GradientFlowHook, gradient_flow, gradient_norms
-from hookline.errors import HooklineError
 
 
 def with_gradients(**norms: float | None) -> nn.Module:

@@ -3,6 +3,7 @@
 import copy
 import gc
 import io
+import math
 import pickle
 import subprocess
 import sys
@@ -17,11 +18,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hookline import HookManager, SimpleTrainer
-from hookline.activations.hooked_modules import MAX_NESTED_CALLS, HookedModule, ModuleTimer, RunningModules
-from hookline.core.dispatch import EventSlots
+from hookline import ForwardHook, HookManager, SimpleTrainer
+from hookline.activations.hooked_modules import RunningModules
 
 INPUT = torch.ones(1, 4)
+
+
+class Seconds(ForwardHook):
+    """Keeps what each call took."""
+
+    def __init__(self, modules: Any) -> None:
+        self.modules, self.seconds = modules, []
+
+    def on_forward(self, seconds: float) -> None:
+        self.seconds.append(seconds)
 
 
 def hook_counts(module: nn.Module) -> tuple[int, int, int]:
@@ -32,49 +42,40 @@ def hook_counts(module: nn.Module) -> tuple[int, int, int]:
 # ---- attaching -------------------------------------------------------------------------------------------------------
 
 
-def test_attach_measure_and_detach() -> None:
-    """Each call leaves the torch hooks that are needed; repeating one changes nothing."""
-    module = nn.Linear(4, 4)
-    hooked = HookedModule("it", module, EventSlots())
-    for measure, expected in ((False, (0, 1, 1)), (True, (1, 1, 1)), (True, (1, 1, 1)), (False, (0, 1, 1))):
-        hooked.attach(measure)
-        assert hook_counts(module) == expected and hooked.attached
-    hooked.detach()
-    hooked.detach()
-    assert hook_counts(module) == (0, 0, 0) and not hooked.attached
+def test_each_hook_leaves_the_torch_hooks_that_are_needed() -> None:
+    """One for all hooks, and another one while a hook measures time."""
+    module, manager = nn.Linear(4, 4), HookManager()
+    manager.register_capture_hook(module, "first")
+    assert hook_counts(module) == (0, 1, 1)
+    manager.register_monitoring_hook(module, "timed", metrics=["time"])
+    manager.register_monitoring_hook(module, "timed too", metrics=["time"])
+    assert hook_counts(module) == (1, 1, 1)
+    manager.remove("timed")
+    assert hook_counts(module) == (1, 1, 1)
+    manager.remove("timed too")
+    assert hook_counts(module) == (0, 1, 1)
+    manager.remove("first")
+    assert hook_counts(module) == (0, 0, 0)
 
 
 def test_torch_hooks_of_others_keep_their_order() -> None:
     """Ours is one among them."""
-    module, order, slots = nn.Linear(4, 4), [], EventSlots()
-    slots.on_forward = lambda *_: order.append("ours")  # type: ignore[method-assign]
-    hooked = HookedModule("it", module, slots)
+    module, manager, order = nn.Linear(4, 4), HookManager(), []
+
+    class Ours(ForwardHook):
+        modules = module
+
+        def on_forward(self) -> None:
+            order.append("ours")
+
     module.register_forward_hook(lambda *_: order.append("first"))
-    hooked.attach()
+    ours = manager.register(Ours())
     last = module.register_forward_hook(lambda *_: order.append("last"))
     module(INPUT)
     last.remove()
-    hooked.detach()
+    ours.remove()
     module(INPUT)
     assert order == ["first", "ours", "last", "first"]
-
-
-def test_calls_are_counted_and_dispatched() -> None:
-    """Of the module itself, not of a copy."""
-    module, calls, slots = nn.Linear(4, 4), [], EventSlots()
-    hooked = HookedModule("it", module, slots)
-    hooked.attach(measure=True)
-    module(INPUT)
-
-    def on_forward(*arguments: Any) -> None:
-        calls.append(arguments)
-
-    slots.on_forward = on_forward  # type: ignore[method-assign]
-    twin = copy.deepcopy(module)
-    module(INPUT)
-    twin(INPUT)
-    ((first, ran, _, _, _, measured),) = calls
-    assert hooked.calls == 2 and first is hooked and ran is module and measured.seconds > 0
 
 
 def test_a_module_is_not_kept_alive() -> None:
@@ -95,14 +96,13 @@ def test_a_module_is_not_kept_alive() -> None:
 
 
 def test_a_torch_hook_that_is_removed_while_its_module_runs_is_not_called() -> None:
-    """Torch has its list of hooks already, and looks only then whether they take keywords."""
-    module, calls, slots = nn.Linear(4, 4), [], EventSlots()
-    slots.on_forward = lambda *arguments: calls.append(arguments)  # type: ignore[method-assign]
-    hooked = HookedModule("it", module, slots)
-    module.register_forward_hook(lambda *_: hooked.detach())
-    hooked.attach()
+    """Torch has its list of hooks already, and reads only then whether they take keywords."""
+    module, manager = nn.Linear(4, 4), HookManager()
+    hook = Seconds(module)
+    module.register_forward_hook(lambda *_: manager.remove("it"))
+    manager.register(hook, "it")
     module(INPUT)
-    assert calls == [] and hooked.calls == 0 and not hooked.attached
+    assert hook.seconds == [] and hook_counts(module) == (0, 1, 0)
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------
@@ -146,32 +146,60 @@ def test_a_watched_model_names_its_modules() -> None:
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
+class Recursive(nn.Module):
+    """Runs itself a number of times, then something else."""
+
+    def __init__(self, last: Any) -> None:
+        super().__init__()
+        self.last = last
+
+    def forward(self, depth: int) -> None:
+        if depth:
+            time.sleep(0.002)
+            self(depth - 1)
+        else:
+            self.last()
+
+
 def test_nested_calls_are_measured_separately() -> None:
     """The inner one took less."""
-    timer, module = ModuleTimer(), nn.Linear(1, 1)
-    timer.begin(module)
-    time.sleep(0.002)
-    timer.begin(module)
-    inner, outer = timer.end(module), timer.end(module)
-    assert inner is not None and outer is not None
-    assert 0 < inner.seconds < outer.seconds and outer.seconds > 0.002 and outer.memory == -1
+    module, manager = Recursive(lambda: None), HookManager()
+    hook = Seconds(module)
+    manager.register(hook)
+    module(1)
+    inner, outer = hook.seconds
+    assert 0 < inner < outer and outer > 0.002
 
 
-def test_an_end_without_a_start_measures_nothing() -> None:
-    """The hook was added while the module ran; the start in another thread does not count."""
-    timer, module = ModuleTimer(), nn.Linear(1, 1)
-    thread = threading.Thread(target=timer.begin, args=(module,))
-    thread.start()
-    thread.join()
-    assert timer.end(module) is None
+def test_a_call_whose_start_was_not_seen_has_no_time() -> None:
+    """The hook was registered while the module ran."""
+    manager = HookManager()
+    manager.register_capture_hook(module := Recursive(lambda: manager.register(hook)), "earlier")
+    hook = Seconds(module)
+    module(0)
+    module.last = lambda: None
+    module(0)
+    first, second = hook.seconds
+    assert math.isnan(first) and second > 0
 
 
 def test_starts_of_calls_that_raised_do_not_pile_up() -> None:
-    """They are dropped beyond a limit."""
-    timer, module = ModuleTimer(), nn.Linear(1, 1)
-    for _ in range(3 * MAX_NESTED_CALLS):
-        timer.begin(module)
-    assert len(timer._started) <= MAX_NESTED_CALLS + 1
+    """They are dropped beyond a limit, and the next call is measured."""
+
+    def fail() -> None:
+        raise RuntimeError("the model fails")
+
+    module, manager = Recursive(fail), HookManager()
+    hook = Seconds(module)
+    manager.register(hook)
+    for _ in range(300):
+        with pytest.raises(RuntimeError, match="the model fails"):
+            module(0)
+    (hooked,) = manager.dispatcher.modules
+    assert len(hooked.timer._started) <= 101
+    module.last = lambda: None
+    module(0)
+    assert 0 < hook.seconds[0] < 1
 
 
 # ---- copies and pickles ----------------------------------------------------------------------------------------------

@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import HookManager, SimpleTrainer, read_layers, read_metrics
+from hookline import HooklineError, HookManager, SimpleTrainer, read_layers, read_metrics
 from hookline.activations import monitor as monitor_module
 from hookline.activations.monitor import Monitor
-from hookline.errors import ConfigError, HooklineError
-from hookline.record import Record
 from hookline.stats import collector
 from hookline.stats.histograms import percentiles
 
@@ -54,7 +52,7 @@ def watched(monitor: Monitor, model: nn.Module) -> HookManager:
 
 def in_memory(trainer: SimpleTrainer, columns: tuple[str, ...]) -> dict[int, torch.Tensor]:
     """By step, what a run that kept no record on disk logged for these columns."""
-    assert isinstance(trainer.record, Record)
+    assert trainer.record is not None
     return {layers.step: layers.values for layers in trainer.record.layer_rows if layers.header.columns == columns}
 
 
@@ -417,14 +415,44 @@ def test_in_training_everything_is_read_in_one_launch(monkeypatch: pytest.Monkey
         ({"metrics": ["maen"]}, "unknown metric 'maen'; did you mean 'mean'"),
         ({"percentiles": [120]}, "expected a finite number, at least 0 and at most 100, got 120"),
         ({"percentiles": ["50"]}, "at most 100, got '50'"),
+        ({"percentiles": [True]}, "at most 100, got True"),
+        ({"percentiles": [float("nan")]}, "at most 100, got nan"),
         ({"metrics": ["time"], "gradients": True}, "no statistic to compute; add one"),
         ({"metrics": ["dead_units"], "dead_window": 0}, "dead_window: expected an integer of at least 1, got 0"),
     ],
 )
 def test_invalid_parameters_are_rejected(options: dict[str, Any], said: str) -> None:
     """When the monitor is made."""
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(HooklineError, match=said):
         Monitor(**options)
+
+
+def test_columns_have_the_requested_order() -> None:
+    """Statistics as given and once each, then percentiles, then the top of the histogram."""
+    model, manager = nn.Sequential(nn.Identity()), HookManager()
+    metrics = ["max", "histogram", "mean", "max", "zeros"]
+    manager.register_monitoring_hook(model[0], "it", metrics, percentiles=[50, 99.5])
+    model(torch.tensor([-4.0, 0.0, 4.0]))
+    found = manager.get("it").latest()["it"]
+    assert list(found) == ["max", "mean", "zeros", "p50", "p99.5", "histogram_top"]
+    assert (found["max"], found["mean"], found["zeros"], found["p50"], found["histogram_top"]) == (4, 0, 1, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "only"),
+    [
+        ({"metrics": ["mean", "nans"]}, True),
+        ({"metrics": ["mean"], "percentiles": [50]}, False),
+        ({"metrics": ["mean", "histogram"]}, False),
+        ({"metrics": ["mean", "dead_units"]}, False),
+        ({"metrics": ["mean", "time"]}, False),
+        ({"metrics": ["mean"], "gradients": True}, False),
+        ({"metrics": ["time"]}, False),
+    ],
+)
+def test_compiled_code_can_accumulate_statistics_only(options: dict[str, Any], only: bool) -> None:
+    """Everything else needs the tensors."""
+    assert Monitor(**options).statistics_only is only
 
 
 def test_metrics_that_were_not_requested_cannot_be_read() -> None:

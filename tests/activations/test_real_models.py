@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from hookline import ForwardHook, HookManager, Trainer, TrainingHook, get_trainer
 from hookline._tensors import iter_tensors
-from hookline.activations.forward_hooks import first_floating
 from hookline.activations.gradient_flow import gradient_flow
 from hookline.activations.interventions import Ablate, Patch, Scale
 
@@ -127,6 +126,11 @@ def same(first: Any, second: Any) -> bool:
     if isinstance(first, (tuple, list)):
         return len(first) == len(second) and all(map(same, first, second))
     return same(list(iter_tensors(first)), list(iter_tensors(second)))
+
+
+def first_floating(value: Any) -> torch.Tensor | None:
+    """The first floating-point tensor of a nested value."""
+    return next((tensor for tensor in iter_tensors(value) if tensor.is_floating_point()), None)
 
 
 def cloned(value: Any) -> Any:

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
+from hookline import HooklineError
 from hookline.activations.metric_spec import MetricSpec
 from hookline.activations.series import CallCosts, History, StepTable, TensorStatistics, column_means
-from hookline.errors import HooklineError
 
 
 def table(

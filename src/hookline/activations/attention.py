@@ -6,18 +6,21 @@ call of torch with a separate computation of its weights; the model's own comput
 
 from __future__ import annotations
 
+import inspect
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from hookline import _device
 from hookline._tensors import iter_tensors
-from hookline.activations.attention_weights import ATTENTION_FUNCTIONS
 from hookline.activations.capture import Capture
 from hookline.activations.capture_session import Cache, CaptureSession
 from hookline.activations.compile.detection import run_uncompiled
@@ -31,6 +34,8 @@ if TYPE_CHECKING:  # the manager makes sessions
 SUPPORTED = "scaled_dot_product_attention, nn.MultiheadAttention and a softmax over [batch, heads, queries, keys]"
 # Names under which Hugging Face models call attention that is made of torch's own functions.
 _VISIBLE_IMPLEMENTATIONS = (None, "eager", "sdpa")
+_HALF_DTYPES = (torch.float16, torch.bfloat16)
+_MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 logger = logging.getLogger("hookline")
 
 
@@ -145,44 +150,27 @@ class AttentionMode(TorchFunctionMode):
 
 
 @contextmanager
-def record_attention(model: torch.nn.Module, modules: Any) -> Iterator[tuple[AttentionMode, list[str]]]:
-    """Record the attention of the selected modules (None selects all) in this thread until the block ends.
-
-    Yields:
-        The mode that records, and the models that were switched to another attention implementation.
-    """
-    named = dict(model.named_modules())
-    selected = named if modules is None else select(modules, named, "module")
-    # The root module has no name; a model that attends in its own forward goes by its class name.
-    names = {module: name or type(model).__name__ for name, module in selected.items()}
-    running = RunningModules()
-    mode = AttentionMode(names, running)
-    with attention_with_weights(model) as switched, running.following(model), mode:
-        yield mode, switched
-    kind = type(model).__name__
-    if mode.cost.maps:
-        logger.info("attention maps of %s: %s", kind, mode.cost)  # formatting waits for the device, so only if printed
-    elif running.entered:
-        logger.warning("%s ran without attention in the selected modules; supported are %s", kind, SUPPORTED)
-
-
-@contextmanager
 def attention_session(
     make_manager: Callable[..., HookManager], model: torch.nn.Module, modules: Any, options: Mapping[str, Any]
 ) -> Iterator[AttentionMaps]:
-    """Record and capture the attention of a model until the block ends.
+    """Compute and capture the attention weights of what this thread runs of a model until the block ends.
 
     Args:
         make_manager: The class `HookManager`, which imports this module.
         model: The model.
-        modules: The modules whose attention to record; None for all.
+        modules: The modules whose attention to capture; None for all.
         options: The options of `Capture`.
 
     Yields:
         The maps.
     """
-    with record_attention(model, modules) as (mode, switched):
-        hook = Capture("*", **options)
+    named, kind = dict(model.named_modules()), type(model).__name__
+    selected = named if modules is None else select(modules, named, "module")
+    # The root module has no name; a model that attends in its own forward goes by its class name.
+    names = {module: name or kind for name, module in selected.items()}
+    running = RunningModules()
+    mode, hook = AttentionMode(names, running), Capture("*", **options)
+    with attention_with_weights(model) as switched, running.following(model), mode:
         maps = AttentionMaps(hook, model, mode, switched)
         session = CaptureSession(make_manager(max_captured_states=None), mode.points, hook)
         try:
@@ -190,6 +178,10 @@ def attention_session(
         finally:
             maps.close()
             session.close()
+    if mode.cost.maps:
+        logger.info("attention maps of %s: %s", kind, mode.cost)  # formatting waits for the device, so only if printed
+    elif running.entered:
+        logger.warning("%s ran without attention in the selected modules; supported are %s", kind, SUPPORTED)
 
 
 # ---- switching to an attention whose weights can be computed ---------------------------------------------------------
@@ -233,3 +225,83 @@ def _configs(config: Any) -> Iterator[Any]:
     for name in getattr(config, "sub_configs", ()):
         if (inner := getattr(config, name, None)) is not None:
             yield from _configs(inner)
+
+
+# ---- the weights of an attention call --------------------------------------------------------------------------------
+
+# They are computed after the call, from its arguments, and nothing here draws a random number: they are the weights
+# before dropout.
+
+
+def scaled_dot_product_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return softmax(QKᵀ · scale + mask), for the arguments of `torch.nn.functional.scaled_dot_product_attention`.
+
+    Computed at least in float32, as the fused kernels do. A query that attends to nothing gets zeros, as from them.
+
+    Returns:
+        The weights in the query's dtype, [..., queries, keys].
+    """
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    if query.dtype in _HALF_DTYPES:
+        wide_query, key = query.float(), key.float()
+    else:
+        wide_query = query
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    with torch.autocast(query.device.type, enabled=False):
+        scores = torch.matmul(wide_query * scale, key.transpose(-2, -1))
+        fully_masked = _apply_mask(scores, attn_mask, is_causal)
+        weights = torch.softmax(scores, dim=-1)
+        return (weights if fully_masked is None else weights.masked_fill_(fully_masked, 0)).to(query.dtype)
+
+
+def _apply_mask(scores: Tensor, mask: Any, is_causal: bool) -> Tensor | None:
+    """Mask scores in place, because they are large; return which queries are masked entirely."""
+    if is_causal:
+        scores.masked_fill_(torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1), -math.inf)
+    if mask is None:
+        return None
+    if hasattr(mask, "_materialize"):  # torch.nn.attention.bias.CausalBias becomes a tensor only on request
+        mask = mask._materialize(scores.device)
+    if mask.dtype is torch.bool:
+        scores.masked_fill_(~mask, -math.inf)
+    else:
+        scores.add_(mask)
+    return torch.isneginf(scores).all(-1, keepdim=True)
+
+
+def multi_head_weights(*args: Any, **kwargs: Any) -> Tensor:
+    """Return the weights of each head, for the arguments of `F.multi_head_attention_forward`.
+
+    The function runs a second time for them, in eval mode: if the model's own call requested the weights, it would
+    compute its output in a different way.
+    """
+    call = _MULTI_HEAD.bind(*args, **kwargs)
+    call.arguments.update(need_weights=True, average_attn_weights=False, training=False)
+    weights: Tensor = F.multi_head_attention_forward(*call.args, **call.kwargs)[1]  # type: ignore[assignment]
+    return weights
+
+
+def softmax_weights(result: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return a softmax's own result if it is over the keys of [batch, heads, queries, keys], else None."""
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    return result if result.dim() == 4 and dim in (-1, 3) else None
+
+
+WeightFunction = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Tensor | None]
+
+ATTENTION_FUNCTIONS: dict[Any, WeightFunction] = {
+    F.scaled_dot_product_attention: lambda result, args, kwargs: scaled_dot_product_weights(*args, **kwargs),
+    F.multi_head_attention_forward: lambda result, args, kwargs: multi_head_weights(*args, **kwargs),
+    **dict.fromkeys((F.softmax, torch.softmax, torch.Tensor.softmax, torch.special.softmax), softmax_weights),
+}
+"""Maps each torch function that attends to one that computes its weights from its result and arguments."""

@@ -82,7 +82,10 @@ class Capture(ForwardHook):
         self._converts = dtype is not None or device is not None or clone or reduce is not None
         self._calls: dict[str, Iterator[int]] = {}  # the numbers of the next calls, by module
         self._registered_name, self._store = self.name, CaptureStore()
-        self._parts = _parse_parts(what)
+        parts = PARTS if what == "both" else (what,) if isinstance(what, str) else tuple(what)
+        for part in parts:
+            _checks.one_of(part, (*PARTS, "both"), "what")
+        self._parts = tuple(part for part in PARTS if part in parts)
         # Each method names only the arguments that are needed, so that no other views are made.
         listeners = {("input",): self._on_inputs, ("output",): self._on_output, PARTS: self._on_both}
         self.on_forward: Any = listeners[self._parts]
@@ -185,13 +188,6 @@ def _is_slice(tensor: Tensor) -> bool:
         return tensor.untyped_storage().nbytes() > tensor.nbytes
     except (RuntimeError, NotImplementedError, AttributeError):  # sparse tensors and numbers have no single storage
         return False
-
-
-def _parse_parts(what: str | Sequence[str]) -> tuple[str, ...]:
-    given = PARTS if what == "both" else (what,) if isinstance(what, str) else tuple(what)
-    for part in given:
-        _checks.one_of(part, (*PARTS, "both"), "what")
-    return tuple(part for part in PARTS if part in given)
 
 
 def _parse_dtype(given: str | torch.dtype | None) -> torch.dtype | None:

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,7 +139,7 @@ class CaptureStore:
         self.limit_bytes = limit_bytes
         self.max_age = _checks.optional(_checks.number, max_age, "max_age_seconds", at_least=0)
         self.dropped = 0
-        self._states: dict[str, deque[CapturedState]] = {}  # by hook, oldest first
+        self._states: defaultdict[str, deque[CapturedState]] = defaultdict(deque)  # by hook, oldest first
         self._bytes = 0
         self._users: dict[int, int] = {}  # how many captured tensors use a storage, by its address
         self._too_big: set[str] = set()  # modules of which a single state exceeds the limit
@@ -165,14 +165,14 @@ class CaptureStore:
     def add(self, state: CapturedState, max_states: int | None = None) -> None:
         """Keep a state and drop the oldest ones that exceed a limit; `max_states` is the hook's own limit."""
         with self._lock:
-            states = self._states.get(state.source.hook)
-            if states is None:
-                states = self._states[state.source.hook] = deque()
+            states = self._states[state.source.hook]
             states.append(state)
             limit = self.max_states if max_states is None else max_states
             if limit is not None and len(states) > limit:
                 self.dropped += 1
-                self._release(states.popleft())
+                oldest = states.popleft()
+                if oldest.storages:
+                    self._release(oldest)
             if self.limit_bytes is not None and states:
                 self._enforce_limit(state, self.limit_bytes)
 

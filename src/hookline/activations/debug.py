@@ -168,7 +168,10 @@ class Debug(ForwardHook):
         tensors = list(iter_tensors(output))
         statistics = statistics_of(tensors)
         if self.inspect:
-            self.inspected.extend(_inspection(where, *pair) for pair in zip(tensors, statistics, strict=True))
+            for tensor, numbers in zip(tensors, statistics, strict=True):
+                shape, dtype, device = tuple(tensor.shape), _dtype_name(tensor), str(tensor.device)
+                shown: dict[str, Any] = {name: numbers.get(name, math.nan) for name in ("mean", "std", "absmax")}
+                self.inspected.append(Inspection(**where, shape=shape, dtype=dtype, device=device, **shown))
         for condition in self._conditions:
             result = _evaluate(condition, name, output, statistics)
             if result is None:
@@ -320,18 +323,6 @@ def describe_tensors(value: Any) -> tuple[str, ...]:
 
 def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _inspection(where: Mapping[str, Any], tensor: torch.Tensor, statistics: Mapping[str, float]) -> Inspection:
-    return Inspection(
-        **where,
-        shape=tuple(tensor.shape),
-        dtype=_dtype_name(tensor),
-        device=str(tensor.device),
-        mean=statistics.get("mean", math.nan),
-        std=statistics.get("std", math.nan),
-        absmax=statistics.get("absmax", math.nan),
-    )
 
 
 def _user_stack() -> tuple[str, ...]:

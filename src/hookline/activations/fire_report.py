@@ -79,7 +79,10 @@ def _rows(manager: HookManager, entry: Entry) -> Iterator[FireRow]:
         fired = hooked.fired.get(entry.name, 0)
         why = "" if fired else _reason(manager, entry, hooked)
         yield FireRow(entry.name, hooked.name_for(entry.name), hooked.calls, fired, why)
-    if modules.model is None and _has_patterns(entry):
+    pattern = getattr(entry.hook, "modules", "*")
+    patterns = pattern if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
+    # Modules that are passed as objects need no model.
+    if modules.model is None and not all(isinstance(one, (torch.nn.Module, weakref.ref)) for one in patterns):
         yield FireRow(entry.name, "", 0, 0, NO_MODEL)
 
 
@@ -97,13 +100,6 @@ def _reason(manager: HookManager, entry: Entry, hooked: HookedModule) -> str:
     if failures:
         return f"{FAILED} ({failures} failures)"
     return NOT_SINCE if entry.schedule.always else f"{NOT_DUE} ({entry.schedule})"
-
-
-def _has_patterns(entry: Entry) -> bool:
-    """Return whether a hook selects by anything but module objects, which need no model."""
-    pattern = getattr(entry.hook, "modules", "*")
-    patterns = pattern if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
-    return not all(isinstance(one, (torch.nn.Module, weakref.ref)) for one in patterns)
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -22,8 +22,10 @@ from hookline.errors import HooklineError
 OUTSIDE = "outside"  # The hooks of a module must be called outside of compiled graphs.
 MAX_NESTED_CALLS = 100
 _REMOVED = object()
-# The backward pass that runs in this thread, -1 if none does. A torch that cannot tell shows repeated passes to hooks.
-_graph_task_id = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+# Returns the number of the backward pass that this thread runs. A forward pass inside it repeats one that hooks have
+# seen (checkpointing); with a torch that does not tell, hooks see it again.
+NO_BACKWARD = -1
+backward_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: NO_BACKWARD)
 
 
 # ---- torch hooks -----------------------------------------------------------------------------------------------------
@@ -217,9 +219,18 @@ class HookedModules:
     def check(self, entry: Entry, model: torch.nn.Module | None) -> None:
         """Raise if a hook's patterns match nothing in a model."""
         chosen = _select(entry, model)
-        if model is self.model:  # `selected_by` will be called next.
-            hooked = [self._hook_module(name, module, entry.name) for name, module in chosen.items()]
-            self._selected[entry.name] = (entry, hooked)
+        if model is not self.model:
+            return
+        # `selected_by` will be called next.
+        selected = []
+        for name, module in chosen.items():
+            hooked = self._hooked.get(module)
+            if hooked is None:
+                hooked = self._hooked[module] = HookedModule(name, module, self._slots)
+            if name != hooked.name:
+                hooked.names[entry.name] = name
+            selected.append(hooked)
+        self._selected[entry.name] = (entry, selected)
 
     def selected_by(self, entry: Entry) -> list[HookedModule]:
         """Return the modules that a hook selects."""
@@ -235,14 +246,6 @@ class HookedModules:
         for name in [name for name, (entry, _) in self._selected.items() if id(entry) not in staying]:
             for hooked in self._selected.pop(name)[1]:
                 hooked.names.pop(name, None)
-
-    def _hook_module(self, name: str, module: torch.nn.Module, hook: str) -> HookedModule:
-        hooked = self._hooked.get(module)
-        if hooked is None:
-            hooked = self._hooked[module] = HookedModule(name, module, self._slots)
-        if name != hooked.name:
-            hooked.names[hook] = name
-        return hooked
 
 
 def _select(entry: Entry, model: torch.nn.Module | None) -> dict[str, torch.nn.Module]:
@@ -274,11 +277,6 @@ def weak_selection(modules: Any) -> Any:
 # ---- the module that runs --------------------------------------------------------------------------------------------
 
 
-def in_backward() -> bool:
-    """Return whether autograd runs this: a forward pass there repeats one that hooks have seen (checkpointing)."""
-    return bool(_graph_task_id() != -1)
-
-
 class RunningModules:
     """The modules of a model that are running now, outermost first, separately for each thread."""
 
@@ -290,7 +288,7 @@ class RunningModules:
     def innermost(self) -> torch.nn.Module | None:
         """The module that this thread is in; None outside of the model and in passes that backward repeats."""
         stack = self._stack
-        return stack[-1] if stack and not in_backward() else None
+        return stack[-1] if stack and backward_id() == NO_BACKWARD else None
 
     @contextmanager
     def following(self, model: torch.nn.Module) -> Iterator[None]:

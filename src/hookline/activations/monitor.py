@@ -9,11 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from hookline import _checks
-from hookline.activations.dead_units import DeadUnits
 from hookline.activations.forward_hooks import ForwardDispatcher, Observe, first_floating
 from hookline.activations.hooked_modules import HookedModule, weak_selection
 from hookline.activations.metric_spec import DEFAULT_METRICS, MetricSpec
-from hookline.activations.series import CallCosts, History, Source, StepTable, TensorStatistics, column_means
+from hookline.activations.series import CallCosts, DeadUnits, History, Source, StepTable, TensorStatistics, column_means
 from hookline.core.base import ForwardHook
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, HooklineError, nearest
@@ -79,13 +78,10 @@ class Monitor(ForwardHook):
         self._validating = self._before_backward = False
         self._calls = 0  # without a run, since results were last moved to the history
         self._lock = threading.RLock()
-        self.on_forward: Any = self._listener()
-
-    def _listener(self) -> Callable[..., None]:
-        """Return the method that names only the needed arguments: measuring time and memory costs extra."""
-        if self._costs is None:
-            return self._observe
-        return self._measure if self._outputs is None and self._dead_units is None else self._observe_and_measure
+        # Each method names only the arguments that are needed, because measuring time and memory costs extra.
+        observes = self._outputs is not None or self._dead_units is not None
+        measures = self._observe_and_measure if observes else self._measure
+        self.on_forward: Any = self._observe if self._costs is None else measures
 
     def setup(self, name: str) -> None:
         """Store the name under which the hook is registered."""

@@ -16,7 +16,7 @@ from hookline import ForwardHook, HookManager, get_trainer
 from hookline.activations.compile.compiled_stats import CompiledStats
 from hookline.activations.monitor import Monitor
 from hookline.core.schedule import Reading
-from hookline.stats.columns import STATISTICS
+from hookline.stats import STATISTICS
 
 pytestmark = COMPILING
 

@@ -7,14 +7,7 @@ import torch
 from torch import nn
 
 from hookline.activations.compile import stats_ops
-from hookline.activations.compile.stats_ops import (
-    REFUSED,
-    add_statistics,
-    forget_owner_key,
-    forget_stats_key,
-    new_owner_key,
-    new_stats_key,
-)
+from hookline.activations.compile.stats_ops import REFUSED, add_statistics, forget_key, new_key
 from hookline.activations.hooked_modules import ForwardTorchHook, HookedModule
 from hookline.core.dispatch import EventSlots
 
@@ -43,17 +36,17 @@ def make_hook() -> ForwardTorchHook:
 def test_without_an_owner_nothing_is_computed() -> None:
     """The graph calls the hooks instead, also once the owner is closed."""
     owner = Refusing()
-    key = new_owner_key(owner)
+    key = new_key(owner)  # type: ignore[arg-type]
     assert not add_statistics(make_hook(), "in a test", torch.ones(2)) and not owner.requests
     assert not add_statistics(make_hook(), key, torch.ones(2)) and owner.requests == 1
-    forget_owner_key(key)
+    forget_key(key)
     assert not add_statistics(make_hook(), key, torch.ones(2)) and owner.requests == 1
 
 
 def test_what_no_kernel_can_read_is_not_requested() -> None:
     """Integers, eight-bit floats and outputs without tensors."""
     owner = Refusing()
-    key = new_owner_key(owner)
+    key = new_key(owner)  # type: ignore[arg-type]
     outputs: list[Any] = [
         torch.ones(2).long(),
         torch.ones(2).to(torch.float8_e4m3fn),
@@ -68,11 +61,11 @@ def test_what_no_kernel_can_read_is_not_requested() -> None:
 def test_keys_are_unique_and_keep_nothing_alive() -> None:
     """A graph that was made for a module that is gone must not serve another."""
     hook = make_hook()
-    key = new_stats_key(hook)
-    assert stats_ops._hooks[key] is hook and new_stats_key(hook) != key
-    forget_stats_key(key)
-    assert key not in stats_ops._hooks
-    key = new_stats_key(hook)
+    key = new_key(hook)
+    assert stats_ops._targets[key] is hook and new_key(hook) != key
+    forget_key(key)
+    assert key not in stats_ops._targets
+    key = new_key(hook)
     del hook
     gc.collect()
-    assert key not in stats_ops._hooks
+    assert key not in stats_ops._targets

@@ -11,37 +11,28 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hookline._device import cached_table
 from hookline.activations.compile.custom_ops import give_back_id, take_id, warn_once
-from hookline.activations.compile.stats_ops import FIRST, LATER, REFUSED, forget_owner_key, new_owner_key
+from hookline.activations.compile.stats_ops import FIRST, LATER, REFUSED, forget_key, new_key
 from hookline.activations.hooked_modules import HookedModule
 from hookline.core.dispatch import BoundHook
 from hookline.stats.rows import has_kernels
 
 if TYPE_CHECKING:
     from hookline.activations.forward_hooks import ForwardDispatcher
-
-
-class StatsReceiver(Protocol):
-    """A hook that needs statistics and nothing else."""
-
-    def is_monitoring(self) -> bool:
-        """Return whether it wants what runs now."""
-
-    def add_rows(self, names: Sequence[str], rows: Tensor, step: int) -> None:
-        """Receive rows on the device, of one step's calls; the count of a module that was not called is NaN."""
+    from hookline.activations.monitor import Monitor
 
 
 class DueHook(NamedTuple):
     """A hook that is due, with its modules."""
 
     hook: str
-    receiver: StatsReceiver
+    monitor: Monitor  # Needs statistics and nothing else.
     modules: frozenset[HookedModule]
 
 
@@ -52,17 +43,6 @@ class Pending(NamedTuple):
     hooks: tuple[DueHook, ...]
 
 
-class HookRows(NamedTuple):
-    """The rows that belong to one hook."""
-
-    names: list[str]
-    indices: tuple[int, ...]
-
-    def of(self, rows: Tensor) -> Tensor:
-        """Return these rows of all rows."""
-        return rows if len(self.indices) == len(rows) else rows[cached_table(rows.device, self.indices)]
-
-
 class CompiledStats:
     """Has a row for every module whose statistics compiled code computes, all on the device that comes first.
 
@@ -70,7 +50,7 @@ class CompiledStats:
     """
 
     def __init__(self, dispatcher: ForwardDispatcher) -> None:
-        self.key = new_owner_key(self)  # What the torch hooks of its modules want.
+        self.key = new_key(self)  # What the torch hooks of its modules want.
         self.graph_id: Tensor | None = None
         self.due_flag: Tensor | None = None
         self._dispatcher = weakref.ref(dispatcher)
@@ -81,7 +61,7 @@ class CompiledStats:
         # The calls of the modules, on the device: by the hooks that were due, and all that no report has counted yet.
         self._counts: dict[tuple[DueHook, ...], Tensor] = {}
         self._uncounted: list[tuple[tuple[HookedModule, ...], tuple[DueHook, ...], Tensor]] = []
-        self._hook_rows: dict[DueHook, HookRows] = {}
+        self._rows_of: dict[DueHook, tuple[list[str], tuple[int, ...]]] = {}  # Names and indices of a hook's rows.
         self._due: tuple[Sequence[BoundHook], list[DueHook]] = (), []
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._last_graph: weakref.ref[Any] | None = None
@@ -104,11 +84,11 @@ class CompiledStats:
             self.graph_id = self.due_flag = self._pending = None
             self._flag_value = 0
             self._set_modules(())
-            forget_owner_key(self.key)
-            self.key = new_owner_key(self)
+            forget_key(self.key)
+            self.key = new_key(self)
 
     def _set_modules(self, modules: tuple[HookedModule, ...]) -> None:
-        self._modules, self._addresses, self._counts, self._hook_rows = modules, None, {}, {}
+        self._modules, self._addresses, self._counts, self._rows_of = modules, None, {}, {}
 
     # ---- while a graph is traced ---------------------------------------------------------------------------------
 
@@ -184,7 +164,7 @@ class CompiledStats:
                     modules = dispatcher.modules.selected_by(dispatcher.registry.entry(hook.hook))
                     due.append(DueHook(hook.hook, hook.owner, frozenset(modules)))
             self._due = hooks, due
-        listening = tuple([hook for hook in self._due[1] if hook.receiver.is_monitoring()])
+        listening = tuple([hook for hook in self._due[1] if hook.monitor.is_monitoring()])
         return Pending(dispatcher.run.step, listening) if listening else None
 
     def deliver(self) -> None:
@@ -209,30 +189,23 @@ class CompiledStats:
             pending, self._pending = self._pending or Pending(0, ()), None
             if self.due_flag is None or not self._modules:
                 return
-            from hookline.stats.cuda_accumulators import addresses_of, take
+            from hookline.stats.cuda_accumulators import addresses_of, make_counts, take
 
             if self._addresses is None:
-                self._addresses = addresses_of([_row_of(hooked) for hooked in self._modules])
-            rows = take(self._addresses, self._counts_for(pending.hooks))
+                rows_of_modules = [hooked.torch_hook.stats_row for hooked in self._modules]
+                self._addresses = addresses_of([row for row in rows_of_modules if row is not None])
+            counts = self._counts.get(pending.hooks)
+            if counts is None:  # They stay on the device until a report.
+                counts = self._counts[pending.hooks] = make_counts(len(self._modules), self.due_flag.device)
+                self._uncounted.append((self._modules, pending.hooks, counts))
+            rows = take(self._addresses, counts)
             for hook in pending.hooks:
-                own = self._rows_of(hook)
-                hook.receiver.add_rows(own.names, own.of(rows), pending.step)
-
-    def _counts_for(self, due: tuple[DueHook, ...]) -> Tensor:
-        """Return where calls are counted while these hooks are due; the counts stay on the device until a report."""
-        if due not in self._counts:
-            from hookline.stats.cuda_accumulators import make_counts
-
-            assert self.due_flag is not None
-            counts = self._counts[due] = make_counts(len(self._modules), self.due_flag.device)
-            self._uncounted.append((self._modules, due, counts))
-        return self._counts[due]
-
-    def _rows_of(self, due: DueHook) -> HookRows:
-        if due not in self._hook_rows:
-            indices = tuple(index for index, hooked in enumerate(self._modules) if hooked in due.modules)
-            self._hook_rows[due] = HookRows([self._modules[index].name_for(due.hook) for index in indices], indices)
-        return self._hook_rows[due]
+                if hook not in self._rows_of:
+                    indices = tuple(index for index, hooked in enumerate(self._modules) if hooked in hook.modules)
+                    self._rows_of[hook] = [self._modules[index].name_for(hook.hook) for index in indices], indices
+                names, indices = self._rows_of[hook]
+                own = rows if len(indices) == len(rows) else rows[cached_table(rows.device, indices)]
+                hook.monitor.add_rows(names, own, pending.step)
 
 
 def _traced_graph() -> Any:
@@ -248,9 +221,3 @@ def _keep_address(*tensors: Tensor) -> None:
 
     for tensor in tensors:
         mark_static_address(tensor, guard=False)
-
-
-def _row_of(hooked: HookedModule) -> Tensor:
-    row = hooked.torch_hook.stats_row
-    assert row is not None, "every module that is served has a row"
-    return row

@@ -12,9 +12,12 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:  # It imports this module.
+    from hookline.activations.forward_hooks import ForwardDispatcher
 
 logger = logging.getLogger("hookline")
 
@@ -33,25 +36,17 @@ def has_compiled() -> bool:
 # ---- before the first compilation ------------------------------------------------------------------------------------
 
 
-class Dispatcher(Protocol):
-    """Whatever has torch hooks on modules that may be compiled."""
-
-    def prepare_compile(self) -> None:
-        """Make its torch hooks ready to be traced."""
+_unprepared: weakref.WeakSet[ForwardDispatcher] = weakref.WeakSet()
 
 
-dispatchers: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Those with torch hooks on modules that are not prepared yet."""
-
-
-def prepare_before_compiling(dispatcher: Dispatcher) -> None:
+def prepare_before_compiling(dispatcher: ForwardDispatcher) -> None:
     """Call `dispatcher.prepare_compile` before the next frame is compiled.
 
     If the compiler is imported only later, its first trace through one of the torch hooks does the same. A frame
     without any of them that is compiled before does not check for hooks, and serves modules of the same code: call
     `HookManager.watch` again after the import to exclude that. Trainers do.
     """
-    dispatchers.add(dispatcher)
+    _unprepared.add(dispatcher)
     handler = getattr(sys.modules.get("torch._dynamo"), "callback_handler", None)
     if handler is not None and prepare_all not in handler.start_callbacks:  # `torch._dynamo.reset` removes it.
         handler.register_start_callback(prepare_all)
@@ -59,12 +54,12 @@ def prepare_before_compiling(dispatcher: Dispatcher) -> None:
 
 def prepare_all(_: Any = None) -> None:
     """Prepare every dispatcher that is not; a failure must not end the compilation of a model."""
-    for dispatcher in list(dispatchers):
+    for dispatcher in list(_unprepared):
         try:
             dispatcher.prepare_compile()
         except Exception:
             logger.warning("forward hooks may not be called in compiled code", exc_info=True)
-        dispatchers.discard(dispatcher)
+        _unprepared.discard(dispatcher)
 
 
 # ---- uncompiled ------------------------------------------------------------------------------------------------------
@@ -77,22 +72,19 @@ _stance_lock = threading.Lock()
 @contextmanager
 def run_uncompiled() -> Iterator[None]:
     """Run compiled models uncompiled inside the block, in all threads; what is compiled stays for later."""
+    global _uncompiled_blocks, _stance
     if not is_imported():
         yield
         return
-    _enter_uncompiled(1)
-    try:
-        yield
-    finally:
-        _enter_uncompiled(-1)
-
-
-def _enter_uncompiled(by: int) -> None:
-    """Change the stance for the first of several blocks and change it back after the last, whatever their threads."""
-    global _uncompiled_blocks, _stance
+    # The first of several blocks changes the stance and the last one changes it back, whatever their threads.
     with _stance_lock:
         if not _uncompiled_blocks:
             _stance = torch.compiler.set_stance("force_eager")
-        _uncompiled_blocks += by
-        if not _uncompiled_blocks:
-            _stance.__exit__(None, None, None)
+        _uncompiled_blocks += 1
+    try:
+        yield
+    finally:
+        with _stance_lock:
+            _uncompiled_blocks -= 1
+            if not _uncompiled_blocks:
+                _stance.__exit__(None, None, None)

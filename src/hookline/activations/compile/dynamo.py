@@ -24,7 +24,7 @@ from hookline.activations.compile.custom_ops import (
     take_id,
     warn_once,
 )
-from hookline.activations.compile.stats_ops import STATISTICS, add_statistics, forget_stats_key, new_stats_key
+from hookline.activations.compile.stats_ops import STATISTICS, add_statistics, forget_key, new_key
 from hookline.activations.forward_hooks import is_listening, measures_calls
 from hookline.activations.hooked_modules import OUTSIDE, ForwardTorchHook, HookedModule, TimerTorchHook
 from hookline.core.entry import Entry
@@ -121,14 +121,14 @@ def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry]) -> Non
     wanted: dict[HookedModule, set[str]] = {}
     for entry in entries:
         parts = _wanted_parts(entry)
-        if needs_statistics_only(entry.hook):
+        if getattr(entry.hook, "statistics_only", False):
             entry.hook.set_flush(stats.deliver)
         for hooked in dispatcher.modules.selected_by(entry):
             wanted.setdefault(hooked, set()).update(parts)
     for hooked, parts in wanted.items():
         hook = hooked.torch_hook
         if hook.graph_id is None:
-            hook.graph_id, hook.stats_key = take_id(hooked), new_stats_key(hook)
+            hook.graph_id, hook.stats_key = take_id(hooked), new_key(hook)
         wants = combine(parts)
         hook.wants = stats.key if wants == STATISTICS else wants
     stats.serve([hooked for hooked in wanted if hooked.torch_hook.wants == stats.key], dispatcher.modules.model)
@@ -138,7 +138,7 @@ def leave_graphs(hook: ForwardTorchHook) -> None:
     """Make graphs reach nothing through a torch hook any more."""
     if hook.graph_id is not None:
         give_back_id(hook.graph_id)
-        forget_stats_key(hook.stats_key)
+        forget_key(hook.stats_key)
     hook.wants, hook.stats_key = OUTSIDE, ""
     hook.graph_id = hook.stats_row = hook.stats_place = None
 
@@ -158,14 +158,9 @@ def _wanted_parts(entry: Entry) -> set[str]:
         return set()
     if measures_calls(entry) or any(getattr(entry.hook, name, False) for name in NEED_LIVE_OUTPUT):
         return {OUTSIDE}
-    if needs_statistics_only(entry.hook):
+    if getattr(entry.hook, "statistics_only", False):
         return {STATISTICS}
     return {CALLED, *(PARTS[name] for name in entry.listeners["on_forward"].wanted if name in PARTS)}
-
-
-def needs_statistics_only(hook: Any) -> bool:
-    """Return whether a hook needs statistics and nothing else, so that it need not be called."""
-    return bool(getattr(hook, "statistics_only", False))
 
 
 _guards_missing = False

@@ -97,7 +97,9 @@ def _last_use(call: Node, backward: set[Node], order: dict[Node, int]) -> Node:
     uses = [call]
     for tensor in _argument(call, "tensors"):
         for use in _base(tensor).users:
-            if use not in backward and not _is_end(use) and not _is_view_for(use, call):
+            # The end of the graph is not a use, nor is a write of an input's new value, which must stay at the end.
+            ends = use.op == "output" or use.target is torch.ops.aten.copy_.default
+            if use not in backward and not ends and not _is_view_for(use, call):
                 uses.append(use)
     return max(uses, key=order.__getitem__)
 
@@ -125,11 +127,6 @@ def _is_kept(tensor: Node, backward: set[Node]) -> bool:
 
 def _is_view(node: Node) -> bool:
     return node.target is torch.ops.aten._unsafe_view.default or getattr(node.target, "is_view", False)
-
-
-def _is_end(node: Node) -> bool:
-    """Return whether a node is the end of the graph, or writes an input's new value, which must stay at the end."""
-    return node.op == "output" or node.target is torch.ops.aten.copy_.default
 
 
 def _backward_nodes(graph: Graph) -> set[Node]:

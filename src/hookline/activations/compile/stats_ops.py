@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import assume_constant_result
@@ -21,55 +21,30 @@ from torch.compiler import assume_constant_result
 from hookline.activations.compile.custom_ops import define_operator, flatten, object_of
 from hookline.activations.hooked_modules import ForwardTorchHook
 
+if TYPE_CHECKING:  # It imports this module.
+    from hookline.activations.compile.compiled_stats import CompiledStats
+
 STATISTICS = "statistics"  # What a module's hooks want if they need nothing else; followed by a number.
 REFUSED, FIRST, LATER = "refused", "first", "later"  # Whether a graph may compute statistics, and if it did before.
 
 
-class StatsOwner(Protocol):
-    """Owns the rows that graphs add to."""
-
-    graph_id: torch.Tensor | None  # Identifies it in graphs.
-    due_flag: torch.Tensor | None  # On the device: 1 if a hook is due, else 0.
-
-    def admit(self, device: torch.device) -> str:
-        """Return whether a graph may add outputs on this device, and whether it asks for the first time."""
-
-    def is_whole_model(self) -> bool:
-        """Return whether the graph that is being traced begins with the model itself."""
-
-    def begin(self, due_flag: torch.Tensor) -> None:
-        """Start a run of a graph: write into the tensor whether a hook is due."""
-
-
 # ---- while a graph is traced: everything is found by texts, which graphs check fastest -------------------------------
 
-_owners: weakref.WeakValueDictionary[str, StatsOwner] = weakref.WeakValueDictionary()  # By what hooks want.
-_hooks: weakref.WeakValueDictionary[str, ForwardTorchHook] = weakref.WeakValueDictionary()  # By `stats_key`.
+# The owners of rows by what hooks want that need statistics from them, and torch hooks by their `stats_key`.
+_targets: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 _keys = itertools.count()
 
 
-def new_owner_key(owner: StatsOwner) -> str:
-    """Return a text that leads graphs to an owner: what hooks want that need statistics from it."""
+def new_key(target: CompiledStats | ForwardTorchHook) -> str:
+    """Return a text that leads graphs to an owner of rows or to a module's row, and that nothing else has or had."""
     key = f"{STATISTICS} {next(_keys)}"
-    _owners[key] = owner
+    _targets[key] = target
     return key
 
 
-def forget_owner_key(key: str) -> None:
+def forget_key(key: str) -> None:
     """Make a text lead nowhere."""
-    _owners.pop(key, None)
-
-
-def new_stats_key(hook: ForwardTorchHook) -> str:
-    """Return a text that leads graphs to a module's row, and that no other module has or had."""
-    key = f"row {next(_keys)}"
-    _hooks[key] = hook
-    return key
-
-
-def forget_stats_key(key: str) -> None:
-    """Make a text lead nowhere."""
-    _hooks.pop(key, None)
+    _targets.pop(key, None)
 
 
 # Dynamo calls a function with a constant result while it traces, with constants.
@@ -77,35 +52,33 @@ def forget_stats_key(key: str) -> None:
 
 @assume_constant_result  # type: ignore[untyped-decorator]
 def _admit(wants: str, device: torch.device) -> str:
-    owner = _owners.get(wants)
+    owner: CompiledStats | None = _targets.get(wants)
     return REFUSED if owner is None else owner.admit(device)
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]
 def _is_whole_model(wants: str) -> bool:
-    return _owners[wants].is_whole_model()
+    return bool(_targets[wants].is_whole_model())
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]
 def _due_flag(wants: str) -> torch.Tensor | None:
-    return _owners[wants].due_flag
+    return _targets[wants].due_flag  # type: ignore[no-any-return]
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]
 def _owner_id(wants: str) -> torch.Tensor | None:
-    return _owners[wants].graph_id
+    return _targets[wants].graph_id  # type: ignore[no-any-return]
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]
-def _table(stats_key: str) -> torch.Tensor | None:
-    place = _hooks[stats_key].stats_place
-    return None if place is None else place[0]
+def _table(stats_key: str) -> torch.Tensor:
+    return _targets[stats_key].stats_place[0]  # type: ignore[no-any-return]
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]
 def _row_index(stats_key: str) -> int:
-    place = _hooks[stats_key].stats_place
-    return 0 if place is None else place[1]
+    return _targets[stats_key].stats_place[1]  # type: ignore[no-any-return]
 
 
 def add_statistics(hook: ForwardTorchHook, wants: str, output: Any) -> bool:
@@ -146,7 +119,7 @@ def _add(hook: ForwardTorchHook, wants: str, tensor: torch.Tensor) -> bool:
 
 def _begin_run(graph_id: torch.Tensor, due_flag: torch.Tensor) -> None:
     """Ask which hooks are due, each time the graph runs and before its kernels do."""
-    owner: StatsOwner | None = object_of(graph_id)
+    owner: CompiledStats | None = object_of(graph_id)
     if owner is not None:
         owner.begin(due_flag)
 
