@@ -14,9 +14,9 @@ Make = Callable[..., Any]
 NAMES = ("matrix", "kernel", "vector", "scalar")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_scale_multiplies_bit_for_bit(params: Make, apply: Make, dtype: torch.dtype) -> None:
-    """The fused operation gives what a loop over the parameters gives."""
+    """The result is that of a loop, also in half precision, where foreach operations would round the factor first."""
     before, after = params(dtype), apply("scale", dtype=dtype, factor=0.3)
     assert all(torch.equal(after[name], before[name].grad * 0.3) for name in NAMES)
     assert after["frozen"] is None

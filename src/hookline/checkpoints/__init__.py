@@ -12,11 +12,5 @@ from hookline.checkpoints.store import (
 )
 
 __all__ = [
-    "decode",
-    "encode",
-    "list_checkpoints",
-    "newest_good",
-    "read_checkpoint",
-    "verify_checkpoint",
-    "write_checkpoint",
-]
+    "decode", "encode", "list_checkpoints", "newest_good", "read_checkpoint", "verify_checkpoint", "write_checkpoint",
+]  # fmt: skip

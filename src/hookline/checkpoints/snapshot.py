@@ -37,7 +37,13 @@ class HostMemory:
             previous, self._buffers, copies = self._buffers, {}, []
             for section, parts in encoded.items():
                 for name, tensor in parts.tensors.items():
-                    buffer = _fitting_buffer(tensor, previous.get((section, name)))
+                    buffer = previous.get((section, name))
+                    if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+                        # Copies from a device are fastest into pinned memory.
+                        if _device.is_accelerator(tensor.device):
+                            buffer = pinned_like(tensor)
+                        else:
+                            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
                     self._buffers[section, name] = buffer
                     copies.append(HostCopy(tensor, into=buffer))
             for copy in copies:
@@ -50,12 +56,3 @@ class HostMemory:
             name: Section(parts.value, {tensor: self._buffers[name, tensor] for tensor in parts.tensors})
             for name, parts in encoded.items()
         }
-
-
-def _fitting_buffer(tensor: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
-    """Return the last snapshot's buffer if it still fits; copies from a device are fastest into pinned memory."""
-    if previous is not None and previous.shape == tensor.shape and previous.dtype == tensor.dtype:
-        return previous
-    if _device.is_accelerator(tensor.device):
-        return pinned_like(tensor)
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")

@@ -190,11 +190,11 @@ class Gradients(MutableMapping[str, Tensor]):
         return norm
 
     def set_norms_after(self, norms: Tensor, exact: bool) -> None:
-        """Tell the norms that the gradients have after this transform's writes, so that no hook must read them."""
+        """Set the norms that the gradients have after this transform's writes, so that no hook must read them."""
         self._norms_found = norms, exact
 
     def finish_write(self) -> None:
-        """Invalidate cached norms after a transform wrote in place, but for those it told by `set_norms_after`."""
+        """Invalidate cached norms after a transform wrote in place, except for those of `set_norms_after`."""
         found, self._norms_found = self._norms_found, None
         if self._cache is not None:
             self._cache.written()

@@ -9,16 +9,6 @@ from hookline.record.redaction import redact
 from hookline.record.sinks import Sink
 
 __all__ = [
-    "LayerSeries",
-    "Record",
-    "Sink",
-    "config_hash",
-    "environment",
-    "git_state",
-    "new_run_id",
-    "read_json",
-    "read_jsonl",
-    "read_layers",
-    "read_metrics",
-    "redact",
-]
+    "LayerSeries", "Record", "Sink", "config_hash", "environment", "git_state", "new_run_id", "read_json",
+    "read_jsonl", "read_layers", "read_metrics", "redact",
+]  # fmt: skip

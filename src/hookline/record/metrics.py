@@ -69,6 +69,7 @@ class MetricBuffer:
 
     def _take(self) -> list[Entry]:
         """Remove and return the entries; one that another thread appends at the same time stays."""
+        # Appending to a list is atomic, so `log` needs no lock; only the entries that were counted are removed.
         count = len(self._entries)
         taken = self._entries[:count]
         del self._entries[:count]

@@ -179,7 +179,7 @@ class FileSink:
         self.path = path
         self.lost = 0
         self._warned = False
-        self._lock = RunLock(path)
+        self._lock = RunLock(path)  # first: a second writer must not open the files
         self._events = JsonLines(path / "events.jsonl")
         self._metrics = JsonLines(path / "metrics.jsonl")
         self._layers = LayerLines(path / "layers.jsonl")

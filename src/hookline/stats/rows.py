@@ -95,14 +95,10 @@ def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None, meta
         return cpu.norms(tensors, meta)
 
 
+@lru_cache
 def has_kernels(device: torch.device) -> bool:
     """Return whether the Triton kernels work on a device; torch operations are used elsewhere, or without Triton."""
-    return _device.is_accelerator(device) and _has_triton()
-
-
-@lru_cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+    return _device.is_accelerator(device) and find_spec("triton") is not None
 
 
 def check(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> None:

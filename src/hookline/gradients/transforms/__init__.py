@@ -11,20 +11,6 @@ from hookline.gradients.transforms.noise import Noise
 from hookline.gradients.transforms.scale import Normalize, Scale, Sign
 
 __all__ = [
-    "Centralize",
-    "ClipAdaptive",
-    "ClipNorm",
-    "ClipValue",
-    "Freeze",
-    "Grokfast",
-    "Identity",
-    "LinkNorms",
-    "Mask",
-    "Measure",
-    "Noise",
-    "Normalize",
-    "Scale",
-    "Sign",
-    "SkipNonfinite",
-    "SpikeGuard",
-]
+    "Centralize", "ClipAdaptive", "ClipNorm", "ClipValue", "Freeze", "Grokfast", "Identity", "LinkNorms", "Mask",
+    "Measure", "Noise", "Normalize", "Scale", "Sign", "SkipNonfinite", "SpikeGuard",
+]  # fmt: skip

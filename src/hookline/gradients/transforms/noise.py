@@ -18,8 +18,8 @@ from hookline.gradients.view import Gradients
 class Noise(Transform):
     """Add Gaussian noise of variance eta / (1 + t)^gamma, t counting updates from 0 (Neelakantan et al., 2015).
 
-    It draws from generators of its own, one per device, so training's are not used. They are seeded with `seed`, or
-    the run's, and with the hook's name; their state is saved with the run.
+    It has one generator per device, so training's are not used. They are seeded with `seed`, or the run's seed, and
+    with the hook's name; their state is saved with the run.
     """
 
     built_in = True
