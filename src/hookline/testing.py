@@ -1,4 +1,4 @@
-"""Test your own hooks: train a small model with and without a hook and compare the runs bit for bit."""
+"""Tools for tests of your own hooks: `assert_harmless` and a small trainer."""
 
 from __future__ import annotations
 

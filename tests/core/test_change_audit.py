@@ -8,7 +8,7 @@ import torch
 
 from hookline import SimpleTrainer, TrainingHook
 from hookline.core.change_audit import ChangeAudit
-from hookline.core.scheduler import SAMPLE_AT, SAMPLE_EVERY
+from hookline.core.due_hooks import SAMPLE_AT, SAMPLE_EVERY
 
 
 class Changes(TrainingHook):

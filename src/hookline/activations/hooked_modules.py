@@ -1,4 +1,4 @@
-"""Keep torch hooks on the modules that forward hooks select, with their names, calls and timers."""
+"""The modules that have our torch hooks, with their names, calls and timers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convert state to JSON and tensors and back, exactly and without pickle, and lay tensors out as a safetensors file.
+"""Encode state as JSON and safetensors, and decode it, exactly and without pickle.
 
 JSON's own values stand for themselves. Everything else is a tagged object ``{"!": kind, "v": value}``. The key "!"
 marks it, so a dict with a key that begins with "!" is written as a tagged list of pairs.

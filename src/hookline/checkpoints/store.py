@@ -1,4 +1,4 @@
-"""Write, verify, list and read checkpoints on disk.
+"""The files of a checkpoint: how they are written, verified, listed and read.
 
 A checkpoint is a directory with a safetensors file per section, ``state.json`` and ``manifest.json``, which lists the
 size and sha256 of every file. It is written under a temporary name, synced and renamed: it exists whole or not at all.

@@ -1,4 +1,7 @@
-"""The command `hookline`: arguments and error messages. Each command is a module, imported when it is run."""
+"""The command `hookline`: the table of commands and their arguments, and how errors are shown. Add a command here.
+
+Each command is a module, imported when it is run. Nothing imports this folder.
+"""
 
 from __future__ import annotations
 

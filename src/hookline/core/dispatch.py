@@ -21,10 +21,10 @@ import torch
 
 from hookline.core.catalog import CATALOG, Event
 from hookline.core.costs import Cost
+from hookline.core.due_hooks import Scheduler
 from hookline.core.failures import FailureHandler
 from hookline.core.rng_guard import RngGuard
 from hookline.core.schedule import Clock, Schedule
-from hookline.core.scheduler import Scheduler
 from hookline.core.signature import Listener
 from hookline.errors import StopTraining
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookline.core.catalog import ARGUMENT_ALIASES, Event
 from hookline.core.dispatch import Dispatch, needed_arguments
-from hookline.core.scheduler import ManualClock
+from hookline.core.due_hooks import ManualClock
 from hookline.errors import MissingArgument, nearest
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Names that a config may use: of hooks, models, data, optimizers, schedulers, losses and trainers.
+"""Look up the names that a config may use: in the tables of built-ins, among decorated factories and entry points.
 
 Each name has a factory: a built-in (a string ``"module:attribute"``, imported on first use), one registered with a
 decorator, or an entry point of an installed package. A config file can name nothing else.

@@ -1,7 +1,8 @@
-"""The embedded demo job (a small character GPT), and the tables of components that a config may name.
+"""The embedded demo job (a small character GPT), and the tables of built-in models, data, optimizers and losses.
 
 Each line names a factory, which is imported when a config uses it. Models and data are made with their parameters; an
-optimizer gets the model's parameters first, a scheduler the optimizer; a loss factory makes the loss function.
+optimizer gets the model's parameters first, a scheduler the optimizer; a loss factory makes the loss function. The
+table of built-in hooks is in `hooks/__init__.py`. `cli` may import this folder.
 """
 
 MODELS: dict[str, str] = {
@@ -21,7 +22,7 @@ OPTIMIZERS: dict[str, str] = {
 }
 
 SCHEDULERS: dict[str, str] = {
-    "constant": "hookline.demo.schedules:constant",
+    "constant": "hookline.demo.lr_schedules:constant",
     "cosine": "torch.optim.lr_scheduler:CosineAnnealingLR",
     "exponential": "torch.optim.lr_scheduler:ExponentialLR",
     "linear": "torch.optim.lr_scheduler:LinearLR",
@@ -29,7 +30,7 @@ SCHEDULERS: dict[str, str] = {
     "one_cycle": "torch.optim.lr_scheduler:OneCycleLR",
     "plateau": "torch.optim.lr_scheduler:ReduceLROnPlateau",
     "step": "torch.optim.lr_scheduler:StepLR",
-    "warmup_cosine": "hookline.demo.schedules:warmup_cosine",
+    "warmup_cosine": "hookline.demo.lr_schedules:warmup_cosine",
 }
 
 LOSSES: dict[str, str] = {

@@ -1,6 +1,7 @@
-"""The built-in hooks: each is in the file with its config name, and uses only what users' hooks can use.
+"""The built-in hooks, and the table of their config names: to add one, add its file and a line here.
 
-To add one, add its file and a line here.
+Each is in the file with its config name, and uses only what users' hooks can use. Imports everything below: `core`,
+`stats`, `activations`, `gradients`, `record` and `checkpoints`, never `trainer`.
 """
 
 BUILT_IN: dict[str, str] = {

@@ -1,4 +1,7 @@
-"""Record what a run did, from which code and config, readable by anything that reads JSON."""
+"""Record what a run did, from which code and config, readable by anything that reads JSON.
+
+Imports `core` and the shared modules. `hooks`, `trainer` and what is above them may import it.
+"""
 
 from __future__ import annotations
 

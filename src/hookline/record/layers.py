@@ -1,4 +1,4 @@
-"""Collect statistics per layer without waiting for a device, and write them to layers.jsonl.
+"""Collect statistics per layer without waiting for a device, and pack them as lines of layers.jsonl.
 
 Names are written once, then packed numbers per step: GPT-2 small has 148 parameters, and ten named statistics of each
 would be 90 kB of JSON a step; packed they are 8 kB.

@@ -1,4 +1,4 @@
-"""Collect scalar metrics without waiting for a device, and turn them into rows in order.
+"""Collect scalar metrics without waiting for a device, and turn them into rows for the sinks.
 
 `MetricBuffer.log` is on the hot path; everything expensive happens in `flush`.
 """

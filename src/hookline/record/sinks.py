@@ -1,4 +1,4 @@
-"""Define what receives the rows of a record: the run's files, lists in memory, and any object that was added.
+"""Sinks, which receive a record's rows: the run's files (metrics.jsonl and others), lists in memory, or a tracker.
 
 A sink for a tracker or a database is an object with three methods; see `Sink`.
 """

@@ -3,6 +3,7 @@
 `summarize` returns one statistics row per tensor. `hookline.stats.collector` collects tensors while a model runs and
 brings their rows to the host without waiting, `hookline.stats.histograms` counts values and reads percentiles from the
 counts, `hookline.stats.merge` merges the rows of parts, and `hookline.stats.distributed` measures tensors of any kind.
+Imports `core` and the shared modules; `activations`, `gradients` and what is above them may import it.
 """
 
 from hookline.stats.columns import STATISTICS

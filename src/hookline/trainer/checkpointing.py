@@ -1,4 +1,4 @@
-"""Collect what a checkpoint holds, write it, and restore a trainer from it."""
+"""Decide what a checkpoint holds: collect it from a trainer, write it, and restore a trainer from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Call forward hooks from compiled code.
+"""Call forward hooks from compiled code: the use of Dynamo's private names.
 
 `torch.compile` traces a module's torch hooks together with the module. Ours puts one operator into the graph, which
 passes the tensors to the hooks whenever the graph runs: no graph break, and no other graph when hooks become due or

@@ -1,4 +1,4 @@
-"""The default update hook."""
+"""`identity`: the update hook of a chain without any other; returns the gradients unchanged."""
 
 from __future__ import annotations
 

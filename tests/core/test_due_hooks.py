@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookline import HookRegistry, Schedule
+from hookline.core.due_hooks import SAMPLE_AT, SAMPLE_EVERY, TIMED_OF_DUE, ManualClock, Scheduler
 from hookline.core.schedule import FAR, Reading
-from hookline.core.scheduler import SAMPLE_AT, SAMPLE_EVERY, TIMED_OF_DUE, ManualClock, Scheduler
 from hookline.errors import RegistrationError
 
 

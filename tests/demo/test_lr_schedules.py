@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hookline import HooklineError
-from hookline.demo.schedules import constant, warmup_cosine
+from hookline.demo.lr_schedules import constant, warmup_cosine
 
 
 def optimizer_at(lr: float) -> torch.optim.Optimizer:
