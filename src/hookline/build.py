@@ -1,4 +1,4 @@
-"""Build trainers from objects or from a config: the one place where components, options and hooks become a `Trainer`."""
+"""Build trainers from objects or from a config: where components, options and hooks become a `Trainer`."""
 
 from __future__ import annotations
 
