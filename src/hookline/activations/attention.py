@@ -192,7 +192,7 @@ def attention_with_weights(model: torch.nn.Module) -> Iterator[list[str]]:
     """Make attention visible for a block; restores everything at its end, also after an exception.
 
     Hugging Face models whose attention is a foreign kernel (flash, flex) use "eager" during the block, and compiled
-    code runs as plain Python: the mode cannot look into either.
+    code runs as plain Python: the mode cannot see into either.
 
     Yields:
         A description of each switch, such as ``"LlamaModel: flash_attention_2 → eager"``.

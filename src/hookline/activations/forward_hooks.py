@@ -342,16 +342,15 @@ class ForwardDispatcher:
     @contextmanager
     def silenced(self) -> Iterator[None]:
         """Call no forward hook for what this thread runs inside the block."""
-        self._suspend(1)
+        self._suspended.depth = self._suspended.__dict__.get("depth", 0) + 1
+        with self._lock:
+            self._suspending_blocks += 1
         try:
             yield
         finally:
-            self._suspend(-1)
-
-    def _suspend(self, by: int) -> None:
-        self._suspended.depth = self._suspended.__dict__.get("depth", 0) + by
-        with self._lock:
-            self._suspending_blocks += by
+            self._suspended.depth -= 1
+            with self._lock:
+                self._suspending_blocks -= 1
 
     def is_suspended(self) -> bool:
         """Return whether this thread is in a `silenced` block."""

@@ -312,23 +312,24 @@ def test_another_device_is_refused() -> None:
     assert stats.admit(torch.device("meta")) == "refused"
 
 
+@pytest.mark.parametrize(("helper", "name"), [("_traced_graph", "TracingContext"), ("_keep_address", "mark_static")])
 def test_a_torch_that_lacks_a_name_calls_the_hooks(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    helper: str, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With one warning in a process, and the same statistics."""
 
-    def missing() -> Any:
-        raise ImportError("cannot import name 'TracingContext'")
+    def missing(*_: Any) -> Any:
+        raise ImportError(f"cannot import name {name!r}")
 
     monkeypatch.setattr("hookline.activations.compile.custom_ops._warned", False)
-    monkeypatch.setattr("hookline.activations.compile.compiled_stats._traced_graph", missing)
+    monkeypatch.setattr(f"hookline.activations.compile.compiled_stats.{helper}", missing)
     model, monitor = Model().eval(), Monitor(["blocks.0", "head"], metrics=["count"])
     manager = watching(model, monitor)
     manager.dispatcher.run.step = 1
     whole(model)(INPUT)
     assert {name: row["count"] for name, row in monitor.latest().items()} == {"blocks.0": 24, "head": 48}
     (record,) = [record for record in caplog.records if record.name == "hookline"]
-    assert "TracingContext" in record.message and "module by module" in record.message
+    assert name in record.message and "module by module" in record.message
 
 
 # ---- which graph serves ----------------------------------------------------------------------------------------------

@@ -47,8 +47,9 @@ def prepare_before_compiling(dispatcher: ForwardDispatcher) -> None:
     `HookManager.watch` again after the import to exclude that. Trainers do.
     """
     _unprepared.add(dispatcher)
-    handler = getattr(sys.modules.get("torch._dynamo"), "callback_handler", None)
-    if handler is not None and prepare_all not in handler.start_callbacks:  # `torch._dynamo.reset` removes it.
+    handler: Any = getattr(sys.modules.get("torch._dynamo"), "callback_handler", None)
+    callbacks = getattr(handler, "start_callbacks", None)
+    if callbacks is not None and prepare_all not in callbacks:  # `torch._dynamo.reset` removes it.
         handler.register_start_callback(prepare_all)
 
 
