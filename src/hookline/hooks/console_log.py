@@ -117,10 +117,10 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> None
         seconds: How long the run took.
         out: Where to print.
     """
+    random_state = random.getstate()  # rich draws random numbers, already when it is imported, from training's generator
     from rich.console import Console
     from rich.table import Table
 
-    random_state = random.getstate()  # rich draws random numbers, from the generator that training may use
     try:
         table = Table(title="What each hook cost (host time; inner events sampled)", title_justify="left")
         columns = ["hook", "kind", "calls", "seconds", "of the run"]

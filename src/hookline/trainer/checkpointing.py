@@ -331,5 +331,3 @@ def load_weights(model: torch.nn.Module, path: str | Path) -> None:
     sections, _ = read_checkpoint(find_checkpoint(Path(path))[0])
     model.load_state_dict(sections["model"])
 
-
-holder_of = checkpoints_of
