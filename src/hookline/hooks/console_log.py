@@ -117,7 +117,7 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> None
         seconds: How long the run took.
         out: Where to print.
     """
-    random_state = random.getstate()  # rich draws random numbers, already when it is imported, from training's generator
+    random_state = random.getstate()  # rich draws from training's generator, already when it is imported
     from rich.console import Console
     from rich.table import Table
 
