@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from small_config import config_with
 
-from hookline import HooklineError
+from hookline import HooklineError, NotifyHook, allow_host
 from hookline.cli import main
 from hookline.cli.user_imports import import_user_module, user_imports
 from hookline.core import plugins
 from hookline.errors import RegistrationError
 from hookline.hooks import webhook
-from hookline.hooks.webhook import read_url
 
 PARTS = """
 from types import SimpleNamespace
@@ -161,11 +160,14 @@ def no_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hosts_are_allowed_for_one_command(no_hosts: None) -> None:
-    """A host is allowed inside the block only; without the option, nothing changes."""
-    with user_imports(argparse.Namespace(allow_hosts=["10.0.0.1"])):
-        assert read_url("http://10.0.0.1/x").named
+    """A host is allowed inside the block only; without the option, nothing changes. Those allowed before stay."""
+    allow_host("a.example.org")
+    with user_imports(argparse.Namespace(allow_hosts=["10.0.0.1", "B.example.org", "a.example.org"])):
+        NotifyHook("http://10.0.0.1/x")
+        NotifyHook("http://b.example.org/x")
     with user_imports(argparse.Namespace()), pytest.raises(RegistrationError, match="unencrypted"):
-        read_url("http://10.0.0.1/x")
+        NotifyHook("http://10.0.0.1/x")
+    NotifyHook("http://a.example.org/x")
 
 
 def test_a_command_reaches_a_local_server_only_if_allowed(

@@ -8,8 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from run_control import PlainRun
 
-from hookline.hooks import webhook
+import hookline as hl
+from hookline.hooks.webhook import hosts_allowed
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -91,17 +93,28 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
+def send(hook: hl.NotifyHook, *texts: str) -> list[dict[str, Any]]:
+    """Send messages as in a run, wait for them, and return what the hook wrote into the record."""
+    run = PlainRun()
+    hook.on_train_start(run)
+    for text in texts:
+        hook.tell(text)
+    hook.close()
+    return run.notes
+
+
 @pytest.fixture(autouse=True)
-def own_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore the allowed hosts after each test."""
-    monkeypatch.setattr(webhook, "_allowed", set())
+def own_hosts() -> Iterator[None]:
+    """Forget the hosts that a test allows."""
+    with hosts_allowed([]):
+        yield
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     """Start a server on 127.0.0.1, which webhooks are allowed to use."""
     made = Server()
-    webhook.allow_host("127.0.0.1")
+    hl.allow_host("127.0.0.1")
     thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     yield made

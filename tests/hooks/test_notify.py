@@ -3,10 +3,10 @@
 import copy
 import json
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,9 @@ from hookline import HooksConfig, NotifyHook, Trainer, TrainingHook, get_trainer
 from hookline.cli import main
 from hookline.core.plugins import HOOKS
 from hookline.errors import HooklineError, RegistrationError
-from hookline.hooks.notify import Outbox
-from hookline.hooks.webhook import DeliveryError
 from hookline.record.redaction import SecretValues, add_secret_url, redact_text
 
-from .conftest import Server, silent, status
+from .conftest import Server, ok, send, silent, status
 
 Edit = Callable[[int, torch.Tensor], torch.Tensor]
 EVERYTHING = ["training_end", "best_model", "exception", "early_stop", "hook_failure", "heartbeat"]
@@ -366,28 +364,18 @@ def test_a_copy_has_its_own_queue(server: Server) -> None:
     twin = twins[-1]
     assert type(twin) is Mine and twin.words == ["a"] and twin.words is not hook.words
     assert (twin.webhook_url, twin.notify_on, twin.wait_at_end) == (server.url, hook.notify_on, 5)
-    assert math.isinf(twin.best) and twin.on_step_end is None
+    assert twin.on_step_end is None and twin.registered_name == "notify"
     sent = len(server.texts)
     make_trainer(twin).train()
     assert len(server.texts) == sent + 2
 
 
-# ---- the outbox ------------------------------------------------------------------------------------------------------
+# ---- the queue -------------------------------------------------------------------------------------------------------
 
 
-class Line:
-    """Replaces a server: rejects the first messages, then accepts them."""
-
-    def __init__(self, refusals: int = 0, try_again: bool = True, wait: float = 0.0) -> None:
-        self.refusals, self.try_again, self.wait = refusals, try_again, wait
-        self.attempts: list[bytes] = []
-        self.times: list[float] = []
-
-    def __call__(self, message: bytes) -> None:
-        self.attempts.append(message)
-        self.times.append(time.monotonic())
-        if len(self.attempts) <= self.refusals:
-            raise DeliveryError("busy", self.try_again, self.wait)
+def said(server: Server) -> list[str]:
+    """The messages that arrived, without the run's name."""
+    return [text.partition("] ")[2] for text in server.texts]
 
 
 def wait_for(condition: Any) -> None:
@@ -398,144 +386,118 @@ def wait_for(condition: Any) -> None:
     assert condition()
 
 
-def test_messages_go_out_in_order() -> None:
+def blocked(server: Server) -> threading.Event:
+    """Let the server answer its next message only when an event is set."""
+    free = threading.Event()
+    server.answers.append(lambda request: (free.wait(5), ok(request)))  # type: ignore[arg-type, return-value]
+    return free
+
+
+def test_messages_go_out_in_order(server: Server) -> None:
     """The first message is sent first, and closing waits for the last one."""
-    line = Line()
-    outbox = Outbox(line)
-    for number in range(5):
-        outbox.put(b"%d" % number)
-    assert outbox.close(5) == 0
-    assert line.attempts == [b"0", b"1", b"2", b"3", b"4"]
-    assert (outbox.sent, outbox.failed, outbox.dropped) == (5, 0, 0)
+    notes = send(NotifyHook(server.url), "0", "1", "2", "3", "4")
+    assert said(server) == ["0", "1", "2", "3", "4"]
+    assert notes == [{"kind": "notified", "by": "notify", "sent": 5, "failed": 0, "dropped": 0, "unsent": 0}]
 
 
-def test_a_full_outbox_drops_the_oldest_and_counts_it() -> None:
-    """The newest messages are kept, and `put` never waits."""
-    stuck, free = threading.Event(), threading.Event()
-    sent: list[bytes] = []
-
-    def send(message: bytes) -> None:
-        sent.append(message)
-        stuck.set()
-        free.wait(5)
-
-    outbox = Outbox(send, limit=2)
-    outbox.put(b"first")
-    assert stuck.wait(2)
+def test_a_full_queue_drops_the_oldest_and_counts_it(server: Server) -> None:
+    """The newest messages are kept, and `tell` never waits."""
+    free, hook, run = blocked(server), NotifyHook(server.url, queue=2), PlainRun()
+    hook.on_train_start(run)
+    hook.tell("first")
+    wait_for(lambda: server.texts)
     began = time.monotonic()
-    for message in (b"a", b"b", b"c"):
-        outbox.put(message)
+    for text in ("a", "b", "c"):
+        hook.tell(text)
     assert time.monotonic() - began < 0.1
     free.set()
-    assert outbox.close(5) == 0
-    assert sent == [b"first", b"b", b"c"]
-    assert outbox.dropped == 1
+    hook.close()
+    assert said(server) == ["first", "b", "c"]
+    assert run.notes[0]["dropped"] == 1 and run.notes[0]["sent"] == 3
 
 
-def test_failures_are_tried_again_with_growing_pauses() -> None:
+def times_of_attempts(server: Server, *answers: Any, **options: Any) -> list[float]:
+    """Send one message that gets these answers, and return the pauses between the attempts."""
+    times: list[float] = []
+    for answer in answers:
+        server.answers.append(lambda request, answer=answer: (times.append(time.monotonic()), answer(request)))
+    hook = NotifyHook(server.url, **options)
+    hook.tell("x")
+    wait_for(lambda: len(times) == len(answers))
+    hook.close()
+    return [after - before for before, after in pairwise(times)]
+
+
+def test_failures_are_tried_again_with_growing_pauses(server: Server) -> None:
     """Each pause is twice the one before, and success ends it."""
-    line = Line(refusals=3)
-    outbox = Outbox(line, retries=3, backoff=0.02)
-    outbox.put(b"x")
-    wait_for(lambda: outbox.sent == 1)
-    pauses = [after - before for before, after in zip(line.times, line.times[1:], strict=False)]
+    pauses = times_of_attempts(server, *[status(503)] * 3, ok, retries=3, backoff=0.02)
     assert [pause >= least for pause, least in zip(pauses, (0.02, 0.04, 0.08), strict=True)] == [True] * 3
-    assert outbox.failed == 0
+    assert len(server.received) == 4
 
 
-@pytest.mark.parametrize(("line", "attempts"), [(Line(9), 3), (Line(9, try_again=False), 1)], ids=["busy", "refused"])
-def test_undeliverable_messages_are_given_up_and_reported(line: Line, attempts: int) -> None:
-    """After the last attempt, or at once if another would not help; the next message is tried as well."""
-    failures: list[str] = []
-    outbox = Outbox(line, retries=2, backoff=0.001, on_failure=failures.append)
-    outbox.put(b"x")
-    outbox.put(b"y")
-    assert outbox.close(5) == 0
-    assert line.attempts == [b"x"] * attempts + [b"y"] * attempts
-    assert failures == ["busy", "busy"] and outbox.failed == 2
-
-
-def test_retry_after_is_respected() -> None:
+def test_retry_after_is_respected(server: Server) -> None:
     """Retry-After is longer than the pause that would have been made."""
-    line = Line(refusals=1, wait=0.1)
-    outbox = Outbox(line, backoff=0.001)
-    outbox.put(b"x")
-    wait_for(lambda: outbox.sent == 1)
-    assert line.times[1] - line.times[0] >= 0.1
+    [pause] = times_of_attempts(server, status(429, Retry_After="1"), ok, backoff=0.001)
+    assert pause >= 1
 
 
-def test_closing_does_not_wait_for_pauses() -> None:
+@pytest.mark.parametrize(("code", "attempts"), [(503, 3), (403, 1)], ids=["busy", "refused"])
+def test_undeliverable_messages_are_given_up_and_reported(server: Server, code: int, attempts: int) -> None:
+    """After the last attempt, or at once if another would not help; the next message is tried as well."""
+    server.then = status(code)
+    *failures, counts = send(NotifyHook(server.url, retries=2, backoff=0.001), "x", "y")
+    assert said(server) == ["x"] * attempts + ["y"] * attempts
+    assert [note["why"] for note in failures] == [f"127.0.0.1: HTTP {code}"] * 2 and counts["failed"] == 2
+
+
+def test_closing_does_not_wait_for_pauses(server: Server) -> None:
     """The last attempts are made at once, so that the end of a run does not wait for pauses."""
-    line = Line(refusals=2)
-    outbox = Outbox(line, retries=2, backoff=30)
-    outbox.put(b"x")
-    wait_for(lambda: line.attempts)
+    server.answers = [status(503)] * 2
+    hook = NotifyHook(server.url, retries=2, backoff=30)
+    hook.tell("x")
+    wait_for(lambda: server.texts)
     began = time.monotonic()
-    assert outbox.close(5) == 0
+    hook.close()
     assert time.monotonic() - began < 1
-    assert outbox.sent == 1
+    assert said(server) == ["x"] * 3
 
 
-def test_closing_is_limited_in_time_and_says_what_is_left() -> None:
-    """A server that never answers does not keep the run from ending; afterwards the outbox serves again."""
-    free = threading.Event()
-    sent: list[bytes] = []
-
-    def send(message: bytes) -> None:
-        if message == b"stuck":
-            free.wait(5)
-        sent.append(message)
-
-    outbox = Outbox(send)
-    outbox.put(b"stuck")
-    outbox.put(b"behind it")
+def test_closing_is_limited_in_time_and_says_what_is_left(server: Server) -> None:
+    """A server that never answers does not keep the run from ending; the next run's messages are sent."""
+    free, hook = blocked(server), NotifyHook(server.url, wait_at_end=0.1)
     began = time.monotonic()
-    assert outbox.close(0.1) == 2
-    assert time.monotonic() - began < 1
-    outbox.put(b"later")
-    assert outbox.close(5) == 0
+    notes = send(hook, "stuck", "behind it")
+    assert time.monotonic() - began < 1 and notes[-1]["unsent"] == 2
+    hook.wait_at_end = 5.0
+    assert send(hook, "later")[-1]["sent"] == 1
     free.set()
-    assert sent[0] == b"later" and b"behind it" not in sent
+    assert said(server) == ["stuck", "later"]
 
 
-def test_a_fault_in_sending_does_not_end_the_thread() -> None:
-    """An unexpected error is counted and reported by its type, and the next message is sent."""
-    failures: list[str] = []
-    sent: list[bytes] = []
-
-    def send(message: bytes) -> None:
-        if not failures:
-            raise ValueError("with something secret in it")
-        sent.append(message)
-
-    outbox = Outbox(send, on_failure=failures.append)
-    outbox.put(b"x")
-    outbox.put(b"y")
-    assert outbox.close(5) == 0
-    assert failures == ["ValueError while sending"] and sent == [b"y"]
-
-
-def test_a_failing_callback_does_not_end_the_thread() -> None:
+def test_a_record_that_cannot_be_written_does_not_end_the_thread(server: Server) -> None:
     """Whatever goes wrong around one message, the next one is tried."""
+
+    class Full(PlainRun):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.note = lambda kind, **fields: failures.append(kind) or 1 / 0
+
     failures: list[str] = []
-
-    def listen(why: str) -> None:
-        failures.append(why)
-        raise OSError("the callback fails")
-
-    outbox = Outbox(lambda message: None, retries=1.5, on_failure=listen)  # type: ignore[arg-type]
-    outbox.put(b"x")
-    outbox.put(b"y")
-    assert outbox.close(5) == 0
-    assert failures == ["TypeError while sending"] * 2 and outbox.failed == 2
+    server.answers = [status(404)]
+    hook = NotifyHook(server.url)
+    hook.on_train_start(Full())
+    hook.tell("x")
+    hook.tell("y")
+    with pytest.raises(ZeroDivisionError):
+        hook.close()
+    assert failures == ["notification_failed", "notified"] and said(server) == ["x", "y"]
 
 
-def test_without_messages_there_is_no_thread() -> None:
+def test_without_messages_there_is_no_thread(server: Server) -> None:
     """A run without messages has no extra thread."""
-    before = threading.active_count()
-    outbox = Outbox(lambda message: None)
+    hook, before = NotifyHook(server.url, []), threading.active_count()
+    hook.on_train_start(PlainRun())
     assert threading.active_count() == before
-    assert outbox.close(0) == 0
 
 
 # ---- parts of the URL ------------------------------------------------------------------------------------------------

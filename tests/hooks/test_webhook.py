@@ -1,5 +1,7 @@
-"""A webhook posts only to hosts that it may use."""
+"""A webhook posts only to hosts that it may use, and reports what went wrong without showing its URL."""
 
+import copy
+import http.client
 import socket
 import ssl
 import subprocess
@@ -10,21 +12,46 @@ from typing import Any
 
 import pytest
 
+import hookline as hl
 from hookline.errors import HooklineError, RegistrationError
-from hookline.hooks.webhook import DeliveryError, Webhook, allow_host, hosts_allowed, problem_with, read_url
 
-from .conftest import Server, dripping, garbage, silent, status
+from .conftest import Server, dripping, garbage, send, silent, status
+
+
+def notify(url: str, timeout: float = 5.0, **options: Any) -> hl.NotifyHook:
+    """A hook that makes a second attempt at once if another may succeed."""
+    return hl.NotifyHook(url, [], timeout=timeout, **{"retries": 1, "backoff": 0.0, **options})
+
+
+def failure(hook: hl.NotifyHook) -> str | None:
+    """Send a message, and return why it was not delivered."""
+    return next((note["why"] for note in send(hook, "hello") if note["kind"] == "notification_failed"), None)
+
+
+def look_up(monkeypatch: pytest.MonkeyPatch, host: str, answer: Any) -> list[str]:
+    """Answer the look-ups of one host, and return the list to which each is appended."""
+    real, names = socket.getaddrinfo, list[str]()
+
+    def getaddrinfo(name: str, port: int, *rest: Any, **more: Any) -> Any:
+        if name != host:  # such as a literal address when connecting
+            return real(name, port, *rest, **more)
+        names.append(name)
+        return [(2, 1, 6, "", (address, port)) for address in answer()]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    return names
 
 
 def test_it_posts_json_with_the_host_s_name(server: Server) -> None:
-    """The body arrives as it is, with a JSON content type and the Host of the URL."""
-    allow_host("localhost")
-    Webhook(server.url.replace("127.0.0.1", "localhost"), 5).post(b'{"text": "hello"}')
-    assert server.received == [{"text": "hello"}]
+    """With a JSON content type, the Host of the URL, and its path with the query."""
+    hl.allow_host("localhost")
+    url = server.url.replace("127.0.0.1", "LocalHost")
+    assert failure(notify(f"{url}?b=c")) is None
+    assert server.texts[0].endswith("] hello")
     headers = server.requests[0].headers
     assert headers["Host"] == f"localhost:{server.server_port}"
     assert headers["Content-Type"] == "application/json"
-    assert server.requests[0].path == "/services/T000/SECRETPART"
+    assert server.requests[0].path == "/services/T000/SECRETPART?b=c"
 
 
 @pytest.mark.parametrize(
@@ -50,15 +77,18 @@ def test_it_posts_json_with_the_host_s_name(server: Server) -> None:
 def test_an_invalid_url_is_rejected_at_once(url: Any, complaint: str) -> None:
     """Without a look-up of the host, and without repeating the URL in the error."""
     with pytest.raises(RegistrationError, match=complaint) as caught:
-        read_url(url)
+        hl.NotifyHook(url)
     if isinstance(url, str):
         assert url not in str(caught.value)
 
 
-def test_the_parts_of_a_good_url() -> None:
-    """Host in lower case, the scheme's port, the path with its query."""
-    place = read_url("https://Hooks.Example.org/services/a?b=c")
-    assert (place.scheme, place.host, place.port, place.path) == ("https", "hooks.example.org", 443, "/services/a?b=c")
+@pytest.mark.parametrize(("url", "port"), [("https://relay.corp/x", 443), ("http://relay.corp/x", 80)])
+def test_a_scheme_has_its_port(url: str, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL without a port posts to that of https or http."""
+    asked: list[int] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, **more: asked.append(port) or 1 / 0)
+    hl.allow_host("relay.corp")
+    assert failure(notify(url, retries=0)) == "relay.corp: ZeroDivisionError" and asked == [port]
 
 
 ALWAYS_REJECTED = [
@@ -70,61 +100,69 @@ ONLY_WHEN_ALLOWED = [
     "127.0.0.1", "127.8.8.8", "::1", "::ffff:127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "100.64.0.1",
     "fd12:3456::1", "fec0::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "2002:a00:1::1",
 ]  # fmt: skip
+PUBLIC = ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"]
+
+
+@pytest.fixture
+def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every connection fail with an error that says that it was tried."""
+
+    def connect(address: Any, *rest: Any) -> Any:
+        raise OSError(0, "connecting")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
 
 
 @pytest.mark.parametrize("address", ALWAYS_REJECTED)
-def test_link_local_and_metadata_addresses_are_always_rejected(address: str) -> None:
-    """In every way of writing them, and also when the host was named."""
-    assert problem_with(address, named=False, host="relay.corp")
-    assert problem_with(address, named=True, host="relay.corp")
+@pytest.mark.usefixtures("no_connection")
+def test_link_local_and_metadata_addresses_are_always_rejected(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every way of writing them, and also when the host was allowed; nothing is sent, and only one attempt made."""
+    hl.allow_host("relay.corp")
+    attempts = look_up(monkeypatch, "relay.corp", lambda: [PUBLIC[0], address])
+    why = failure(notify("https://relay.corp/x"))
+    assert why in (
+        f"relay.corp: {address} is a link-local or metadata address, which is always rejected",
+        f"relay.corp: {address} is not the address of a single host",
+    )
+    assert len(attempts) == 1
 
 
 @pytest.mark.parametrize("address", ONLY_WHEN_ALLOWED)
-def test_local_and_private_addresses_must_be_allowed(address: str) -> None:
+@pytest.mark.usefixtures("no_connection")
+def test_local_and_private_addresses_must_be_allowed(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rejected with the remedy, unless the host was allowed in code or on the command line."""
-    assert "--allow-host relay.corp" in str(problem_with(address, named=False, host="relay.corp"))
-    assert problem_with(address, named=True, host="relay.corp") is None
+    attempts = look_up(monkeypatch, "relay.corp", lambda: [PUBLIC[0], address])
+    why = failure(notify("https://relay.corp/x"))
+    assert why is not None and why.startswith(f"relay.corp: {address} is a loopback or private address")
+    assert why.endswith("(--allow-host relay.corp)")  # the remedy names the host, not its address
+    assert len(attempts) == 1
+    hl.allow_host("relay.corp")
+    assert failure(notify("https://relay.corp/x")) == "relay.corp: OSError (connecting)"
 
 
-@pytest.mark.parametrize("address", ["93.184.216.34", "2606:2800:220:1:248:1893:25c8:1946"])
-def test_public_addresses_are_fine(address: str) -> None:
+@pytest.mark.parametrize("address", PUBLIC)
+@pytest.mark.usefixtures("no_connection")
+def test_public_addresses_are_fine(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Public addresses need not be allowed."""
-    assert problem_with(address, named=False, host="relay.corp") is None
-
-
-def test_a_name_with_a_private_address_is_rejected_when_it_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is sent to it, and the attempt is not repeated."""
-    answers = [("93.184.216.34", 443), ("10.0.0.7", 443)]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: [(2, 1, 6, "", answer) for answer in answers])
-    monkeypatch.setattr(socket, "create_connection", lambda *a, **k: pytest.fail("it connected"))
-    with pytest.raises(DeliveryError, match=r"evil\.example\.org: 10\.0\.0\.7 is a loopback or private") as caught:
-        Webhook("https://evil.example.org/x", 1).post(b"{}")
-    assert not caught.value.try_again
-    assert str(caught.value).endswith("(--allow-host evil.example.org)")  # what was judged is the host that was named
+    look_up(monkeypatch, "relay.corp", lambda: [address])
+    assert failure(notify("https://relay.corp/x")) == "relay.corp: OSError (connecting)"
 
 
 def test_the_other_addresses_are_tried(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host may have an address that does not answer."""
-    answers = [(2, 1, 6, "", (address, server.server_port)) for address in ("127.0.0.2", "127.0.0.1")]
-    allow_host("two.example.org")
-    monkeypatch.setattr(socket, "getaddrinfo", _only_for("two.example.org", lambda name: answers))
-    Webhook(f"http://two.example.org:{server.server_port}/x", 5).post(b"{}")
+    hl.allow_host("two.example.org")
+    look_up(monkeypatch, "two.example.org", lambda: ["127.0.0.2", "127.0.0.1"])
+    assert failure(notify(f"http://two.example.org:{server.server_port}/x")) is None
     assert len(server.received) == 1
 
 
 def test_the_timeout_includes_the_look_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow name server uses up the attempt's time, and nothing is sent after it."""
     answered = threading.Event()
-
-    def slow(name: str) -> Any:
-        answered.wait(30)
-        return [(2, 1, 6, "", ("127.0.0.1", server.server_port))]
-
-    allow_host("slow.example.org")
-    monkeypatch.setattr(socket, "getaddrinfo", _only_for("slow.example.org", slow))
-    with pytest.raises(DeliveryError, match=r"slow\.example\.org: no answer within 0\.1 s") as caught:
-        Webhook(f"http://slow.example.org:{server.server_port}/x", 0.1).post(b"{}")
-    assert caught.value.try_again
+    hl.allow_host("slow.example.org")
+    attempts = look_up(monkeypatch, "slow.example.org", lambda: answered.wait(30) and ["127.0.0.1"])
+    why = failure(notify(f"http://slow.example.org:{server.server_port}/x", timeout=0.1))
+    assert why == "slow.example.org: no answer within 0.1 s" and len(attempts) == 2
     answered.set()
     for thread in threading.enumerate():
         if thread.name == "hookline-webhook":
@@ -132,88 +170,78 @@ def test_the_timeout_includes_the_look_up(server: Server, monkeypatch: pytest.Mo
     assert server.received == []
 
 
-def test_a_name_that_is_not_found_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_not_found_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error of the look-up is reported."""
 
-    def nothing(name: str) -> Any:
+    def nothing() -> Any:
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(socket, "getaddrinfo", _only_for("gone.example.org", nothing))
-    with pytest.raises(DeliveryError, match=r"gone\.example\.org: gaierror \(Name or service not known\)") as caught:
-        Webhook("https://gone.example.org/x", 1).post(b"{}")
-    assert caught.value.try_again
+    attempts = look_up(monkeypatch, "gone.example.org", nothing)
+    why = failure(notify("https://gone.example.org/x"))
+    assert why == "gone.example.org: gaierror (Name or service not known)" and len(attempts) == 2
 
 
 def test_every_message_checks_the_host_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the host's address changes to a rejected one, nothing is sent any more."""
     addresses = ["127.0.0.1"]
-    answers = lambda name: [(2, 1, 6, "", (addresses[0], server.server_port))]  # noqa: E731
-    allow_host("relay.example.org")
-    made = Webhook(f"http://relay.example.org:{server.server_port}/x", 5)
-    monkeypatch.setattr(socket, "getaddrinfo", _only_for("relay.example.org", answers))
-    made.post(b"{}")
+    hl.allow_host("relay.example.org")
+    look_up(monkeypatch, "relay.example.org", lambda: addresses)
+    hook = notify(f"http://relay.example.org:{server.server_port}/x")
+    assert failure(hook) is None
     assert [request.headers["Host"] for request in server.requests] == [f"relay.example.org:{server.server_port}"]
     addresses[0] = "169.254.169.254"
-    with pytest.raises(DeliveryError, match="always rejected"):
-        made.post(b"{}")
+    assert "always rejected" in str(failure(hook))
     assert len(server.received) == 1
-
-
-def _only_for(host: str, lookup: Any) -> Any:
-    """Leave lookups of other hosts, such as those of a literal address when connecting, to the system."""
-    real = socket.getaddrinfo
-    return lambda name, *rest, **more: lookup(name) if name == host else real(name, *rest, **more)
 
 
 @pytest.mark.parametrize(
-    ("answer", "why", "try_again"),
+    ("answer", "why", "attempts"),
     [
-        (status(404), "HTTP 404", False),
-        (status(302, Location="http://169.254.169.254/"), r"HTTP 302 \(redirects are not followed\)", False),
-        (status(500), "HTTP 500", True),
-        (status(429, Retry_After="7"), "HTTP 429", True),
-        (garbage, "BadStatusLine", True),
-        (silent, "no answer within 0.3 s", True),
-        (dripping, "no answer within 0.3 s", True),
+        (status(404), "HTTP 404", 1),
+        (status(302, Location="http://169.254.169.254/"), "HTTP 302 (redirects are not followed)", 1),
+        (status(500), "HTTP 500", 2),
+        (status(429), "HTTP 429", 2),
+        (garbage, "BadStatusLine", 2),
+        (silent, "no answer within 0.3 s", 2),
+        (dripping, "no answer within 0.3 s", 2),
     ],
 )
-def test_bad_answers_are_reported(server: Server, answer: Any, why: str, try_again: bool) -> None:
-    """Each says whether another attempt makes sense; none takes longer than its deadline or shows the secret."""
+def test_bad_answers_are_reported(server: Server, answer: Any, why: str, attempts: int) -> None:
+    """Another attempt is made where it may help; none takes longer than its deadline or shows the secret."""
     server.then = answer
     began = time.monotonic()
-    with pytest.raises(DeliveryError, match=f"127.0.0.1: {why}") as caught:
-        Webhook(server.url, 0.3).post(b"{}")
-    assert time.monotonic() - began < 1.2
-    assert caught.value.try_again is try_again
-    assert "SECRET" not in str(caught.value)
-    assert len(server.received) == 1
-    assert caught.value.wait == (7.0 if "429" in why else 0.0)
+    assert failure(notify(server.url, timeout=0.3)) == f"127.0.0.1: {why}"
+    assert time.monotonic() - began < 1.2 * attempts
+    assert len(server.received) == attempts
 
 
-def test_a_refused_connection(server: Server) -> None:
-    """A refused connection may be tried again."""
+def test_an_error_of_any_type_is_reported_without_its_text(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text may contain the URL; the next message is sent."""
+    real, errors = http.client.HTTPConnection.request, [ValueError("/services/SECRETPART")]
+
+    def request(*arguments: Any) -> None:
+        if errors:
+            raise errors.pop()
+        real(*arguments)
+
+    monkeypatch.setattr(http.client.HTTPConnection, "request", request)
+    failed, counts = send(notify(server.url, retries=0), "one", "two")
+    assert failed["why"] == "127.0.0.1: ValueError" and (counts["sent"], counts["failed"]) == (1, 1)
+    assert server.texts[0].endswith("] two")
+
+
+def test_a_refused_connection_is_tried_again(server: Server) -> None:
+    """The reason is the system's."""
     server.shutdown()
     server.server_close()
-    with pytest.raises(DeliveryError, match="ConnectionRefusedError") as caught:
-        Webhook(server.url, 1).post(b"{}")
-    assert caught.value.try_again
-
-
-def test_allowing_hosts_for_a_block() -> None:
-    """The block's hosts are forgotten after it, those allowed before stay."""
-    allow_host("a.example.org")
-    with hosts_allowed(["B.example.org", "a.example.org"]):
-        assert read_url("http://b.example.org/x").named
-    assert read_url("http://a.example.org/x").named
-    with pytest.raises(RegistrationError, match="unencrypted"):
-        read_url("http://b.example.org/x")
+    assert "127.0.0.1: ConnectionRefusedError" in str(failure(notify(server.url)))
 
 
 @pytest.mark.parametrize("host", ["https://example.org", "example.org:443", "", "a b"])
 def test_an_invalid_host_is_rejected(host: str) -> None:
     """A URL or a port in the place of a host is a mistake."""
     with pytest.raises(HooklineError, match="is not a host"):
-        allow_host(host)
+        hl.allow_host(host)
 
 
 @pytest.fixture(scope="module")
@@ -231,40 +259,22 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return key, made
 
 
-def encrypted(server: Server, certificate: tuple[Path, Path], names: list[Any]) -> str:
-    """Put TLS before a server, noting the names that clients ask for; returns the URL under which it is trusted."""
+def test_tls_checks_the_certificate_against_the_name(
+    server: Server, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server gets the host's name (SNI), and its certificate must be valid for it; a copy of the hook works too."""
+    names: list[Any] = []
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate[1], certificate[0])
     context.sni_callback = lambda sock, name, ctx: names.append(name)
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    return f"https://localhost:{server.server_port}/services/SECRETPART"
-
-
-def test_tls_checks_the_certificate_against_the_name(
-    server: Server, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server gets the host's name (SNI), and its certificate must be valid for it."""
-    names: list[Any] = []
-    url = encrypted(server, certificate, names)
-    allow_host("localhost")
-    with pytest.raises(DeliveryError, match="SSLCertVerificationError") as caught:
-        Webhook(url, 5).post(b"{}")
-    assert not caught.value.try_again
+    hl.allow_host("localhost", "127.0.0.1")
+    url = f"https://localhost:{server.server_port}/services/SECRETPART"
+    refused = notify(url)
+    assert str(failure(refused)).startswith("localhost: SSLCertVerificationError") and len(names) == 1
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate[1]))
-    Webhook(url, 5).post(b'{"text": "in private"}')
-    assert server.received == [{"text": "in private"}]
-    assert set(names) == {"localhost"}
-    allow_host("127.0.0.1")
-    with pytest.raises(DeliveryError, match="SSLCertVerificationError"):
-        Webhook(url.replace("localhost", "127.0.0.1"), 5).post(b"{}")
-
-
-def test_several_threads_may_post(server: Server) -> None:
-    """Posts from several threads all arrive."""
-    hook = Webhook(server.url, 5)
-    threads = [threading.Thread(target=hook.post, args=(b"{}",)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(server.received) == 8
+    hook = notify(url)
+    assert failure(hook) is None and failure(copy.deepcopy(hook)) is None
+    assert len(server.received) == 2 and set(names) == {"localhost"}
+    other = notify(url.replace("localhost", "127.0.0.1"))
+    assert str(failure(other)).startswith("127.0.0.1: SSLCertVerificationError")

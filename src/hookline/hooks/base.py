@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Hashable
-from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from hookline.core.base import TrainingHook
 from hookline.core.failures import logger
@@ -14,8 +12,6 @@ from hookline.core.run_control import RunControl
 
 if TYPE_CHECKING:
     from hookline.core.registry import HookRegistry
-
-HookType = TypeVar("HookType", bound=TrainingHook)
 
 
 class NamedHook(TrainingHook):
@@ -59,22 +55,3 @@ class NamedHook(TrainingHook):
 def counts_for_run(trainer: RunControl) -> bool:
     """Return whether the current validation belongs to the run: not one outside of it or nested in another one."""
     return trainer.running and trainer.validations_in_progress <= 1
-
-
-def copy_by_constructor(hook: HookType, made_by: type[Any], memo: dict[int, Any]) -> HookType:
-    """Implement `__deepcopy__` for a hook with threads or queues: construct another one with the same parameters.
-
-    Args:
-        hook: The hook to copy.
-        made_by: The built-in class whose constructor makes the copy. Attributes that a subclass added are copied.
-        memo: The memo of `copy.deepcopy`.
-
-    Returns:
-        A hook of the same class that is not registered anywhere.
-    """
-    # A subclass may have a constructor with other parameters, so only that of the built-in class is called.
-    memo[id(hook)] = copied = type(hook).__new__(type(hook))
-    made_by.__init__(copied, **{name: getattr(hook, name) for name in inspect.signature(made_by).parameters})
-    own = {*vars(copied), "_registered_name", "_warned_once"}
-    vars(copied).update(deepcopy({key: value for key, value in vars(hook).items() if key not in own}, memo))
-    return copied

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hookline import _checks
@@ -16,9 +13,9 @@ from hookline.core.failures import Incident
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, RegistrationError, got, nearest
-from hookline.hooks.base import NamedHook, copy_by_constructor, counts_for_run
+from hookline.hooks.base import NamedHook, counts_for_run
 from hookline.hooks.monitored import MODES, floats, is_better, metric_key
-from hookline.hooks.webhook import DeliveryError, Webhook
+from hookline.hooks.webhook import Outbox, Webhook
 from hookline.record.redaction import add_secret_url, redact_text
 
 if TYPE_CHECKING:
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
 TOPICS = ("training_end", "best_model", "exception", "early_stop", "hook_failure", "heartbeat")
 LONGEST_TIME = 3600.0  # seconds, of each parameter that is a time
 LONGEST_TEXT = 3000  # characters; Slack cuts at about 4000
-LONGEST_PAUSE = 60.0  # seconds between two attempts
 
 
 class NotifyHook(NamedHook):
@@ -74,6 +70,7 @@ class NotifyHook(NamedHook):
         self._incidents: set[tuple[str, str, str]] = set()  # those that were reported
         self._trainer: RunControl | None = None
         self._unsubscribe: Callable[[], None] | None = None
+        self._outbox: Outbox | None = None  # from the first message to the end of the run
         self._reported_exception = False
         try:
             if not isinstance(notify_on, (str, list, tuple, set, frozenset)):
@@ -90,22 +87,21 @@ class NotifyHook(NamedHook):
             period = Quantity.parse(heartbeat, "heartbeat")
             if period.amount <= 0:
                 raise ConfigError("heartbeat", f"{heartbeat!r} is never due; to have none, omit it from notify_on")
-            webhook = Webhook(webhook_url, timeout)
-        except (ConfigError, TypeError, ValueError) as error:
+            self._webhook = Webhook(webhook_url, timeout)
+        except ConfigError as error:
             # To errors of other types the registry adds the arguments, which include the URL.
             raise RegistrationError(f"notify: {error}") from None
         add_secret_url(webhook_url)
         self.best = self._worst = math.inf if mode == "min" else -math.inf
-        self._outbox = Outbox(webhook.post, limit=queue, retries=retries, backoff=backoff, on_failure=self._on_failure)
         self.schedule = Schedule(every=period) if "heartbeat" in self.notify_on else None
         if "heartbeat" not in self.notify_on:  # events without a listener cost nothing
             self.on_step_end = None  # type: ignore[assignment]
         if "best_model" not in self.notify_on:
             self.on_validation_end = None  # type: ignore[assignment]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NotifyHook:
-        """Copy the parameters; the queue and the run stay with this hook."""
-        return copy_by_constructor(self, NotifyHook, memo)
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the registration, the run and the queue out of copies."""
+        return {**vars(self), **dict.fromkeys(("_registered_name", "_trainer", "_unsubscribe", "_outbox"))}
 
     def setup(self, name: str, registry: HookRegistry | None = None) -> None:
         """Subscribe to failures of other hooks."""
@@ -117,14 +113,14 @@ class NotifyHook(NamedHook):
         """Unsubscribe, and wait for the last messages to be sent."""
         if self._unsubscribe is not None:
             self._unsubscribe()
-        outbox = self._outbox
-        unsent = outbox.close(self.wait_at_end)
-        if unsent:
-            self.warn(f"{unsent} messages were not sent within {self.wait_at_end:g} s")
+        counts = dict.fromkeys(("sent", "failed", "dropped", "unsent"), 0)
+        if self._outbox is not None:
+            counts = self._outbox.close(self.wait_at_end)
+        if counts["unsent"]:
+            self.warn(f"{counts['unsent']} messages were not sent within {self.wait_at_end:g} s")
         if self._trainer is not None:
-            counts = {"sent": outbox.sent, "failed": outbox.failed, "dropped": outbox.dropped, "unsent": unsent}
             self.note(self._trainer, "notified", **counts)
-        self._unsubscribe = self._trainer = None
+        self._outbox = self._trainer = self._unsubscribe = None
 
     # ---- what is reported --------------------------------------------------------------------------------------------
 
@@ -186,6 +182,8 @@ class NotifyHook(NamedHook):
         run = self._trainer.run_id if self._trainer is not None else None
         whole = redact_text(f"[{run or 'hookline'} on {platform.node()}] {text}")[:LONGEST_TEXT]
         escaped = whole.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # Slack's markup
+        if self._outbox is None:  # a run without messages has no thread
+            self._outbox = Outbox(self._webhook, self.queue, self.retries, self.backoff, self._on_failure)
         self._outbox.put(json.dumps({"text": escaped}).encode("ascii"))
 
     def _on_failure(self, why: str) -> None:
@@ -193,87 +191,3 @@ class NotifyHook(NamedHook):
         self.warn(f"a message was not delivered: {why}", once=why)
         if self._trainer is not None:
             self.note(self._trainer, "notification_failed", why=why)
-
-
-class Outbox:
-    """A bounded queue of messages and the thread that sends them.
-
-    Args:
-        send: Sends one message, or raises `DeliveryError`.
-        limit: How many may wait; when it is full, the oldest is dropped, because the newest matter most.
-        retries: How many further attempts are made for each message.
-        backoff: Seconds before the second attempt; each further pause is twice as long.
-        on_failure: Called in the thread with the reason when a message is given up.
-    """
-
-    def __init__(
-        self,
-        send: Callable[[bytes], None],
-        *,
-        limit: int = 100,
-        retries: int = 3,
-        backoff: float = 1.0,
-        on_failure: Callable[[str], None] = lambda why: None,
-    ) -> None:
-        self.sent = self.failed = self.dropped = 0
-        self._send, self._on_failure = send, on_failure
-        self._limit, self._retries, self._backoff = limit, retries, backoff
-        self._waiting: deque[bytes] = deque()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._is_closing = False
-
-    def put(self, message: bytes) -> None:
-        """Queue a message; returns at once."""
-        with self._changed:
-            if len(self._waiting) >= self._limit:
-                self._waiting.popleft()
-                self.dropped += 1
-            self._waiting.append(message)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="hookline-outbox", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
-
-    def close(self, seconds: float) -> int:
-        """Wait for the queued messages, without pauses between attempts, and return how many were not sent in time."""
-        with self._changed:
-            thread, self._is_closing = self._thread, True
-            self._changed.notify_all()
-        if thread is not None:
-            thread.join(seconds)
-        with self._changed:
-            unsent = len(self._waiting) + (thread is not None and thread.is_alive())
-            self._waiting.clear()
-            self._thread, self._is_closing = None, False
-        return unsent
-
-    def _run(self) -> None:
-        own = threading.current_thread()
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._thread is not own or self._waiting or self._is_closing)
-                # If `close` did not wait any longer for this thread, another one may have started.
-                if self._thread is not own or not self._waiting:
-                    return
-                message = self._waiting.popleft()
-            try:
-                self._send_with_retries(message)
-                self.sent += 1
-            except Exception as error:  # the thread must survive for the next message
-                self.failed += 1
-                why = str(error) if isinstance(error, DeliveryError) else f"{type(error).__name__} while sending"
-                with suppress(Exception):
-                    self._on_failure(why)
-
-    def _send_with_retries(self, message: bytes) -> None:
-        for attempt in range(self._retries):
-            try:
-                return self._send(message)
-            except DeliveryError as error:
-                if not error.try_again or self._thread is not threading.current_thread():
-                    raise
-                pause = max(error.wait, min(self._backoff * 2**attempt, LONGEST_PAUSE))
-                with self._changed:
-                    self._changed.wait_for(lambda: self._is_closing, pause)
-        return self._send(message)

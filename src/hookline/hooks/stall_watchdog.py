@@ -10,7 +10,7 @@ from typing import Any
 
 from hookline import _checks
 from hookline.core.run_control import RunControl
-from hookline.hooks.base import NamedHook, copy_by_constructor
+from hookline.hooks.base import NamedHook
 
 CHECKS = 20  # how often the thread checks within the time after which a step counts as stalled
 LONGEST = 30 * 24 * 3600.0  # seconds; a lock cannot wait much longer
@@ -38,18 +38,18 @@ class StallWatchdog(NamedHook):
         self.seconds = float(_checks.number(seconds, "seconds", at_least=0.01, at_most=LONGEST))
         self.stalls = 0
         self._last_beat = 0.0
-        self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self._stopped: threading.Event | None = None  # tells the thread to end
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> StallWatchdog:
-        """Copy the parameters; the thread watches one run and stays with this hook."""
-        return copy_by_constructor(self, StallWatchdog, memo)
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the registration and the thread, which watches one run, out of copies."""
+        return {**vars(self), **dict.fromkeys(("_registered_name", "_thread", "_stopped"))}
 
     def close(self) -> None:
         """Stop the thread."""
         thread, self._thread = self._thread, None
-        self._stopped.set()
-        if thread is not None:
+        if thread is not None and self._stopped is not None:
+            self._stopped.set()
             thread.join()
 
     on_train_end = close

@@ -1,4 +1,4 @@
-"""Post JSON to a webhook, whose host must be public unless it was allowed by `allow_host`."""
+"""Post JSON to a webhook from a thread; its host must be public unless it was allowed by `allow_host`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property
-from queue import Empty, SimpleQueue
 from time import monotonic
+from typing import Any
 from urllib.parse import urlsplit
 
 from hookline.errors import HooklineError, RegistrationError
@@ -28,7 +29,7 @@ METADATA = frozenset(
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 IPV4_COMPATIBLE = ipaddress.IPv6Network("::/96")
 RETRYABLE = frozenset({408, 425, 429, 500, 502, 503, 504})
-LONGEST_WAIT = 60.0  # seconds, whatever Retry-After says
+LONGEST_WAIT = 60.0  # seconds between two attempts, whatever Retry-After says
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9._:-]+")
 _allowed: set[str] = set()
@@ -72,64 +73,19 @@ def _is_address(host: str) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where a webhook posts to. Only `host` may be shown: the rest of the URL is a secret."""
-
-    scheme: str
-    host: str
-    port: int
-    path: str
-    named: bool
-    """Whether the host was allowed by `allow_host`."""
-
-
-def read_url(url: str) -> Target:
-    """Parse the URL of a webhook; errors do not repeat it.
-
-    Raises:
-        RegistrationError: If it is not a valid URL, or one that must not be posted to.
-    """
-    if not isinstance(url, str) or not url.isascii() or not url.isprintable() or " " in url:
-        raise RegistrationError("webhook_url: expected a URL in plain ASCII, https://host/path")
-    try:
-        parts = urlsplit(url)
-        is_valid = parts.scheme in PORTS and _HOST_NAME.fullmatch(parts.hostname or "") and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        raise RegistrationError("webhook_url: expected https://host/path (in a config, ${env:NAME} keeps it secret)")
-    if parts.username is not None or parts.password is not None:
-        raise RegistrationError("webhook_url: remove the user name or password; a webhook's secret is its path")
-    host = _host_name(parts.hostname or "")
-    named = host in _allowed
-    if parts.scheme == "http" and not named:
-        raise RegistrationError(f"webhook_url: http would send its secret unencrypted; use https, or {_remedy(host)}")
-    if _is_address(host) and (problem := problem_with(host, named, host)):
-        raise RegistrationError(f"webhook_url: {problem}")
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(parts.scheme, host, parts.port or PORTS[parts.scheme], path, named)
-
-
 def _remedy(host: str) -> str:
     return f"allow the host in code (hookline.allow_host({host!r})) or on the command line (--allow-host {host})"
 
 
-def problem_with(address: str, named: bool, host: str) -> str | None:
-    """Return why nothing may be posted to an address, or None if it may.
-
-    Args:
-        address: An address of the host.
-        named: Whether the host was allowed by `allow_host`.
-        host: The host, for the message.
-    """
+def _problem_with(address: str, host: str, is_allowed: bool) -> str | None:
+    """Return why nothing may be posted to an address of a host, or None if it may."""
     found = _ipv4_inside(ipaddress.ip_address(address))
     if found.is_link_local or found in METADATA:
         return f"{address} is a link-local or metadata address, which is always rejected"
     if found.is_multicast or found.is_unspecified or (found.is_reserved and not found.is_loopback):
         return f"{address} is not the address of a single host"
     is_local = found.is_loopback or not found.is_global or getattr(found, "is_site_local", False)
-    return f"{address} is a loopback or private address; {_remedy(host)}" if is_local and not named else None
+    return f"{address} is a loopback or private address; {_remedy(host)}" if is_local and not is_allowed else None
 
 
 def _ipv4_inside(address: Address) -> Address:
@@ -162,16 +118,40 @@ class Webhook:
     """Posts to one URL; does not follow redirects and does not use proxies.
 
     Args:
-        url: The URL, a secret.
+        url: The URL, a secret of which only the host may be shown.
         timeout: Seconds for each attempt, including the look-up of the host.
 
     Raises:
-        RegistrationError: If the URL is invalid.
+        RegistrationError: If it is not a valid URL, or one that must not be posted to; the message does not repeat it.
     """
 
     def __init__(self, url: str, timeout: float) -> None:
-        self.target = read_url(url)
+        if not isinstance(url, str) or not url.isascii() or not url.isprintable() or " " in url:
+            raise RegistrationError("webhook_url: expected a URL in plain ASCII, https://host/path")
+        try:
+            parts = urlsplit(url)
+            is_valid = parts.scheme in PORTS and _HOST_NAME.fullmatch(parts.hostname or "") and parts.port != 0
+        except ValueError:
+            is_valid = False
+        if not is_valid:
+            example = "https://host/path (in a config, ${env:NAME} keeps it secret)"
+            raise RegistrationError(f"webhook_url: expected {example}")
+        if parts.username is not None or parts.password is not None:
+            raise RegistrationError("webhook_url: remove the user name or password; a webhook's secret is its path")
+        self.host = host = _host_name(parts.hostname or "")
+        self._is_allowed = host in _allowed
+        if parts.scheme == "http" and not self._is_allowed:
+            remedy = f"use https, or {_remedy(host)}"
+            raise RegistrationError(f"webhook_url: http would send its secret unencrypted; {remedy}")
+        if _is_address(host) and (problem := _problem_with(host, host, self._is_allowed)):
+            raise RegistrationError(f"webhook_url: {problem}")
+        self._is_encrypted, self._port = parts.scheme == "https", parts.port or PORTS[parts.scheme]
+        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self.timeout = timeout
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Webhook:
+        """Share the object: it does not change, and a TLS context cannot be copied."""
+        return self
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
@@ -183,19 +163,17 @@ class Webhook:
         Raises:
             DeliveryError: If that fails; the message contains nothing of the URL but its host.
         """
-        target = self.target
-        if target.scheme == "http":
-            connection = http.client.HTTPConnection(target.host, target.port, timeout=self.timeout)
-        else:
-            connection = http.client.HTTPSConnection(target.host, target.port, timeout=self.timeout, context=self._tls)
+        connection = http.client.HTTPConnection(self.host, self._port, timeout=self.timeout)
+        if self._is_encrypted:
+            connection = http.client.HTTPSConnection(self.host, self._port, timeout=self.timeout, context=self._tls)
         deadline = monotonic() + self.timeout
-        outcome: SimpleQueue[tuple[int, float] | Exception] = SimpleQueue()
+        answer: Future[tuple[int, float]] = Future()
 
         def attempt() -> None:
             try:
-                outcome.put(self._request(connection, body, deadline))
-            except Exception as error:
-                outcome.put(error)
+                answer.set_result(self._request(connection, body, deadline))
+            except Exception as error:  # `answer.result` raises it in the thread that waits
+                answer.set_exception(error)
             finally:
                 connection.close()
 
@@ -203,24 +181,21 @@ class Webhook:
         # attempt has a thread, which is abandoned when the time is over.
         threading.Thread(target=attempt, name="hookline-webhook", daemon=True).start()
         try:
-            found = outcome.get(timeout=self.timeout)
-        except Empty:
-            found = TimeoutError()
+            status, wait = answer.result(self.timeout)
+        except DeliveryError:
+            raise
+        except TimeoutError:
             with suppress(OSError, AttributeError):  # end a read that is in progress; there may be no socket
                 connection.sock.shutdown(socket.SHUT_RDWR)
-        if isinstance(found, DeliveryError):
-            raise found
-        if isinstance(found, TimeoutError):
-            raise DeliveryError(f"{target.host}: no answer within {self.timeout:g} s", try_again=True)
-        if isinstance(found, Exception):
-            # The text of other errors may contain a part of the URL; the system's description of one does not.
-            detail = f" ({found.strerror})" if isinstance(found, OSError) and found.strerror else ""
-            is_final = isinstance(found, ssl.SSLError)
-            raise DeliveryError(f"{target.host}: {type(found).__name__}{detail}", try_again=not is_final)
-        status, wait = found
+            raise DeliveryError(f"{self.host}: no answer within {self.timeout:g} s", try_again=True) from None
+        except Exception as error:  # of any type: http.client, ssl and the name codecs each have their own
+            # The text of an error may contain a part of the URL; the system's description of one does not.
+            detail = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
+            may_succeed = not isinstance(error, ssl.SSLError)
+            raise DeliveryError(f"{self.host}: {type(error).__name__}{detail}", may_succeed) from None
         if not 200 <= status < 300:
             redirect = " (redirects are not followed)" if 300 <= status < 400 else ""
-            raise DeliveryError(f"{target.host}: HTTP {status}{redirect}", status in RETRYABLE, wait)
+            raise DeliveryError(f"{self.host}: HTTP {status}{redirect}", status in RETRYABLE, wait)
 
     def _request(self, connection: http.client.HTTPConnection, body: bytes, deadline: float) -> tuple[int, float]:
         """Make one request, and return the status and how many seconds the server asked to wait.
@@ -228,16 +203,89 @@ class Webhook:
         The connection looks the host up again after its addresses were checked, so a name server that answers
         differently then is not detected.
         """
-        target = self.target
-        for entry in socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM):
-            if problem := problem_with(str(entry[4][0]), target.named, target.host):
-                raise DeliveryError(f"{target.host}: {problem}", try_again=False)
+        for entry in socket.getaddrinfo(self.host, self._port, type=socket.SOCK_STREAM):
+            if problem := _problem_with(str(entry[4][0]), self.host, self._is_allowed):
+                raise DeliveryError(f"{self.host}: {problem}", try_again=False)
         if monotonic() < deadline:
             connection.connect()
         if monotonic() >= deadline:  # a message sent after the deadline would be sent again by the next attempt
             raise TimeoutError
         headers = {"Content-Type": "application/json", "Connection": "close", "User-Agent": "hookline"}
-        connection.request("POST", target.path, body, headers)
+        connection.request("POST", self._path, body, headers)
         with connection.getresponse() as response:
             wait = response.getheader("Retry-After") or ""
             return response.status, min(float(wait), LONGEST_WAIT) if wait.isdecimal() else 0.0
+
+
+class Outbox:
+    """A bounded queue of messages and the thread that posts them, until it is closed.
+
+    Args:
+        webhook: Where to post.
+        limit: How many may wait; when it is full, the oldest is dropped, because the newest matter most.
+        retries: How many further attempts are made for each message.
+        backoff: Seconds before the second attempt; each further pause is twice as long.
+        on_failure: Called in the thread with the reason when a message is given up.
+    """
+
+    def __init__(
+        self, webhook: Webhook, limit: int, retries: int, backoff: float, on_failure: Callable[[str], None]
+    ) -> None:
+        self._webhook, self._limit, self._retries, self._backoff = webhook, limit, retries, backoff
+        self._on_failure = on_failure
+        self._sent = self._failed = self._dropped = 0
+        self._waiting: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._is_closing = self._is_abandoned = False
+        self._thread = threading.Thread(target=self._run, name="hookline-outbox", daemon=True)
+        self._thread.start()
+
+    def put(self, message: bytes) -> None:
+        """Queue a message; returns at once."""
+        with self._changed:
+            if len(self._waiting) >= self._limit:
+                self._waiting.popleft()
+                self._dropped += 1
+            self._waiting.append(message)
+            self._changed.notify()
+
+    def close(self, seconds: float) -> dict[str, int]:
+        """Wait for the queued messages, without pauses between attempts, and return what became of all of them."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        self._thread.join(seconds)
+        with self._changed:
+            unsent = len(self._waiting) + self._thread.is_alive()
+            self._waiting.clear()
+            self._is_abandoned = True
+        return {"sent": self._sent, "failed": self._failed, "dropped": self._dropped, "unsent": unsent}
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closing)
+                if not self._waiting:
+                    return
+                message = self._waiting.popleft()
+            try:
+                self._post(message)
+                self._sent += 1
+            except DeliveryError as error:
+                self._failed += 1
+                with suppress(Exception):  # it writes to a record that may be full or closed; other messages follow
+                    self._on_failure(str(error))
+
+    def _post(self, message: bytes) -> None:
+        """Post a message, and try again after pauses if that may help."""
+        pause = self._backoff
+        for further in reversed(range(self._retries + 1)):
+            try:
+                self._webhook.post(message)
+                return
+            except DeliveryError as error:
+                if not further or not error.try_again or self._is_abandoned:
+                    raise
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_closing, max(error.wait, min(pause, LONGEST_WAIT)))
+                pause *= 2
