@@ -50,8 +50,7 @@ class EMAHook(NamedHook):
         self.average: dict[str, torch.Tensor] = {}
         # A model that has the averaged weights now, and its own ones.
         self._applied_to: tuple[torch.nn.Module, dict[str, torch.Tensor]] | None = None
-        self._nested = 0  # how often the average was applied while it was applied already
-        self._validations: list[int] = []  # depths of the validations that have started and not ended
+        self._applied_in: int | None = None  # the depth of the validation that applied it
         self._stepped = False  # whether an optimizer has stepped in this step
         self._tensors: tuple[torch.nn.Module, dict[str, torch.Tensor]] | None = None  # walking over a model is slow
         self._averaged_model: Callable[[], torch.nn.Module | None] | None = None  # a weak reference
@@ -68,15 +67,13 @@ class EMAHook(NamedHook):
     def on_after_optimizer_step(self, trainer: RunControl, optimizer_idx: int) -> None:
         """Update the average after the step's last optimizer."""
         self._stepped = True
-        self._update_after_last(trainer, optimizer_idx)
+        self.on_step_skipped(trainer, optimizer_idx)
 
-    def _update_after_last(self, trainer: RunControl, optimizer_idx: int) -> None:
+    def on_step_skipped(self, trainer: RunControl, optimizer_idx: int) -> None:
         """Update the average after the step's last optimizer, if any of them has stepped."""
         if self._stepped and optimizer_idx == len(trainer.optimizers) - 1:
             self._stepped = False
             self.update(trainer.model)
-
-    on_step_skipped = _update_after_last
 
     def update(self, model: torch.nn.Module) -> None:
         """Add the model's weights to the average."""
@@ -117,8 +114,8 @@ class EMAHook(NamedHook):
             self._unsubscribe = registry.on_change(self._restore_if_disabled)
 
     def _restore_if_disabled(self) -> None:
-        if self._applied_to is not None and not self._is_enabled:
-            self._restore_all()
+        if not self._is_enabled:
+            self._restore()
 
     @property
     def _is_enabled(self) -> bool:
@@ -128,7 +125,7 @@ class EMAHook(NamedHook):
     def close(self) -> None:
         """Restore the model's weights and release the model."""
         self._unsubscribe()
-        self._restore_all()
+        self._restore()
         self._tensors, self._unsubscribe = None, lambda: None
 
     # ---- validating --------------------------------------------------------------------------------------------------
@@ -136,11 +133,12 @@ class EMAHook(NamedHook):
     @contextmanager
     def applied(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
         """Give a model the averaged weights inside the block; its own are restored bit for bit."""
-        self._apply(model)
+        is_outermost = self._apply(model)
         try:
             yield model
         finally:
-            self._restore()
+            if is_outermost:
+                self._restore()
 
     def copy_to(self, model: torch.nn.Module) -> None:
         """Overwrite a model's weights with the averaged ones."""
@@ -153,47 +151,35 @@ class EMAHook(NamedHook):
         hooks = [] if self._registry is None else [entry.hook for entry in self._registry.entries()]
         applied = [hook._applied_to for hook in hooks if isinstance(hook, EMAHook) and hook is not self]
         # If another hook's average is in the model, restoring that one later would corrupt training.
-        if self._is_enabled and not any(one is not None and one[0] is model for one in applied):
-            self._apply(model)
-            self._validations.append(trainer.validations_in_progress)
+        is_taken = any(one is not None and one[0] is model for one in applied)
+        if self._is_enabled and not is_taken and self._apply(model):
+            self._applied_in = trainer.validations_in_progress
 
     def on_validation_end(self, trainer: RunControl) -> None:
-        """Restore the weights, also for nested validations that failed and so did not end."""
-        while self._validations and self._validations[-1] >= trainer.validations_in_progress:
-            self._validations.pop()
+        """Restore the weights at the end of the validation that applied the average, not of those nested in it."""
+        if self._applied_in is not None and trainer.validations_in_progress <= self._applied_in:
             self._restore()
 
-    def on_train_batch_start(self) -> None:
-        """Restore the weights after a validation that failed inside a hook whose failure was only reported."""
-        if self._applied_to is not None:
-            self._restore_all()
-
-    def _apply(self, model: torch.nn.Module) -> None:
-        if self._applied_to is not None:
-            self._nested += 1
-        elif self.average:  # empty before the first step
-            weights = self._weights(model)
-            own = {name: weight.clone() for name, weight in weights.items() if name in self.average}
-            self._applied_to = model, own
-            self.copy_to(model)
+    def _apply(self, model: torch.nn.Module) -> bool:
+        """Give a model the averaged weights, and return whether it did not have them already."""
+        if self._applied_to is not None or not self.average:  # there is none before the first step
+            return False
+        own = {name: weight.clone() for name, weight in self._weights(model).items() if name in self.average}
+        self._applied_to = model, own
+        self.copy_to(model)
+        return True
 
     def _restore(self) -> None:
-        if self._nested:
-            self._nested -= 1
-        elif self._applied_to is not None:
+        """Give the model its own weights back, if it has the averaged ones."""
+        if self._applied_to is not None:
             model, own = self._applied_to
             weights = self._weights(model)
             for name, weight in own.items():
                 weights[name].copy_(weight)
-            self._applied_to = None
+            self._applied_to = self._applied_in = None
 
-    def _restore_all(self) -> None:
-        """Restore the weights, whatever validations are unfinished."""
-        self._nested = 0
-        self._validations.clear()
-        self._restore()
-
-    on_exception = _restore_all
+    # A validation that fails has no end. Its failure ends the run, or only that of the hook that validated.
+    on_exception = on_train_batch_start = _restore
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
