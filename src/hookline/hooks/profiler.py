@@ -68,11 +68,9 @@ class Profiler(NamedHook):
             if following <= last:
                 why = f"the trace of step {first} lasts until step {last}, so none can start at {following}"
                 raise ConfigError("first_step", f"{why}; leave at least steps={steps} between them")
-        traced = {step for first, last in self._ranges for step in range(first, last + 1)}
         due = {step for first, last in self._ranges for step in range(max(first - warmup, 1), last + 1)}
         # With a schedule of exactly these steps, the others do not call the hook at all.
         self.schedule = Schedule(at=tuple(Quantity(step, "steps") for step in sorted(due)))
-        self._warmup_steps = due - traced
         self.traces: list[Path] = []
         self._profile: profiler.profile | None = None
         self._trainer: RunControl | None = None
@@ -85,34 +83,30 @@ class Profiler(NamedHook):
         if step > self._range[1]:
             self._finish()
         self._newest_step = step
-        if self._profile is None and not self._must_skip(trainer, step):
-            self._trainer, self._range = trainer, self._range_at(trainer, step)
-            warmup, actions = self._range[0] - step, profiler.ProfilerAction
-            self._profile = profiler.profile(
-                schedule=lambda index: actions.WARMUP if index < warmup else actions.RECORD,
-                on_trace_ready=self._write,
-                record_shapes=self.record_shapes,
-                profile_memory=self.profile_memory,
-                with_stack=self.with_stack,
-            )
-            Profiler._active.add(self)
-            self._advance(self._profile.start)
-
-    def _must_skip(self, trainer: RunControl, step: int) -> bool:
-        """Return whether another profiler is active: two at once would end the process."""
-        if not Profiler._active and not torch._C._autograd._profiler_enabled():
-            return False
-        # A trace without its warm-up is still a trace, so only traced steps are warned of.
-        is_warmup = step in self._warmup_steps and self._has_own_schedule(trainer)
-        if not is_warmup:
-            self.warn(f"step {step} is not traced, because another profiler is active", once="skipped")
-        return True
+        if self._profile is not None:
+            return
+        first, last = self._range_at(trainer, step)
+        if Profiler._active or torch._C._autograd._profiler_enabled():  # two at once would end the process
+            # A trace without its warm-up is still a trace, so only traced steps are warned of.
+            if step >= first:
+                self.warn(f"step {step} is not traced, because another profiler is active", once="skipped")
+            return
+        self._trainer, self._range = trainer, (max(first, step), last)
+        actions = profiler.ProfilerAction
+        self._profile = profiler.profile(
+            schedule=lambda index: actions.WARMUP if index < first - step else actions.RECORD,
+            on_trace_ready=self._write,
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=self.with_stack,
+        )
+        Profiler._active.add(self)
+        self._advance(self._profile.start)
 
     def _range_at(self, trainer: RunControl, step: int) -> tuple[int, int]:
-        """Return the steps of the trace that starts here or is warmed up for; on another schedule, this step."""
+        """Return the steps of the trace that contains this step or is warmed up for; on another schedule, this step."""
         if self._has_own_schedule(trainer):
-            first, last = next(steps for steps in self._ranges if step <= steps[1])
-            return max(first, step), last
+            return next(steps for steps in self._ranges if step <= steps[1])
         schedule = trainer.hooks.entry(self.registered_name).schedule
         marks = [mark for mark in (schedule.every, *schedule.at) if mark is not None]
         self._ends_with_batch = any(mark.unit not in ("steps", "epochs") for mark in marks)
