@@ -126,16 +126,16 @@ def total_norm(grads: dict[str, torch.Tensor]) -> float:
 
 def test_untouched_gradients_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """If nothing changes them, the final norm is known; after a chain that replaces them they are read again."""
-    from hookline.hooks import gradient_snapshot
+    from hookline.hooks import gradient_monitor
 
     reads: list[int] = []
 
-    class Counting(gradient_snapshot.LocalTensors):
+    class Counting(gradient_monitor.LocalTensors):
         def norms(self) -> torch.Tensor:
             reads.append(len(self.dense))
             return super().norms()
 
-    monkeypatch.setattr(gradient_snapshot, "LocalTensors", Counting)
+    monkeypatch.setattr(gradient_monitor, "LocalTensors", Counting)
     trainer = make_trainer()
     trainer.add_hook(GradientMonitor(log_frequency=1))
     trainer.train()
@@ -218,18 +218,19 @@ def test_update_ratio_needs_no_learning_rate() -> None:
 
 
 def test_an_optimizer_that_skips_the_step_has_no_update_ratio() -> None:
-    """Parameters of a skipped optimizer have no ratio, and the total leaves them out."""
+    """Parameters of a skipped optimizer have no ratio, and the total leaves them out; others have one each."""
     model = make_model()
     optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[2].parameters(), lr=0.1)]
     trainer = GenericTrainer(
         {}, model, optimizers, device="cpu", loss_fn=nn.functional.mse_loss, record=False, console=False
     )
     trainer.add_hook(GradientMonitor(log_frequency=1, log_update_ratio=True))
-    trainer.on("after_optimizer_step", name="skip")(lambda optimizer_idx, trainer: trainer.skip_step("enough"))
+    trainer.on("after_optimizer_step", at=1, name="skip")(lambda trainer: trainer.skip_step("enough"))
     trainer.fit(make_batches(2), max_epochs=1)
-    rows = layers_of(trainer)[1]
-    assert rows["0.weight"]["update_ratio"] > 0 and math.isnan(rows["2.weight"]["update_ratio"])
+    rows = layers_of(trainer)
+    assert rows[1]["0.weight"]["update_ratio"] > 0 and math.isnan(rows[1]["2.weight"]["update_ratio"])
     assert metrics_of(trainer)[1]["gradients/update_ratio"] > 0
+    assert all(row["update_ratio"] > 0 for row in rows[2].values())
 
 
 def test_norms_without_moments() -> None:
@@ -699,6 +700,22 @@ def test_its_events_can_be_called_by_any_loop() -> None:
     found = monitored_run("cpu", lambda call: call())
     assert set(found.layers) == {(name, step) for name in ("gradients", "gradient_histograms") for step in (1, 2, 3)}
     assert found.logged["gradients/final_norm", 2] == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("moments", [True, False])
+def test_gradients_made_in_inference_mode_are_measured_again(moments: bool) -> None:
+    """They have no version that could tell of a write between the two measurements."""
+    run, hook = PlainRun(), GradientMonitor(log_frequency=1, log_moments=moments)
+    with torch.inference_mode():
+        for param in run.params.values():
+            param.grad = torch.full_like(param, 2.0)
+        hook.on_gradients_ready(run, 1)
+        run.model.weight.grad.mul_(3)
+    hook.on_before_optimizer_step(run.optimizers[0])
+    hook.on_step_end(run)
+    hook.on_train_end(run)
+    assert run.logged["gradients/norm", 1] == pytest.approx(4)  # of three weights and a bias
+    assert run.logged["gradients/final_norm", 1] == pytest.approx(math.sqrt(3 * 36 + 4))
 
 
 @pytest.mark.gpu

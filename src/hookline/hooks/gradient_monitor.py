@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from operator import mul
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from hookline import _checks
+from hookline._device import upload
 from hookline.activations.gradient_flow import VERDICT_METRICS, GradientFlow, Limits, Verdict, judge_norms
 from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, NothingMatches, got, nearest
 from hookline.hooks.base import NamedHook
-from hookline.hooks.gradient_snapshot import GradientSnapshot, SnapshotSpec, TableLayout, percentile_name
+from hookline.stats.cache import Snapshot, cache_norms, cache_rows
 from hookline.stats.collector import HostQueue, HostRows
+from hookline.stats.columns import STATISTICS
+from hookline.stats.distributed import LocalTensors
+from hookline.stats.histograms import fold, percentiles
 
 if TYPE_CHECKING:
     from hookline.core.registry import HookRegistry
@@ -30,6 +34,24 @@ MOMENTS = ("mean", "std", "min", "max", "absmax", "zeros", "nans", "infs")
 # Events between the snapshot and the optimizer step at which a hook may write to gradients.
 WRITING_EVENTS = {"on_gradients_ready", "on_update", "on_gradient_clip", "on_before_optimizer_step"}
 Columns = Mapping[str, Sequence[float]]
+
+
+class SnapshotSpec(NamedTuple):
+    """What to measure beside the norms."""
+
+    moments: bool
+    bins_per_octave: int  # 0 for no histogram
+    points: tuple[float, ...]  # percentiles
+    update_ratio: bool
+
+
+class TableLayout(NamedTuple):
+    """The rows and columns of a snapshot's table, without the bins of a histogram, which come last."""
+
+    names: tuple[str, ...]
+    present: tuple[int, ...]
+    """The rows whose parameters have a gradient."""
+    columns: tuple[str, ...]
 
 
 class GradientMonitor(NamedHook):
@@ -216,7 +238,7 @@ class GradientMonitor(NamedHook):
         sources = {"norm": "l2", "final_norm": "final_l2" if "final_l2" in named else "l2"} if self.log_norm else {}
         sources |= {name: name for name in MOMENTS if name in named and self.log_moments is not False}
         sources |= {"update_ratio": "update_l2"} if spec.update_ratio else {}
-        sources |= {name: name for name in map(percentile_name, spec.points)}
+        sources |= {name: name for name in map(_percentile_name, spec.points)}
         sources |= {"top_octave": "top_octave"} if spec.bins_per_octave else {}
         if sources:
             indices = torch.tensor([named.index(column) for column in sources.values()])
@@ -288,3 +310,122 @@ def _columns(named: Sequence[str], table: Tensor, present: Sequence[int]) -> Col
 def _total(norms: Sequence[float]) -> float:
     """Return the norm of several tensors together from the norm of each."""
     return math.sqrt(sum(map(mul, norms, norms)))
+
+
+def _percentile_name(point: float) -> str:
+    return f"p{point:g}"
+
+
+# ---- one step --------------------------------------------------------------------------------------------------------
+
+
+class GradientSnapshot:
+    """The gradients of some parameters in one step, measured on their device as one table that is copied at once.
+
+    Args:
+        step: The step they belong to.
+        params: The parameters by name; the row of one without a gradient is NaN.
+        spec: What to measure.
+        versions_are_reliable: Whether every write to the gradients until the optimizer steps increments the tensors'
+            versions, so that unchanged versions mean unchanged gradients.
+    """
+
+    def __init__(
+        self, step: int, params: Mapping[str, torch.nn.Parameter], spec: SnapshotSpec, versions_are_reliable: bool
+    ) -> None:
+        self.step, self.params, self._spec = step, params, spec
+        self._present, grads = self._gradients()
+        names = list(params)
+        pieces = LocalTensors(grads, names if len(grads) == len(names) else [names[row] for row in self._present])
+        # A DTensor's version misses writes to its shard, so only plain gradients can be recognised as unchanged.
+        read = Snapshot(grads) if pieces.plain else None
+        self._columns, values = self._measure(pieces, read)
+        self._measured = self._spread(values, self._present)
+        self._read = read if versions_are_reliable else None
+        self._is_unchanged = False  # the optimizers got what was measured
+        self._final: Tensor | None = None
+        self._sizes: Tensor | None = None
+        # The parameters that are about to be updated: their rows, themselves, their norms and a copy of them.
+        self._update: tuple[list[int], LocalTensors, Tensor, list[Tensor]] | None = None
+
+    def _measure(self, pieces: LocalTensors, read: Snapshot | None) -> tuple[list[str], Tensor]:
+        """Return norms or statistics, then percentiles, the octave at which the bins end, and the bins."""
+        moments, bins_per_octave, points, _ = self._spec
+        # Norms alone are cheaper than all statistics, except on a device. A histogram ends at the largest value.
+        if not (moments or bins_per_octave or points):
+            norms = pieces.norms()
+            if read is not None:
+                cache_norms(read, norms)  # for the next reader of these gradients
+            return ["l2"], norms.unsqueeze(1)
+        columns, blocks = [*STATISTICS], [rows := pieces.summarize()]
+        if read is not None:
+            cache_rows(read, rows)
+        if points or bins_per_octave:
+            counted = pieces.histograms(rows)
+            if points:
+                columns += map(_percentile_name, points)
+                blocks.append(percentiles(counted, points))
+            if bins_per_octave:
+                columns.append("top_octave")
+                blocks += [counted.tops.unsqueeze(1), fold(counted.counts, bins_per_octave)]
+            rows = torch.cat([block.to(rows.dtype) for block in blocks], dim=1)
+        return columns, rows
+
+    def measure_final(self) -> None:
+        """Measure what the optimizers get; gradients that are known to be unchanged are not read again."""
+        if self._final is None and not self._is_unchanged:
+            rows, grads = self._gradients()
+            self._is_unchanged = self._read is not None and self._read.matches(grads)
+            if not self._is_unchanged:
+                self._final = self._spread(LocalTensors(grads).norms().unsqueeze(1), rows, missing=0.0)
+
+    @torch.no_grad()
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Copy the parameters that an optimizer is about to update."""
+        owned = {id(param) for group in optimizer.param_groups for param in group["params"]}
+        params = list(self.params.values())
+        rows = [row for row in self._present if id(params[row]) in owned]
+        self._update = None  # the step of the optimizer before may have been skipped
+        if rows:
+            pieces = LocalTensors([params[row] for row in rows])
+            copies = torch._foreach_mul(pieces.dense, 1)  # copies all of them in a few launches
+            self._update = rows, pieces, pieces.norms(), list(copies)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Measure how far the optimizer moved them, and how large they were."""
+        if self._update is not None:
+            rows, pieces, weights, before = self._update
+            torch._foreach_sub_(before, pieces.dense)
+            found = self._spread(torch.stack([pieces.with_dense(before).norms(), weights], dim=1), rows)
+            # Another optimizer may have measured other rows before.
+            self._sizes = found if self._sizes is None else torch.where(found.isnan(), self._sizes, found)
+            self._update = None
+
+    def table(self) -> tuple[TableLayout, Tensor]:
+        """Return everything that was measured, and what rows and columns are.
+
+        The column ``final_l2`` is missing if the optimizers got the gradients as they were measured.
+        """
+        columns, blocks = self._columns, [self._measured]
+        later = [] if self._is_unchanged else [(["final_l2"], self._final)]
+        later += [(["update_l2", "weight_l2"], self._sizes)] if self._spec.update_ratio else []
+        for names, block in later:
+            if block is None:  # no optimizer has stepped
+                block = self._measured.new_full((len(self.params), len(names)), math.nan)
+            columns, blocks = [*names, *columns], [block, *blocks]
+        table = torch.cat(blocks, dim=1) if later else self._measured
+        return TableLayout(tuple(self.params), tuple(self._present), tuple(columns)), table
+
+    def _gradients(self) -> tuple[list[int], list[Tensor]]:
+        """Return the rows that have a gradient, and these gradients."""
+        grads = [param.grad for param in self.params.values()]
+        rows = [row for row, grad in enumerate(grads) if grad is not None]
+        return rows, [grad for grad in grads if grad is not None]
+
+    def _spread(self, found: Tensor, rows: list[int], missing: float = math.nan) -> Tensor:
+        """Put the values of some parameters into a table with a row for each parameter."""
+        if len(rows) == len(self.params):
+            return found
+        table = found.new_full((len(self.params), found.shape[1]), missing)
+        return table.index_copy_(0, upload(rows, torch.int64, found.device), found)
