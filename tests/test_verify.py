@@ -1,13 +1,14 @@
 """Verification reports which hook changes training, from which step on, and through what."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 
-from hookline import ForwardHook, Trainer, TrainingHook, UpdateHook
+from hookline import ForwardHook, Trainer, TrainingHook, UpdateHook, get_trainer
 from hookline.testing import assert_harmless, small_trainer
-from hookline.verify import NotRepeatable, digest, first_difference, verify
+from hookline.verify import NotRepeatable, verify
 
 
 class AtStep3(TrainingHook):
@@ -197,18 +198,39 @@ def test_the_test_kit_leaves_the_random_streams_of_the_tests_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_digest_changes_with_any_bit() -> None:
-    """Values, dtypes, shapes and nesting count."""
-    one = torch.tensor([1.0, 2.0])
-    assert digest(one) == digest(one.clone())
-    others = [one.double(), one.view(2, 1), torch.nextafter(one, one + 1), [one], {"a": one}, None]
-    assert len({digest(value) for value in [one, *others[:3], *others[4:]]}) == 6
-    assert digest(torch.tensor([float("nan")])) == digest(torch.tensor([float("nan")]))
+class Replaces(TrainingHook):
+    """Replaces a part of the third batch that the model does not use."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def on_train_batch_start(self, step: int, batch: Any) -> None:
+        if step == 3:
+            batch["unused"] = self.part
 
 
-def test_the_first_difference_is_the_first() -> None:
-    """A shorter run counts as a difference, too."""
-    one = [(1, "e", "a", "x"), (1, "e", "b", "y")]
-    assert first_difference(one, one) is None
-    assert first_difference(one, [(1, "e", "a", "x"), (1, "e", "b", "z")]) == (1, "e", "b")
-    assert first_difference(one, one[:1]) == (1, "on_train_end", "number of steps")
+def trainer_with_unused(part: Any) -> Trainer:
+    """A trainer whose batches have a part that the model does not use."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    batches = [{"x": torch.ones(2, 3), "unused": part} for _ in range(4)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    options = {"step_fn": lambda model, batch: model(batch["x"]).mean(), "record": False, "console": False}
+    return get_trainer("simple", model, batches, optimizer, "cpu", **options)
+
+
+PAIR = torch.tensor([1.0, 2.0])
+OTHERS = [PAIR.double(), PAIR.view(2, 1), torch.nextafter(PAIR, PAIR + 1), PAIR[:0], {"a": PAIR}, None, 1, [PAIR, PAIR]]
+
+
+@pytest.mark.parametrize("part", OTHERS, ids=str)
+def test_any_bit_of_a_batch_counts(part: Any) -> None:
+    """Values, dtypes, shapes and nesting, whether the model uses them or not."""
+    with pytest.raises(AssertionError, match="changes training from step 3 on, through the batch"):
+        assert_harmless(Replaces(part), lambda: trainer_with_unused(PAIR), steps=4)
+
+
+@pytest.mark.parametrize("part", [PAIR, torch.tensor([float("nan")]), torch.ones(0), None, {"a": [1, PAIR]}], ids=str)
+def test_equal_bits_are_equal(part: Any) -> None:
+    """Also those of NaN."""
+    assert_harmless(Replaces(copy.deepcopy(part)), lambda: trainer_with_unused(part), steps=4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -57,20 +57,6 @@ class Verdict:
 class NotRepeatable(Exception):
     """Two runs without any hook differ, so that nothing can be said about hooks."""
 
-    def __init__(self, step: int, event: str, through: str) -> None:
-        super().__init__(
-            f"two runs without any hook already differ, from step {step} on, in the {through}: give trainer.seed and "
-            "trainer.deterministic, and check that the data comes in the same order"
-        )
-
-
-@dataclass
-class ObservedRun:
-    """The observations of one run, in order, and the incidents its hooks caused."""
-
-    observations: list[Observation]
-    incidents: list[Incident] = field(default_factory=list)
-
 
 class Probe(TrainingHook):
     """Digest everything that training consists of: around each forward pass, and after all other hooks of an event.
@@ -84,7 +70,8 @@ class Probe(TrainingHook):
     name = PROBE
 
     def __init__(self) -> None:
-        self.observations: list[Observation] = []
+        self.observations: list[Observation] = []  # in order
+        self.incidents: list[Incident] = []  # caused by the run's hooks
         self._in_forward = False
 
     def attach(self, trainer: Trainer) -> None:
@@ -154,12 +141,16 @@ def verify(make_trainer: Callable[[], Trainer], steps: int = 20, only: Iterable[
     names = [name for name in first.hooks if not only or name in set(only)]
     declared = {hook.name: hook.intervenes for hook in first.hooks.list_hooks()}
     plain, again = observe_run(first, (), steps), observe_run(make_trainer(), (), steps)
-    if (difference := first_difference(plain.observations, again.observations)) is not None:
-        raise NotRepeatable(*difference)
+    if (difference := first_difference(plain, again)) is not None:
+        step, _, through = difference
+        remedy = "give trainer.seed and trainer.deterministic, and check that the data comes in the same order"
+        raise NotRepeatable(
+            f"two runs without any hook already differ, from step {step} on, in the {through}: {remedy}"
+        )
     return [judge(name, declared[name], plain, observe_run(make_trainer(), (name,), steps)) for name in names]
 
 
-def observe_run(trainer: Trainer, keep: Iterable[str], steps: int) -> ObservedRun:
+def observe_run(trainer: Trainer, keep: Iterable[str], steps: int) -> Probe:
     """Train for some steps with a few of the trainer's hooks, observed by a probe that runs after them.
 
     Args:
@@ -168,24 +159,24 @@ def observe_run(trainer: Trainer, keep: Iterable[str], steps: int) -> ObservedRu
         steps: The number of optimizer steps.
 
     Returns:
-        What the probe observed.
+        The probe.
     """
     for name in [name for name in trainer.hooks if name not in tuple(keep)]:
         trainer.hooks.remove(name)
-    probe, incidents = Probe(), list[Incident]()
+    probe = Probe()
     trainer.add_hook(probe)
     probe.attach(trainer)
     trainer.options.console = False
     trainer.hooks.audits_every_call = True  # not only on the sampled micro-batches
-    stop_watching = trainer.hooks.failures.subscribe(incidents.append)
+    stop_watching = trainer.hooks.failures.subscribe(probe.incidents.append)
     try:
         trainer.fit(max_steps=steps)
     finally:
         stop_watching()
-    return ObservedRun(probe.observations, incidents)
+    return probe
 
 
-def judge(name: str, declared: bool, plain: ObservedRun, with_hook: ObservedRun) -> Verdict:
+def judge(name: str, declared: bool, plain: Probe, with_hook: Probe) -> Verdict:
     """Compare a hook's run with the run that had no hooks.
 
     Args:
@@ -198,17 +189,17 @@ def judge(name: str, declared: bool, plain: ObservedRun, with_hook: ObservedRun)
         The verdict, with the messages of the incidents that the hook caused.
     """
     notes = tuple(dict.fromkeys(item.message for item in with_hook.incidents if item.hook == name))
-    step, event, through = first_difference(plain.observations, with_hook.observations) or (None, "", "")
+    step, event, through = first_difference(plain, with_hook) or (None, "", "")
     return Verdict(name, declared, step, event, through, notes)
 
 
-def first_difference(one: list[Observation], other: list[Observation]) -> tuple[int, str, str] | None:
+def first_difference(one: Probe, other: Probe) -> tuple[int, str, str] | None:
     """Return step, event and name of the first observation that differs, None if there is none."""
-    for observation, counterpart in zip(one, other, strict=False):
+    for observation, counterpart in zip(one.observations, other.observations, strict=False):
         if observation != counterpart:
             return observation[:3]
-    if len(one) != len(other):
-        shorter = min(one, other, key=len)
+    shorter, longer = sorted((one.observations, other.observations), key=len)
+    if len(shorter) < len(longer):
         return (shorter[-1][0] if shorter else 0), "on_train_end", "number of steps"
     return None
 
