@@ -6,15 +6,15 @@ import io
 import logging
 import random
 import sys
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from run_control import PlainRun
 
 from hookline import ConsoleLogHook, Trainer, get_trainer
-from hookline.hooks.console_log import StreamProxy, TerminalWatcher, print_costs
 
 logger = logging.getLogger("hookline")
 
@@ -138,11 +138,18 @@ def test_validation_and_checkpoints_are_printed() -> None:
     assert "What each hook cost" in text and "checkpoint" in text
 
 
-def test_printing_costs_restores_the_random_state() -> None:
+def test_printing_costs_restores_the_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rich draws random numbers; the generator's state is restored."""
+    out, run = io.StringIO(), PlainRun()
+    rows = [{"hook": "a", "kind": "lifecycle", "calls": 3, "seconds": 0.25}]
+    monkeypatch.setattr(run.hooks, "costs", lambda: rows)
+    times = iter([10.0, 10.0, 11.0])
+    monkeypatch.setattr("hookline.hooks.console_log.monotonic", lambda: next(times))
+    hook = ConsoleLogHook(stream=out)
+    hook.on_train_start(step=0)
     state = random.getstate()
-    out = io.StringIO()
-    print_costs([{"hook": "a", "kind": "lifecycle", "calls": 3, "seconds": 0.25}], 1.0, out)
+    hook.on_train_end(run)
+    hook.close()
     assert random.getstate() == state
     assert "25.0%" in out.getvalue()
 
@@ -182,38 +189,54 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return stream
 
 
-def test_the_watcher_is_called_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also before `writelines`; streams that are not terminals are left alone."""
-    terminal = at_terminal(monkeypatch)
-    calls: list[str] = []
-    watcher = TerminalWatcher(lambda: calls.append(terminal.getvalue()))
-    watcher.start()
-    sys.stdout.write("one")
-    sys.stdout.writelines(["two", "three"])
+def started(*hooks: ConsoleLogHook) -> None:
+    """Start hooks, of which the last prints a progress line."""
+    for hook in hooks:
+        hook.on_train_start(step=0)
+    progress(hooks[-1])
+
+
+def progress(hook: ConsoleLogHook) -> None:
+    """Let a hook print its progress line."""
+    hook.on_train_batch_end(PlainRun(), 0, 1, {"latest_loss": 1.0, "avg_loss": 1.0})
+
+
+@pytest.mark.parametrize("write", ["write", "writelines"])
+def test_the_line_is_ended_before_anything_is_written(write: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By either method of the stream, once; a stream that is not a terminal is left alone."""
+    terminal, hook = at_terminal(monkeypatch), ConsoleLogHook()
+    error = sys.stderr
+    started(hook)
     print("elsewhere", file=sys.stderr)
-    assert calls == ["", "one"]
-    assert sys.stdout.isatty() and terminal.getvalue() == "onetwothree"
-    watcher.stop()
+    assert terminal.getvalue().endswith("left") and sys.stderr is error
+    getattr(sys.stdout, write)(["one", "two"] if write == "writelines" else "one")
+    sys.stdout.write("three")
+    assert "left\none" in terminal.getvalue() and terminal.getvalue().count("\n") == 1
+    assert sys.stdout.isatty()
+    hook.close()
     assert sys.stdout is terminal
 
 
 def test_a_stream_that_was_replaced_since_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Starting twice wraps once; stopping restores only what this object replaced."""
-    terminal = at_terminal(monkeypatch)
-    watcher = TerminalWatcher(lambda: None)
-    watcher.start()
-    watcher.start()
-    assert isinstance(sys.stdout, StreamProxy) and sys.stdout.stream is terminal
+    """Also when the hook was started twice; closing restores only what the hook replaced."""
+    terminal, hook = at_terminal(monkeypatch), ConsoleLogHook()
+    started(hook, hook)
     theirs = sys.stdout = io.StringIO()
-    watcher.stop()
+    hook.close()
     assert sys.stdout is theirs
+    sys.stdout = terminal
+    started(hook, hook)
+    hook.close()
+    assert sys.stdout is terminal
 
 
 def test_a_process_without_standard_streams_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under pythonw, for example, both are None."""
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", None)
-    TerminalWatcher(lambda: None).start()
+    hook = ConsoleLogHook()
+    hook.on_train_start(step=0)
+    hook.close()
     assert sys.stdout is None
 
 
@@ -224,28 +247,29 @@ def test_a_custom_stream_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
         def write(self, text: str) -> None:  # type: ignore[override]
             super().write(text)
 
-    tee, closed = Tee(), io.StringIO()
+    tee, closed, hook = Tee(), io.StringIO(), ConsoleLogHook()
     closed.close()
     monkeypatch.setattr(sys, "stdout", tee)
     monkeypatch.setattr(sys, "stderr", closed)
-    watcher = TerminalWatcher(lambda: None)
-    watcher.start()
+    started(hook)
     print("printed")
-    watcher.stop()
-    assert tee.getvalue() == "printed\n" and sys.stdout is tee and sys.stderr is closed
+    hook.close()
+    assert tee.getvalue().endswith("left\nprinted\n") and sys.stdout is tee and sys.stderr is closed
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_runs_that_overlap_may_end_in_any_order(order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stream is restored when the last one has ended."""
-    terminal = at_terminal(monkeypatch)
-    calls: list[int] = []
-    runs = [TerminalWatcher(partial(calls.append, number)) for number in range(3)]
-    for run in runs:
-        run.start()
-    runs[order[0]].stop()
-    print("two are called")
-    assert set(calls) == set(order[1:])
-    for number in order[1:]:
-        runs[number].stop()
+def test_runs_that_overlap_may_end_in_any_order(order: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ends its own line before others print, and the stream is restored when the last run has ended."""
+    terminal, hooks = at_terminal(monkeypatch), [ConsoleLogHook() for _ in range(3)]
+    for hook in hooks:
+        started(hook)
+    for number in order:
+        assert sys.stdout is not terminal
+        print("another line")
+        assert terminal.getvalue().endswith("\nanother line\n")
+        progress(hooks[number])
+        hooks[number].close()
     assert sys.stdout is terminal
+    lines = terminal.getvalue().split("\n")
+    assert len([line for line in lines if line.startswith("\r\x1b[Kepoch 0") and line.count("\r") == 1]) == 6
+    assert lines.count("another line") == 3

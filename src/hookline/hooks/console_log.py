@@ -41,15 +41,22 @@ class ConsoleLogHook(TrainingHook):
         self.schedule = Schedule.parse(every=f"{log_every_n_batches} batches")
         self._stream = stream
         self._is_line_open = False
-        self._terminal = TerminalWatcher(self._end_line)
+        self._proxies: dict[str, StreamProxy] = {}  # of the standard streams that are terminals
         self._started, self._first_step = monotonic(), 0
 
     def on_train_start(self, step: int) -> None:
         """Start the clock, and watch the terminal and the log for other output."""
+        self.close()
         self._started, self._first_step = monotonic(), step
         # The progress line is open while other code prints, so each write has to be noticed before it happens.
-        self._terminal.start()
         logger.addFilter(self._end_line_before_log)
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            # A stream may be None, one of another class without `isatty`, or closed.
+            with suppress(AttributeError, ValueError):
+                if stream.isatty():
+                    self._proxies[name] = StreamProxy(stream, self._end_line)
+                    setattr(sys, name, self._proxies[name])
 
     def on_train_batch_end(self, trainer: RunControl, epoch: int, step: int, state: Mapping[str, Any]) -> None:
         """Print the progress line."""
@@ -82,12 +89,18 @@ class ConsoleLogHook(TrainingHook):
     def close(self) -> None:
         """Stop watching the terminal and the log."""
         self._end_line()
-        self._terminal.stop()
         logger.removeFilter(self._end_line_before_log)
+        for name, proxy in self._proxies.items():
+            proxy.is_closed = True
+            # Overlapping runs may end in any order: a proxy that is under another one is removed after that one.
+            while isinstance(current := getattr(sys, name), StreamProxy) and current.is_closed:
+                setattr(sys, name, current.stream)
+        self._proxies = {}
 
     @property
     def _out(self) -> TextIO:
-        return self._stream or self._terminal.stdout
+        """Where to print; not to the proxy, which would end the line."""
+        return self._stream or (self._proxies["stdout"].stream if "stdout" in self._proxies else sys.stdout)
 
     def _print(self, line: str, rewrite: bool = False) -> None:
         if rewrite and self._out.isatty():
@@ -142,14 +155,11 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-# ---- the terminal: other output must end the progress line first -----------------------------------------------------
-
-
 class StreamProxy:
     """Replaces a stream of `sys`: calls `before_write` before every write, and is the stream in all else."""
 
     def __init__(self, stream: Any, before_write: Callable[[], None]) -> None:
-        self.stream, self._before_write = stream, before_write
+        self.stream, self._before_write, self.is_closed = stream, before_write, False
 
     def write(self, text: str) -> Any:
         """Write to the stream and return what its `write` returns; custom streams may return None."""
@@ -163,38 +173,3 @@ class StreamProxy:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
-
-
-class TerminalWatcher:
-    """Calls `before_write` before anything is printed to a terminal, between `start` and `stop`."""
-
-    def __init__(self, before_write: Callable[[], None]) -> None:
-        self._before_write = before_write
-        self._proxies: dict[str, StreamProxy] = {}
-
-    def start(self) -> None:
-        """Replace the standard streams that are terminals."""
-        self.stop()
-        for name in ("stdout", "stderr"):
-            stream = getattr(sys, name)
-            # A stream may be None, one of another class without `isatty`, or closed.
-            with suppress(AttributeError, ValueError):
-                if stream.isatty():
-                    self._proxies[name] = StreamProxy(stream, self._before_write)
-                    setattr(sys, name, self._proxies[name])
-
-    def stop(self) -> None:
-        """Put the streams back, unless they were replaced since; overlapping runs may end in any order."""
-        for name, own in self._proxies.items():
-            current = getattr(sys, name)
-            if current is own:
-                setattr(sys, name, own.stream)
-            while isinstance(current, StreamProxy):  # take it out from under the proxies of later runs
-                current.stream = own.stream if current.stream is own else current.stream
-                current = current.stream
-        self._proxies = {}
-
-    @property
-    def stdout(self) -> Any:
-        """The standard output without the proxy."""
-        return self._proxies["stdout"].stream if "stdout" in self._proxies else sys.stdout
