@@ -55,34 +55,30 @@ class StallWatchdog(NamedHook):
     on_train_end = close
 
     def on_train_start(self, trainer: RunControl) -> None:
-        """Start the thread, unless the sanity check did."""
-        self._start(trainer)
+        """Note that the run is alive, and start the thread, which takes the calling thread for the one that trains.
 
-    def on_validation_start(self, trainer: RunControl) -> None:
-        """Start the thread for the sanity check, which comes before on_train_start."""
-        if trainer.running:
-            self._start(trainer)
-
-    def on_train_batch_start(self, trainer: RunControl) -> None:
-        """Note that the run is alive; a hook that was added during the run starts its thread here."""
-        self._last_beat = monotonic()
-        if self._thread is None:
-            self._start(trainer)
-
-    def beat(self) -> None:
-        """Note that the run is alive; call it from long-running hooks."""
-        self._last_beat = monotonic()
-
-    on_step_end = on_validation_batch_start = on_validation_end = on_checkpoint_save = beat
-
-    def _start(self, trainer: RunControl) -> None:
-        """Start the thread, which takes the calling thread for the one that trains."""
+        The thread may be running already, because the sanity check comes before `on_train_start`. A hook that was
+        added during the run starts it at the next batch.
+        """
         self._last_beat = monotonic()
         if self._thread is None:
             self._stopped = threading.Event()
             arguments = (trainer, threading.get_ident(), self._stopped)
             self._thread = threading.Thread(target=self._watch, args=arguments, name="hookline-watchdog", daemon=True)
             self._thread.start()
+
+    on_train_batch_start = on_train_start
+
+    def on_validation_start(self, trainer: RunControl) -> None:
+        """Start the thread for the sanity check."""
+        if trainer.running:
+            self.on_train_start(trainer)
+
+    def beat(self) -> None:
+        """Note that the run is alive; call it from long-running hooks."""
+        self._last_beat = monotonic()
+
+    on_step_end = on_validation_batch_start = on_validation_end = on_checkpoint_save = beat
 
     # ---- in the watchdog's thread ------------------------------------------------------------------------------------
 
