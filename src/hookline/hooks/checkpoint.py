@@ -116,7 +116,7 @@ class CheckpointHook(MetricHook):
         self._writing: Request | None = None  # the one that got its name last, until it is durable
         self._written: set[str] = set()  # by this process: retention need not read their bytes to verify them
         self._directory: Path | None = None
-        self._failed, self._saved_at = False, -1
+        self._saved_at = -1
 
     def _step_schedule(self) -> Schedule | None:
         if self.save_every is None:
@@ -207,7 +207,7 @@ class CheckpointHook(MetricHook):
     def on_train_start(self, trainer: RunControl, resumed: bool = False) -> None:
         """Start with an empty ranking, unless the run is resumed in the same directory."""
         super().on_train_start(trainer)
-        self._failed, self._saved_at = False, -1
+        self._saved_at = -1
         self._written.clear()
         # A ranking of another directory would delete what another run saved.
         if not resumed or self._directory != trainer.checkpoint_dir:
@@ -221,15 +221,11 @@ class CheckpointHook(MetricHook):
         super().reset()
         self.kept, self._requested, self._writing, self._directory = [], None, None, None
 
-    def on_exception(self) -> None:
-        """Save later, in `on_train_end`: other hooks may have to restore the weights first."""
-        self._failed = True
-
     def on_train_end(self, trainer: RunControl) -> None:
         """Save a failed run, outside of the ranking, unless this step is saved already."""
-        if not self._failed:
-            self.warn_if_never_evaluated(trainer)
-        elif self.save_on_exception and self._saved_at != trainer.step:
+        super().on_train_end(trainer)
+        # Not at `on_exception`, where other hooks may have to restore the weights first.
+        if self._failed and self.save_on_exception and self._saved_at != trainer.step:
             self._requested = self._writing = None
             trainer.save()
 

@@ -84,7 +84,6 @@ class EarlyStopping(MetricHook):
         self.best_step = self.waited = 0
         self._best_weights: dict[str, Any] | None = None
         self._validated_weights: tuple[int, dict[str, Any]] | None = None  # with their step, until the epoch ends
-        self._failed = False
         at_epochs = self.check_on_train_epoch_end
         # Other names that begin with "epoch_" may be metrics of step_fn, which steps do measure.
         is_epoch_loss = self.key.rpartition("/")[2] == "epoch_loss"
@@ -161,7 +160,6 @@ class EarlyStopping(MetricHook):
     def on_train_start(self, trainer: RunControl, resumed: bool = False) -> None:
         """Start over, unless the run is resumed."""
         super().on_train_start(trainer)
-        self._failed = False
         if not resumed:
             self.reset()
 
@@ -180,19 +178,13 @@ class EarlyStopping(MetricHook):
         if value is not None and self._is_improvement(value):
             self._validated_weights = step, _copy_to_host(trainer.model)
 
-    def on_exception(self) -> None:
-        """Keep the failed run's weights, so that they can be examined."""
-        self._failed = True
-
     def on_train_end(self, trainer: RunControl) -> None:
-        """Restore the best weights, if requested."""
-        if self._failed:
-            return
-        if self._best_weights is not None:
+        """Restore the best weights, if requested; those of a failed run are left to be examined."""
+        super().on_train_end(trainer)
+        if self._best_weights is not None and not self._failed:
             trainer.model.load_state_dict(self._best_weights)
             self.note(trainer, "best_weights_restored", saved_at=self.best_step, value=self.best)
             self._print(f"restored the best weights, those of step {self.best_step}")
-        self.warn_if_never_evaluated(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value, the checks since then, and the weights that belong to it."""

@@ -60,6 +60,7 @@ class MetricHook(NamedHook):
     _at_steps = _at_validations = _at_epochs = False
     _was_found = False  # whether a measurement has had the metric
     _started_at: int | None = None  # the step at which the run began, until the first evaluation
+    _failed = False  # whether an exception ended the run
 
     def evaluate_at(self, *, steps: Schedule | None, validations: bool, epochs: bool) -> None:
         """Choose the sources; call it in the constructor, so that a hook without steps does not listen to them."""
@@ -77,7 +78,7 @@ class MetricHook(NamedHook):
 
     def on_train_start(self, trainer: RunControl, resumed: bool = False) -> None:
         """Warn if only a hook's own call of `validate` can measure the metric; the run would look healthy."""
-        self._started_at = trainer.step
+        self._started_at, self._failed = trainer.step, False
         if self._needs_validation and trainer.has_validation and not trainer.validates_on_schedule:
             problem = f"{self.monitor!r} is measured by validations, and none are scheduled (validate_every is null)"
             self.warn(f"{problem}; set validate_every, or call trainer.validate() from a hook")
@@ -120,10 +121,14 @@ class MetricHook(NamedHook):
         elif self._at_validations and self._validation.step < 0 and not trainer.has_validation:
             self._handle_missing(f"{self.registered_name} waits for a validation, and there are no val_loaders")
 
-    def warn_if_never_evaluated(self, trainer: RunControl) -> None:
-        """Warn at the end of a run, unless it was stopped, if nothing measured the metric."""
+    def on_exception(self) -> None:
+        """Store that the run failed. What is done about that is done in `on_train_end`, after other hooks."""
+        self._failed = True
+
+    def on_train_end(self, trainer: RunControl) -> None:
+        """Warn if nothing measured the metric in a whole run."""
         steps = 0 if self._started_at is None else trainer.step - self._started_at
-        if self.monitor is not None and steps > 0 and trainer.stop_reason is None:
+        if self.monitor is not None and steps > 0 and trainer.stop_reason is None and not self._failed:
             what = "validation" if self._needs_validation else "evaluation"
             self.warn(f"{self.monitor!r} was never evaluated: no {what} happened in {steps} steps")
 
