@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_control import PlainRun, train
 from torch import nn
 
 from hookline import ThroughputMonitor, Trainer, TrainingHook, get_trainer
@@ -200,7 +201,6 @@ def test_on_a_schedule_validations_are_left_out_and_steps_are_not(clock: Clock) 
 
 def test_device_memory_and_utilisation_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Utilisation is asked for only once if the package for it is not installed."""
-    monitor = ThroughputMonitor()
     asked: list[str] = []
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 3 * 2**20)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 5 * 2**20)
@@ -209,12 +209,20 @@ def test_device_memory_and_utilisation_are_reported(monkeypatch: pytest.MonkeyPa
         asked.append("utilisation")
         raise ModuleNotFoundError("pynvml")
 
+    def figures() -> dict[str, float]:
+        """What is recorded in step 2 about a run that says that it is on a GPU."""
+        run = PlainRun()
+        run.device = torch.device("cuda")
+        run.hooks.register(ThroughputMonitor(1), on_error="raise")
+        train(run, [(torch.ones(2, 3), torch.ones(2, 1))] * 3)
+        prefix = f"{PREFIX}device_"
+        return {name: value for (name, step), value in run.logged.items() if step == 2 and name.startswith(prefix)}
+
     monkeypatch.setattr(torch.cuda, "utilization", utilization)
-    for _ in range(2):
-        values = dict(monitor._device_figures(torch.device("cuda")))
-    assert values == {"device_memory_mb": 3.0, "device_memory_peak_mb": 5.0} and asked == ["utilisation"]
+    memory = {f"{PREFIX}device_memory_mb": 3.0, f"{PREFIX}device_memory_peak_mb": 5.0}
+    assert figures() == memory and asked == ["utilisation"]
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 75)
-    assert dict(ThroughputMonitor()._device_figures(torch.device("cuda")))["device_utilisation"] == 0.75
+    assert figures() == {**memory, f"{PREFIX}device_utilisation": 0.75}
 
 
 def test_invalid_options_are_rejected() -> None:

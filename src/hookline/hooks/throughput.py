@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
-
-import torch
 
 from hookline import _checks, _device
 from hookline._tensors import count_samples
@@ -163,15 +160,12 @@ class ThroughputMonitor(TrainingHook):
             if self.peak_flops is not None:
                 values["mfu"] = flops / self.peak_flops
         if _device.is_accelerator(trainer.device):  # takes 15 µs in a busy process, once per report
-            values |= self._device_figures(trainer.device)
+            values["device_memory_mb"] = (_device.memory_allocated(trainer.device) or 0) / MEGABYTE
+            values["device_memory_peak_mb"] = (_device.max_memory_allocated(trainer.device) or 0) / MEGABYTE
+            if self._has_utilization:
+                try:
+                    values["device_utilisation"] = _device.utilization(trainer.device)
+                except Exception:  # no pynvml, or a driver that cannot tell, each with its error: do not ask again
+                    self._has_utilization = False
         for name, value in values.items():
             trainer.log(f"throughput/{name}", value, step)
-
-    def _device_figures(self, device: torch.device) -> Iterator[tuple[str, float]]:
-        yield "device_memory_mb", (_device.memory_allocated(device) or 0) / MEGABYTE
-        yield "device_memory_peak_mb", (_device.max_memory_allocated(device) or 0) / MEGABYTE
-        if self._has_utilization:
-            try:
-                yield "device_utilisation", _device.utilization(device)
-            except Exception:  # no pynvml, or a driver that cannot tell: do not ask again
-                self._has_utilization = False

@@ -124,15 +124,6 @@ def diagnose(trainer: RunControl, batch: Any, random_state: dict[str, Any], by: 
     )
 
 
-@dataclass
-class _Call:
-    """One call of a module, with the gradients of its outputs and of its inputs."""
-
-    name: str
-    of_outputs: list[torch.Tensor] = field(default_factory=list)
-    of_inputs: list[torch.Tensor] = field(default_factory=list)
-
-
 class BackwardTrace(ForwardHook):
     """Collects the gradients of the outputs and inputs of every call of a module.
 
@@ -143,13 +134,14 @@ class BackwardTrace(ForwardHook):
     intervene = True
 
     def __init__(self) -> None:
-        self._calls: list[_Call] = []  # in the order of the forward pass
+        # Each call of a module, in the order of the forward pass: name, gradients of the outputs and of the inputs.
+        self._calls: list[tuple[str, list[torch.Tensor], list[torch.Tensor]]] = []
 
     def on_forward(self, name: str, inputs: Any, kwargs: Any, output: Any) -> None:
         """Register a hook on every tensor of the call that collects its gradient."""
-        call = _Call(name)
-        self._calls.append(call)
-        for gradients, value in ((call.of_outputs, output), (call.of_inputs, (inputs, kwargs))):
+        of_outputs, of_inputs = list[torch.Tensor](), list[torch.Tensor]()
+        self._calls.append((name, of_outputs, of_inputs))
+        for gradients, value in ((of_outputs, output), (of_inputs, (inputs, kwargs))):
             for tensor in iter_tensors(value):
                 if tensor.requires_grad:
                     tensor.register_hook(gradients.append)  # type: ignore[no-untyped-call]
@@ -162,8 +154,11 @@ class BackwardTrace(ForwardHook):
                 gradients.
         """
         owners = {name.rpartition(".")[0] for name in parameters}
-        finite = [call for call in self._calls if _are_finite(call.of_outputs)]
-        sources = [call.name for call in finite if call.name in owners or not _are_finite(call.of_inputs)]
+        sources = [
+            name
+            for name, of_outputs, of_inputs in self._calls
+            if _are_finite(of_outputs) and (name in owners or not _are_finite(of_inputs))
+        ]
         for outer in reversed(sources):
             prefix = f"{outer}." if outer else ""
             if not any(inner != outer and inner.startswith(prefix) for inner in sources):
