@@ -1,15 +1,17 @@
 """The hook opens the debugger at a terminal, writes a crash folder elsewhere, and prints shapes."""
 
 import bdb
+import io
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from run_control import PlainRun
 from torch import nn
 
 from hookline import DebugHook, Trainer, get_trainer
-from hookline.hooks import debug_training
 
 
 def make_trainer(hook: DebugHook, bad: int | None = 1, sizes: tuple[int, ...] = (4, 4, 4)) -> Trainer:
@@ -25,12 +27,19 @@ def make_trainer(hook: DebugHook, bad: int | None = 1, sizes: tuple[int, ...] = 
     return trainer
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Pretend to be at a terminal, and store what the debugger would show."""
-    shown: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(debug_training, "at_terminal", lambda: True)
-    monkeypatch.setattr(debug_training, "_open_debugger", lambda *frame: shown.append(frame))
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def at_terminal(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Pretend to be at a terminal, and store the local variables that the debugger would show."""
+    shown: list[dict[str, Any]] = []
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setattr(sys, "breakpointhook", lambda: shown.append(dict(sys._getframe(1).f_locals)))
     return shown
 
 
@@ -46,33 +55,34 @@ def test_without_a_terminal_it_writes_a_dump() -> None:
 
 
 @pytest.mark.req("002-78")
-def test_at_a_terminal_it_opens_the_debugger(terminal: list[tuple[Any, ...]]) -> None:
-    """With trainer, batch, autopsy and reason as arguments, before the optimizer step; nothing is written."""
-    hook = DebugHook()
+def test_at_a_terminal_it_opens_the_debugger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With trainer, batch, autopsy and reason as local variables, before the optimizer step; nothing is written."""
+    terminal, hook = at_terminal(monkeypatch), DebugHook()
     trainer = make_trainer(hook)
     trainer.train()
-    shown, batch, autopsy, reason = terminal[0]
-    assert len(terminal) == 1 and shown is trainer and autopsy is hook.autopsy
-    assert torch.isnan(batch[0]).any() and reason == "loss nan"
+    [shown] = terminal
+    assert shown["trainer"] is trainer and shown["autopsy"] is hook.autopsy
+    assert torch.isnan(shown["batch"][0]).any() and shown["reason"] == "loss nan"
     assert hook.crash is None and not list(Path("runs").rglob("crash.json"))
 
 
-def test_quitting_the_debugger_ends_the_run(terminal: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quitting_the_debugger_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """As Ctrl-C would, and not as a failure of the hook."""
 
-    def quit_it(*frame: Any) -> None:
+    def quit_it() -> None:
         raise bdb.BdbQuit
 
-    monkeypatch.setattr(debug_training, "_open_debugger", quit_it)
+    at_terminal(monkeypatch)
+    monkeypatch.setattr(sys, "breakpointhook", quit_it)
     trainer = make_trainer(DebugHook())
     with pytest.raises(KeyboardInterrupt, match="quit in the debugger at loss nan, step 2"):
         trainer.train()
     assert trainer.step == 2
 
 
-def test_without_break_it_only_reports(caplog: pytest.LogCaptureFixture, terminal: list[Any]) -> None:
+def test_without_break_it_only_reports(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """One warning with what was found; neither debugger nor dump."""
-    hook = DebugHook(break_on_nan=False)
+    terminal, hook = at_terminal(monkeypatch), DebugHook(break_on_nan=False)
     make_trainer(hook).train()
     assert hook.crash is None and terminal == []
     assert any("step 2: loss nan; the batch itself is not finite in batch[0]" in line for line in caplog.messages)
@@ -85,4 +95,15 @@ def test_shapes_are_printed_when_they_change(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out.splitlines() == [
         "from batch 0: batch[0]: float32 (4, 3) on cpu; batch[1]: float32 (4, 1) on cpu",
         "from batch 2: batch[0]: float32 (2, 3) on cpu; batch[1]: float32 (2, 1) on cpu",
+    ]
+
+
+def test_tensors_of_a_nested_batch_are_named_by_their_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    """Values that are not tensors are left out."""
+    run, hook = PlainRun(), DebugHook(log_shapes=True)
+    for index, batch in enumerate(({"a": (torch.ones(1), [torch.ones(2)]), "b": "text", "c": 3}, torch.ones(3))):
+        hook.on_train_batch_start(run, batch, index, "train")
+    assert capsys.readouterr().out.splitlines() == [
+        "from batch 0: batch['a'][0]: float32 (1,) on cpu; batch['a'][1][0]: float32 (2,) on cpu",
+        "from batch 1: batch: float32 (3,) on cpu",
     ]

@@ -12,7 +12,6 @@ from torch import nn
 
 from hookline import Trainer, get_trainer, replay_crash
 from hookline.errors import CheckpointError, HooklineError
-from hookline.hooks.nan_forensics.dump import read_crash
 
 
 class Fine(nn.Module):
@@ -37,12 +36,18 @@ class Once:
         yield self.batch
 
 
-def make_trainer(seed: int = 0, batch: Any = None) -> Trainer:
-    """Make a trainer with one batch; the model gets ones, whatever the batch is."""
+def make_trainer(seed: int = 0, batch: Any = None, seen: list[Any] | None = None) -> Trainer:
+    """Make a trainer with one batch; the model gets ones, whatever the batch is, which is appended to `seen`."""
     torch.manual_seed(seed)
     model = Fine()
-    options = {"step_fn": lambda model, batch: model(torch.ones(4, 3)), "console": False}
-    return get_trainer("simple", model, Once(batch), torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+
+    def step_fn(model: nn.Module, batch: Any) -> Any:
+        if seen is not None:
+            seen.append(batch)
+        return model(torch.ones(4, 3))
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return get_trainer("simple", model, Once(batch), optimizer, "cpu", step_fn=step_fn, console=False)
 
 
 def crash(batch: Any, *names: str, **options: Any) -> tuple[Trainer, list[Path]]:
@@ -96,7 +101,7 @@ def test_nothing_is_pickled() -> None:
     damaged = folder / "state" / "batch.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x55")
     with pytest.raises(CheckpointError, match=r"batch\.safetensors"):
-        read_crash(folder)
+        replay_crash(folder, make_trainer())
 
 
 def test_without_weights_a_replay_needs_them_loaded() -> None:
@@ -113,13 +118,13 @@ def test_a_batch_that_cannot_be_written_is_left_out() -> None:
     _, (folder,) = crash(object())
     assert "no exact form without pickle" in json.loads((folder / "crash.json").read_text())["left_out"]["batch"]
     with pytest.raises(HooklineError, match="cannot be replayed without its batch: cannot save"):
-        read_crash(folder)
+        replay_crash(folder, make_trainer())
 
 
 def test_another_folder_is_rejected() -> None:
     """The error says what was expected."""
     with pytest.raises(HooklineError, match=r"has no crash\.json"):
-        read_crash("nowhere")
+        replay_crash("nowhere", make_trainer())
 
 
 def test_crashes_of_one_step_do_not_overwrite_each_other() -> None:
@@ -131,6 +136,7 @@ def test_crashes_of_one_step_do_not_overwrite_each_other() -> None:
 def test_mappings_of_any_class_are_written_as_dicts() -> None:
     """Also inside lists and tuples; everything else is unchanged."""
     _, (folder,) = crash(({"a": UserDict(b=[UserDict(c=torch.ones(1))])}, "x"))
-    batch = read_crash(folder)[1]["batch"]
-    assert batch == ({"a": {"b": [{"c": torch.ones(1)}]}}, "x")
-    assert type(batch[0]["a"]) is dict
+    batches: list[Any] = []
+    replay_crash(folder, make_trainer(seen=batches))
+    assert batches[0] == ({"a": {"b": [{"c": torch.ones(1)}]}}, "x")
+    assert type(batches[0][0]["a"]) is dict
