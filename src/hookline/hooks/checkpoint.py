@@ -114,9 +114,9 @@ class CheckpointHook(MetricHook):
         self.kept: list[RankedCheckpoint] = []
         self._requested: Request | None = None
         self._writing: Request | None = None  # the one that got its name last, until it is durable
-        self._written: set[str] = set()  # by this process: retention need not read their bytes to verify them
+        # The steps of checkpoints that this process wrote: retention need not read their bytes to verify them.
+        self._written: dict[str, int] = {}
         self._directory: Path | None = None
-        self._saved_at = -1
 
     def _step_schedule(self) -> Schedule | None:
         if self.save_every is None:
@@ -207,7 +207,6 @@ class CheckpointHook(MetricHook):
     def on_train_start(self, trainer: RunControl, resumed: bool = False) -> None:
         """Start with an empty ranking, unless the run is resumed in the same directory."""
         super().on_train_start(trainer)
-        self._saved_at = -1
         self._written.clear()
         # A ranking of another directory would delete what another run saved.
         if not resumed or self._directory != trainer.checkpoint_dir:
@@ -225,7 +224,7 @@ class CheckpointHook(MetricHook):
         """Save a failed run, outside of the ranking, unless this step is saved already."""
         super().on_train_end(trainer)
         # Not at `on_exception`, where other hooks may have to restore the weights first.
-        if self._failed and self.save_on_exception and self._saved_at != trainer.step:
+        if self._failed and self.save_on_exception and trainer.step not in self._written.values():
             self._requested = self._writing = None
             trainer.save()
 
@@ -234,8 +233,7 @@ class CheckpointHook(MetricHook):
     def on_checkpoint_save(self, trainer: RunControl, checkpoint_path: str, step: int) -> None:
         """Rank a checkpoint of this hook once it is durable, then delete what is surplus."""
         path, request = Path(checkpoint_path), self._writing
-        self._written.add(path.name)
-        self._saved_at = step
+        self._written[path.name] = step
         if request is None or request.step != step or not _has_name(path.name, request.name):
             return
         self._writing, self._directory = None, path.parent

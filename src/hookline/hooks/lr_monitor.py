@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any, Literal
 
 from hookline import _checks
@@ -77,9 +78,8 @@ def _labelled_groups(optimizers: Sequence[Any], index: int) -> Iterator[tuple[st
 
 def _unique_names(names: Sequence[str]) -> list[str]:
     """Append numbers to repeated names ('AdamW', 'SGD', 'AdamW-1'), none of which gives an existing name."""
-    taken, unique = set(names), []
-    for index, name in enumerate(names):
-        free = (f"{name}-{count}" for count in range(1, len(names) + 1))
-        unique.append(name if name not in names[:index] else next(one for one in free if one not in taken))
-        taken.add(unique[-1])
+    unique: list[str] = []
+    for name in names:
+        numbered = (f"{name}-{number}" for number in count(1))
+        unique.append(next(one for one in numbered if one not in {*names, *unique}) if name in unique else name)
     return unique

@@ -227,7 +227,7 @@ def floats(metrics: Mapping[str, Any]) -> dict[str, float]:
     found = {}
     for key, value in metrics.items():
         if not isinstance(value, str):
-            with suppress(TypeError, ValueError, RuntimeError):
+            with suppress(TypeError, ValueError, RuntimeError):  # lists and tensors of several numbers
                 found[key] = float(value)
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 TOPICS = ("training_end", "best_model", "exception", "early_stop", "hook_failure", "heartbeat")
 LONGEST_TIME = 3600.0  # seconds, of each parameter that is a time
 LONGEST_TEXT = 3000  # characters; Slack cuts at about 4000
+
+# Hooks may fail in several threads at once. The lock is not one of the hook, because a lock cannot be copied.
+_opening = threading.Lock()
 
 
 class NotifyHook(NamedHook):
@@ -182,8 +186,9 @@ class NotifyHook(NamedHook):
         run = self._trainer.run_id if self._trainer is not None else None
         whole = redact_text(f"[{run or 'hookline'} on {platform.node()}] {text}")[:LONGEST_TEXT]
         escaped = whole.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # Slack's markup
-        if self._outbox is None:  # a run without messages has no thread
-            self._outbox = Outbox(self._webhook, self.queue, self.retries, self.backoff, self._on_failure)
+        with _opening:
+            if self._outbox is None:  # a run without messages has no thread
+                self._outbox = Outbox(self._webhook, self.queue, self.retries, self.backoff, self._on_failure)
         self._outbox.put(json.dumps({"text": escaped}).encode("ascii"))
 
     def _on_failure(self, why: str) -> None:

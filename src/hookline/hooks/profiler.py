@@ -133,7 +133,7 @@ class Profiler(NamedHook):
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # there is one cycle
                 call()
-        except BaseException:
+        except BaseException:  # a Ctrl-C included; it is raised again
             self._profile = None
             Profiler._active.discard(self)
             raise

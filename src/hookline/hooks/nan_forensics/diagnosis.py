@@ -81,7 +81,7 @@ class Diagnosis:
         return {"summary": str(self), **asdict(self)}
 
 
-def diagnose(trainer: RunControl, batch: Any, random_state: dict[str, Any], by: str = "autopsy") -> Diagnosis:
+def diagnose(trainer: RunControl, batch: Any, random_state: dict[str, Any], by: str) -> Diagnosis:
     """Run a batch again on the current weights; the run continues as if nothing had happened.
 
     Args:

@@ -35,7 +35,7 @@ class RecordedBatch:
     batch_idx: int
     dataloader_name: str
     random_state: dict[str, Any]
-    step: int = 0
+    step: int
     loss: torch.Tensor | None = None
 
 
