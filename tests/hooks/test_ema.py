@@ -135,6 +135,23 @@ def test_weights_are_restored_after_a_failed_nested_validation() -> None:
     assert tried == [2, 4, 6]
 
 
+def test_weights_are_restored_after_a_validation_that_fails_while_the_average_is_applied() -> None:
+    """A validation inside `applied` does not have to end for the block to restore the weights."""
+    trainer = make_trainer(hook := EMAHook())
+    trainer.train()
+    own, loss_fn = weights_of(trainer.model), trainer.loss_fn
+    with pytest.raises(ZeroDivisionError), hook.applied(trainer.model):
+        assert same(weights_of(trainer.model), hook.average)
+        trainer.loss_fn = lambda prediction, target: 1 / 0
+        trainer.validate()
+    assert same(weights_of(trainer.model), own)
+    trainer.loss_fn = loss_fn
+    with hook.applied(trainer.model):
+        trainer.validate()
+        assert same(weights_of(trainer.model), hook.average)
+    assert same(weights_of(trainer.model), own)
+
+
 def test_a_validation_in_the_middle_of_a_step_does_not_affect_it() -> None:
     """Also between forward and backward: the graph is unchanged."""
     results = []

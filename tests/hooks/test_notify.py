@@ -491,6 +491,7 @@ def test_a_record_that_cannot_be_written_does_not_end_the_thread(server: Server)
     with pytest.raises(ZeroDivisionError):
         hook.close()
     assert failures == ["notification_failed", "notified"] and said(server) == ["x", "y"]
+    assert send(hook, "z")[-1]["sent"] == 1  # the next run is not affected
 
 
 def test_without_messages_there_is_no_thread(server: Server) -> None:

@@ -119,12 +119,12 @@ class NotifyHook(NamedHook):
             self._unsubscribe()
         counts = dict.fromkeys(("sent", "failed", "dropped", "unsent"), 0)
         if self._outbox is not None:
-            counts = self._outbox.close(self.wait_at_end)
+            counts = self._outbox.close(self.wait_at_end)  # it notes failures in the run until it is closed
+        trainer, self._trainer, self._outbox, self._unsubscribe = self._trainer, None, None, None
         if counts["unsent"]:
             self.warn(f"{counts['unsent']} messages were not sent within {self.wait_at_end:g} s")
-        if self._trainer is not None:
-            self.note(self._trainer, "notified", **counts)
-        self._outbox = self._trainer = self._unsubscribe = None
+        if trainer is not None:
+            self.note(trainer, "notified", **counts)
 
     # ---- what is reported --------------------------------------------------------------------------------------------
 
