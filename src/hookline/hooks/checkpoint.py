@@ -222,7 +222,7 @@ class CheckpointHook(MetricHook):
 
     def on_train_end(self, trainer: RunControl) -> None:
         """Save a failed run, outside of the ranking, unless this step is saved already."""
-        super().on_train_end(trainer)
+        self.warn_if_never_evaluated(trainer)
         # Not at `on_exception`, where other hooks may have to restore the weights first.
         if self._failed and self.save_on_exception and trainer.step not in self._written.values():
             self._requested = self._writing = None

@@ -180,7 +180,7 @@ class EarlyStopping(MetricHook):
 
     def on_train_end(self, trainer: RunControl) -> None:
         """Restore the best weights, if requested; those of a failed run are left to be examined."""
-        super().on_train_end(trainer)
+        self.warn_if_never_evaluated(trainer)
         if self._best_weights is not None and not self._failed:
             trainer.model.load_state_dict(self._best_weights)
             self.note(trainer, "best_weights_restored", saved_at=self.best_step, value=self.best)

@@ -125,8 +125,8 @@ class MetricHook(NamedHook):
         """Store that the run failed. What is done about that is done in `on_train_end`, after other hooks."""
         self._failed = True
 
-    def on_train_end(self, trainer: RunControl) -> None:
-        """Warn if nothing measured the metric in a whole run."""
+    def warn_if_never_evaluated(self, trainer: RunControl) -> None:
+        """Warn at the end of a run, unless it was stopped, if nothing measured the metric."""
         steps = 0 if self._started_at is None else trainer.step - self._started_at
         if self.monitor is not None and steps > 0 and trainer.stop_reason is None and not self._failed:
             what = "validation" if self._needs_validation else "evaluation"
