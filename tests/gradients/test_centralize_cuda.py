@@ -24,10 +24,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 INTERPRETED = """
 import sys, torch
 from hookline.gradients import centralize_cuda
-from hookline.gradients.view import GradientList
+from hookline.stats.tensor_meta import tensor_meta
 tensors = torch.load(sys.argv[1])
 before = [tensor._version for tensor in tensors]
-norms = centralize_cuda.launch(GradientList(tensors), torch.device("cpu"))
+norms = centralize_cuda.launch(tensors, tensor_meta(tensors), torch.device("cpu"))
 torch.save((tensors, norms, [tensor._version > at for tensor, at in zip(tensors, before)]), sys.argv[2])
 """
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hookline import TrainingHook, UpdateHook
-from hookline.gradients.norms import norms_of, total_norm
+from hookline.gradients.local_storage import norms_of, total_norm
 
 Make = Callable[..., Any]
 
@@ -114,7 +114,7 @@ def test_a_hook_of_on_gradient_clip_may_write(rig: Any, params: Make) -> None:
 def test_half_precision_is_summed_and_kept_in_float32(params: Make, dtype: torch.dtype) -> None:
     """A norm in bf16 would have three digits."""
     grads = gradients(params, dtype=dtype)
-    found = norms_of(grads)
+    found = norms_of(grads, grads)
     assert found.dtype is torch.float32
     torch.testing.assert_close(found.double(), torch.stack([grad.double().norm() for grad in grads]), rtol=1e-6, atol=0)
 
@@ -123,7 +123,7 @@ def test_several_dtypes_at_once(params: Make) -> None:
     """Each kind is read by itself; the order of the norms is that of the gradients."""
     kinds = gradients(params), gradients(params, dtype=torch.bfloat16)
     mixed = [grad for pair in zip(*kinds, strict=True) for grad in pair]
-    torch.testing.assert_close(norms_of(mixed), torch.stack([grad.float().norm() for grad in mixed]))
+    torch.testing.assert_close(norms_of(mixed, mixed), torch.stack([grad.float().norm() for grad in mixed]))
 
 
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, torch.inf])

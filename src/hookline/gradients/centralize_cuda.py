@@ -15,10 +15,9 @@ from torch import Tensor
 from hookline import _device
 from hookline._device import to_device, upload
 from hookline.gradients import centralize_kernels
-from hookline.gradients.view import GradientList
 from hookline.stats.cuda import ELEMENTS
 from hookline.stats.layout import VECTOR_BYTES, Launch
-from hookline.stats.tensor_meta import TensorMeta
+from hookline.stats.tensor_meta import TensorMeta, tensor_meta
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 AT_ONCE = 8192  # elements of a row that one program holds in registers
@@ -51,13 +50,22 @@ class Layout:
     programs: int
 
 
-def which_fit(grads: GradientList) -> tuple[GradientList, list[Tensor]]:
-    """Split the gradients into those that the kernels can handle, because they are contiguous, and the others."""
-    if all_fit(grads.meta) and all(map(Tensor.is_contiguous, grads.tensors)):
-        return grads, []  # nearly always, and faster than checking each
-    fitting = [tensor for tensor in grads.tensors if tensor.is_contiguous() and _fits(tensor.shape, tensor.dtype)]
-    taken = set(map(id, fitting))
-    return GradientList(fitting), [tensor for tensor in grads.tensors if id(tensor) not in taken]
+def centralize(tensors: list[Tensor]) -> tuple[Tensor | None, list[Tensor]]:
+    """Subtract from each row of each matrix its mean, in place; the tensors must be on one device.
+
+    Returns:
+        The norms afterwards of those that the kernels handle, and the other tensors, which are left as they were.
+    """
+    meta, others = tensor_meta(tensors), []
+    if not all_fit(meta) or not all(map(Tensor.is_contiguous, tensors)):  # seldom
+        fitting = [tensor for tensor in tensors if tensor.is_contiguous() and _fits(tensor.shape, tensor.dtype)]
+        taken = set(map(id, fitting))
+        others = [tensor for tensor in tensors if id(tensor) not in taken]
+        tensors, meta = fitting, tensor_meta(fitting)
+    if not tensors:
+        return None, others
+    with _device.use(tensors[0].device):
+        return launch(tensors, meta, tensors[0].device), others
 
 
 @lru_cache(maxsize=16)
@@ -71,22 +79,11 @@ def _fits(shape: torch.Size, dtype: torch.dtype) -> bool:
     return dtype in DTYPES and shape.numel() > 0 and countable
 
 
-def centralize(grads: GradientList) -> Tensor:
-    """Subtract from each row of each matrix its mean, in place; return the norm of every gradient afterwards.
-
-    All of them must fit (`which_fit`) and be on one device.
-    """
-    device = grads.tensors[0].device
-    with _device.use(device):
-        return launch(grads, device)
-
-
-def launch(grads: GradientList, device: torch.device) -> Tensor:
-    """Queue the kernels without waiting for the device."""
-    tensors, stream = grads.tensors, _device.stream_handle(device)
-    addresses = tuple(map(Tensor.data_ptr, tensors))
+def launch(tensors: list[Tensor], meta: TensorMeta, device: torch.device) -> Tensor:
+    """Queue the kernels without waiting for the device; return the norm of every gradient after them."""
+    stream, addresses = _device.stream_handle(device), tuple(map(Tensor.data_ptr, tensors))
     # Vectorised loads need memory that begins at multiples of 16 bytes.
-    layout = layout_of(device, stream, grads.meta, reduce(or_, addresses, 0) % VECTOR_BYTES == 0)
+    layout = layout_of(device, stream, meta, reduce(or_, addresses, 0) % VECTOR_BYTES == 0)
     pointers = _device.cached_table(device, addresses)
     squares = torch.empty(layout.programs, dtype=torch.float32, device=device)
     norms = torch.empty(len(tensors), dtype=torch.float32, device=device)

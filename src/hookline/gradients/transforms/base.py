@@ -34,7 +34,7 @@ def dense_tensors(transform: str, grads: Gradients) -> list[Tensor]:
         GradientError: If a gradient is sparse or complex; it names the parameter.
     """
     found = grads.as_list()
-    if not found.is_plain:
+    if not found.is_uniform:
         for name, tensor in grads.items():
             if tensor.is_sparse or tensor.is_complex():
                 kind = "sparse" if tensor.is_sparse else "complex"
@@ -48,7 +48,7 @@ def whole_rows(transform: str, grads: Gradients) -> list[Tensor]:
     Raises:
         GradientError: If a gradient is sparse, complex or sharded within its rows; it names the parameter.
     """
-    if not grads.as_list().is_plain:
+    if not grads.as_list().is_uniform:
         for name, tensor in grads.items():
             if is_sharded(tensor) and any(place.is_shard() and place.dim for place in tensor.placements):  # type: ignore[attr-defined]
                 raise GradientError(f"{transform}: {name!r} is sharded within its rows; {_LEAVE_OUT}")
