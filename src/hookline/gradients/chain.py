@@ -38,9 +38,7 @@ class UpdateChain:
         model: The model, so that hooks can select parameters by the class of their module.
     """
 
-    def __init__(
-        self, registry: HookRegistry, params: Callable[[], Parameters], model: torch.nn.Module | None = None
-    ) -> None:
+    def __init__(self, registry: HookRegistry, params: Callable[[], Parameters], model: torch.nn.Module) -> None:
         self.registry = registry
         self._params, self._model = params, model
         self.states: dict[str, Any] = {}
@@ -146,8 +144,8 @@ class UpdateChain:
     def reselect_parameters(self) -> None:
         """Select among changed parameters, and add to the states what new parameters need."""
         for name, hook in self._owners.items():
-            if isinstance(state := self.states.get(name), dict):
-                self.states[name] = {**_initial_state(name, hook, self._select(name, hook)), **state}
+            selected = self._select(name, hook)
+            self.states[name] = _completed(self.states[name], _initial_state(name, hook, selected), selected)
         self.registry.dispatch_table.reset()
 
     def _drop_removed(self) -> None:
@@ -309,7 +307,7 @@ def _passes_through(bound: BoundHook) -> bool:
 # ---- selecting parameters --------------------------------------------------------------------------------------------
 
 
-def select_parameters(pattern: Any, params: Parameters, model: torch.nn.Module | None) -> Parameters:
+def select_parameters(pattern: Any, params: Parameters, model: torch.nn.Module) -> Parameters:
     """Return the parameters that a hook's `params` selects, in the model's order.
 
     Besides what `select` accepts, a pattern may be about modules: a module class, ``"class:Linear"`` or a module of the
@@ -332,34 +330,22 @@ def select_parameters(pattern: Any, params: Parameters, model: torch.nn.Module |
     patterns = pattern if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
     if not patterns:
         raise HooklineError(f"params={pattern!r} selects nothing; leave params out to select all")
-    selected: set[str] = set()
+    trained = set(map(id, params.values()))
+    # `params` has one of the names of a tied weight, so everything is looked up by identity.
+    named = model.named_parameters(remove_duplicate=False)
+    all_names = {**params, **{name: param for name, param in named if id(param) in trained}}
+    selected: set[int] = set()
     for one in patterns:
         is_class = isinstance(one, type) and not issubclass(one, torch.Tensor)
         names_class = isinstance(one, str) and one.startswith("class:")
         if is_class or names_class or isinstance(one, torch.nn.Module):
-            selected |= _in_modules(one, params, model)
+            modules = select(one, dict(model.named_modules()), "module")
+            inside = {id(param) for module in modules.values() for param in module.parameters()}
+            if inside.isdisjoint(trained):
+                first = next(iter(modules))
+                raise HooklineError(f"params={one!r} matches {first!r} and others, none of which is trained")
+            selected |= inside
         else:
-            selected |= _by_name(one, params, model)
-    return {name: param for name, param in params.items() if name in selected}
-
-
-def _by_name(pattern: Any, params: Parameters, model: torch.nn.Module | None) -> set[str]:
-    if model is None or not isinstance(pattern, str):
-        return set(select(pattern, params, "parameter"))
-    # `params` has one of the names of a tied weight, so the others are looked up by identity.
-    trained = {id(param): name for name, param in params.items()}
-    named = model.named_parameters(remove_duplicate=False)
-    others = {name: param for name, param in named if id(param) in trained}
-    return {trained[id(param)] for param in select(pattern, {**params, **others}, "parameter").values()}
-
-
-def _in_modules(pattern: Any, params: Parameters, model: torch.nn.Module | None) -> set[str]:
-    if model is None:
-        raise HooklineError(f"params={pattern!r} is about modules, but this chain was made without a model")
-    modules = select(pattern, dict(model.named_modules()), "module")
-    # By identity, so that a tied weight is found through each of the modules that share it.
-    inside = {id(param) for module in modules.values() for param in module.parameters()}
-    found = {name for name, param in params.items() if id(param) in inside}
-    if not found:
-        raise HooklineError(f"params={pattern!r} matches {next(iter(modules))!r} and others, none of which is trained")
-    return found
+            things = all_names if isinstance(one, str) else params
+            selected |= set(map(id, select(one, things, "parameter").values()))
+    return {name: param for name, param in params.items() if id(param) in selected}

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookline._device import cached_table
 from hookline.errors import GradientError
 from hookline.stats.columns import wide_dtype
 from hookline.stats.distributed import group_by_mesh
@@ -99,11 +98,10 @@ def norms_of(tensors: list[Tensor], memory: list[Tensor]) -> Tensor:
         tensors: The gradients.
         memory: The `local_tensor` of each.
     """
-    groups, home = indices_by_kind(memory), memory[0].device
-    norms = torch.cat([norms_of_one_kind([memory[index] for index in indices]).to(home) for indices in groups])
-    if len(groups) > 1:
-        order = sorted(range(len(memory)), key=[index for indices in groups for index in indices].__getitem__)
-        norms = norms[cached_table(home, tuple(order))]
+    found: dict[int, Tensor] = {}
+    for indices in indices_by_kind(memory):
+        found.update(zip(indices, norms_of_one_kind([memory[index] for index in indices]).unbind(), strict=True))
+    norms = torch.stack([found[index].to(memory[0].device) for index in range(len(memory))])
     if any(map(is_sharded, tensors)):
         names = [f"a gradient of shape {tuple(tensor.shape)}" for tensor in tensors]
         for shards in group_by_mesh(tensors, names):  # one reduction for all gradients of a mesh
