@@ -72,13 +72,14 @@ class Gradients(MutableMapping[str, Tensor]):
 
     Args:
         params: The parameters by name.
-        cache: The chain's cache, for hooks that are known not to replace gradients behind its back.
+        cache: The chain's cache, for hooks that are known not to replace gradients behind its back; without one
+            nothing is cached.
     """
 
     def __init__(self, params: Parameters, cache: GradientCache | None = None) -> None:
         self.params = params
         self.assigned: dict[str, Any] = {}  # and not committed yet
-        self._cache = cache
+        self._is_cached, self._cache = cache is not None, cache or GradientCache()
         self.norms_after: tuple[Tensor, bool] | None = None
         """The norms after a transform's writes, which it may set so that no hook must read them, and whether exact."""
 
@@ -116,7 +117,7 @@ class Gradients(MutableMapping[str, Tensor]):
 
     def as_list(self) -> GradientList:
         """Return the gradients with what is known about them; cached during a step of the chain."""
-        if self._cache is None or self.assigned:
+        if not self._is_cached or self.assigned:
             return GradientList(self.tensors())
         found = self._cache.lists.get(id(self.params))
         if found is None:
@@ -136,10 +137,10 @@ class Gradients(MutableMapping[str, Tensor]):
         if found.is_uniform:
             return found
         for name, grad in self.items():
-            if grad.is_sparse:  # coalescing makes a copy, so a write into it would not reach the parameter
+            if grad.is_sparse and not grad.is_coalesced():
+                # Coalescing makes a copy, so a write into that would not reach the parameter.
                 self.params[name].grad = grad.coalesce()
-        if self._cache is not None:
-            self._cache.clear()
+                self._cache.clear()
         return self.as_list()
 
     def norms(self, exact: bool = False) -> Tensor:
@@ -148,10 +149,10 @@ class Gradients(MutableMapping[str, Tensor]):
         In a chain only those gradients are read that may have been written since the last time. `exact` reads all of
         them if the transform before computed the norms from those it knew.
         """
-        found, writes = self.as_list(), [] if self._cache is None else self._cache.writes
+        found = self.as_list()
         if not found.tensors:
             return torch.zeros(0)
-        norms, written = found.norms, writes[found.generation :]
+        norms, written = found.norms, self._cache.writes[found.generation :]
         if norms is not None and not written and (found.norms_are_exact or not exact):
             return norms
         if not found.is_uniform:
@@ -160,7 +161,7 @@ class Gradients(MutableMapping[str, Tensor]):
             norms = norms_of_one_kind(found.tensors)
         else:
             norms = _updated_norms(norms, found.tensors, written)
-        found.norms, found.norms_are_exact, found.generation = norms, True, len(writes)
+        found.norms, found.norms_are_exact, found.generation = norms, True, len(self._cache.writes)
         return norms
 
     def norm(self) -> Tensor:
@@ -170,8 +171,6 @@ class Gradients(MutableMapping[str, Tensor]):
 
     def finish_write(self) -> None:
         """Note that a transform may have written in place: cached norms are read again, except for `norms_after`."""
-        if self._cache is None:
-            return
         found = self.as_list()
         self._cache.writes.append(found.tensors)
         if self.norms_after is not None:
@@ -182,8 +181,7 @@ class Gradients(MutableMapping[str, Tensor]):
         """Drop what was assigned and not committed."""
         self.assigned.clear()
         self.norms_after = None
-        if self._cache is not None:
-            self._cache.clear()
+        self._cache.clear()
 
     def commit(self, returned: Any) -> None:
         """Take over what a hook returned, all or nothing; None for a name removes its gradient.
