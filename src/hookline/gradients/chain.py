@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from hookline._tensors import tensor_version
 from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, invoke
 from hookline.core.entry import Entry
@@ -22,6 +21,7 @@ from hookline.core.registry import HookRegistry
 from hookline.errors import GradientError, HooklineError
 from hookline.gradients.local_storage import is_sharded
 from hookline.gradients.view import GradientCache, Gradients, Parameters
+from hookline.stats.cache import Snapshot
 from hookline.stats.columns import INFS, NANS
 from hookline.stats.distributed import LocalTensors
 
@@ -206,7 +206,7 @@ class ChainItem:
             before = {name: None if p.grad is None else p.grad.clone() for name, p in grads.params.items()}
         elif were_finite is not None:
             before = {name: param.grad for name, param in grads.params.items()}
-        versions = self._versions() if self._detects_writes else None
+        snapshot = Snapshot(self._memory()) if self._detects_writes else None
         try:
             if self._only_grads:
                 returned = self.bound.listener.call(grads)
@@ -217,7 +217,7 @@ class ChainItem:
                 self._check_clipped_norm()
             if returned is None and self._in_place:
                 returned = grads
-            elif returned is None and versions is not None and versions != self._versions():
+            elif returned is None and snapshot is not None and not snapshot.matches(self._memory()):
                 raise GradientError(f"wrote into the gradients in place and returned None; {DECLARE}")
             if returned is not grads or grads.assigned:
                 grads.commit(returned)
@@ -232,7 +232,7 @@ class ChainItem:
                 grads.params[name].grad = gradient
             grads.discard()
             self._cache.clear()
-            if versions is not None and versions != self._versions():
+            if snapshot is not None and not snapshot.matches(self._memory()):
                 self.half_written = error
                 remedy = "" if self._in_place or DECLARE in str(error) else f"; {DECLARE}"
                 error.add_note(f"it had already written into the gradients, which cannot be undone{remedy}")
@@ -246,11 +246,9 @@ class ChainItem:
                 "norm before clipping, a number or a tensor of one element, at every call"
             )
 
-    def _versions(self) -> list[tuple[int, int]]:
-        """Return which gradients there are and how often each was written, without keeping them alive."""
-        # A DTensor's own version misses some writes, so its shard is asked.
-        tensors = [(grad, grad.to_local() if is_sharded(grad) else grad) for grad in self.grads.tensors()]  # type: ignore[attr-defined]
-        return [(id(grad), tensor_version(memory)) for grad, memory in tensors]
+    def _memory(self) -> list[torch.Tensor]:
+        """Return the tensors whose versions count the writes: a DTensor's own version misses some, its shard's none."""
+        return [grad.to_local() if is_sharded(grad) else grad for grad in self.grads.tensors()]  # type: ignore[attr-defined]
 
     def _check_finite(self, were_finite: torch.Tensor, before: Mapping[str, torch.Tensor | None]) -> None:
         """Raise GradientError if all gradients were finite before the hook and one is not now.
