@@ -29,18 +29,6 @@ MERGE_TILE = 1024
 
 
 @dataclass(frozen=True)
-class Group:
-    """The programs of one launch, which handles rows of one dtype and length."""
-
-    dtype: torch.dtype
-    length: int
-    rows: int  # per program
-    tile: int  # elements of a row that a program loads at once
-    skipped: int
-    programs: int
-
-
-@dataclass(frozen=True)
 class Layout:
     """Which program handles which rows: everything about the launches except the tensors' addresses."""
 
@@ -106,7 +94,7 @@ def layout_of(device: torch.device, stream: int, meta: TensorMeta, aligned: bool
     ]
     dtypes = meta.dtypes
     order = sorted(range(len(shapes)), key=lambda index: (str(dtypes[index]), shapes[index][1]))
-    taken = [max(TOGETHER // triton.next_power_of_2(length or 1), 1) for _, length in shapes]
+    taken = [_rows_per_program(length) for _, length in shapes]
     counts = [-(-rows // taken[index]) for index, (rows, _) in enumerate(shapes)]
     starts = [0, *accumulate(counts[index] for index in order)]
     first = [0] * len(shapes)
@@ -120,37 +108,47 @@ def layout_of(device: torch.device, stream: int, meta: TensorMeta, aligned: bool
         upload([rows for rows, _ in shapes], torch.int32, device),
     )
     programs = upload(first, torch.int32, device), upload(counts, torch.int32, device)  # of each tensor
-    group_sizes: dict[tuple[torch.dtype, int, int, int], int] = {}
+    group_sizes: dict[tuple[torch.dtype, int], int] = {}  # programs of each launch, by dtype and length of its rows
     for index in order:
-        length = shapes[index][1]
-        kind = (dtypes[index], length, taken[index], min(triton.next_power_of_2(length or 1), AT_ONCE))
+        kind = dtypes[index], shapes[index][1]
         group_sizes[kind] = group_sizes.get(kind, 0) + counts[index]
     skipped = accumulate(group_sizes.values(), initial=0)
-    groups = [Group(*kind, start, count) for (kind, count), start in zip(group_sizes.items(), skipped, strict=False)]
+    take_means = [
+        _take_means(*kind, count, start, tables, aligned)
+        for (kind, count), start in zip(group_sizes.items(), skipped, strict=False)
+    ]
     return Layout(
-        take_means=tuple(_take_means(group, tables, aligned) for group in groups),
+        take_means=tuple(take_means),
         find_norms=Launch(centralize_kernels.norms_of_tensors, len(shapes), *programs, TILE=MERGE_TILE),
         matrices=tuple(index for index, (_, length) in enumerate(shapes) if length != NO_ROWS),
         programs=starts[-1],
     )
 
 
-def _take_means(group: Group, tables: tuple[Tensor, ...], aligned: bool) -> Launch:
-    element = ELEMENTS[group.dtype]
-    if group.length == NO_ROWS:
-        fixed = (centralize_kernels.square_elements, group.programs, *tables, group.skipped)
+def _rows_per_program(length: int) -> int:
+    rows: int = max(TOGETHER // triton.next_power_of_2(length or 1), 1)
+    return rows
+
+
+def _take_means(
+    dtype: torch.dtype, length: int, programs: int, skipped: int, tables: tuple[Tensor, ...], aligned: bool
+) -> Launch:
+    """Return the launch for all rows of one dtype and length; `skipped` is its first program's number."""
+    element = ELEMENTS[dtype]
+    if length == NO_ROWS:
+        fixed = (centralize_kernels.square_elements, programs, *tables, skipped)
         return Launch(*fixed, num_warps=WARPS, ELEMENT=element, TILE=TOGETHER)
-    vector = VECTOR_BYTES // group.dtype.itemsize
+    vector, padded = VECTOR_BYTES // dtype.itemsize, triton.next_power_of_2(length)
     return Launch(
         centralize_kernels.centralize_rows,
-        group.programs,
+        programs,
         *tables,
-        group.skipped,
-        group.length,
+        skipped,
+        length,
         num_warps=WARPS,
         ELEMENT=element,
-        ROWS=group.rows,
-        TILE=group.tile,
-        AT_ONCE=group.length <= group.tile,
-        VECTOR=vector if aligned and group.length % vector == 0 else 1,
+        ROWS=_rows_per_program(length),
+        TILE=min(padded, AT_ONCE),
+        AT_ONCE=padded <= AT_ONCE,
+        VECTOR=vector if aligned and length % vector == 0 else 1,
     )

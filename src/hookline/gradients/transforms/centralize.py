@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hookline.gradients.transforms.base import Transform, whole_rows
+from hookline.gradients.transforms.base import Transform, dense_tensors
 from hookline.gradients.view import Gradients
 from hookline.stats.rows import has_kernels
 
@@ -27,7 +27,7 @@ class Centralize(Transform):
                 grads.norms_after = norms, True
             return
         devices: dict[torch.device, list[Tensor]] = {}
-        for tensor in whole_rows("centralize", grads):
+        for tensor in dense_tensors("centralize", grads, whole_rows=True):
             devices.setdefault(tensor.device, []).append(tensor)
         for tensors in devices.values():
             _centralize(tensors)

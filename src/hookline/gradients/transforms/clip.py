@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hookline import _checks
 from hookline.gradients.local_storage import local_tensor, multiply_, norms_of, total_norm
-from hookline.gradients.transforms.base import Transform, whole_rows
+from hookline.gradients.transforms.base import Transform, dense_tensors
 from hookline.gradients.view import Gradients
 from hookline.stats.columns import wide_dtype
 
@@ -80,7 +80,7 @@ class ClipAdaptive(Clip):
         self.eps = float(_checks.number(eps, "clip_adaptive.eps", above=0, finite=False))
 
     def on_update(self, grads: Gradients) -> None:
-        local = whole_rows("clip_adaptive", grads)
+        local = dense_tensors("clip_adaptive", grads, whole_rows=True)
         self.clipped_norm = grads.norm()
         weights = [grads.params[name].detach() for name in grads]
         weight_norms = _unit_norms(weights, list(map(local_tensor, weights)))
