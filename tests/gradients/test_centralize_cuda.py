@@ -5,13 +5,11 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-
-from hookline.gradients.transforms import Centralize
-from hookline.gradients.view import GradientCache, Gradients
 
 needs_interpreter = pytest.mark.skipif(
     find_spec("triton") is None or torch.cuda.is_available(), reason="needs Triton, and is for where there is no device"
@@ -24,10 +22,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 INTERPRETED = """
 import sys, torch
 from hookline.gradients import centralize_cuda
-from hookline.gradients.view import GradientList
+from hookline.stats.tensor_meta import tensor_meta
 tensors = torch.load(sys.argv[1])
 before = [tensor._version for tensor in tensors]
-norms = centralize_cuda.launch(GradientList(tensors), torch.device("cpu"))
+norms = centralize_cuda.launch(tensors, tensor_meta(tensors), torch.device("cpu"))
 torch.save((tensors, norms, [tensor._version > at for tensor, at in zip(tensors, before)]), sys.argv[2])
 """
 
@@ -67,22 +65,21 @@ def test_the_kernels_in_the_interpreter(tmp_path: Path) -> None:
 
 @needs_cuda
 @pytest.mark.gpu
-def test_the_kernels_on_a_device() -> None:
-    """The same holds through the transform, whose norms are cached; nothing waits for the device."""
-    given = tensors("cuda")
-    params = {str(index): _with_gradient(tensor) for index, tensor in enumerate(given)}
-    grads = Gradients(params, GradientCache())
-    Centralize().on_update(Gradients({"warm": _with_gradient(given[0])}))
+@pytest.mark.parametrize("dtype", [None, *DTYPES])
+def test_the_kernels_on_a_device(rig: Any, dtype: torch.dtype | None) -> None:
+    """The same holds through the transform, also for all dtypes at once; nothing waits for the device."""
+    given = [tensor for tensor in tensors("cuda") if dtype in (None, tensor.dtype)]
+    params = {str(index): torch.nn.Parameter(torch.zeros_like(tensor)) for index, tensor in enumerate(given)}
+    # The norm that is measured is the one that the kernels found, if all gradients have one dtype.
+    chain = rig(params, "centralize", "measure")
+    grads = {str(index): tensor for index, tensor in enumerate(given)}
+    chain.step(grads)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        Centralize().on_update(grads)
-        norms = grads.norms()
+        after = chain.step(grads)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert_centralized(given, grads.tensors(), norms)
-
-
-def _with_gradient(gradient: Tensor) -> torch.nn.Parameter:
-    param = torch.nn.Parameter(torch.zeros_like(gradient))
-    param.grad = gradient.clone()
-    return param
+    left = list(after.values())
+    norms = torch.stack([tensor.double().norm() for tensor in left])
+    assert_centralized(given, left, norms)
+    assert chain.trainer.logged["gradients/measure/norm"].item() == pytest.approx(norms.norm().item(), rel=1e-5)

@@ -12,7 +12,6 @@ import torch
 
 from hookline import HooklineError, HookRegistry, StopTraining, TrainingHook, UpdateHook
 from hookline.errors import GradientError, MissingArgument
-from hookline.gradients.chain import UpdateChain
 from hookline.gradients.transforms import ClipNorm, Identity, Mask
 
 Grads = Mapping[str, torch.Tensor]
@@ -27,10 +26,10 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 class Bench:
     """A registry with a chain over two parameters whose gradients are 1 and 2."""
 
-    def __init__(self) -> None:
-        self.registry = HookRegistry()
+    def __init__(self, rig: Any) -> None:
         self.params = {name: torch.nn.Parameter(torch.zeros(2)) for name in ("encoder", "decoder")}
-        self.chain = UpdateChain(self.registry, lambda: self.params)
+        made = rig(self.params)
+        self.registry, self.chain = made.registry, made.chain
         self.norms: list[torch.Tensor] = []
         self.incidents: list[Any] = []
         self.registry.failures.subscribe(self.incidents.append)
@@ -52,9 +51,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
+def bench(rig: Any) -> Bench:
     """Return a new registry with a chain."""
-    return Bench()
+    return Bench(rig)
 
 
 def make_hook(function: Callable[[Grads], Any], name: str, **more: Any) -> UpdateHook:
@@ -341,7 +340,7 @@ def test_a_missing_argument_is_the_callers_error(bench: Bench) -> None:
 
 def test_an_empty_chain_has_no_callable(bench: Bench) -> None:
     """Without update hooks there is nothing to call."""
-    assert bench.registry.slots.on_update is None and bench.chain.compile([], False) is None
+    assert bench.registry.slots.on_update is None
 
 
 def test_a_wrong_return_says_what_was_wrong(bench: Bench) -> None:

@@ -9,10 +9,10 @@ import torch
 
 from hookline import HooklineError
 from hookline.gradients.transforms import ClipAdaptive, ClipNorm, ClipValue
-from hookline.gradients.view import Gradients
 
 Make = Callable[..., Any]
 COMPLEX = {"frequencies": torch.complex64, "gains": torch.float32}
+CLIP_VALUE = {"name": "clip_value", "max_value": 1.0}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
@@ -27,21 +27,21 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, math.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_clip_norm_is_bit_for_bit_torchs(
-    params: Callable[..., Any], max_norm: float, norm_type: float, dtype: torch.dtype
+    rig: Any, params: Make, max_norm: float, norm_type: float, dtype: torch.dtype
 ) -> None:
     """Gradients and norm equal those of clip_grad_norm_, above and below the limit, in every precision."""
     ours, theirs = params(dtype), params(dtype)
-    clip = ClipNorm(max_norm, norm_type)
-    clip.on_update(Gradients(ours))
+    chain = rig(ours, {"name": "clip_norm", "max_norm": max_norm, "norm_type": norm_type})
+    chain.step()
     norm = torch.nn.utils.clip_grad_norm_(list(theirs.values()), max_norm, norm_type)
-    assert clip.clipped_norm is not None and torch.equal(clip.clipped_norm, norm)
+    assert torch.equal(chain.clipped[0], norm)
     assert_same(ours, theirs)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_clip_norm_is_bit_for_bit_torchs_on_a_device(params: Make, dtype: torch.dtype) -> None:
+def test_clip_norm_is_bit_for_bit_torchs_on_a_device(rig: Any, params: Make, dtype: torch.dtype) -> None:
     """The fused kernels round as torch's clipping does."""
     sets = []
     for _ in range(2):
@@ -49,7 +49,7 @@ def test_clip_norm_is_bit_for_bit_torchs_on_a_device(params: Make, dtype: torch.
         for name, param in params(dtype).items():
             made[name].grad = None if param.grad is None else param.grad.cuda()
         sets.append(made)
-    ClipNorm(1.0).on_update(Gradients(sets[0]))
+    rig(sets[0], {"name": "clip_norm", "max_norm": 1.0}).step()
     torch.nn.utils.clip_grad_norm_(list(sets[1].values()), 1.0)
     assert_same(*sets)
 
@@ -67,7 +67,7 @@ def test_a_second_clipping_equals_torchs(params: Make, rig: Any, between: list[A
 
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, math.inf])
-def test_complex_gradients_are_clipped_as_torch_clips_them(norm_type: float) -> None:
+def test_complex_gradients_are_clipped_as_torch_clips_them(rig: Any, norm_type: float) -> None:
     """Beside a real parameter, each element of a complex one counts by its absolute value."""
     sets = []
     for _ in range(2):
@@ -76,27 +76,28 @@ def test_complex_gradients_are_clipped_as_torch_clips_them(norm_type: float) -> 
         for param in made.values():
             param.grad = torch.randn(3, dtype=param.dtype, generator=stream)
         sets.append(made)
-    clip = ClipNorm(0.5, norm_type)
-    clip.on_update(Gradients(sets[0]))
+    chain = rig(sets[0], {"name": "clip_norm", "max_norm": 0.5, "norm_type": norm_type})
+    chain.step()
     norm = torch.nn.utils.clip_grad_norm_(list(sets[1].values()), 0.5, norm_type)
-    torch.testing.assert_close(clip.clipped_norm, norm)
+    torch.testing.assert_close(chain.clipped[0], norm)
     for name in COMPLEX:
         torch.testing.assert_close(sets[0][name].grad, sets[1][name].grad)
 
 
-def test_clip_norm_is_torchs_over_several_precisions(params: Callable[..., Any]) -> None:
+def test_clip_norm_is_torchs_over_several_precisions(rig: Any, params: Make) -> None:
     """Mixed dtypes are clipped together, as clip_grad_norm_ does."""
     both = [{**params(), **{f"{k}_16": v for k, v in params(torch.bfloat16, 1).items()}} for _ in range(2)]
-    ClipNorm(1.0).on_update(Gradients(both[0]))
+    rig(both[0], {"name": "clip_norm", "max_norm": 1.0}).step()
     torch.nn.utils.clip_grad_norm_(list(both[1].values()), 1.0)
     assert_same(*both)
 
 
-@pytest.mark.parametrize("hook", [ClipNorm(1.0), ClipValue(1.0), ClipAdaptive()])
-def test_without_gradients_the_norm_is_zero(params: Callable[..., Any], hook: Any) -> None:
+@pytest.mark.parametrize("hook", [{"name": "clip_norm", "max_norm": 1.0}, CLIP_VALUE, {"name": "clip_adaptive"}])
+def test_without_gradients_the_norm_is_zero(rig: Any, params: Make, hook: dict[str, Any]) -> None:
     """A model without gradients is clipped without an error."""
-    hook.on_update(Gradients({"frozen": params()["frozen"]}))
-    assert hook.clipped_norm.item() == 0.0
+    chain = rig({"frozen": params()["frozen"]}, hook)
+    chain.step()
+    assert chain.clipped[0].item() == 0.0
 
 
 @pytest.mark.parametrize("wrong", [0, -1.0, math.nan])
@@ -117,12 +118,12 @@ def test_clipping_intervenes_and_its_failure_ends_the_run(hook: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_clip_value_is_bit_for_bit_torchs(params: Callable[..., Any], dtype: torch.dtype) -> None:
+def test_clip_value_is_bit_for_bit_torchs(rig: Any, params: Make, dtype: torch.dtype) -> None:
     """Gradients equal those of clip_grad_value_; a NaN stays."""
     ours, theirs = params(dtype), params(dtype)
     for one in (ours, theirs):
         one["vector"].grad[0] = math.nan
-    ClipValue(0.5).on_update(Gradients(ours))
+    rig(ours, {"name": "clip_value", "max_value": 0.5}).step()
     torch.nn.utils.clip_grad_value_(list(theirs.values()), 0.5)
     assert ours["vector"].grad.isnan().sum() == 1
     for one in (ours, theirs):
@@ -162,12 +163,12 @@ def test_adaptive_clipping_by_hand(rig: Any) -> None:
 
 def test_every_clipping_hook_reports_the_norm_before_it(params: Callable[..., Any], rig: Any) -> None:
     """on_gradient_clip gets it, and it is the step's norm if the hook selects all parameters."""
-    norm = Gradients(params()).norm()
-    for hook in ({"name": "clip_norm", "max_norm": 1.0}, {"name": "clip_value", "max_value": 1.0}, "clip_adaptive"):
+    norm = torch.nn.utils.get_total_norm([param.grad for param in params().values() if param.grad is not None])
+    for hook in ({"name": "clip_norm", "max_norm": 1.0}, CLIP_VALUE, "clip_adaptive"):
         whole = rig(params(), hook)
         whole.step()
         assert torch.equal(whole.clipped[0], norm) and whole.clipped[1]
-    part = rig(params(), {"name": "clip_value", "max_value": 1.0, "params": "vector"})
+    part = rig(params(), {**CLIP_VALUE, "params": "vector"})
     part.step()
     assert not part.clipped[1]
 

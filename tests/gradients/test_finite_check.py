@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from hookline import UpdateHook
-from hookline.core.costs import Cost
 from hookline.errors import GradientError
-from hookline.gradients.chain import FiniteCheck
-from hookline.gradients.view import Gradients
 
 
 @pytest.fixture(autouse=True)
@@ -71,19 +68,17 @@ def test_a_function_that_writes_in_place_undeclared_is_named(rig: Any) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_only_hooks_that_ask_are_checked() -> None:
+@pytest.mark.parametrize("asks", [False, True])
+def test_on_a_gpu_only_hooks_that_ask_are_checked(rig: Any, asks: bool) -> None:
     """On a device the check would wait, so hooks have to ask for it."""
-    param = torch.nn.Parameter(torch.zeros(2, device="cuda"))
-    param.grad = torch.ones(2, device="cuda")
-    cost = Cost()
-    assert FiniteCheck(Gradients({"a": param}), cost, wait=False).begin() is None
-    asked = FiniteCheck(Gradients({"a": param}), cost, wait=True)
-    fine = asked.begin()
-    assert fine is not None and fine.is_cuda
-    before, param.grad = param.grad, torch.full_like(param, math.nan)
-    with pytest.raises(GradientError, match="'a'"):
-        asked.end(fine, {"a": before})
-    assert cost.calls == 1
+    chain = rig({name: torch.nn.Parameter(torch.zeros(2, device="cuda")) for name in "ab"})
+    hook = Spoils(inplace=True)
+    if asks:
+        hook.check_finite = True
+    chain.registry.register(hook)
+    after = chain.step({name: grad.cuda() for name, grad in FINITE.items()})
+    assert after["b"].isnan().any().item() is not asks
+    assert chain.registry.entry("spoils").failures.total == asks
 
 
 def test_the_policy_raise_ends_the_run(rig: Any) -> None:

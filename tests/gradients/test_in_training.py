@@ -4,7 +4,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from torch import nn
 from hookline import (
     GenericTrainer,
     HooklineError,
-    HookRegistry,
     Trainer,
     TrainingHook,
     UpdateHook,
@@ -24,7 +22,6 @@ from hookline import (
 from hookline.cli import main
 from hookline.core import plugins
 from hookline.errors import GradientError
-from hookline.gradients.chain import UpdateChain
 
 Grads = Mapping[str, torch.Tensor]
 
@@ -282,24 +279,17 @@ NOT_COMPLEX = {"clip_adaptive", "noise", "centralize", "grokfast"}
 
 
 @pytest.mark.parametrize("hook", EVERY_HOOK, **BY_NAME)
-def test_complex_gradients_are_handled_or_raise(hook: dict[str, Any]) -> None:
+def test_complex_gradients_are_handled_or_raise(rig: Any, hook: dict[str, Any]) -> None:
     """Complex gradients are handled as pairs of real numbers; hooks that need rows raise."""
 
     def ends(as_pairs: bool) -> torch.Tensor:
         weight = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
         param = nn.Parameter(weight if as_pairs else torch.view_as_complex(weight))
-        params = {"wave": param}
-        registry = HookRegistry()
-        UpdateChain(registry, lambda: params)
-        registry.load({"update": [hook]})
-        args = SimpleNamespace(step=1, trainer=SimpleNamespace(log=lambda *_: None), clipped=lambda *_: None)
+        chain = rig({"wave": param}, hook)
         for seed in range(4):
             pairs = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(seed))
-            param.grad = pairs if as_pairs else torch.view_as_complex(pairs)
-            assert registry.slots.on_update is not None
-            registry.slots.on_update(args)
-        assert param.grad is not None
-        return param.grad if as_pairs else torch.view_as_real(param.grad)
+            after = chain.step({"wave": pairs if as_pairs else torch.view_as_complex(pairs)})["wave"]
+        return after if as_pairs else torch.view_as_real(after)
 
     if hook["name"] in NOT_COMPLEX:
         with pytest.raises(GradientError, match=f"{hook['name']}: the gradient of 'wave' is complex; leave it out"):

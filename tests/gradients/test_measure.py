@@ -1,4 +1,4 @@
-"""Test hooks that measure: what they log, and that they change nothing."""
+"""Test hooks that change nothing: the default hook, and what those that measure log."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from hookline import Identity
 from hookline.errors import ConfigError
 from hookline.gradients.transforms import Measure
 
@@ -16,6 +17,13 @@ STATISTICS = ("mean", "std", "min", "max", "absmax", "l2", "zeros", "nans", "inf
 def flat(params: Any) -> torch.Tensor:
     """Return all gradients as one vector."""
     return torch.cat([param.grad.reshape(-1).double() for param in params.values() if param.grad is not None])
+
+
+@pytest.mark.req("000-21")
+def test_identity_returns_what_it_got_and_does_not_count_as_intervening() -> None:
+    """The same mapping is returned, and nothing is copied."""
+    grads = {"weight": torch.ones(2)}
+    assert Identity().on_update(grads) is grads and not Identity.intervenes
 
 
 def test_measure_logs_the_global_norm_under_its_name(params: Make, rig: Any) -> None:

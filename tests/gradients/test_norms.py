@@ -6,14 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from hookline import TrainingHook, UpdateHook
-from hookline.gradients.norms import norms_of, total_norm
+from hookline import TrainingHook, UpdateHook, get_trainer
 
 Make = Callable[..., Any]
-
-
-def gradients(params: Make, **given: Any) -> list[torch.Tensor]:
-    return [param.grad for param in params(**given).values() if param.grad is not None]
 
 
 @pytest.fixture
@@ -60,6 +55,21 @@ def test_a_second_clip_reads_again(rig: Any, params: Make, reads: list[int]) -> 
     chain = rig(params(), {"name": "clip_norm", "max_norm": 1.0}, {"name": "clip_norm", "as": "again", "max_norm": 0.5})
     chain.step()
     assert reads == [4, 4]
+
+
+def test_after_a_write_to_some_gradients_only_these_are_read(rig: Any, params: Make, reads: list[int]) -> None:
+    """The norms of the others are still known, for all hooks and also where gradients are selected otherwise."""
+    scale = {"name": "scale", "factor": 3.0, "params": ["matrix", "vector"]}
+    chain = rig(params(), measured("before"), scale, {**measured("part"), "params": "kernel"}, measured("after"))
+    chain.step()
+    assert reads == [4, 1, 2]
+    assert_logs_true_norm(chain, "after")
+
+
+def test_a_guard_that_writes_nothing_shares_its_read(rig: Any, params: Make, reads: list[int]) -> None:
+    """The norm that a guard tests is the one that clipping uses."""
+    rig(params(), "skip_nonfinite", {"name": "clip_norm", "max_norm": 1.0}).step()
+    assert reads == [4]
 
 
 @pytest.mark.parametrize(
@@ -111,24 +121,38 @@ def test_a_hook_of_on_gradient_clip_may_write(rig: Any, params: Make) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_summed_and_kept_in_float32(params: Make, dtype: torch.dtype) -> None:
+def test_half_precision_is_summed_and_kept_in_float32(rig: Any, params: Make, dtype: torch.dtype) -> None:
     """A norm in bf16 would have three digits."""
-    grads = gradients(params, dtype=dtype)
-    found = norms_of(grads)
-    assert found.dtype is torch.float32
-    torch.testing.assert_close(found.double(), torch.stack([grad.double().norm() for grad in grads]), rtol=1e-6, atol=0)
+    chain = rig(params(dtype), measured("here"))
+    chain.step()
+    found = chain.trainer.logged["gradients/here/norm"]
+    expected = torch.stack([param.grad.double().norm() for param in chain.params.values() if param.grad is not None])
+    assert found.dtype is torch.float32 and found.item() == pytest.approx(expected.norm().item(), rel=1e-6)
 
 
-def test_several_dtypes_at_once(params: Make) -> None:
+def test_several_dtypes_at_once(rig: Any, params: Make) -> None:
     """Each kind is read by itself; the order of the norms is that of the gradients."""
-    kinds = gradients(params), gradients(params, dtype=torch.bfloat16)
-    mixed = [grad for pair in zip(*kinds, strict=True) for grad in pair]
-    torch.testing.assert_close(norms_of(mixed), torch.stack([grad.float().norm() for grad in mixed]))
+    wide, half = params(), params(torch.bfloat16)
+    mixed = {f"{name}_{kind}": made[name] for name in wide for kind, made in (("wide", wide), ("half", half))}
+    for name, grad in rig(mixed, {"name": "normalize", "by": "parameter"}).step().items():
+        assert grad is None or grad.float().norm().item() == pytest.approx(1.0, rel=1e-2), name
 
 
-@pytest.mark.parametrize("norm_type", [1.0, 2.0, torch.inf])
-def test_the_total_norm_is_torchs(params: Make, norm_type: float) -> None:
-    """Bit for bit, and of no gradients it is zero."""
-    grads = gradients(params)
-    assert torch.equal(total_norm(grads, norm_type), torch.nn.utils.get_total_norm(grads, norm_type))
-    assert total_norm([]).item() == 0.0
+def test_the_norm_of_a_step_that_nothing_clips_is_torchs() -> None:
+    """Hooks that name grad_norm get what get_total_norm returns, bit for bit."""
+    found, expected = [], []
+
+    class Notes(TrainingHook):
+        def on_gradients_ready(self, model: torch.nn.Module) -> None:
+            expected.append(torch.nn.utils.get_total_norm([param.grad for param in model.parameters()]).item())
+
+        def on_step_end(self, grad_norm: float) -> None:
+            found.append(grad_norm)
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    data = [(torch.randn(3, 4), torch.randn(3, 1)) for _ in range(3)]
+    options = {"loss_fn": torch.nn.functional.mse_loss, "record": False, "console": False}
+    trainer = get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), lr=0.1), "cpu", **options)
+    trainer.hooks.register(Notes())
+    trainer.train()
+    assert found == expected and len(found) == 3

@@ -1,13 +1,13 @@
 """Test which parameters a hook selects: by names, patterns, classes of modules, predicates and lists."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from hookline import HooklineError
-from hookline.gradients.chain import select_parameters
+from hookline import HooklineError, UpdateHook, get_trainer
 
 
 class Model(nn.Module):
@@ -21,11 +21,31 @@ class Model(nn.Module):
         self.head.weight = self.tokens.weight
 
 
-def chosen(pattern: Any) -> list[str]:
-    """Return the names that a pattern selects."""
+class Selects(UpdateHook):
+    """A hook that notes which parameters it selects."""
+
+    def __init__(self, params: Any) -> None:
+        self.params = params
+
+    def init(self, params: Mapping[str, nn.Parameter]) -> dict[str, Any]:
+        self.selected = list(params)
+        return {}
+
+    def on_update(self, grads: Any) -> Any:
+        return grads
+
+
+def chosen(pattern: Any, trained: str = "") -> list[str]:
+    """Return the names that a pattern selects, in a run that trains the parameters with a prefix."""
     model = Model()
     given = pattern(model) if getattr(pattern, "__name__", "") == "<lambda>" else pattern
-    return list(select_parameters(given, dict(model.named_parameters()), model))
+    params = [param for name, param in model.named_parameters() if name.startswith(trained)]
+    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False}
+    data, optimizer = [(torch.zeros(1), torch.zeros(1))], torch.optim.SGD(params, lr=0.1)
+    trainer = get_trainer("simple", model, data, optimizer, "cpu", **options)
+    hook = Selects(given)
+    trainer.hooks.register(hook)
+    return hook.selected
 
 
 LINEAR = ["tokens.weight", "blocks.0.0.weight", "blocks.0.0.bias", "blocks.1.0.weight", "blocks.1.0.bias"]
@@ -56,9 +76,8 @@ def test_patterns(pattern: Any, names: list[str]) -> None:
 
 
 def test_none_is_everything() -> None:
-    """The same mapping is returned."""
-    params = dict(Model().named_parameters())
-    assert select_parameters(None, params, None) is params
+    """Without a pattern a hook selects all parameters."""
+    assert chosen(None) == [name for name, _ in Model().named_parameters()]
 
 
 @pytest.mark.parametrize("pattern", ["blokcs.*", "class:Conv2d", nn.Conv2d, lambda model: lambda name, param: False])
@@ -82,15 +101,7 @@ def test_an_empty_list_is_an_error(empty: Any) -> None:
         chosen(empty)
 
 
-def test_a_class_needs_a_model() -> None:
-    """A chain without a model raises."""
-    with pytest.raises(HooklineError, match="is about modules, but this chain was made without a model"):
-        select_parameters("class:Linear", {"w": nn.Parameter(torch.zeros(1))}, None)
-
-
 def test_modules_whose_parameters_are_not_trained_are_an_error() -> None:
     """The pattern matches modules but no trained parameter."""
-    model = Model()
-    trained = {name: param for name, param in model.named_parameters() if name.startswith("blocks")}
     with pytest.raises(HooklineError, match=r"matches 'tokens' and others, none of which is trained"):
-        select_parameters(nn.Embedding, trained, model)
+        chosen(nn.Embedding, trained="blocks")

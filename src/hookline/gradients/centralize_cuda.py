@@ -15,10 +15,9 @@ from torch import Tensor
 from hookline import _device
 from hookline._device import to_device, upload
 from hookline.gradients import centralize_kernels
-from hookline.gradients.view import GradientList
 from hookline.stats.cuda import ELEMENTS
 from hookline.stats.layout import VECTOR_BYTES, Launch
-from hookline.stats.tensor_meta import TensorMeta
+from hookline.stats.tensor_meta import TensorMeta, tensor_meta
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 AT_ONCE = 8192  # elements of a row that one program holds in registers
@@ -27,18 +26,6 @@ NO_ROWS = 0  # the row length of vectors and scalars: their elements are rows, a
 MOST_ROWS = 2**31 - TOGETHER
 WARPS = 8
 MERGE_TILE = 1024
-
-
-@dataclass(frozen=True)
-class Group:
-    """The programs of one launch, which handles rows of one dtype and length."""
-
-    dtype: torch.dtype
-    length: int
-    rows: int  # per program
-    tile: int  # elements of a row that a program loads at once
-    skipped: int
-    programs: int
 
 
 @dataclass(frozen=True)
@@ -51,13 +38,22 @@ class Layout:
     programs: int
 
 
-def which_fit(grads: GradientList) -> tuple[GradientList, list[Tensor]]:
-    """Split the gradients into those that the kernels can handle, because they are contiguous, and the others."""
-    if all_fit(grads.meta) and all(map(Tensor.is_contiguous, grads.tensors)):
-        return grads, []  # nearly always, and faster than checking each
-    fitting = [tensor for tensor in grads.tensors if tensor.is_contiguous() and _fits(tensor.shape, tensor.dtype)]
-    taken = set(map(id, fitting))
-    return GradientList(fitting), [tensor for tensor in grads.tensors if id(tensor) not in taken]
+def centralize(tensors: list[Tensor]) -> tuple[Tensor | None, list[Tensor]]:
+    """Subtract from each row of each matrix its mean, in place; the tensors must be on one device.
+
+    Returns:
+        The norms afterwards of those that the kernels handle, and the other tensors, which are left as they were.
+    """
+    meta, others = tensor_meta(tensors), []
+    if not all_fit(meta) or not all(map(Tensor.is_contiguous, tensors)):  # seldom
+        fitting = [tensor for tensor in tensors if tensor.is_contiguous() and _fits(tensor.shape, tensor.dtype)]
+        taken = set(map(id, fitting))
+        others = [tensor for tensor in tensors if id(tensor) not in taken]
+        tensors, meta = fitting, tensor_meta(fitting)
+    if not tensors:
+        return None, others
+    with _device.use(tensors[0].device):
+        return launch(tensors, meta, tensors[0].device), others
 
 
 @lru_cache(maxsize=16)
@@ -71,22 +67,11 @@ def _fits(shape: torch.Size, dtype: torch.dtype) -> bool:
     return dtype in DTYPES and shape.numel() > 0 and countable
 
 
-def centralize(grads: GradientList) -> Tensor:
-    """Subtract from each row of each matrix its mean, in place; return the norm of every gradient afterwards.
-
-    All of them must fit (`which_fit`) and be on one device.
-    """
-    device = grads.tensors[0].device
-    with _device.use(device):
-        return launch(grads, device)
-
-
-def launch(grads: GradientList, device: torch.device) -> Tensor:
-    """Queue the kernels without waiting for the device."""
-    tensors, stream = grads.tensors, _device.stream_handle(device)
-    addresses = tuple(map(Tensor.data_ptr, tensors))
+def launch(tensors: list[Tensor], meta: TensorMeta, device: torch.device) -> Tensor:
+    """Queue the kernels without waiting for the device; return the norm of every gradient after them."""
+    stream, addresses = _device.stream_handle(device), tuple(map(Tensor.data_ptr, tensors))
     # Vectorised loads need memory that begins at multiples of 16 bytes.
-    layout = layout_of(device, stream, grads.meta, reduce(or_, addresses, 0) % VECTOR_BYTES == 0)
+    layout = layout_of(device, stream, meta, reduce(or_, addresses, 0) % VECTOR_BYTES == 0)
     pointers = _device.cached_table(device, addresses)
     squares = torch.empty(layout.programs, dtype=torch.float32, device=device)
     norms = torch.empty(len(tensors), dtype=torch.float32, device=device)
@@ -109,7 +94,7 @@ def layout_of(device: torch.device, stream: int, meta: TensorMeta, aligned: bool
     ]
     dtypes = meta.dtypes
     order = sorted(range(len(shapes)), key=lambda index: (str(dtypes[index]), shapes[index][1]))
-    taken = [max(TOGETHER // triton.next_power_of_2(length or 1), 1) for _, length in shapes]
+    taken = [_rows_per_program(length) for _, length in shapes]
     counts = [-(-rows // taken[index]) for index, (rows, _) in enumerate(shapes)]
     starts = [0, *accumulate(counts[index] for index in order)]
     first = [0] * len(shapes)
@@ -123,37 +108,47 @@ def layout_of(device: torch.device, stream: int, meta: TensorMeta, aligned: bool
         upload([rows for rows, _ in shapes], torch.int32, device),
     )
     programs = upload(first, torch.int32, device), upload(counts, torch.int32, device)  # of each tensor
-    group_sizes: dict[tuple[torch.dtype, int, int, int], int] = {}
+    group_sizes: dict[tuple[torch.dtype, int], int] = {}  # programs of each launch, by dtype and length of its rows
     for index in order:
-        length = shapes[index][1]
-        kind = (dtypes[index], length, taken[index], min(triton.next_power_of_2(length or 1), AT_ONCE))
+        kind = dtypes[index], shapes[index][1]
         group_sizes[kind] = group_sizes.get(kind, 0) + counts[index]
     skipped = accumulate(group_sizes.values(), initial=0)
-    groups = [Group(*kind, start, count) for (kind, count), start in zip(group_sizes.items(), skipped, strict=False)]
+    take_means = [
+        _take_means(*kind, count, start, tables, aligned)
+        for (kind, count), start in zip(group_sizes.items(), skipped, strict=False)
+    ]
     return Layout(
-        take_means=tuple(_take_means(group, tables, aligned) for group in groups),
+        take_means=tuple(take_means),
         find_norms=Launch(centralize_kernels.norms_of_tensors, len(shapes), *programs, TILE=MERGE_TILE),
         matrices=tuple(index for index, (_, length) in enumerate(shapes) if length != NO_ROWS),
         programs=starts[-1],
     )
 
 
-def _take_means(group: Group, tables: tuple[Tensor, ...], aligned: bool) -> Launch:
-    element = ELEMENTS[group.dtype]
-    if group.length == NO_ROWS:
-        fixed = (centralize_kernels.square_elements, group.programs, *tables, group.skipped)
+def _rows_per_program(length: int) -> int:
+    rows: int = max(TOGETHER // triton.next_power_of_2(length or 1), 1)
+    return rows
+
+
+def _take_means(
+    dtype: torch.dtype, length: int, programs: int, skipped: int, tables: tuple[Tensor, ...], aligned: bool
+) -> Launch:
+    """Return the launch for all rows of one dtype and length; `skipped` is its first program's number."""
+    element = ELEMENTS[dtype]
+    if length == NO_ROWS:
+        fixed = (centralize_kernels.square_elements, programs, *tables, skipped)
         return Launch(*fixed, num_warps=WARPS, ELEMENT=element, TILE=TOGETHER)
-    vector = VECTOR_BYTES // group.dtype.itemsize
+    vector, padded = VECTOR_BYTES // dtype.itemsize, triton.next_power_of_2(length)
     return Launch(
         centralize_kernels.centralize_rows,
-        group.programs,
+        programs,
         *tables,
-        group.skipped,
-        group.length,
+        skipped,
+        length,
         num_warps=WARPS,
         ELEMENT=element,
-        ROWS=group.rows,
-        TILE=group.tile,
-        AT_ONCE=group.length <= group.tile,
-        VECTOR=vector if aligned and group.length % vector == 0 else 1,
+        ROWS=_rows_per_program(length),
+        TILE=min(padded, AT_ONCE),
+        AT_ONCE=padded <= AT_ONCE,
+        VECTOR=vector if aligned and length % vector == 0 else 1,
     )

@@ -10,10 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline._device import cached_table
 from hookline.errors import GradientError, nearest
-from hookline.gradients.local_storage import group_by_kind, is_sharded, local_tensor
-from hookline.gradients.norms import norms_of, norms_of_one_kind
-from hookline.stats.tensor_meta import TensorMeta, tensor_meta
+from hookline.gradients.local_storage import (
+    group_by_kind,
+    is_sharded,
+    is_uniform,
+    local_tensor,
+    norms_of,
+    norms_of_one_kind,
+)
 
 Parameters = Mapping[str, torch.nn.Parameter]
 
@@ -21,85 +27,42 @@ _GRAD = attrgetter("grad")
 
 
 class GradientList:
-    """Some gradients in order, with what is true of all of them, computed when first read. Do not modify the list."""
+    """Some gradients in order, with what is known about them. Do not modify the lists."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self.tensors = tensors
-        self._norms: Tensor | None = None
-        self._norms_are_exact = False
-        self._generation = -1  # of the cache, when the norms were computed
-
-    @cached_property
-    def meta(self) -> TensorMeta:
-        """Dtypes, shapes and devices."""
-        return tensor_meta(self.tensors)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether none of them is sharded, sparse or complex."""
-        return self.meta.plain
-
-    @property
-    def is_one_kind(self) -> bool:
-        """Whether all have one dtype and are on one device."""
-        return self.meta.alike
+        self.is_uniform = is_uniform(tensors)
+        """Whether all are plain, not sharded, sparse or complex, and have one dtype and device."""
+        self.norms: Tensor | None = None
+        self.norms_are_exact = False  # they were read, not computed from other norms
+        self.generation = 0  # of the norms: how many writes of the step they include
 
     @cached_property
     def local(self) -> list[Tensor]:
         """The memory of each; see `local_storage`."""
-        return self.tensors if self.is_plain else [local_tensor(tensor) for tensor in self.tensors]
+        return self.tensors if self.is_uniform else list(map(local_tensor, self.tensors))
 
     @cached_property
     def groups(self) -> list[list[Tensor]]:
         """Their memory by device and dtype, as foreach operations take it."""
-        return [self.local] if self.tensors and self.is_plain and self.is_one_kind else group_by_kind(self.local)
-
-    def norms(self, generation: int | None, exact: bool = False) -> Tensor:
-        """Return one L2 norm per gradient; reads them only if something may have written since the last time.
-
-        Args:
-            generation: The cache's generation; None reads always.
-            exact: Whether norms that a transform computed from others, instead of reading them, are not enough.
-        """
-        stale = self._norms is None or generation is None or generation != self._generation
-        if stale or (exact and not self._norms_are_exact):
-            # Asking hundreds of tensors for their kind again would take a tenth of a millisecond.
-            simple = self.is_plain and self.is_one_kind
-            norms = norms_of_one_kind(self.tensors) if simple else norms_of(self.tensors, self.local)
-            self.set_norms(norms, -1 if generation is None else generation)
-        assert self._norms is not None
-        return self._norms
-
-    def set_norms(self, norms: Tensor, generation: int, exact: bool = True) -> None:
-        """Store norms that are known without reading the gradients again."""
-        self._norms, self._generation, self._norms_are_exact = norms, generation, exact
+        return [self.tensors] if self.is_uniform else group_by_kind(self.local)
 
 
 class GradientCache:
     """What the hooks of a chain share during a step: the gradient lists, and their norms until something writes.
 
     Asking hundreds of gradients what they have in common takes longer than launching work on them, and reading their
-    norms is a pass over all memory. `generation` counts the writes: norms of an earlier generation are read again.
+    norms is a pass over all memory. The generation is the number of writes: norms of an earlier one are read again.
     """
 
     def __init__(self) -> None:
-        self.generation = 0
-        self._lists: dict[int, GradientList] = {}  # by the id of the mapping of parameters, which the chain keeps alive
+        self.lists: dict[int, GradientList] = {}  # by the id of the mapping of parameters, which the chain keeps alive
+        self.writes: list[list[Tensor]] = []  # the gradients that each write may have changed
 
-    def list_of(self, params: Parameters) -> GradientList:
-        """Return the gradients that these parameters have."""
-        if id(params) not in self._lists:
-            self._lists[id(params)] = GradientList([grad for grad in map(_GRAD, params.values()) if grad is not None])
-        return self._lists[id(params)]
-
-    def written(self) -> None:
-        """Note that gradients may have been written in place."""
-        self.generation += 1
-
-    def replaced(self) -> None:
+    def clear(self) -> None:
         """Note that parameters may have other gradients; also lets go of the tensors."""
-        self.generation += 1
-        self._lists.clear()
+        self.lists.clear()
+        self.writes.clear()
 
 
 class Gradients(MutableMapping[str, Tensor]):
@@ -109,14 +72,16 @@ class Gradients(MutableMapping[str, Tensor]):
 
     Args:
         params: The parameters by name.
-        cache: The chain's cache, for hooks that are known not to replace gradients behind its back.
+        cache: The chain's cache, for hooks that are known not to replace gradients behind its back; without one
+            nothing is cached.
     """
 
     def __init__(self, params: Parameters, cache: GradientCache | None = None) -> None:
         self.params = params
         self.assigned: dict[str, Any] = {}  # and not committed yet
-        self._cache = cache
-        self._norms_found: tuple[Tensor, bool] | None = None
+        self._is_cached, self._cache = cache is not None, cache or GradientCache()
+        self.norms_after: tuple[Tensor, bool] | None = None
+        """The norms after a transform's writes, which it may set so that no hook must read them, and whether exact."""
 
     def __getitem__(self, name: str) -> Tensor:
         found = self.assigned[name] if name in self.assigned else self.params[name].grad
@@ -151,10 +116,13 @@ class Gradients(MutableMapping[str, Tensor]):
         return [grad for grad in map(_GRAD, self.params.values()) if grad is not None]
 
     def as_list(self) -> GradientList:
-        """Return the gradients with what is true of all of them; cached during a step of the chain."""
-        if self._cache is None or self.assigned:
+        """Return the gradients with what is known about them; cached during a step of the chain."""
+        if not self._is_cached or self.assigned:
             return GradientList(self.tensors())
-        return self._cache.list_of(self.params)
+        found = self._cache.lists.get(id(self.params))
+        if found is None:
+            found = self._cache.lists[id(self.params)] = GradientList(self.tensors())
+        return found
 
     def local_tensors(self) -> list[Tensor]:
         """Return the gradients' memory, to be written in place: of a DTensor its shard, of a sparse one its values."""
@@ -166,46 +134,54 @@ class Gradients(MutableMapping[str, Tensor]):
 
     def _writable(self) -> GradientList:
         found = self.as_list()
-        if found.is_plain:
+        if found.is_uniform:
             return found
         for name, grad in self.items():
-            if grad.is_sparse:  # coalescing makes a copy, so a write into it would not reach the parameter
+            if grad.is_sparse and not grad.is_coalesced():
+                # Coalescing makes a copy, so a write into that would not reach the parameter.
                 self.params[name].grad = grad.coalesce()
-        if self._cache is not None:
-            self._cache.replaced()
+                self._cache.clear()
         return self.as_list()
 
     def norms(self, exact: bool = False) -> Tensor:
         """Return one L2 norm per gradient, on the device, of the whole gradient where it is sharded.
 
-        `exact` reads them even if the transform before computed them from those it knew.
+        In a chain only those gradients are read that may have been written since the last time. `exact` reads all of
+        them if the transform before computed the norms from those it knew.
         """
         found = self.as_list()
-        generation = None if self._cache is None or self.assigned else self._cache.generation
-        return found.norms(generation, exact) if found.tensors else torch.zeros(0)
+        if not found.tensors:
+            return torch.zeros(0)
+        norms, written = found.norms, self._cache.writes[found.generation :]
+        if norms is not None and not written and (found.norms_are_exact or not exact):
+            return norms
+        if not found.is_uniform:
+            norms = norms_of(found.tensors, found.local)
+        elif norms is None or not found.norms_are_exact or max(map(len, written)) >= len(found.tensors):
+            norms = norms_of_one_kind(found.tensors)
+        else:
+            norms = _updated_norms(norms, found.tensors, written)
+        found.norms, found.norms_are_exact, found.generation = norms, True, len(self._cache.writes)
+        return norms
 
     def norm(self) -> Tensor:
         """Return the L2 norm of all gradients together, on the device; zero if there are none."""
         norm: Tensor = torch.linalg.vector_norm(self.norms())
         return norm
 
-    def set_norms_after(self, norms: Tensor, exact: bool) -> None:
-        """Set the norms that the gradients have after this transform's writes, so that no hook must read them."""
-        self._norms_found = norms, exact
-
     def finish_write(self) -> None:
-        """Invalidate cached norms after a transform wrote in place, except for those of `set_norms_after`."""
-        found, self._norms_found = self._norms_found, None
-        if self._cache is not None:
-            self._cache.written()
-            if found is not None:
-                self.as_list().set_norms(found[0], self._cache.generation, exact=found[1])
+        """Note that a transform may have written in place: cached norms are read again, except for `norms_after`."""
+        found = self.as_list()
+        self._cache.writes.append(found.tensors)
+        if self.norms_after is not None:
+            found.norms, found.norms_are_exact = self.norms_after
+            found.generation, self.norms_after = len(self._cache.writes), None
 
     def discard(self) -> None:
         """Drop what was assigned and not committed."""
         self.assigned.clear()
-        if self._cache is not None:
-            self._cache.replaced()
+        self.norms_after = None
+        self._cache.clear()
 
     def commit(self, returned: Any) -> None:
         """Take over what a hook returned, all or nothing; None for a name removes its gradient.
@@ -233,6 +209,16 @@ class Gradients(MutableMapping[str, Tensor]):
             same = gradient is None or gradient is self.params[name].grad
             self.params[name].grad = gradient if same else gradient.clone()
         self.discard()
+
+
+def _updated_norms(norms: Tensor, tensors: list[Tensor], written: list[list[Tensor]]) -> Tensor:
+    """Return the norms of gradients of which some were written: only these are read, as `scale` of one layer needs."""
+    changed = {id(tensor) for some in written for tensor in some}
+    stale = [index for index, tensor in enumerate(tensors) if id(tensor) in changed]
+    if not stale:
+        return norms
+    new = norms_of_one_kind([tensors[index] for index in stale])
+    return norms.index_copy(0, cached_table(norms.device, tuple(stale)), new)
 
 
 def _check_fits(name: str, param: torch.nn.Parameter, gradient: Any) -> None:

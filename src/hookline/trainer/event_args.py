@@ -15,7 +15,7 @@ import torch
 from hookline.core.base import StepContext
 from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
-from hookline.gradients.norms import total_norm
+from hookline.gradients.local_storage import total_norm
 from hookline.trainer.step_fn import is_numpy_number
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from hookline.gradients.transforms.clip import ClipAdaptive, ClipNorm, ClipValue
 from hookline.gradients.transforms.freeze import Freeze, Mask
 from hookline.gradients.transforms.grokfast import Grokfast
 from hookline.gradients.transforms.guards import SkipNonfinite, SpikeGuard
-from hookline.gradients.transforms.identity import Identity
-from hookline.gradients.transforms.measure import LinkNorms, Measure
+from hookline.gradients.transforms.measure import Identity, LinkNorms, Measure
 from hookline.gradients.transforms.noise import Noise
 from hookline.gradients.transforms.scale import Normalize, Scale, Sign
 

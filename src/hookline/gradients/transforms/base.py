@@ -27,29 +27,22 @@ class Transform(UpdateHook):
         self.params = params
 
 
-def dense_tensors(transform: str, grads: Gradients) -> list[Tensor]:
+def dense_tensors(transform: str, grads: Gradients, whole_rows: bool = False) -> list[Tensor]:
     """Return the gradients' memory for a transform that does not map zero to zero.
 
+    Args:
+        transform: The transform's name.
+        grads: The gradients.
+        whole_rows: Whether it computes along rows.
+
     Raises:
-        GradientError: If a gradient is sparse or complex; it names the parameter.
+        GradientError: If a gradient is sparse, complex or sharded within rows that it needs; it names the parameter.
     """
     found = grads.as_list()
-    if not found.is_plain:
-        for name, tensor in grads.items():
-            if tensor.is_sparse or tensor.is_complex():
-                kind = "sparse" if tensor.is_sparse else "complex"
-                raise GradientError(f"{transform}: the gradient of {name!r} is {kind}; {_LEAVE_OUT}")
+    for name, tensor in () if found.is_uniform else grads.items():
+        if tensor.is_sparse or tensor.is_complex():
+            kind = "sparse" if tensor.is_sparse else "complex"
+            raise GradientError(f"{transform}: the gradient of {name!r} is {kind}; {_LEAVE_OUT}")
+        if whole_rows and is_sharded(tensor) and any(place.is_shard() and place.dim for place in tensor.placements):  # type: ignore[attr-defined]
+            raise GradientError(f"{transform}: {name!r} is sharded within its rows; {_LEAVE_OUT}")
     return found.local
-
-
-def whole_rows(transform: str, grads: Gradients) -> list[Tensor]:
-    """Return the gradients' memory for a transform that computes along rows.
-
-    Raises:
-        GradientError: If a gradient is sparse, complex or sharded within its rows; it names the parameter.
-    """
-    if not grads.as_list().is_plain:
-        for name, tensor in grads.items():
-            if is_sharded(tensor) and any(place.is_shard() and place.dim for place in tensor.placements):  # type: ignore[attr-defined]
-                raise GradientError(f"{transform}: {name!r} is sharded within its rows; {_LEAVE_OUT}")
-    return dense_tensors(transform, grads)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hookline.gradients.transforms.base import Transform, whole_rows
-from hookline.gradients.view import GradientList, Gradients
+from hookline.gradients.transforms.base import Transform, dense_tensors
+from hookline.gradients.view import Gradients
 from hookline.stats.rows import has_kernels
 
 
@@ -21,28 +21,26 @@ class Centralize(Transform):
 
     def on_update(self, grads: Gradients) -> None:
         found = grads.as_list()
-        if found.is_plain and found.is_one_kind:
-            norms = _centralize(found)
+        if found.is_uniform:
+            norms = _centralize(found.tensors)
             if norms is not None:
-                grads.set_norms_after(norms, exact=True)
+                grads.norms_after = norms, True
             return
         devices: dict[torch.device, list[Tensor]] = {}
-        for tensor in whole_rows("centralize", grads):
+        for tensor in dense_tensors("centralize", grads, whole_rows=True):
             devices.setdefault(tensor.device, []).append(tensor)
         for tensors in devices.values():
-            _centralize(GradientList(tensors))
+            _centralize(tensors)
 
 
-def _centralize(grads: GradientList) -> Tensor | None:
+def _centralize(tensors: list[Tensor]) -> Tensor | None:
     """Centralize gradients of one device; return their norms if the kernels found those of all of them."""
-    others, norms = grads.tensors, None
-    if others and has_kernels(others[0].device):
+    norms = None
+    if has_kernels(tensors[0].device):
         from hookline.gradients import centralize_cuda  # imports Triton, so only where it is used
 
-        fitting, others = centralize_cuda.which_fit(grads)
-        if fitting.tensors:
-            norms = centralize_cuda.centralize(fitting)
-    for tensor in others:
+        norms, tensors = centralize_cuda.centralize(tensors)
+    for tensor in tensors:
         if tensor.dim() > 1:
             tensor.sub_(torch.mean(tensor, dim=tuple(range(1, tensor.dim())), keepdim=True))
-    return None if others else norms
+    return None if tensors else norms

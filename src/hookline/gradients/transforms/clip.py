@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from hookline import _checks
-from hookline.gradients.local_storage import local_tensors, multiply_
-from hookline.gradients.norms import norms_of, total_norm
-from hookline.gradients.transforms.base import Transform, whole_rows
+from hookline.gradients.local_storage import local_tensor, multiply_, norms_of, total_norm
+from hookline.gradients.transforms.base import Transform, dense_tensors
 from hookline.gradients.view import Gradients
 from hookline.stats.columns import wide_dtype
 
@@ -36,19 +35,16 @@ class ClipNorm(Clip):
         self.norm_type = float(_checks.number(norm_type, "clip_norm.norm_type", above=0, finite=False))
 
     def on_update(self, grads: Gradients) -> None:
-        groups = grads.groups()
-        if self.norm_type != 2.0 or len(groups) != 1:
+        groups, norms = grads.groups(), None
+        if self.norm_type == 2.0 and len(groups) == 1:
+            norms = grads.norms(exact=True)
+            self.clipped_norm = torch.linalg.vector_norm(norms.to(groups[0][0].dtype))  # as torch: the gradients' dtype
+        else:
             self.clipped_norm = total_norm(grads.tensors(), self.norm_type)
-            multiply_(groups, self._factor())
-            return
-        norms = grads.norms(exact=True)
-        self.clipped_norm = torch.linalg.vector_norm(norms.to(groups[0][0].dtype))  # torch uses the gradients' dtype
-        factor = self._factor()
+        factor = torch.clamp(self.max_norm / (self.clipped_norm + 1e-6), max=1.0)
         multiply_(groups, factor)
-        grads.set_norms_after(norms * factor, exact=False)
-
-    def _factor(self) -> Tensor:
-        return torch.clamp(self.max_norm / (self.clipped_norm + 1e-6), max=1.0)
+        if norms is not None:
+            grads.norms_after = norms * factor, False
 
 
 class ClipValue(Clip):
@@ -84,10 +80,10 @@ class ClipAdaptive(Clip):
         self.eps = float(_checks.number(eps, "clip_adaptive.eps", above=0, finite=False))
 
     def on_update(self, grads: Gradients) -> None:
-        local = whole_rows("clip_adaptive", grads)
+        local = dense_tensors("clip_adaptive", grads, whole_rows=True)
         self.clipped_norm = grads.norm()
         weights = [grads.params[name].detach() for name in grads]
-        weight_norms = _unit_norms(weights, local_tensors(weights))
+        weight_norms = _unit_norms(weights, list(map(local_tensor, weights)))
         norms = _unit_norms(grads.tensors(), local)
         for gradient, norm, weight_norm in zip(local, norms, weight_norms, strict=True):
             limit = self.clipping * weight_norm.clamp(min=self.eps)
@@ -97,7 +93,7 @@ class ClipAdaptive(Clip):
 def _unit_norms(tensors: list[Tensor], local: list[Tensor]) -> list[Tensor]:
     """Return the norm of each row; for vectors, the norm of the whole vector over all its shards."""
     vectors = [tensor for tensor in tensors if not _has_rows(tensor)]
-    vector_norms = iter(norms_of(vectors).unbind()) if vectors else iter(())
+    vector_norms = iter(norms_of(vectors, list(map(local_tensor, vectors))).unbind()) if vectors else iter(())
     found = []
     for tensor, memory in zip(tensors, local, strict=True):
         if _has_rows(tensor):

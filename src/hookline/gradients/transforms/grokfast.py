@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hookline import _checks
-from hookline.gradients.local_storage import group_by_kind, local_tensors, multiply_
+from hookline.gradients.local_storage import group_by_kind, local_tensor, multiply_
 from hookline.gradients.transforms.base import Transform, dense_tensors
 from hookline.gradients.view import Gradients
 
@@ -41,7 +41,7 @@ class Grokfast(Transform):
         for name, tensor in grads.items():
             if name not in averages:
                 averages[name] = torch.where(finite[tensor.device], tensor, 0.0)
-        slow = local_tensors([averages[name] for name in grads])
+        slow = [local_tensor(averages[name]) for name in grads]
         new = [torch.where(finite[grad.device], grad, old) for grad, old in zip(gradients, slow, strict=True)]
         multiply_(group_by_kind(slow), self.alpha)
         torch._foreach_add_(slow, new, alpha=1 - self.alpha)

@@ -123,14 +123,14 @@ class SpikeGuard(Guard):
     def on_update(self, grads: Gradients, state: dict[str, Any], trainer: RunControl) -> Gradients:
         self.clipped_norm = grads.norm()
         norm = self.clipped_norm.float()
+        finite = norm.isfinite()
         norms = state["norms"] = _resized(state["norms"], self.window, state["seen"]).to(norm.device)
         median = norms.nanmedian()
         limit = torch.where(median > 0, self.factor * median, torch.inf)  # next to 0, everything would be a spike
         ready = state["seen"] >= self.warmup
         entered = torch.where(norm > limit, limit, norm) if ready else norm
-        norms[state["seen"] % self.window] = torch.where(norm.isfinite(), entered, torch.nan)
+        norms[state["seen"] % self.window] = torch.where(finite, entered, torch.nan)
         state["seen"] += 1
-        finite = norm.isfinite()
         if ready and self.action == "clip":
             multiply_(grads.groups(), torch.where(finite & (norm > limit), limit / norm, 1.0))
         elif ready and not self.read(~finite | (norm > limit)):

@@ -1,8 +1,8 @@
-"""Measure gradients inside the chain, without changing them."""
+"""Update hooks that change nothing: they pass the gradients on, or measure them inside the chain."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,18 @@ from hookline.stats.distributed import LocalTensors
 from hookline.stats.merge import merge
 
 NORM = "norm"
+
+
+class Identity(UpdateHook):
+    """Return the gradients unchanged. It is listed and, while it is the only update hook, costs nothing."""
+
+    built_in = True
+    intervenes = False
+    name = "identity"
+
+    @passes_through
+    def on_update(self, grads: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return grads
 
 
 class Measure(UpdateHook):
