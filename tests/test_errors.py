@@ -2,8 +2,8 @@
 
 import pytest
 
-from hookline import errors
-from hookline.errors import ConfigError, HooklineError, MetricMissing, StopTraining, nearest
+from hookline import HooklineError, StopTraining, errors
+from hookline.errors import ConfigError, MetricMissing, nearest
 
 
 def test_every_error_has_one_base_and_stopping_is_not_an_error() -> None:

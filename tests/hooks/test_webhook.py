@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from hookline.errors import HooklineError, RegistrationError
-from hookline.hooks.webhook import DeliveryError, Webhook, allow_host, hosts_allowed, problem_with, read_url
+from hookline import HooklineError, allow_host
+from hookline.errors import RegistrationError
+from hookline.hooks.webhook import DeliveryError, Webhook, hosts_allowed, problem_with, read_url
 
 from .conftest import Server, dripping, garbage, silent, status
 
