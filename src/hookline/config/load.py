@@ -56,18 +56,13 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
         where = str(source) if isinstance(source, str | Path) else ""
         got = "nothing: it is empty" if tree is None else shown(tree)
         raise ConfigError(where, f"expected a mapping with {', '.join(RunConfig.model_fields)}, got {got}")
-    config = plain_copy(tree, str(source) if from_file else "config")
+    mapping: type[dict[str, Any]] = FileConfig if from_file else dict
+    config = plain_copy(tree, str(source) if from_file else "config", mapping)
     if changes := list(overrides):
         for override in changes:
             apply_override(config, override)
-        config = plain_copy(config, "the config with its overrides")  # checks what the overrides added
-    return (_mark_as_file(config) if from_file else config), from_file
-
-
-def _mark_as_file(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return FileConfig({key: _mark_as_file(value) for key, value in tree.items()})
-    return [_mark_as_file(value) for value in tree] if isinstance(tree, list) else tree
+        config = plain_copy(config, "the config with its overrides", mapping)  # checks what the overrides added
+    return config, from_file
 
 
 def _read_file(path: Path) -> Any:
