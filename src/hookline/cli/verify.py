@@ -27,38 +27,34 @@ if TYPE_CHECKING:
 def run(options: argparse.Namespace) -> int:
     """Train a few steps without hooks and with each one alone; return 1 if one makes undeclared changes."""
     config, from_file = read_config(options.words, ["trainer.console=false", "trainer.deterministic=true"])
-    config.setdefault("trainer", {}).setdefault("seed", 0)
-    config["trainer"]["record"] = True  # hooks that write need a directory; it is temporary
     from hookline.build import trainer_from_config
     from hookline.verify import verify
 
-    def make_trainer() -> Trainer:
-        return trainer_from_config(config, allow=options.allow, from_file=from_file)
-
-    collected: list[str] = []
-    with quiet(collected, tracebacks=options.debug):
-        made = [make_trainer()]  # errors of the config come before anything is printed
     console = open_console()
-    paragraph(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
+    collected: list[str] = []
+    made: list[Trainer] = []
     verdicts: list[Verdict] = []
-    try:
-        with quiet(collected, tracebacks=options.debug), TemporaryDirectory(prefix="hookline-verify-") as directory:
 
-            def next_trainer() -> Trainer:
-                trainer = made.pop() if made else make_trainer()
-                trainer.options.output_dir = directory
-                return trainer
+    def make_trainer() -> Trainer:
+        return made.pop() if made else trainer_from_config(config, allow=options.allow, from_file=from_file)
 
-            verdicts = verify(next_trainer, options.steps)
-        print_verdicts(console, verdicts)
-    finally:
-        # Warnings that a verdict's notes repeat are left out; tracebacks keep their lines.
-        notes = [without_values(note) for verdict in verdicts for note in verdict.notes]
-        for text in map(without_values, collected):
-            if "\n" in text:
-                console.print(f"\n{text}", soft_wrap=True)
-            elif not any(text.endswith(note) for note in notes):
-                paragraph(console, f"warning: {text}", indent=0, hanging=4)
+    with TemporaryDirectory(prefix="hookline-verify-") as directory:  # for hooks that write
+        config["trainer"] = {"seed": 0, **config["trainer"], "record": True, "output_dir": directory}
+        with quiet(collected, tracebacks=options.debug):
+            made.append(make_trainer())  # errors of the config come before anything is printed
+        paragraph(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
+        try:
+            with quiet(collected, tracebacks=options.debug):
+                verdicts = verify(make_trainer, options.steps)
+            print_verdicts(console, verdicts)
+        finally:
+            # Warnings that a verdict's notes repeat are left out; tracebacks keep their lines.
+            notes = [without_values(note) for verdict in verdicts for note in verdict.notes]
+            for text in map(without_values, collected):
+                if "\n" in text:
+                    console.print(f"\n{text}", soft_wrap=True)
+                elif not any(text.endswith(note) for note in notes):
+                    paragraph(console, f"warning: {text}", indent=0, hanging=4)
     return 0 if all(verdict.fine for verdict in verdicts) else FAILED
 
 
