@@ -13,7 +13,7 @@ from hookline.errors import ConfigError
 WRITTEN: dict[str, Any] = {
     "model": {"name": "torch.nn.Linear", "in_features": "${env:N}", "out_features": 1},
     "data": {"name": "stdlib_text", "max_bytes": 60_000},
-    "optimizer": {"name": "sgd", "lr": 0.1},
+    "optimizer": {"name": "${env:KIND}", "lr": 0.1},
     "trainer": {"max_steps": "${env:N}", "output_dir": "runs-${env:N}", "console": False},
     "hooks": {
         "lifecycle": [{"name": "sender", "url": "https://h/${env:TOKEN}", "plain": ["a", {"b": "${env:TOKEN}"}]}]
@@ -32,11 +32,12 @@ class Sender(TrainingHook):
 
 @pytest.fixture(autouse=True)
 def variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set two variables, and register the hook."""
+    """Set some variables, and register the hook."""
     monkeypatch.setattr(plugins.HOOKS, "_added", {})
     monkeypatch.setattr("hookline.config.references._references", {})  # later tests may print the same words
     monkeypatch.setenv("TOKEN", "s3cretpart")
     monkeypatch.setenv("N", "5")
+    monkeypatch.setenv("KIND", "sgd")
     register_hook("sender")(Sender)
 
 
@@ -62,7 +63,9 @@ def test_references_are_resolved_everywhere() -> None:
 def test_references_are_restored_for_the_record() -> None:
     """The recorded config has the references, also where the factory got a number, and the trainer's defaults."""
     config = recorded(trainer_from_config(WRITTEN))
-    assert (config["model"], config["hooks"]) == (WRITTEN["model"], WRITTEN["hooks"])
+    assert {key: config[key] for key in ("model", "optimizer", "hooks")} == {
+        key: WRITTEN[key] for key in ("model", "optimizer", "hooks")
+    }
     assert config["trainer"]["accumulate"] == 1
 
 
