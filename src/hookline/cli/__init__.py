@@ -49,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with user_imports(options):
             return int(import_module(options.module).run(options))
     except BrokenPipeError:  # the reader has closed the pipe (`hookline events | head`)
+        # Python flushes stdout once more when it exits, which would fail again and print a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -64,6 +65,8 @@ def read_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     command = next((word for word in arguments if not word.startswith("-")), None)
     if command is not None and command not in known:
         parser.error(f"there is no command {command!r}; {nearest(command, known)}")
+    # argparse takes words in one group only, and its parse_intermixed_args knows no subcommands: words after an option
+    # are in the rest.
     options, rest = parser.parse_known_args(arguments)
     takes_words = hasattr(options, "words")
     unknown = [word for word in rest if word.startswith("-") or not takes_words]
@@ -135,6 +138,7 @@ def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[
     """
     if debug:
         print(hide("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True)
+    # Our messages are whole sentences; those of others need the name of their class ("KeyError: 'x'").
     ours = isinstance(error, HooklineError)
     text = str(error) if ours else f"{type(error).__name__}: {error}".rstrip(": ")
     place = f"{error.path}: " if isinstance(error, ConfigError) and error.path else ""  # a path holds no secrets

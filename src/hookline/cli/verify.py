@@ -35,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
     made: list[Trainer] = []
     verdicts: list[Verdict] = []
 
+    # Every comparison needs a new trainer; the first is made early, and used for the first of them.
     def make_trainer() -> Trainer:
         return made.pop() if made else trainer_from_config(config, allow=options.allow, from_file=from_file)
 
@@ -88,6 +89,7 @@ def quiet(collected: list[str], tracebacks: bool = False) -> Iterator[None]:
     handler.emit = lambda record: collect(  # type: ignore[method-assign]  # a class would only hold this function
         handler.format(record) if tracebacks else record.getMessage()
     )
+    # Handlers of the root logger, those of an application or of pytest, would print while the table is made.
     propagate, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:

@@ -47,6 +47,7 @@ class ImportPolicy:
             raise ConfigError(path, f"there is no {names.noun} named {name!r}; {close}; {OWN_CODE_HINT}")
         if not all(part.isidentifier() for part in name.split(".")):
             raise ConfigError(path, f"{name!r} is not a dotted path")
+        # An import runs code, so a file, which may come from elsewhere, reaches only what the user has allowed.
         if self.from_file and not any(name == prefix or name.startswith(f"{prefix}.") for prefix in self.allow):
             raise ConfigError(
                 path,
@@ -72,6 +73,7 @@ def find_factory(name: str, names: PluginTable) -> Any:
     found = getattr(module, attribute, None)
     if found is None:
         raise RegistrationError(f"{name!r}: {module_name} has no {attribute!r}; {nearest(attribute, vars(module))}")
+    # A prefix allows a package, and not what its modules have imported, such as subprocess.run.
     home = getattr(found, "__module__", None) or ""  # None for bound methods of C objects such as random.random
     if not callable(found) or home.split(".")[0] != name.split(".")[0]:
         kind = type(found).__name__
@@ -209,6 +211,7 @@ def type_hint(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any
         return kinds.get(type(parameter.default), Any)
     owner = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]  # of this very class
     namespace = getattr(inspect.unwrap(owner), "__globals__", {})
+    # get_type_hints resolves all annotations of an object, or fails; this one must not depend on the others.
     holder = SimpleNamespace(__annotations__={"type": annotation})
     try:
         return get_type_hints(holder, namespace, _Namespace(vars(builtins) | namespace))["type"]
@@ -251,6 +254,7 @@ def _validator(hint: Any) -> Callable[[Any], bool]:
 
     def accepts(value: Any) -> bool:
         try:
+            # Not strict, pydantic would take the text "12" for the number 12.
             found = adapter.validate_json(json.dumps(value), strict=True)
             if isinstance(found, Iterator):  # an Iterable is validated while it is consumed
                 deque(found, maxlen=0)

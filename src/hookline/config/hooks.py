@@ -148,6 +148,7 @@ def _split(given: Mapping[str, Any], path: str) -> tuple[dict[str, Any], dict[st
     _check_one_or_more(options.get("ranks"), int, "a rank", f"{path}.ranks")
     for key in ("before", "after"):
         _check_one_or_more(options.get(key), str, "a hook's name", f"{path}.{key}")
+    # Null counts as absent, as in `every: null` to override a default; the registry's own defaults apply.
     options = {key: value for key, value in options.items() if value is not None}
     return options, {key: value for key, value in given.items() if key not in OPTIONS}
 
@@ -172,10 +173,11 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
     handles: list[Any] = []
     try:
         for spec in specs:
+            # Another list or a hook of the user's code may have brought an update hook.
             if spec.origin == "default" and registry.entries("update"):
                 continue
             try:
-                hook = make_hook(spec.target, spec.parameters)
+                hook = make_hook(spec.target, spec.parameters)  # also if unused: it checks the parameters
                 if spec.unused:
                     continue
                 handles.append(registry.register(hook, spec.name, origin=spec.origin, **spec.options))

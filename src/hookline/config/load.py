@@ -71,10 +71,10 @@ def _read_file(path: Path) -> Any:
         raise ConfigError(where, f"cannot tell its format; use one of the suffixes {', '.join(FORMATS)}")
     try:
         with path.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
+            content = stream.read(MAX_BYTES + 1)  # one byte more tells whether there is more, even of /dev/zero
         if len(content) > MAX_BYTES:
             raise ConfigError(where, f"is larger than {MAX_BYTES // 1000} kB, the limit for a config")
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig")  # editors on Windows begin files with a byte-order mark
     except UnicodeDecodeError as error:
         raise ConfigError(where, f"is not text in UTF-8 (byte {error.start})") from None
     except FileNotFoundError:
@@ -149,6 +149,7 @@ def _entry_path(tree: dict[str, Any], parts: list[str]) -> list[str]:
         entries = hooks.get(kind) if isinstance(hooks, dict) else None
         for index, entry in enumerate(entries if isinstance(entries, list) else ()):
             instance = entry.get("as", entry.get("name")) if isinstance(entry, dict) else entry
+            # Of several hooks with one name, which a registry would refuse, the first is meant.
             places.setdefault(str(instance), (kind, str(index)))
     if name not in places:
         close = nearest(name, places or HooksConfig.model_fields, 40)

@@ -79,7 +79,7 @@ def read_yaml(text: str, where: str) -> Any:
             node = loader.get_single_node()
             if node is None:
                 return None
-            _expanded_size(node, where, {}, set())
+            _expanded_size(node, where, {}, set())  # merges (<<) of aliases would take exponential time to construct
             return loader.construct_document(node)
         finally:
             loader.dispose()
@@ -114,6 +114,7 @@ def _expanded_size(node: yaml.Node, where: str, sizes: dict[int, int], ancestors
                 lines[name] = line
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
+    # A node is an ancestor while its children are counted, and finished afterwards: an alias may repeat it then.
     ancestors.add(id(node))
     size = 1 + sum(_expanded_size(child, where, sizes, ancestors) for child in children)
     ancestors.discard(id(node))
