@@ -137,6 +137,12 @@ def test_registries_without_a_config_start_empty() -> None:
         ({"forward": [{"name": "watch", "every": "2 epoks"}]}, r"hooks\.forward\.0\.every: .*epoks"),
         ({"forward": ["watch", {"name": "report", "at": "x"}]}, r"hooks\.forward\.1\.at: .*x"),
         ({"forward": [{"name": "watch", "on_error": "rise"}]}, r"hooks\.forward\.0\.on_error: .*rise"),
+        ({"forward": [{"name": "watch", "ranks": "0"}]}, r"\.0\.ranks: expected a rank or a list of them, got '0'"),
+        ({"forward": [{"name": "watch", "ranks": True}]}, r"\.0\.ranks: expected a rank or a list of them, got True"),
+        ({"forward": [{"name": "watch", "ranks": [0, "1"]}]}, r"\.ranks: expected a rank or a list of them, got \[0"),
+        ({"forward": [{"name": "watch", "before": 3}]}, r"\.before: expected a hook's name or a list of them, got 3"),
+        ({"forward": [{"name": "watch", "after": [3]}]}, r"\.after: expected a hook's name or a list of them, got \[3"),
+        ({"forward": [{"name": "watch", "every": True}]}, r"hooks\.forward\.0\.every: True is not a schedule"),
         (
             {"enable_logging_hook": True, "logging_config": {"every": "x"}},
             r"hooks\.logging_config\.every: .*x",
