@@ -35,13 +35,13 @@ class ImportPolicy:
     allow: tuple[str, ...] = ()
     from_file: bool = False
 
-    def check_name(self, name: str, names: PluginTable, path: str) -> str:
-        """Return a name that is registered, or a dotted path that may be imported, without importing anything.
+    def check_name(self, name: str, names: PluginTable, path: str) -> None:
+        """Raise a ConfigError unless a name is registered or a dotted path that may be imported; import nothing.
 
         `path` is the name's place in the config, for messages.
         """
         if name in names:
-            return name
+            return
         if "." not in name:
             close = nearest(name, names.names(), 40)
             raise ConfigError(path, f"there is no {names.noun} named {name!r}; {close}; {OWN_CODE_HINT}")
@@ -54,7 +54,6 @@ class ImportPolicy:
                 f"{name!r} is not allowed: a config file names registered {names.plural}; to import from a package of "
                 f"yours, allow it in code (allow=[…]) or on the command line (--allow {name.split('.')[0]})",
             )
-        return name
 
 
 def find_factory(name: str, names: PluginTable) -> Any:
