@@ -37,6 +37,13 @@ def test_a_missing_update_list_means_the_identity_hook() -> None:
     assert "identity" not in HookRegistry(HooksConfig(update=[{"name": "clip_norm", "max_norm": 1.0}]))
 
 
+def test_an_object_in_a_list_of_the_config_is_refused() -> None:
+    """A hook object is registered with the trainer; a config, also one that was changed, holds names and mappings."""
+    config = HooksConfig(lifecycle=["console_log"])
+    config.lifecycle.append(object())
+    assert refusal(HookRegistry, config).path == "hooks.lifecycle.1"
+
+
 def test_a_null_parameter_survives() -> None:
     """`save_every_n_epochs: null` reaches the hook's constructor as None."""
     registry = HookRegistry(HooksConfig(lifecycle=[{"name": "checkpoint", "save_every_n_epochs": None}]))

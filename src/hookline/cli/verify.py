@@ -39,10 +39,11 @@ def run(options: argparse.Namespace) -> int:
     def make_trainer() -> Trainer:
         return made.pop() if made else trainer_from_config(config, allow=options.allow, from_file=from_file)
 
-    with TemporaryDirectory(prefix="hookline-verify-") as directory:  # for hooks that write
-        config["trainer"] = {"seed": 0, **config["trainer"], "record": True, "output_dir": directory}
-        with quiet(collected, tracebacks=options.debug):
-            made.append(make_trainer())  # errors of the config come before anything is printed
+    config["trainer"] = {"seed": 0, **config["trainer"], "record": True}  # hooks that write need a directory
+    with quiet(collected, tracebacks=options.debug):
+        made.append(make_trainer())  # errors of the config come before anything is printed or created
+    with TemporaryDirectory(prefix="hookline-verify-") as directory:
+        made[0].options.output_dir = config["trainer"]["output_dir"] = directory
         paragraph(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
         try:
             with quiet(collected, tracebacks=options.debug):

@@ -88,14 +88,15 @@ def is_from_file(config: Any) -> bool:
 def _listed(entries: Sequence[str | Mapping[str, Any]], kind: str, policy: ImportPolicy) -> Iterator[HookSpec]:
     for index, entry in enumerate(entries):
         path = f"hooks.{kind}.{index}"
-        given = {"name": entry} if isinstance(entry, str) else dict(entry)
-        target, name = given.pop("name", None), given.pop("as", None)
-        if not isinstance(target, str):
+        given = {"name": entry} if isinstance(entry, str) else entry
+        # A list of a HooksConfig may have got anything since pydantic checked it.
+        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
             raise ConfigError(path, f"expected a hook's name or a mapping with `name:`, {got(entry)}")
+        target, name = given["name"], given.get("as")
         # The name is printed, recorded and typed again in overrides.
         if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
             raise ConfigError(f"{path}.as", f"expected a name for this instance, {got(name)}")
-        options, parameters = _split(given, path)
+        options, parameters = _split({key: given[key] for key in given if key not in ("name", "as")}, path)
         policy.check_name(target, HOOKS, f"{path}.name")
         yield HookSpec(path, target, name, kind, options=options, parameters=parameters)
 
