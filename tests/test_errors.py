@@ -2,8 +2,8 @@
 
 import pytest
 
-from hookline import errors
-from hookline.errors import ConfigError, HooklineError, MetricMissing, StopTraining, nearest
+from hookline import HooklineError, StopTraining, errors
+from hookline.errors import ConfigError, MetricMissing, nearest
 
 
 def test_every_error_has_one_base_and_stopping_is_not_an_error() -> None:
@@ -17,7 +17,7 @@ def test_every_error_has_one_base_and_stopping_is_not_an_error() -> None:
 
 
 def test_every_error_says_what_it_is_for() -> None:
-    """Each class has a docstring of its own."""
+    """Each class has its own docstring."""
     for value in vars(errors).values():
         if isinstance(value, type) and issubclass(value, Exception):
             assert value.__dict__.get("__doc__"), value

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 
+from hookline import register_model
 from hookline.cli import main
-from hookline.cli.formatting import table
-from hookline.cli.modules import COLUMNS, describe_output, format_output
 from hookline.core import plugins
 
 SMALL = """
@@ -124,7 +122,7 @@ def test_modules_that_run_twice_and_frozen_parameters(capsys: Captured) -> None:
     """Calls are counted, a shared parameter counts once, and the model is left in train mode without hooks."""
     made: list[nn.Module] = []
 
-    @plugins.register_model("twice")
+    @register_model("twice")
     class Twice(nn.Module):
         def __init__(self, vocab_size: int) -> None:
             super().__init__()
@@ -146,32 +144,77 @@ def test_modules_that_run_twice_and_frozen_parameters(capsys: Captured) -> None:
     assert made[0].training and not any(module._forward_hooks for module in made[0].modules())
 
 
-def test_outputs_are_formatted() -> None:
+@dataclass
+class Both:
+    """An output that is a dataclass."""
+
+    first: Any
+    second: Any
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+class BertSdpaSelfAttention(nn.Module):
+    """A module with a long name and a given output."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self) -> Any:
+        return self.output
+
+
+class Shapes(nn.Module):
+    """A model whose modules return these outputs."""
+
+    def __init__(self, outputs: dict[str, Any]) -> None:
+        super().__init__()
+        self.leaves = [BertSdpaSelfAttention(output) for output in outputs.values()]
+        for name, leaf in zip(outputs, self.leaves, strict=True):
+            *above, last = name.split(".")
+            place: nn.Module = self
+            for part in above:
+                if part not in place._modules:
+                    place.add_module(part, nn.Module())
+                place = place.get_submodule(part)
+            place.add_module(last, leaf)
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        for leaf in self.leaves:
+            leaf()
+        return {"loss": self.weight}
+
+
+def test_outputs_are_formatted(capsys: Captured) -> None:
     """Tuples, named tuples, dicts, dataclasses and values without tensors are formatted."""
-
-    @dataclass
-    class Both:
-        first: Any
-        second: Any
-
-    pair = namedtuple("pair", "a b")
     one = torch.zeros(2, 3)
-    assert format_output(describe_output((one, (one, one)))) == "([2, 3], ([2, 3], [2, 3]))"
-    assert format_output(describe_output(pair(one, None))) == "([2, 3], None)"
-    assert format_output(describe_output({"x": one, "cache": object()})) == "x [2, 3], cache object"
-    assert format_output(describe_output(Both(one.bool(), 3))) == "first [2, 3], second int"
-    assert describe_output(one.bool()) == {"shape": [2, 3], "dtype": "bool"}
+    outputs = {
+        "nested": ((one, (one, one)), "([2, 3], ([2, 3], [2, 3]))"),
+        "named": (Pair(one, None), "([2, 3], None)"),
+        "dict": ({"x": one, "cache": object()}, "x [2, 3], cache object"),
+        "both": (Both(one.bool(), 3), "first [2, 3], second int"),
+    }
+    register_model("shapes")(lambda vocab_size: Shapes({name: given for name, (given, _) in outputs.items()}))
+    lines = printed(capsys, "small.yaml", "model={name: shapes}")
+    for name, (_, expected) in outputs.items():
+        (line,) = [line for line in lines if line.startswith(f"{name} ")]
+        assert line.endswith(f"  0  {expected}")
+    assert main(["modules", "--json", "small.yaml", "model={name: shapes}", "both"]) == 0
+    (both,) = json.loads(capsys.readouterr().out)["modules"]
+    assert both["output"] == {"first": {"shape": [2, 3], "dtype": "bool"}, "second": "int"}
 
 
 def test_long_names_and_outputs_wrap_in_their_columns(capsys: Captured) -> None:
     """Nothing is cut off, and no line is wider than the terminal."""
     name = "bert.encoder.layer.0.attention.output.LayerNorm"
     shapes = ", ".join(f"state_{index} [16, 64]" for index in range(4))
-    rows = [(name, "BertSdpaSelfAttention", "1,234,567", "[16, 64, 768]"), ("head", "LSTM", "1", shapes)]
-    table(Console(width=80, highlight=False), COLUMNS, [(row, "") for row in rows])
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
+    states = {f"state_{index}": torch.zeros(16, 64) for index in range(4)}
+    register_model("long")(lambda vocab_size: Shapes({name: torch.zeros(16, 64, 768), "head": states}))
+    lines = printed(capsys, "small.yaml", "model={name: long}", name, "head")[3:]
     first, second = lines[0].index("class"), lines[0].index("output")
     assert "".join(line[:first].rstrip() for line in lines[1:]) == f"{name}head"
-    assert lines[1][first:].split() == ["BertSdpaSelfAttention", "1,234,567", "[16,", "64,", "768]"]
+    assert lines[1][first:].split() == ["BertSdpaSelfAttention", "0", "[16,", "64,", "768]"]
     assert " ".join(line[second:].strip() for line in lines[1:] if line[second:]).endswith(shapes)

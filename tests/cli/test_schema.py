@@ -3,19 +3,14 @@
 import json
 import re
 from contextlib import nullcontext
-from importlib.resources import files
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hookline import HooklineError, HooksConfig, RunConfig, trainer_from_config
+from hookline import HooklineError, HooksConfig, RunConfig, load_config, register_hook, trainer_from_config
 from hookline.cli import main
-from hookline.cli.schema import OPTIONS_OF_HOOKS, config_schema
-from hookline.config.hooks import OPTIONS
-from hookline.config.references import resolve_references
-from hookline.config.schema import as_run_config
-from hookline.config.values import read_yaml
 from hookline.core.plugins import HOOKS
 
 LEAST: dict[str, Any] = {"model": "char_gpt", "data": "stdlib_text", "optimizer": {"name": "sgd", "lr": 0.1}}
@@ -32,7 +27,7 @@ def is_type(value: Any, name: str) -> bool:
 
 
 def fits(value: Any, schema: Any, root: dict[str, Any]) -> bool:
-    """Validate a value; supports as much of JSON Schema as `config_schema` uses."""
+    """Validate a value; supports as much of JSON Schema as the schema of a config uses."""
     if "$ref" in schema:
         return fits(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root)
     names = schema.get("type", [])
@@ -56,9 +51,17 @@ def mapping_fits(value: dict[str, Any], schema: dict[str, Any], root: dict[str, 
     return known and spare and all(key in value for key in schema.get("required", ()))
 
 
+def written_schema(path: Path) -> dict[str, Any]:
+    """Write the schema to a file, and return its content."""
+    assert main(["schema", "--output", str(path)]) == 0
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
 @pytest.fixture(scope="module")
-def schema() -> dict[str, Any]:
-    return config_schema()
+def schema(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the schema of configs with the built-in parts."""
+    return written_schema(tmp_path_factory.mktemp("schema") / "schema.json")
 
 
 def test_the_schema_is_printed_or_written(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,8 +77,8 @@ def test_the_schema_is_printed_or_written(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_default_job_fits(schema: dict[str, Any]) -> None:
     """The schema accepts the default config."""
-    text = (files("hookline.demo") / "default.yaml").read_text(encoding="utf-8")
-    assert fits(read_yaml(text, "default.yaml"), schema, schema)
+    with as_file(files("hookline.demo") / "default.yaml") as default:
+        assert fits(load_config(default)[0], schema, schema)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +110,8 @@ def test_options_may_be_references(
         monkeypatch.setenv(name, value)
     assert fits({**LEAST, "trainer": option}, schema, schema)
     (name,) = option
-    assert getattr(as_run_config(resolve_references({**LEAST, "trainer": option})).trainer, name) in (7, False, "bf16")
+    options = trainer_from_config({**SMALL, "trainer": {"record": False, **option}}).options
+    assert getattr(options, name) in (7, False, "bf16")
     assert "default" in schema["$defs"]["TrainerOptions"]["properties"][name]
 
 
@@ -214,7 +218,7 @@ def test_the_schema_and_the_run_agree(
         trainer_from_config(config)
 
 
-def test_nothing_is_left_out(schema: dict[str, Any]) -> None:
+def test_nothing_is_left_out(schema: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """The schema has every key of a config, every option with its help, every hook, and the registry's options."""
     assert set(schema["properties"]) == set(RunConfig.model_fields)
     assert set(schema["$defs"]["HooksConfig"]["properties"]) == set(HooksConfig.model_fields)
@@ -222,20 +226,23 @@ def test_nothing_is_left_out(schema: dict[str, Any]) -> None:
     entries = [one for one in schema["$defs"]["Hook"]["anyOf"] if "const" in one.get("properties", {}).get("name", {})]
     assert [one["properties"]["name"]["const"] for one in entries] == HOOKS.names()
     assert all(one["description"] for one in entries)
-    assert sorted(OPTIONS_OF_HOOKS) == sorted(OPTIONS)
+    assert main(["hooks"]) == 0
+    _, _, words = " ".join(capsys.readouterr().out.split()).partition("every entry also takes ")
+    reserved = words.partition(" in a config")[0].split(", ")
+    assert len(reserved) > 5 and all(key in one["properties"] for key in reserved for one in entries)
 
 
-def test_registered_hooks_are_in_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registered_hooks_are_in_the_schema(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A registered hook is in the schema with its parameters; one that cannot be imported does not hide the others."""
     monkeypatch.setattr(HOOKS, "_added", dict(HOOKS._added))
     monkeypatch.setattr(HOOKS, "_table", {**HOOKS.built_in, "broken": "hookline.no_such_module:Hook"})
 
-    @HOOKS.add("shout")
+    @register_hook("shout")
     def shout(word: str, times: int = 2, **more: Any) -> object:
         """Says a word."""
         return object()
 
-    schema = config_schema()
+    schema = written_schema(tmp_path / "schema.json")
     assert fits({**LEAST, "hooks": {"lifecycle": [{"name": "shout", "word": "hey", "other": 1}]}}, schema, schema)
     assert not fits({**LEAST, "hooks": {"lifecycle": [{"name": "shout", "times": 1}]}}, schema, schema)
     assert fits({**LEAST, "hooks": {"lifecycle": ["broken", "console_log"]}}, schema, schema)

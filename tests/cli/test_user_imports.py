@@ -1,6 +1,5 @@
 """What only the command line can allow: `--import`, `--allow` and `--allow-host`."""
 
-import argparse
 import json
 import sys
 import threading
@@ -12,11 +11,8 @@ from typing import Any
 import pytest
 from small_config import config_with
 
-from hookline import HooklineError, NotifyHook, allow_host
 from hookline.cli import main
-from hookline.cli.user_imports import import_user_module, user_imports
 from hookline.core import plugins
-from hookline.errors import RegistrationError
 from hookline.hooks import webhook
 
 PARTS = """
@@ -92,25 +88,24 @@ def test_explain_and_hooks_import_too(capsys: Captured) -> None:
     assert "shout  lifecycle, registered\n    Shouts." in capsys.readouterr().out
 
 
-def test_a_config_file_cannot_import() -> None:
-    """A config has no key for imports, and the current directory is searched only with --import or --allow."""
-    with pytest.raises(HooklineError, match="cannot import 'ownparts'"):
-        import_user_module("ownparts")
-    assert main(["train", "own.yaml", "imports=[ownparts]"]) == 2
+def test_a_config_file_cannot_import(capsys: Captured) -> None:
+    """A config has no key for imports."""
+    assert "imports: unknown key" in refusal(capsys, "train", "own.yaml", "imports=[ownparts]")
     assert "ownparts" not in sys.modules
 
 
-def test_the_current_directory_is_searched_first_during_the_command() -> None:
+def test_the_current_directory_is_searched_first_during_the_command(capsys: Captured) -> None:
     """The current directory is first on sys.path during the command, and removed afterwards, also after a failure."""
+    Path("shows_path.py").write_text("import sys\nprint(*sys.path, sep='\\n')\n", encoding="utf-8")
     before = list(sys.path)
-    for options in (argparse.Namespace(imports=["ownparts"]), argparse.Namespace(imports=[], allow=["ownparts"])):
-        with user_imports(options):
-            assert sys.path == [str(Path.cwd()), *before]
-        assert sys.path == before
-    with user_imports(argparse.Namespace(imports=[], allow=[])):
-        assert sys.path == before
-    with pytest.raises(HooklineError), user_imports(argparse.Namespace(imports=["nothing_there"])):
-        pass
+    try:
+        assert main(["hooks", "--import", "shows_path"]) == 0
+        assert capsys.readouterr().out.splitlines()[: 1 + len(before)] == [str(Path.cwd()), *before]
+    finally:
+        sys.modules.pop("shows_path", None)
+    assert sys.path == before
+    refusal(capsys, "hooks", "--import", "nothing_there")
+    refusal(capsys, "train", "own.yaml", "--allow", "ownparts")
     assert sys.path == before
 
 
@@ -159,21 +154,10 @@ def no_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhook, "_allowed", set())
 
 
-def test_hosts_are_allowed_for_one_command(no_hosts: None) -> None:
-    """A host is allowed inside the block only; without the option, nothing changes. Those allowed before stay."""
-    allow_host("a.example.org")
-    with user_imports(argparse.Namespace(allow_hosts=["10.0.0.1", "B.example.org", "a.example.org"])):
-        NotifyHook("http://10.0.0.1/x")
-        NotifyHook("http://b.example.org/x")
-    with user_imports(argparse.Namespace()), pytest.raises(RegistrationError, match="unencrypted"):
-        NotifyHook("http://10.0.0.1/x")
-    NotifyHook("http://a.example.org/x")
-
-
 def test_a_command_reaches_a_local_server_only_if_allowed(
     no_hosts: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without --allow-host, the error names the option; with it, the message arrives and the secret is not printed."""
+    """Without --allow-host, the error names the option; with it, the message arrives. It counts for one command."""
     received: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -195,6 +179,7 @@ def test_a_command_reaches_a_local_server_only_if_allowed(
         assert "--allow-host 127.0.0.1" in refused.err
         assert main(["train", "run.yaml", "--allow-host", "127.0.0.1"]) == 0
         printed = capsys.readouterr()
+        assert main(["train", "run.yaml"]) == 2
     finally:
         server.shutdown()
         server.server_close()

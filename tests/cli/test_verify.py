@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 
 from hookline.cli import main
-from hookline.cli.verify import quiet
 
 ALLOW = ("--allow", "my_verified_hooks", "--allow", "torch")
-logger = logging.getLogger("hookline")
 
 
 @pytest.fixture
 def own_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a user's package with a harmless hook, one that changes the batch, and one that fails."""
+    """Write a user's package with a harmless hook, one that changes the batch, one that fails, and one that warns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_verified_hooks.py").write_text(
         "import logging\n"
+        "import warnings\n"
         "import torch\n"
         "from hookline import TrainingHook, register_data, register_hook, register_model\n"
         "class Good(TrainingHook):\n"
@@ -30,6 +29,10 @@ def own_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "class Failing(TrainingHook):\n"
         "    def setup(self, trainer=None): logging.getLogger('hookline').warning('it is %s here', 'cold')\n"
         "    def on_step_end(self, ctx): raise ValueError('oh no')\n"
+        "class Warning(TrainingHook):\n"
+        "    def on_step_end(self, ctx):\n"
+        "        warnings.warn('old')\n"
+        "        logging.getLogger('hookline').info('by the way')\n"
         "class Data:\n"
         "    def __init__(self): self.train = [(torch.ones(2, 3) * i, torch.ones(2, 1)) for i in range(8)]\n"
     )
@@ -105,40 +108,35 @@ def test_hooks_that_save_get_a_temporary_directory(own_hooks: Path, capsys: pyte
     assert "argument --steps: expected an integer of at least 1, got '0'" in capsys.readouterr().err
 
 
-def test_prints_are_dropped_and_warnings_are_collected_once(capfd: pytest.CaptureFixture[str]) -> None:
-    """Warnings of Hookline and of Python are collected in order, without repetitions; prints are dropped."""
-    warned: list[str] = []
+def test_a_warning_is_printed_once(own_hooks: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Warnings of Python are collected as those of Hookline are, without repetitions; information is dropped."""
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        with quiet(warned):
-            print("something")
-            logger.warning("hook %r: %s", "a", "failed")
-            for _ in range(2):
-                warnings.warn("old", UserWarning, stacklevel=1)
-            logger.warning("hook %r: %s", "a", "failed")
-            logger.info("by the way")
-    assert warned == ["hook 'a': failed", "UserWarning: old"]
-    assert capfd.readouterr() == ("", "")
+        assert main(["verify", config(own_hooks, "Warning"), "--steps", "4", *ALLOW]) == 0
+    printed = capfd.readouterr()
+    assert printed.err == "" and "by the way" not in printed.out
+    assert printed.out.endswith("declaring it.\nwarning: UserWarning: old\n")
 
 
-def test_tracebacks_are_collected_on_request() -> None:
-    """A logged exception is collected as one line, or with its traceback."""
-    for tracebacks in (False, True):
-        warned: list[str] = []
-        with quiet(warned, tracebacks):
-            try:
-                raise ValueError("oh no")
-            except ValueError:
-                logger.warning("failed", exc_info=True)
-        assert warned[0].startswith("failed")
-        assert ("ValueError: oh no" in warned[0]) is tracebacks
+def test_tracebacks_are_printed_on_request(own_hooks: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """With --debug, the exception of a failing hook is printed with its traceback."""
+    for words in ([], ["--debug"]):
+        assert main(["verify", config(own_hooks, "Failing"), "--steps", "4", *words, *ALLOW]) == 0
+        printed = capfd.readouterr().out
+        assert ("Traceback (most recent call last):" in printed) is bool(words)
 
 
-def test_logging_and_printing_are_restored(capfd: pytest.CaptureFixture[str]) -> None:
-    """After the block, also one that raised, logging, warnings and prints work as before."""
-    before = (logger.propagate, list(logger.handlers), warnings.showwarning)
-    with pytest.raises(RuntimeError), quiet([]):
-        raise RuntimeError
-    assert (logger.propagate, list(logger.handlers), warnings.showwarning) == before
+@pytest.mark.parametrize(("words", "status"), [([], 0), (["trainer.debug=true"], 2), (["model.in_featurs=3"], 2)])
+def test_logging_and_printing_are_restored(
+    own_hooks: Path, words: list[str], status: int, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the command, also one that failed, logging, warnings and prints work as before."""
+    shown = warnings.showwarning
+    assert main(["verify", config(own_hooks, "Failing"), *words, "--steps", "2", *ALLOW]) == status
+    capfd.readouterr()
+    assert caplog.messages == []
+    logging.getLogger("hookline").warning("seen by the handlers of the root logger")
+    assert caplog.messages == ["seen by the handlers of the root logger"]
+    assert warnings.showwarning is shown
     print("visible")
-    assert capfd.readouterr().out == "visible\n"
+    assert capfd.readouterr() == ("visible\n", "")

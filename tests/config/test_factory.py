@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import pytest
 import torch
 
-from hookline import HooklineError, demo, trainer_from_config
+from hookline import (
+    HooklineError,
+    Trainer,
+    TrainingHook,
+    register_data,
+    register_hook,
+    register_model,
+    register_scheduler,
+    trainer_from_config,
+)
 from hookline.cli import main
-from hookline.config.factory import Factory, ImportPolicy, find_factory
-from hookline.config.hooks import make_hook
-from hookline.config.references import Resolved, resolve_references, without_values
-from hookline.core.plugins import MODELS, load_reference
+from hookline.core import plugins
 from hookline.errors import ConfigError, RegistrationError
 
 if TYPE_CHECKING:
@@ -30,18 +37,47 @@ class Speed(IntEnum):
     FAST = 1
 
 
+class Probe(TrainingHook):
+    """Keeps the value that it is made with."""
+
+    def __init__(self, rate: Any) -> None:
+        self.rate = rate
+
+    def on_train_end(self) -> None: ...
+
+
+def build(**changes: Any) -> Trainer:
+    """Make a trainer of the smallest parts, some of which are changed."""
+    parts = {
+        "model": {"name": "torch.nn.Linear", "in_features": 1, "out_features": 1},
+        "data": "one",
+        "optimizer": {"name": "sgd", "lr": 0.1},
+        "trainer": {"max_steps": 7, "record": False, "console": False},
+    }
+    return trainer_from_config({**parts, **changes})
+
+
 def read(value: Any, annotation: Any = NOTHING, default: Any = NOTHING) -> Any:
     """Return what a function with one parameter of this kind receives for a value of a config."""
 
-    def function(rate: Any) -> Any:
-        return rate
+    def probe(rate: Any) -> Probe:
+        return Probe(rate)
 
     if annotation is NOTHING:
-        del function.__annotations__["rate"]
+        del probe.__annotations__["rate"]
     else:
-        function.__annotations__["rate"] = annotation
-    function.__defaults__ = None if default is NOTHING else (default,)
-    return Factory("part", "function", function, {"rate": value}).make()
+        probe.__annotations__["rate"] = annotation
+    probe.__defaults__ = None if default is NOTHING else (default,)
+    register_hook("probe")(probe)
+    return build(hooks={"lifecycle": [{"name": "probe", "rate": value}]}).hooks.get("probe").rate
+
+
+@pytest.fixture(autouse=True)
+def own_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register data with one batch; what a test registers is removed afterwards."""
+    for table in (plugins.HOOKS, plugins.MODELS, plugins.DATA, plugins.SCHEDULERS):
+        monkeypatch.setattr(table, "_added", {})
+    register_data("one")(lambda: SimpleNamespace(train=[torch.zeros(1, 1)]))
 
 
 @pytest.fixture(autouse=True)
@@ -95,26 +131,32 @@ def config(**changes: Any) -> dict[str, Any]:
         ("not even Python", NOTHING, "12", "12"),
     ],
 )
-def test_a_reference_is_read_as_the_parameter_takes_it(annotation: Any, default: Any, text: str, value: Any) -> None:
+def test_a_reference_is_read_as_the_parameter_takes_it(
+    annotation: Any, default: Any, text: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Numbers, bools and lists of them are read as YAML; where text is valid, the value stays text."""
-    found = read(Resolved(text, "${env:X}"), annotation, default)
-    assert found == value and type(found) is (Resolved if isinstance(value, str) else type(value))
+    monkeypatch.setenv("X", text)
+    found = read("${env:X}", annotation, default)
+    assert found == value and (isinstance(found, str) or type(found) is type(value))
 
 
 @pytest.mark.parametrize(
     ("annotation", "text"),
     [("float", "fast"), (int, "2.5"), (int, ""), (bool, "1"), ("float", "null"), (int, "9" * 40), (int, "[1")],
 )
-def test_a_reference_of_the_wrong_type_is_refused(annotation: Any, text: str) -> None:
+def test_a_reference_of_the_wrong_type_is_refused(annotation: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message says what was expected, and not the value, which may be a secret."""
-    with pytest.raises(ConfigError, match=r"^part\.rate: expected (float|int|bool), which \$\{env:X\} does not hold$"):
-        read(Resolved(text, "${env:X}"), annotation)
+    monkeypatch.setenv("X", text)
+    expected = r"probe\.rate: expected (float|int|bool), which \$\{env:X\} does not hold$"
+    with pytest.raises(RegistrationError, match=rf"^hooks\.lifecycle\.0: {expected}"):
+        read("${env:X}", annotation)
 
 
-def test_only_a_reference_without_text_around_it_is_a_number() -> None:
+def test_only_a_reference_without_text_around_it_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reference with text around it is text."""
-    with pytest.raises(ConfigError, match="expected int"):
-        read(Resolved("12", "1${env:X}"), int)
+    monkeypatch.setenv("X", "2")
+    with pytest.raises(RegistrationError, match="expected int"):
+        read("1${env:X}", int)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +182,7 @@ def test_text_is_rejected_where_only_numbers_are_valid(annotation: Any, value: A
     if valid:
         assert read(value, annotation) is value
     else:
-        with pytest.raises(ConfigError, match=r"^part\.rate: expected .*, got '.*' \(str\)$"):
+        with pytest.raises(RegistrationError, match=r"probe\.rate: expected .*, got '.*' \(str\)$"):
             read(value, annotation)
 
 
@@ -185,27 +227,32 @@ def test_a_wrong_variable_is_named_and_not_shown(
     assert "hunter2" not in str(caught.value)
 
 
-def test_errors_of_a_constructor_show_the_reference() -> None:
+def test_errors_of_a_constructor_show_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a hook rejects a number, its parameters are shown as they were written."""
+    monkeypatch.setenv("X", "-1")
     with pytest.raises(RegistrationError, match=r"cannot be made with patience='\$\{env:X\}': patience: expected"):
-        make_hook("early_stopping", {"patience": Resolved("-1", "${env:X}")})
+        build(hooks={"lifecycle": [{"name": "early_stopping", "patience": "${env:X}"}]})
 
 
 ELEMENTS = [
-    ("Iterable[int]", NOTHING, [Resolved("3", "${env:N}"), 5], [3, 5]),
-    (tuple[float | torch.Tensor, float], NOTHING, (0.9, Resolved("1e-2", "${env:B}")), [0.9, 0.01]),
-    ("list[float] | None", None, [Resolved("2", "${env:N}")], [2]),
-    (NOTHING, NOTHING, [0.5, Resolved("7", "${env:N}")], [0.5, 7]),
-    ("Optional[list[int]]", None, [Resolved("3", "${env:N}")], [3]),
-    ("Union[int, Sequence[int]]", NOTHING, [Resolved("3", "${env:N}")], [3]),
-    ("list[str]", NOTHING, [Resolved("3", "${env:N}"), "b"], ["3", "b"]),
-    (NOTHING, NOTHING, [Resolved("3", "${env:N}")], ["3"]),
+    ("Iterable[int]", NOTHING, ["${env:N}", 5], [3, 5]),
+    (tuple[float | torch.Tensor, float], NOTHING, [0.9, "${env:B}"], [0.9, 0.01]),
+    ("list[float] | None", None, ["${env:N}"], [3]),
+    (NOTHING, NOTHING, [0.5, "${env:N}"], [0.5, 3]),
+    ("Optional[list[int]]", None, ["${env:N}"], [3]),
+    ("Union[int, Sequence[int]]", NOTHING, ["${env:N}"], [3]),
+    ("list[str]", NOTHING, ["${env:N}", "b"], ["3", "b"]),
+    (NOTHING, NOTHING, ["${env:N}"], ["3"]),
 ]
 
 
 @pytest.mark.parametrize(("annotation", "default", "given", "wanted"), ELEMENTS)
-def test_references_in_lists(annotation: Any, default: Any, given: Any, wanted: list[Any]) -> None:
+def test_references_in_lists(
+    annotation: Any, default: Any, given: Any, wanted: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """References in a list are read as numbers if the annotation, or the other elements, are numbers."""
+    monkeypatch.setenv("N", "3")
+    monkeypatch.setenv("B", "1e-2")
     assert list(read(given, annotation, default)) == wanted
 
 
@@ -250,12 +297,13 @@ def test_the_command_line_prints_no_values(
     assert "${env:" in shown and "s3cr3t" not in shown and "98765" not in shown
 
 
-def test_values_are_hidden_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_hidden_in_one_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Values are hidden as they are and as a repr shows them; what replaces them is not searched again."""
-    secrets = {"A": "pass\\word'\"1", "B": "SECRET_TOKEN", "SECRET_TOKEN": "abcdefgh1234"}
-    resolve_references({name: f"${{env:{name}}}" for name in secrets}, secrets)
-    assert without_values(f"{secrets['A']} and {secrets['A']!r}") == "${env:A} and '${env:A}'"
-    assert without_values("SECRET_TOKEN abcdefgh1234") == "${env:B} ${env:SECRET_TOKEN}"
+    for name, value in {"A": "pass\\word'\"1", "B": "SECRET_TOKEN", "SECRET_TOKEN": "abcdefgh1234"}.items():
+        monkeypatch.setenv(name, value)
+    for written in ("${env:A}", "${env:B} ${env:SECRET_TOKEN}"):
+        assert main(["train", f"optimizer.name={written}"]) == 2
+        assert f"there is no optimizer named '{written}'; " in capsys.readouterr().err
 
 
 def test_the_place_of_a_problem_is_shown_as_it_is(
@@ -270,75 +318,96 @@ def test_the_place_of_a_problem_is_shown_as_it_is(
 # ---- components ----------------------------------------------------------------------------------------------------
 
 
-def thing(first: Any, width: int, depth: int = 1, vocab_size: int = 0) -> tuple[Any, ...]:
+class Thing:
     """A factory with one of everything."""
-    if depth < 0:
-        raise HooklineError("depth is negative")
-    return first, width + 0, depth, vocab_size
+
+    def __init__(self, first: Any, width: int, depth: int = 1, total_steps: int = 0) -> None:
+        if depth < 0:
+            raise HooklineError("depth is negative")
+        self.given = (width + 0, depth, total_steps)
+
+    def step(self) -> None: ...
 
 
-def make(parameters: dict[str, Any], **offered: Any) -> Any:
-    """Return what a factory makes with these parameters."""
-    return Factory("model", "thing", thing, parameters).make("f", **offered)
+def make(**parameters: Any) -> Any:
+    """Return what the factory gets with these parameters; a run also offers its length, as total_steps and T_max."""
+    register_scheduler("thing")(Thing)
+    return build(scheduler={"name": "thing", **parameters}).schedulers[0].given
 
 
-@pytest.mark.parametrize("table", [demo.MODELS, demo.DATA, demo.OPTIMIZERS, demo.SCHEDULERS, demo.LOSSES])
-def test_every_built_in_name_has_a_factory(table: dict[str, str]) -> None:
+@pytest.mark.parametrize("kind", ["MODELS", "DATA", "OPTIMIZERS", "SCHEDULERS", "LOSSES"])
+def test_every_built_in_name_has_a_factory(kind: str) -> None:
     """Each built-in name can be imported and called."""
-    assert table
-    assert all(callable(load_reference(reference)) for reference in table.values())
+    table = getattr(plugins, kind)
+    assert table.built_in
+    assert all(callable(table.find(name)) for name in table.built_in)
 
 
 def test_defaults_fill_what_the_config_leaves_out() -> None:
     """A default is passed if the factory takes it and the config does not set it."""
-    assert make({"width": 3}, vocab_size=9, unknown=1) == ("f", 3, 1, 9)
-    assert make({"width": 3, "vocab_size": 4}, vocab_size=9) == ("f", 3, 1, 4)
+    assert make(width=3) == (3, 1, 7)
+
+
+def test_the_config_wins_over_a_default() -> None:
+    """What the config sets is passed."""
+    assert make(width=3, total_steps=4) == (3, 1, 4)
 
 
 @pytest.mark.parametrize(
     ("parameters", "path", "words"),
     [
-        ({"width": 1, "dpeth": 2}, "model.dpeth", "did you mean 'depth'"),
-        ({}, "model.width", "thing needs the parameter 'width'"),
-        ({"width": "x"}, "model.width", "expected int, got 'x' (str)"),
-        ({"width": []}, "model", "thing cannot be made with width=[]: "),
-        ({"width": 1, "depth": -1}, "model", "depth is negative"),
-        ({"width": 1, "first": 2}, "model.first", "thing has no parameter 'first'"),
+        ({"width": 1, "dpeth": 2}, "scheduler.dpeth", "did you mean 'depth'"),
+        ({}, "scheduler.width", "thing needs the parameter 'width'"),
+        ({"width": "x"}, "scheduler.width", "expected int, got 'x' (str)"),
+        ({"width": []}, "scheduler", "thing cannot be made with total_steps=7, width=[]: "),
+        ({"width": 1, "depth": -1}, "scheduler", "depth is negative"),
+        ({"width": 1, "first": 2}, "scheduler.first", "thing has no parameter 'first'"),
     ],
 )
 def test_wrong_parameters_are_named(parameters: dict[str, Any], path: str, words: str) -> None:
     """A parameter that is unknown, missing or rejected is named with its path."""
     with pytest.raises(ConfigError) as caught:
-        make(parameters)
+        make(**parameters)
     assert caught.value.path == path
     assert words in caught.value.problem
 
 
-def test_errors_of_torch_are_shown_without_secrets() -> None:
+def test_errors_of_torch_are_shown_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors of torch are shown with the parameters, and a resolved reference as the reference."""
+    monkeypatch.setenv("B", "hunter2")
 
+    @register_model("m")
     def fail(**given: Any) -> Any:
         raise RuntimeError("negative dimension")
 
     with pytest.raises(ConfigError, match=r"model: m cannot be made with a=-1, b='\$\{env:B\}': negative dimension"):
-        Factory("model", "m", fail, {"a": -1, "b": Resolved("hunter2", "${env:B}")}).make()
+        build(model={"name": "m", "a": -1, "b": "${env:B}"})
     with pytest.raises(ConfigError, match="model: m cannot be made with its defaults: negative"):
-        Factory("model", "m", fail, {}).make()
+        build(model="m")
 
 
 def test_a_factory_with_kwargs_takes_any_parameter() -> None:
     """`**kwargs` accepts every parameter."""
-    assert Factory("data", "dict", lambda **given: given, {"a": 1}).make() == {"a": 1}
+    received: list[dict[str, Any]] = []
+
+    @register_data("open")
+    def open_data(**given: Any) -> Any:
+        received.append(given)
+        return SimpleNamespace(train=[torch.zeros(1, 1)])
+
+    build(data={"name": "open", "a": 1})
+    assert received == [{"a": 1}]
 
 
 def test_dotted_paths_are_for_code() -> None:
     """A dotted path is valid in code, and in a file only under an allowed prefix; an error names the nearest."""
-    ImportPolicy().check_name("torch.nn.Linear", MODELS, "model.name")
-    ImportPolicy(("torch.nn",), True).check_name("torch.nn.Linear", MODELS, "model.name")
-    assert find_factory("torch.nn.Linear", MODELS) is torch.nn.Linear
-    with pytest.raises(ConfigError, match="not allowed"):
-        ImportPolicy(("tor",), True).check_name("torch.nn.Linear", MODELS, "model.name")
+    linear = {"name": "torch.nn.Linear", "in_features": 1, "out_features": 1}
+    parts = {"model": linear, "data": "one", "optimizer": {"name": "sgd", "lr": 0.1}}
+    assert isinstance(trainer_from_config(parts).model, torch.nn.Linear)
+    assert isinstance(trainer_from_config(parts, allow=("torch.nn",), from_file=True).model, torch.nn.Linear)
+    with pytest.raises(ConfigError, match=r"^model\.name: .*not allowed"):
+        trainer_from_config(parts, allow=("tor",), from_file=True)
     with pytest.raises(ConfigError, match=r"did you mean 'char_gpt'.*--import MODULE"):
-        ImportPolicy((), True).check_name("chr_gpt", MODELS, "model.name")
-    with pytest.raises(HooklineError, match=r"no 'Linea'"):
-        find_factory("torch.nn.Linea", MODELS)
+        trainer_from_config({**parts, "model": "chr_gpt"}, from_file=True)
+    with pytest.raises(ConfigError, match=r"^model\.name: .*no 'Linea'"):
+        trainer_from_config({**parts, "model": "torch.nn.Linea"})

@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from hookline import ClipNorm, ForwardHook, HooklineError, HookRegistry, TrainingHook
-from hookline.config.factory import ImportPolicy, find_factory
-from hookline.config.hooks import FunctionHook, make_hook, read_hook_specs, register_specs
+from hookline import ClipNorm, ForwardHook, HooklineError, HookRegistry, TrainingHook, register_hook
 from hookline.core import plugins
-from hookline.core.entry import hook_parameters
 from hookline.errors import ConfigError, RegistrationError
 
 
@@ -131,14 +128,21 @@ def test_registries_without_a_config_start_empty() -> None:
     ("config", "message"),
     [
         ({"forwards": []}, r"hooks\.forwards: unknown key; did you mean 'forward'"),
-        ({"forward": {"name": "watch"}}, r"hooks\.forward: expected a list"),
-        ({"forward": [3]}, r"hooks\.forward\.0: expected a hook's name"),
+        ({"forward": {"name": "watch"}}, r"hooks\.forward: expected a valid list, got \{'name': 'watch'\}"),
+        ({"forward": [3]}, r"hooks\.forward\.0: expected a valid string or a mapping, got 3"),
+        ({3: []}, "3: expected a key that is a word"),
         ({"forward": [{"as": "x"}]}, r"hooks\.forward\.0: expected a hook's name"),
         ({"forward": ["wacth"]}, r"hooks\.forward\.0\.name: there is no hook named 'wacth'; did you mean 'watch'"),
         ({"forward": [{"name": "watch", "enabled": "no"}]}, r"hooks\.forward\.0\.enabled: expected true or false"),
         ({"forward": [{"name": "watch", "every": "2 epoks"}]}, r"hooks\.forward\.0\.every: .*epoks"),
         ({"forward": ["watch", {"name": "report", "at": "x"}]}, r"hooks\.forward\.1\.at: .*x"),
         ({"forward": [{"name": "watch", "on_error": "rise"}]}, r"hooks\.forward\.0\.on_error: .*rise"),
+        ({"forward": [{"name": "watch", "ranks": "0"}]}, r"\.0\.ranks: expected a rank or a list of them, got '0'"),
+        ({"forward": [{"name": "watch", "ranks": True}]}, r"\.0\.ranks: expected a rank or a list of them, got True"),
+        ({"forward": [{"name": "watch", "ranks": [0, "1"]}]}, r"\.ranks: expected a rank or a list of them, got \[0"),
+        ({"forward": [{"name": "watch", "before": 3}]}, r"\.before: expected a hook's name or a list of them, got 3"),
+        ({"forward": [{"name": "watch", "after": [3]}]}, r"\.after: expected a hook's name or a list of them, got \[3"),
+        ({"forward": [{"name": "watch", "every": True}]}, r"hooks\.forward\.0\.every: True is not a schedule"),
         (
             {"enable_logging_hook": True, "logging_config": {"every": "x"}},
             r"hooks\.logging_config\.every: .*x",
@@ -147,7 +151,7 @@ def test_registries_without_a_config_start_empty() -> None:
             {"hook_classes": ["pkg.Mine"], "hook_configs": {"Mine": {"on_error": "x"}}},
             r"hooks\.hook_configs\.Mine\.on_error: .*x",
         ),
-        ({"hook_classes": [3]}, r"hooks\.hook_classes\.0: expected a class path"),
+        ({"hook_classes": [3]}, r"hooks\.hook_classes\.0: expected a valid string, got 3"),
         ({"hook_classes": ["no path.x"]}, "is not a dotted path"),
         ({"logging_config": {"every": "x"}}, r"hooks\.logging_config\.every: .*x"),
         ({"hook_configs": {"Missing": {}}}, r"hooks\.hook_configs\.Missing: no such class in hook_classes"),
@@ -164,10 +168,10 @@ def test_registries_without_a_config_start_empty() -> None:
             {"hook_classes": ["pkg.Mine", "pkg.Mine"]},
             r"hooks\.hook_classes\.1: 'pkg\.Mine' is there already, at hooks\.hook_classes\.0; .*as: …",
         ),
-        ({"hook_classes": "pkg.Mine"}, r"hooks\.hook_classes: expected a list of class paths, got 'pkg\.Mine'"),
+        ({"hook_classes": "pkg.Mine"}, r"hooks\.hook_classes: expected a valid list, got 'pkg\.Mine'"),
         ({"hook_classes": ["pkg.Mine"], "hook_configs": {"Mine": 3}}, r"hook_configs\.Mine: expected a mapping, got 3"),
         ({"hook_configs": ["Mine"]}, r"hooks\.hook_configs: expected a mapping"),
-        ({"enable_logging_hook": "no"}, r"hooks\.enable_logging_hook: expected true or false, got 'no'"),
+        ({"enable_logging_hook": "no"}, r"hooks\.enable_logging_hook: expected a valid boolean, got 'no'"),
         ({"logging_config": 3}, r"hooks\.logging_config: expected a mapping"),
         (
             {"enable_logging_hook": True, "logging_config": {"enabled": "no"}},
@@ -274,69 +278,56 @@ def test_nothing_is_imported_when_a_later_entry_is_wrong(package: str) -> None:
 
 def test_names_that_a_module_imports_are_not_its_hooks(package: str) -> None:
     """An allowed package gives no access to what it imports, such as subprocess.run, or to what is not callable."""
-    for attribute in ("run", "NUMBER"):
-        with pytest.raises(HooklineError, match="is not a class or function of that package"):
-            find_factory(f"{package}.{attribute}", plugins.HOOKS)
-    with pytest.raises(HooklineError, match="has no 'Mien'; did you mean 'Mine'"):
-        find_factory(f"{package}.Mien", plugins.HOOKS)
-    with pytest.raises(HooklineError, match=r"cannot import 'no_such_package'.*looks in the current directory \("):
-        find_factory("no_such_package.Hook", plugins.HOOKS)
     Path("pretend_pkg/needy.py").write_text("import no_such_package\n")
-    with pytest.raises(HooklineError, match=r"'pretend_pkg\.needy' \(No module named 'no_such_package'\)$"):
-        find_factory("pretend_pkg.needy.Hook", plugins.HOOKS)
+    for dotted, message in {
+        f"{package}.run": "is not a class or function of that package",
+        f"{package}.NUMBER": "is not a class or function of that package",
+        f"{package}.Mien": "has no 'Mien'; did you mean 'Mine'",
+        "no_such_package.Hook": r"cannot import 'no_such_package'.*looks in the current directory \(",
+        "pretend_pkg.needy.Hook": r"'pretend_pkg\.needy' \(No module named 'no_such_package'\)$",
+    }.items():
+        with pytest.raises(HooklineError, match=message):
+            HookRegistry({"lifecycle": [dotted]})
 
 
 @pytest.mark.parametrize("dotted", ["a..b", "a.b()", "a.b; import os", ".a", "a.", "../x.y"])
 def test_invalid_dotted_paths_are_rejected(dotted: str) -> None:
     """A path with anything but identifiers and dots is rejected before an import."""
     with pytest.raises(ConfigError, match="is not a dotted path"):
-        ImportPolicy().check_name(dotted, plugins.HOOKS, "p")
+        HookRegistry({"lifecycle": [dotted]})
 
 
-def test_flags_turn_on_built_ins_with_their_parameters() -> None:
-    """The flat form leads to the same list; the parameters of a flag that is off are checked, and make no hook."""
-    specs = read_hook_specs(
-        {"enable_logging_hook": True, "logging_config": {"log_every_n_batches": 5}, "lr_monitor_config": {"x": 1}}
-    )
-    assert [(spec.target, spec.parameters, spec.origin, spec.unused) for spec in specs] == [
-        ("console_log", {"log_every_n_batches": 5}, "built-in", False),
-        ("lr_monitor", {"x": 1}, "built-in", True),
-        ("identity", {}, "default", False),
-    ]
-
-
-def test_reading_imports_and_makes_nothing(package: str) -> None:
-    """Specs are checked values only; the hooks are made when the specs are registered."""
-    specs = read_hook_specs({"lifecycle": [f"{package}.Mine"], "early_stopping_config": {"patience": -1}})
-    assert package not in sys.modules
-    with pytest.raises(RegistrationError, match="patience"):
-        register_specs(HookRegistry(), specs)
-    registry = HookRegistry()
-    assert register_specs(registry, [spec for spec in specs if not spec.unused]) == ["mine", "identity"]
-
-
-def test_objects_stay_and_classes_names_and_paths_are_made() -> None:
-    """make_hook returns an object as it is, or makes an instance."""
-    hook = Report()
-    assert make_hook(hook, {}) is hook
-    assert make_hook(ClipNorm, {"max_norm": 2}).max_norm == 2.0
-    assert make_hook("watch", {"threshold": 1}).threshold == 1
+def test_objects_stay_and_classes_and_names_are_made() -> None:
+    """An object is registered as it is; a class or a name is made with the parameters that are given."""
+    registry, hook = HookRegistry(), Report()
+    registry.register(hook)
+    registry.register(ClipNorm, max_norm=2)
+    registry.register("watch", threshold=1)
+    assert registry.get("report") is hook
+    assert (registry.get("clip_norm").max_norm, registry.get("watch").threshold) == (2.0, 1)
     with pytest.raises(RegistrationError, match="'evry' is not an option of a hook; did you mean 'every'"):
-        make_hook(hook, {"evry": 10})
+        registry.register(Report(), evry=10)
 
 
-def test_parameters_are_recorded_with_defaults() -> None:
-    """The recorded parameters include defaults, and not the name."""
-    assert hook_parameters(Watch(0.25), {}) == {"threshold": 0.25, "event": "", "origin": "", "last": 0, "hook": ""}
-    assert hook_parameters(Report(), {"x": 1}) == {"x": 1}
+def test_parameters_are_listed_with_defaults() -> None:
+    """The parameters of an entry include defaults, and not the name."""
+    registry = HookRegistry({"forward": [{"name": "watch", "threshold": 0.25}], "lifecycle": ["report"]})
+    given = {"threshold": 0.25, "event": "", "origin": "", "last": 0, "hook": ""}
+    assert registry.entry("watch").parameters == given
+    assert registry.entry("report").parameters == {}
 
 
 def test_errors_of_a_named_hook_show_its_parameters() -> None:
     """A class passed in code raises what its constructor raises; for a name, the error also shows the parameters."""
-    with pytest.raises(ValueError, match=r"^no last$"):
-        make_hook(Watch, {"last": None})
+
+    class Refusing(Report):
+        def __init__(self, level: int) -> None:
+            raise ValueError("no level")
+
+    with pytest.raises(ValueError, match=r"^no level$"):
+        HookRegistry().register(Refusing, level=3)
     with pytest.raises(RegistrationError, match="watch cannot be made with event='e', last=None: no last"):
-        make_hook("watch", {"event": "e", "last": None})
+        HookRegistry({"forward": [{"name": "watch", "event": "e", "last": None}]})
 
 
 def test_a_hook_can_keep_its_parameters_out_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,16 +341,6 @@ def test_a_hook_can_keep_its_parameters_out_of_messages(monkeypatch: pytest.Monk
         HookRegistry({"lifecycle": [{"name": "picky", "url": "http://host/hunter2"}]})
 
 
-def test_a_resolved_reference_is_shown_as_written() -> None:
-    """The value of a secret never appears in an error message."""
-
-    class Resolved(str):
-        reference = "${env:LIMIT}"
-
-    with pytest.raises(RegistrationError, match=r"expected float, which \$\{env:LIMIT\} does not hold"):
-        make_hook("watch", {"threshold": Resolved("hunter2")})
-
-
 # ---- functions -----------------------------------------------------------------------------------------------------
 
 
@@ -368,32 +349,36 @@ def double(grads: Any, step: int, factor: float = 2.0) -> Any:
     return {name: grad * factor for name, grad in grads.items()}
 
 
-def test_a_function_hook_has_its_functions_name_and_takes_parameters() -> None:
-    """Arguments of the event come from the run, all others from the config."""
-    registry = HookRegistry()
-    registry.register(FunctionHook(double, {"factor": 3.0}))
+def test_a_function_of_gradients_is_an_update_hook() -> None:
+    """It has the function's name; arguments of the event come from the run, all others from the config."""
+    register_hook("double")(double)
+    registry = HookRegistry({"update": [{"name": "double", "factor": 3.0}]})
     entry = registry.entry("double")
     assert entry.kinds == ["update"] and entry.listeners["on_update"].wanted == ("grads", "step")
     assert entry.hook.on_update({"a": 1}, step=1) == {"a": 3.0}
+    with pytest.raises(RegistrationError, match="double has no parameter 'step'"):
+        HookRegistry({"update": [{"name": "double", "step": 3}]})
 
 
 def test_attributes_of_a_function_count_as_those_of_a_class() -> None:
-    """A function can select parameters by its attribute `params`."""
+    """A function can select parameters and set its policy by attributes."""
 
     def picky(grads: Any) -> Any:
         return grads
 
     picky.params, picky.on_error = "*.weight", "raise"  # type: ignore[attr-defined]
-    hook = FunctionHook(picky, {})
-    assert hook.params == "*.weight" and hook.on_error == "raise"
-    assert FunctionHook(double, {}).params is None
+    register_hook("picky")(picky)
+    register_hook("double")(double)
+    registry = HookRegistry({"update": ["picky", "double"]})
+    assert registry.get("picky").params == "*.weight" and registry.entry("picky").policy == "raise"
+    assert registry.get("double").params is None
 
 
-def test_a_function_of_gradients_is_a_hook_and_other_functions_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registered name may mean either; arguments of the event are not parameters of a config."""
-    factory = lambda scale: ClipNorm(scale)  # noqa: E731
-    monkeypatch.setattr(plugins.HOOKS, "_added", {"double": double, "made": factory})
-    assert make_hook("double", {"factor": 4.0}).on_update({"a": 1}, step=1) == {"a": 4.0}
-    assert make_hook("made", {"scale": 2}).max_norm == 2.0
-    with pytest.raises(RegistrationError, match="double has no parameter 'step'"):
-        make_hook("double", {"step": 3})
+def test_any_other_function_makes_a_hook() -> None:
+    """A registered function that takes no gradients is called with the parameters, and returns the hook."""
+
+    @register_hook("made")
+    def made(scale: float) -> ClipNorm:
+        return ClipNorm(scale)
+
+    assert HookRegistry({"update": [{"name": "made", "scale": 2}]}).get("clip_norm").max_norm == 2.0

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from hookline import load_config
-from hookline.config.load import MAX_BYTES
 from hookline.errors import ConfigError
 
 WANTED = {"model": {"name": "m", "width": 8}, "trainer": {"max_steps": 3}}
@@ -54,7 +53,7 @@ def test_an_override_changes_one_place_of_an_alias() -> None:
         ("deeper.json", b"[" * 200_000, "deeper"),
         ("wide.json", b'{"a": [' + b"1," * 100_000 + b"1]}", "too large"),
         ("bytes.yaml", b"a: \xff\xfe", "UTF-8"),
-        ("huge.yaml", b"#" * (MAX_BYTES + 1), "larger than"),
+        ("huge.yaml", b"#" * 250_001, "larger than 250 kB"),
         ("run.txt", b"a: 1", "format"),
     ],
 )
@@ -121,6 +120,15 @@ def test_a_hook_is_found_by_its_name_in_any_list() -> None:
     assert [hook["max_norm"] for hook in update] == [0.5, 0.25]
 
 
+def test_the_first_of_several_hooks_with_a_name_is_changed() -> None:
+    """A name stands for the first entry that has it, in the order lifecycle, forward, update and in each list."""
+    twice = [{"name": "scale", "factor": 1}, {"name": "scale", "factor": 2}]
+    config, _ = load_config({"hooks": {"update": twice}}, ["hooks.scale.factor=9"])
+    assert [hook["factor"] for hook in config["hooks"]["update"]] == [9, 2]
+    config, _ = load_config({"hooks": {"update": twice, "lifecycle": ["scale"]}}, ["hooks.scale.factor=9"])
+    assert config["hooks"] == {"update": twice, "lifecycle": [{"name": "scale", "factor": 9}]}
+
+
 @pytest.mark.parametrize(
     ("override", "path", "words"),
     [
@@ -129,6 +137,8 @@ def test_a_hook_is_found_by_its_name_in_any_list() -> None:
         ("hooks.clip_nrm.max_norm=1", "hooks.clip_nrm", "did you mean 'clip_norm'"),
         ("hooks.clip_norm=1", "hooks.clip_norm", "hooks.clip_norm.PARAMETER=value"),
         ("hooks.update.7.max_norm=1", "hooks.update.7", "list of 2"),
+        ("hooks.update.2.max_norm=1", "hooks.update.2", "list of 2, counted from 0"),  # one past the last
+        ("data.sizes.2=7", "data.sizes.2", "list of 2, counted from 0"),
         ("hooks.update.x.max_norm=1", "hooks.update.x", "list of 2"),
         ("data.name.x=1", "data.name", "'stdlib_text' (str)"),
         ("max_steps", "", "write a.b=value"),

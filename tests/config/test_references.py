@@ -1,55 +1,97 @@
 """References to environment variables."""
 
 import copy
+from typing import Any
 
 import pytest
+import yaml
 
-from hookline.config.references import Resolved, resolve_references, restore_references
+from hookline import Trainer, TrainingHook, register_hook, trainer_from_config
+from hookline.core import plugins
 from hookline.errors import ConfigError
-from hookline.record.redaction import redact
 
-WRITTEN = {"hooks": {"lifecycle": [{"name": "x", "url": "https://h/${env:TOKEN}"}]}, "n": "${env:N}", "plain": "a"}
-VARIABLES = {"TOKEN": "s3cret", "N": "5"}
+WRITTEN: dict[str, Any] = {
+    "model": {"name": "torch.nn.Linear", "in_features": "${env:N}", "out_features": 1},
+    "data": {"name": "stdlib_text", "max_bytes": 60_000},
+    "optimizer": {"name": "${env:KIND}", "lr": 0.1},
+    "trainer": {"max_steps": "${env:N}", "output_dir": "runs-${env:N}", "console": False},
+    "hooks": {
+        "lifecycle": [{"name": "sender", "url": "https://h/${env:TOKEN}", "plain": ["a", {"b": "${env:TOKEN}"}]}]
+    },
+}
+
+
+class Sender(TrainingHook):
+    """Keeps what a config gives it."""
+
+    def __init__(self, url: str, plain: list[Any]) -> None:
+        self.url, self.plain = url, plain
+
+    def on_train_end(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set some variables, and register the hook."""
+    monkeypatch.setattr(plugins.HOOKS, "_added", {})
+    monkeypatch.setattr("hookline.config.references._references", {})  # later tests may print the same words
+    monkeypatch.setenv("TOKEN", "s3cretpart")
+    monkeypatch.setenv("N", "5")
+    monkeypatch.setenv("KIND", "sgd")
+    register_hook("sender")(Sender)
+
+
+def recorded(trainer: Trainer) -> Any:
+    """Start a run that ends at once, and return the config in its record."""
+    with pytest.raises(Exception, match=r"Linear\.forward"):  # the data does not fit the model
+        trainer.train()
+    assert trainer.run_dir is not None
+    assert "s3cret" not in "".join(path.read_text() for path in trainer.run_dir.iterdir() if path.is_file())
+    return yaml.safe_load((trainer.run_dir / "config.yaml").read_text(encoding="utf-8"))
 
 
 def test_references_are_resolved_everywhere() -> None:
     """References in strings, lists and mappings are replaced in a copy of the config."""
-    resolved = resolve_references(WRITTEN, VARIABLES)
-    assert resolved["hooks"]["lifecycle"][0]["url"] == "https://h/s3cret"
-    assert (resolved["n"], resolved["plain"]) == ("5", "a")
-    assert WRITTEN["n"] == "${env:N}"
+    written = copy.deepcopy(WRITTEN)
+    trainer = trainer_from_config(written)
+    sender = trainer.hooks.get("sender")
+    assert (sender.url, sender.plain) == ("https://h/s3cretpart", ["a", {"b": "s3cretpart"}])
+    assert (trainer.options.max_steps, trainer.options.output_dir) == (5, "runs-5")
+    assert written == WRITTEN
 
 
 def test_references_are_restored_for_the_record() -> None:
-    """The recorded config has the references, also where the value became a number."""
-    settings = {**resolve_references(WRITTEN, VARIABLES), "n": 5, "default": 1}
-    restored = restore_references(settings, WRITTEN)
-    assert redact(restored) == {**WRITTEN, "default": 1}
-    assert restored["hooks"]["lifecycle"][0]["url"] == "https://h/s3cret"  # so that the record knows what to hide
-
-
-def test_the_record_writes_the_reference() -> None:
-    """A resolved string has its reference, which redaction writes in its place."""
-    value = resolve_references("${env:TOKEN}", VARIABLES)
-    assert isinstance(value, Resolved)
-    assert redact({"anything": value}) == {"anything": "${env:TOKEN}"}
+    """The recorded config has the references, also where the factory got a number, and the trainer's defaults."""
+    config = recorded(trainer_from_config(WRITTEN))
+    assert {key: config[key] for key in ("model", "optimizer", "hooks")} == {
+        key: WRITTEN[key] for key in ("model", "optimizer", "hooks")
+    }
+    assert config["trainer"]["accumulate"] == 1
 
 
 def test_a_copy_keeps_its_reference() -> None:
-    """A copy of a resolved string still has its reference."""
-    value = copy.deepcopy({"x": Resolved("s3cret", "${env:TOKEN}")})["x"]
-    assert (value, value.reference) == ("s3cret", "${env:TOKEN}")
+    """A copy of a resolved string is still known as the value of a reference."""
+    url = copy.deepcopy(trainer_from_config(WRITTEN).hooks.get("sender").url)
+    assert (url, url.reference) == ("https://h/s3cretpart", "https://h/${env:TOKEN}")
 
 
 def test_a_missing_variable_is_named_with_its_path() -> None:
     """The error names the path, the variable that is not set, and the nearest one that is."""
     with pytest.raises(ConfigError) as caught:
-        resolve_references({"a": [{"b": "${env:TOKN}"}]}, VARIABLES)
-    assert caught.value.path == "a.0.b"
+        trainer_from_config({**WRITTEN, "hooks": {"lifecycle": [{"name": "sender", "url": "${env:TOKN}"}]}})
+    assert caught.value.path == "hooks.lifecycle.0.url"
     assert caught.value.problem == "the environment variable 'TOKN' is not set; did you mean 'TOKEN'?"
 
 
-def test_malformed_references_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("${file:/etc}", r"\$\{file:/etc\} is not a reference; write \$\{env:NAME\}"),
+        ("${env:N", "begins a reference that does not end, or holds another"),
+        ("${env:${env:N}}", "begins a reference that does not end, or holds another"),
+    ],
+)
+def test_malformed_references_are_refused(text: str, message: str) -> None:
     """A malformed reference is an error, and not taken as text."""
-    with pytest.raises(ConfigError, match=r"x: \$\{file:/etc\} is not a reference"):
-        resolve_references({"x": "${file:/etc}"})
+    with pytest.raises(ConfigError, match=rf"^optimizer\.lr: .*{message}"):
+        trainer_from_config({**WRITTEN, "optimizer": {"name": "sgd", "lr": text}})

@@ -1,12 +1,15 @@
 """YAML from untrusted files, and the limits on keys and values of a config."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hookline.config.values import LARGEST, MAX_DEPTH, MAX_KEY, MAX_NODES, plain_copy, read_yaml
+from hookline import load_config
 from hookline.errors import ConfigError
+
+LARGEST = 2**63
 
 BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
@@ -14,6 +17,12 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(
     f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}\n" for i in range(1, 12)
 )
+
+
+def from_yaml(text: str) -> dict[str, Any]:
+    """Return the content of a YAML file."""
+    Path("x.yaml").write_text(text, encoding="utf-8")
+    return load_config("x.yaml")[0]
 
 
 @pytest.mark.parametrize(
@@ -26,13 +35,13 @@ MERGE_BOMB = "a0: &a0 {x: 1}\n" + "".join(
         ("1e", "1e"),
         ("e5", "e5"),
         ("12", 12),
-        ("a: [1, true, null, x]", {"a": [1, True, None, "x"]}),
+        ("[1, true, null, x]", [1, True, None, "x"]),
         ("", None),
     ],
 )
 def test_plain_values_are_read(text: str, value: Any) -> None:
     """Plain values are read as their authors mean them, also numbers such as 5e-3."""
-    read = read_yaml(text, "x.yaml")
+    read = from_yaml(f"model: {text}")["model"]
     assert read == value
     assert type(read) is type(value)
 
@@ -45,7 +54,7 @@ def test_plain_values_are_read(text: str, value: Any) -> None:
         ("a: 1\nb: 2\na: 3", "line 3: the key 'a' is there twice (first in line 1)"),
         ("{a: 1, a: 2}", "twice"),
         ("&a [*a]", "contains itself"),
-        ("[" * 5000, f"deeper than {MAX_DEPTH}"),
+        ("[" * 5000, "deeper than 50 levels"),
         (BOMB, "aliases"),
         (MERGE_BOMB, "aliases"),
         ("a: [1", "is not valid YAML"),
@@ -57,7 +66,7 @@ def test_invalid_documents_are_rejected(text: str, words: str) -> None:
     """Tags, duplicate keys, alias bombs, cycles and broken text are one clear error each, and quickly."""
     began = time.monotonic()
     with pytest.raises(ConfigError) as caught:
-        read_yaml(text, "x.yaml")
+        from_yaml(text)
     assert caught.value.path == "x.yaml"
     assert words in caught.value.problem
     assert "\n" not in str(caught.value)
@@ -66,14 +75,14 @@ def test_invalid_documents_are_rejected(text: str, words: str) -> None:
 
 def test_aliases_and_merges_work() -> None:
     """Aliases are valid up to a limit; a merged key may be overridden."""
-    assert read_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}", "x")["b"] == {"x": 3, "y": 2}
+    assert from_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}")["b"] == {"x": 3, "y": 2}
 
 
 def test_plain_values_are_copied() -> None:
     """Values stay as they are, tuples become lists, and the copy shares nothing with the original."""
     text = "line\n\ttab, é, 日本"
     given: dict[str, Any] = {"a": {"b": (1, 2.5, None, True, text), "c": -LARGEST}, "d": [LARGEST - 1]}
-    copied = plain_copy(given, "x")
+    copied, _ = load_config(given)
     assert copied == {**given, "a": {**given["a"], "b": list(given["a"]["b"])}}
     copied["a"]["c"] = 0
     assert given["a"]["c"] == -LARGEST
@@ -93,28 +102,28 @@ def test_plain_values_are_copied() -> None:
         ({3: 1}, "expected a key that is a word, got 3 (int)"),
         ({None: 1}, "expected a key that is a word"),
         ({"a\n": 1}, "invalid key"),
-        ({"k" * (MAX_KEY + 1): 1}, f"at most {MAX_KEY} characters"),
+        ({"k" * 201: 1}, "at most 200 characters"),
     ],
 )
 def test_values_out_of_bounds_are_rejected(value: Any, problem: str) -> None:
     """The error has the value's dotted path, and is printable."""
     with pytest.raises(ConfigError) as caught:
-        plain_copy({"hooks": {"forward": [1, value]}}, "x")
+        load_config({"hooks": {"forward": [1, value]}})
     assert caught.value.path == "hooks.forward.1"
     assert problem in caught.value.problem
     assert str(caught.value).isprintable() and len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize("tree", [{"a": [0] * MAX_NODES}, {"a": {"b": [[0] * 99] * (MAX_NODES // 99)}}])
+@pytest.mark.parametrize("tree", [{"a": [0] * 10_000}, {"a": {"b": [[0] * 99] * 102}}])
 def test_too_many_values_are_rejected(tree: Any) -> None:
     """A shared value counts at every place where it occurs."""
-    with pytest.raises(ConfigError, match="x: is too large"):
-        plain_copy(tree, "x")
+    with pytest.raises(ConfigError, match="config: is too large"):
+        load_config(tree)
 
 
 def test_too_many_levels_are_rejected() -> None:
     """A value that contains itself is reported as too deep."""
     tree: dict[str, Any] = {}
     tree["a"] = tree
-    with pytest.raises(ConfigError, match=f"more than {MAX_DEPTH} levels"):
-        plain_copy(tree, "x")
+    with pytest.raises(ConfigError, match="more than 50 levels"):
+        load_config(tree)

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from hookline import ForwardHook, HookRegistry, Schedule, TrainingHook, UpdateHook, not_an_event
+from hookline import ForwardHook, HooklineError, HookRegistry, Schedule, TrainingHook, UpdateHook, not_an_event
 from hookline.core.entry import Entry, HookList, default_name, find_listeners
-from hookline.errors import ConfigError, HooklineError, RegistrationError
+from hookline.errors import ConfigError, RegistrationError
 
 
 def entry(hook: Any, **more: Any) -> Entry:

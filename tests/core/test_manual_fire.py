@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hookline import HookRegistry, HookRunner, StepContext
-from hookline.errors import HooklineError, MissingArgument
+from hookline import HooklineError, HookRegistry, HookRunner, StepContext
+from hookline.errors import MissingArgument
 
 
 def registry_with(**functions: Any) -> HookRegistry:

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from hookline import HooklineError
 from hookline.core import plugins
 from hookline.core.plugins import HOOKS, PluginTable, load_reference
-from hookline.errors import HooklineError, RegistrationError
+from hookline.errors import RegistrationError
 
 TABLE = {"ordered": "collections:OrderedDict"}
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from hookline import ForwardHook, HookRegistry, TrainingHook, UpdateHook
+from hookline import ForwardHook, HooklineError, HookRegistry, StopTraining, TrainingHook, UpdateHook
 from hookline.core.failures import Incident
 from hookline.core.schedule import Reading
-from hookline.errors import HooklineError, MetricMissing, MissingArgument, RegistrationError, StopTraining
+from hookline.errors import MetricMissing, MissingArgument, RegistrationError
 
 Heard = list[Any]
 

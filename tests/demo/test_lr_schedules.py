@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from hookline import HooklineError
-from hookline.demo.lr_schedules import constant, warmup_cosine
+from hookline import HooklineError, trainer_from_config
+from hookline.demo.lr_schedules import warmup_cosine
 
 
 def optimizer_at(lr: float) -> torch.optim.Optimizer:
@@ -89,9 +89,16 @@ def test_impossible_schedules_are_refused(warmup_steps: int, total_steps: int, f
 
 def test_constant_keeps_the_learning_rate() -> None:
     """The learning rate never changes."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.3)
-    scheduler = constant(optimizer)
-    for _ in range(5):
-        optimizer.step()
-        scheduler.step()
-    assert scheduler.get_last_lr() == [0.3]
+    trainer = trainer_from_config(
+        {
+            "model": {"name": "char_gpt", "context": 16, "width": 8, "heads": 2, "layers": 1},
+            "data": {"name": "stdlib_text", "context": 16, "batch_size": 2, "max_bytes": 60_000},
+            "optimizer": {"name": "sgd", "lr": 0.3},
+            "scheduler": "constant",
+            "trainer": {"max_steps": 5, "record": False, "console": False},
+        }
+    )
+    used: list[float] = []
+    trainer.on("step_end")(lambda lr: used.append(lr))
+    trainer.train()
+    assert used == [0.3] * 5

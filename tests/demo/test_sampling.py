@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hookline import HooklineError, Trainer, get_trainer
 from hookline.demo.char_gpt import CharGPT
-from hookline.demo.sampling import SampleText, generate
+from hookline.demo.sampling import generate
 from hookline.demo.stdlib_text import Vocabulary
 
 VOCAB = Vocabulary("abcdefgh ")
@@ -131,11 +131,6 @@ def test_characters_unknown_to_the_vocabulary_stay_in_the_prompt() -> None:
     assert generate(model_of(), VOCAB, prompt="Zé", length=2).startswith("Zé")
 
 
-def test_device_can_be_named() -> None:
-    """Naming the device the model is on changes nothing."""
-    assert generate(model_of(), VOCAB, length=5, device="cpu") == generate(model_of(), VOCAB, length=5)
-
-
 def test_empty_prompt_is_refused() -> None:
     """Without a character to start from there is nothing to continue."""
     with pytest.raises(HooklineError, match="prompt is empty"):
@@ -181,7 +176,7 @@ def test_a_sample_is_printed() -> None:
     """At the end of the run the prompt is continued by `length` characters, and the model is left as it was."""
     out, trainer = io.StringIO(), make_trainer()
     trainer.hook_data["vocab"] = CODE_VOCAB
-    trainer.add_hook(SampleText(prompt="abc", length=20, stream=out))
+    trainer.add_hook("sample_text", prompt="abc", length=20, stream=out)
     trainer.train()
     text = out.getvalue()
     assert text.startswith("\na sample, continued from 'abc':\n\nabc")
@@ -193,7 +188,7 @@ def test_sampling_leaves_training_alone() -> None:
     """The weights are the same with and without the sample."""
     plain, sampled = make_trainer(), make_trainer()
     sampled.hook_data["vocab"] = CODE_VOCAB
-    sampled.add_hook(SampleText(length=5, stream=io.StringIO()))
+    sampled.add_hook("sample_text", length=5, stream=io.StringIO())
     plain.train()
     sampled.train()
     pairs = zip(plain.model.parameters(), sampled.model.parameters(), strict=True)
@@ -203,7 +198,7 @@ def test_sampling_leaves_training_alone() -> None:
 def test_without_a_vocabulary_it_says_so() -> None:
     """A run whose data has no vocabulary gets an explanation instead of a sample."""
     out, trainer = io.StringIO(), make_trainer()
-    trainer.add_hook(SampleText(stream=out))
+    trainer.add_hook("sample_text", stream=out)
     trainer.train()
     assert "no vocabulary" in out.getvalue()
 
@@ -211,7 +206,7 @@ def test_without_a_vocabulary_it_says_so() -> None:
 def test_a_trial_run_prints_no_sample() -> None:
     """A fast_dev_run has learnt nothing to show, and has no vocabulary to complain of."""
     out, trainer = io.StringIO(), make_trainer(fast_dev_run=1)
-    trainer.add_hook(SampleText(stream=out))
+    trainer.add_hook("sample_text", stream=out)
     trainer.train()
     assert out.getvalue() == ""
 
@@ -220,7 +215,7 @@ def test_after_a_failure_it_says_so() -> None:
     """A run that failed gets no sample."""
     out, trainer = io.StringIO(), make_trainer(debug=True)
     trainer.hook_data["vocab"] = CODE_VOCAB
-    trainer.add_hook(SampleText(stream=out))
+    trainer.add_hook("sample_text", stream=out)
 
     @trainer.on("train_batch_end")
     def fail() -> None:

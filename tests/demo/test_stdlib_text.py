@@ -4,6 +4,7 @@ import string
 import sysconfig
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hookline import HooklineError
-from hookline.demo.stdlib_text import VALIDATION_BATCHES, TextData, Vocabulary, Windows, stdlib_text
+from hookline.demo.stdlib_text import Vocabulary, stdlib_text
 
 
 @pytest.fixture(scope="module")
-def data() -> TextData:
+def data() -> Any:
     """The standard library's text, less of it than by default."""
     return stdlib_text(context=32, batch_size=4, max_bytes=300_000)
 
@@ -28,13 +29,13 @@ def files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def letters(data: TextData, loader: str) -> set[str]:
+def letters(data: Any, loader: str) -> set[str]:
     """The characters that a loader's dataset can ever show, windows' borders aside."""
     windows = getattr(data, loader).dataset
     return {c for i in range(len(windows)) for c in data.vocab.decode(windows[i]["input_ids"].tolist())}
 
 
-def test_batches_are_dicts_of_shifted_windows(data: TextData) -> None:
+def test_batches_are_dicts_of_shifted_windows(data: Any) -> None:
     """Each batch holds input_ids and labels of one shape, the labels one character ahead."""
     batch = next(iter(data.train))
     assert set(batch) == {"input_ids", "labels"}
@@ -43,7 +44,7 @@ def test_batches_are_dicts_of_shifted_windows(data: TextData) -> None:
     assert torch.equal(batch["input_ids"][:, 1:], batch["labels"][:, :-1])
 
 
-def test_text_is_the_standard_library(data: TextData) -> None:
+def test_text_is_the_standard_library(data: Any) -> None:
     """The training text reads as Python: it decodes to source with the usual words in it."""
     windows = data.train.dataset
     text = "".join(data.vocab.decode(windows[i]["input_ids"].tolist()) for i in range(500))
@@ -52,7 +53,7 @@ def test_text_is_the_standard_library(data: TextData) -> None:
     assert "    def " in text
 
 
-def test_vocabulary_is_small(data: TextData) -> None:
+def test_vocabulary_is_small(data: Any) -> None:
     """Source text needs most of printable ASCII and nothing beyond."""
     assert 80 <= len(data.vocab) <= 98
 
@@ -73,19 +74,19 @@ def test_seed_orders_training_and_nothing_else() -> None:
         assert torch.equal(one["input_ids"], two["input_ids"])
 
 
-def test_each_epoch_has_its_own_order(data: TextData) -> None:
+def test_each_epoch_has_its_own_order(data: Any) -> None:
     """Iterating twice gives different first batches: the generator moves on."""
     assert not torch.equal(next(iter(data.train))["input_ids"], next(iter(data.train))["input_ids"])
 
 
-def test_validation_is_fixed_and_small(data: TextData) -> None:
+def test_validation_is_fixed_and_small(data: Any) -> None:
     """Every pass over the validation loader gives the same few batches."""
-    assert len(data.validation) == VALIDATION_BATCHES
+    assert len(data.validation) == 20
     for one, two in zip(data.validation, data.validation, strict=True):
         assert torch.equal(one["input_ids"], two["input_ids"])
 
 
-def test_loaders_leave_the_global_random_state_alone(data: TextData) -> None:
+def test_loaders_leave_the_global_random_state_alone(data: Any) -> None:
     """Neither starting nor following a pass over a loader draws from torch's global stream."""
     state = torch.get_rng_state()
     for loader in (data.train, data.validation):
@@ -190,19 +191,22 @@ def test_validation_fraction_must_leave_both_parts(fraction: float) -> None:
         stdlib_text(validation_fraction=fraction)
 
 
-def test_windows_tile_the_text() -> None:
+def test_windows_tile_the_text(tmp_path: Path) -> None:
     """Windows follow each other without gap or overlap, and an index beyond them ends iteration."""
-    windows = Windows(torch.arange(10), context=3)
-    assert [windows[i]["input_ids"].tolist() for i in range(3)] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert windows[2]["labels"].tolist() == [7, 8, 9]
-    assert len(windows) == 3
+    (tmp_path / "only.txt").write_text("abcdefghij" + "k" * 10)
+    data = stdlib_text(3, 1, path=str(tmp_path), pattern="*.txt", validation_fraction=0.5)
+    windows = data.train.dataset
+    assert [data.vocab.decode(window["input_ids"].tolist()) for window in windows] == ["abc", "def", "ghi"]
+    assert data.vocab.decode(windows[2]["labels"].tolist()) == "hij"
     with pytest.raises(IndexError, match="window 3 of 3"):
         windows[3]
 
 
-def test_windows_of_nothing_are_none() -> None:
-    """An empty text has no windows."""
-    assert len(Windows(torch.arange(0), context=3)) == 0
+def test_an_empty_text_has_no_windows(tmp_path: Path) -> None:
+    """A file without text is refused as too short."""
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(HooklineError, match="too little text: 0 training and 0 validation windows"):
+        stdlib_text(path=str(tmp_path))
 
 
 def test_building_is_quick() -> None:

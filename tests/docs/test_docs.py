@@ -21,9 +21,6 @@ import pytest
 import hookline
 from hookline import load_config
 from hookline.cli import main, make_parser, read_arguments
-from hookline.config.references import resolve_references
-from hookline.config.schema import as_run_config
-from hookline.config.values import read_yaml
 from hookline.core import plugins
 from hookline.hooks import webhook
 
@@ -174,13 +171,15 @@ def test_yaml_blocks_with_hooks_load(block: Block, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SLACK_URL", "https://hooks.example.org/services/x")
     for module in (other for other in blocks_of(block.page) if other.text.startswith("# myparts.py\n")):
         run_block(module, {"__name__": "myparts"})
-    config = resolve_references(read_yaml(block.text, block.where))
+    text = re.sub(r"\$\{env:(\w+)\}", lambda found: os.environ[found[1]], block.text)
+    Path("block.yaml").write_text(text, encoding="utf-8")
+    config, _ = load_config("block.yaml")
     listed = [entry for entries in config["hooks"].values() for entry in entries]
     assert set(load_hooks(block, config)) >= {
         entry if isinstance(entry, str) else entry.get("as", entry["name"]) for entry in listed
     }
     if "model" in config:
-        options = as_run_config(config).trainer
+        options = hookline.RunConfig(**config).trainer
         assert (options.max_steps or options.max_epochs) is not None
 
 
@@ -214,8 +213,9 @@ def test_overrides_on_the_pages_are_valid() -> None:
     shown = next(block for block in HOOK_BLOCKS if block.page.name == "config.md")
     overrides = [word for _, command in COMMANDS for word in shlex.split(command) if "=" in word]
     assert len(overrides) >= 5
+    Path("shown.yaml").write_text(shown.text, encoding="utf-8")
     for override in overrides:
-        assert as_run_config(load_config(read_yaml(shown.text, shown.where), [override])[0])
+        assert hookline.RunConfig(**load_config("shown.yaml", [override])[0])
 
 
 def test_examples_run() -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import Trainer, get_trainer, replay_crash
-from hookline.errors import CheckpointError, HooklineError
+from hookline import HooklineError, Trainer, get_trainer, replay_crash
+from hookline.errors import CheckpointError
 
 
 class Fine(nn.Module):

@@ -15,10 +15,19 @@ import torch
 from run_control import PlainRun
 from small_config import config_with
 
-from hookline import HooksConfig, NotifyHook, Trainer, TrainingHook, get_trainer, load_config, trainer_from_config
+from hookline import (
+    HooklineError,
+    HooksConfig,
+    NotifyHook,
+    Trainer,
+    TrainingHook,
+    get_trainer,
+    load_config,
+    trainer_from_config,
+)
 from hookline.cli import main
 from hookline.core.plugins import HOOKS
-from hookline.errors import HooklineError, RegistrationError
+from hookline.errors import RegistrationError
 from hookline.record.redaction import SecretValues, add_secret_url, redact_text
 
 from .conftest import Server, ok, send, silent, status

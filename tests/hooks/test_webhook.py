@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import hookline as hl
-from hookline.errors import HooklineError, RegistrationError
+from hookline import HooklineError
+from hookline.errors import RegistrationError
 
 from .conftest import Server, dripping, garbage, send, silent, status
 

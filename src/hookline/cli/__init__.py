@@ -1,6 +1,6 @@
-"""The command `hookline`: the table of commands and their arguments, and how errors are shown. Add a command here.
+"""The command `hookline`: its arguments, what only a command line may allow, and how errors are shown.
 
-Each command is a module, imported when it is run. Nothing imports this folder.
+Each command is a module, imported when it is run; `make_parser` has the list. Nothing imports this folder.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import shutil
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from pathlib import Path
 
 from hookline import __version__
 from hookline.errors import ConfigError, HooklineError, nearest
@@ -26,6 +28,11 @@ _LONGEST_MESSAGE = 2000  # characters
 _CONFIG = "a YAML, TOML or JSON file; without one, the default job"
 _PATTERN = "a name, a glob or re:regex, as for a hook's `modules:`"
 _OVERRIDES = "changes one value, for instance trainer.max_steps=100 or hooks.clip_norm.max_norm=0.5"
+_PERMISSIONS = {  # what a config alone may not do: the option, its attribute, its metavar and its help
+    "--allow": ("allow", "PREFIX", "let the config import from this package of yours"),
+    "--allow-host": ("allow_hosts", "HOST", "let webhooks connect to this local or private host"),
+    "--import": ("imports", "MODULE", "import this module of yours first, for what it registers"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,11 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        from hookline.cli.user_imports import user_imports
-
         with user_imports(options):
             return int(import_module(options.module).run(options))
     except BrokenPipeError:  # the reader has closed the pipe (`hookline events | head`)
+        # Python flushes stdout once more when it exits, which would fail again and print a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -59,6 +65,8 @@ def read_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     command = next((word for word in arguments if not word.startswith("-")), None)
     if command is not None and command not in known:
         parser.error(f"there is no command {command!r}; {nearest(command, known)}")
+    # argparse takes words in one group only, and its parse_intermixed_args knows no subcommands: words after an option
+    # are in the rest.
     options, rest = parser.parse_known_args(arguments)
     takes_words = hasattr(options, "words")
     unknown = [word for word in rest if word.startswith("-") or not takes_words]
@@ -72,6 +80,45 @@ def read_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     if rest:
         options.words += rest
     return options
+
+
+@contextmanager
+def user_imports(options: argparse.Namespace) -> Iterator[None]:
+    """Import the modules of `--import`, and let webhooks connect to the hosts of `--allow-host`.
+
+    Typing `--import` or `--allow` is consent to running the code that is there. Until the command ends, modules of the
+    current directory are found first, and those hosts are allowed.
+    """
+    modules, allowed, hosts = (getattr(options, name, []) for name in ("imports", "allow", "allow_hosts"))
+    here = str(Path.cwd())
+    with ExitStack() as stack:
+        if modules or allowed:
+            sys.path.insert(0, here)
+            stack.callback(lambda: sys.path.remove(here) if here in sys.path else None)  # that code may have removed it
+        for name in modules:
+            import_user_module(name)
+        if hosts:  # a command that sends nothing need not load the webhook client
+            from hookline.hooks.webhook import hosts_allowed
+
+            stack.enter_context(hosts_allowed(hosts))
+        yield
+
+
+def import_user_module(name: str) -> None:
+    """Import a module, so that its decorators register what they decorate."""
+    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        # './parts/mine.py' was probably meant as 'parts.mine'.
+        guess = ".".join(part for part in Path(name).with_suffix("").parts if part != ".")
+        valid = bool(guess) and all(part.isidentifier() for part in guess.split("."))
+        remedy = f"write --import {guess if valid else 'mypackage.mymodule'}"
+        raise HooklineError(f"--import {name}: is not the name of a module; {remedy}")
+    try:
+        import_module(name)
+    except Exception as error:
+        from hookline.config.factory import search_path_hint
+
+        why = f"{type(error).__name__}: {error}{search_path_hint(error, name)}"
+        raise HooklineError(f"--import {name}: cannot import {name!r}: {why}") from error
 
 
 def print_interrupted(where: str = "") -> int:
@@ -91,6 +138,7 @@ def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[
     """
     if debug:
         print(hide("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True)
+    # Our messages are whole sentences; those of others need the name of their class ("KeyError: 'x'").
     ours = isinstance(error, HooklineError)
     text = str(error) if ours else f"{type(error).__name__}: {error}".rstrip(": ")
     place = f"{error.path}: " if isinstance(error, ConfigError) and error.path else ""  # a path holds no secrets
@@ -134,7 +182,7 @@ def make_parser() -> argparse.ArgumentParser:
     resume.add_argument("run", metavar="RUN", help="the run's directory, or one of its checkpoints")
     resume.add_argument("words", nargs="*", metavar="a.b=value", help=f"a.b=value: {_OVERRIDES}")
     resume.add_argument("--fork", action="store_true", help="begin a new run from there, with its own directory")
-    _add_allow(resume)
+    _add_permissions(resume)
 
     checkpoints = _add(commands, "checkpoints", "list the checkpoints of a run, and verify them")
     checkpoints.add_argument("run", metavar="RUN", help="the run's directory")
@@ -152,11 +200,11 @@ def make_parser() -> argparse.ArgumentParser:
     events = _add(commands, "events", "print the events of a run with their arguments")
     events.add_argument("--event", metavar="NAME", help="one event in full")
 
-    _add_import(_add(commands, "hooks", "print the hooks a config may name, and their parameters"))
+    _add_permissions(_add(commands, "hooks", "print the hooks a config may name, and their parameters"), "--import")
 
     schema = _add(commands, "schema", "print the JSON Schema of config files, for editors")
     schema.add_argument("--output", metavar="FILE", help="write it to this file")
-    _add_import(schema)
+    _add_permissions(schema, "--import")
 
     modules = _add(commands, "modules", "print the modules of a model, or those of a pattern")
     _add_config(modules, pattern=True)
@@ -166,7 +214,7 @@ def make_parser() -> argparse.ArgumentParser:
     replay.add_argument("crash", metavar="CRASH", help="a crash's folder, for instance runs/…/crashes/step-00000042")
     replay.add_argument("--weights", metavar="CHECKPOINT", help="the weights, if the crash folder has none")
     replay.add_argument("--device", metavar="DEVICE", help="where to run it; by default the best device there is")
-    _add_allow(replay)
+    _add_permissions(replay)
     return parser
 
 
@@ -183,23 +231,15 @@ def _add_config(parser: argparse.ArgumentParser, pattern: bool = False) -> None:
     words = {"CONFIG": _CONFIG, **({"PATTERN": _PATTERN} if pattern else {}), "a.b=value": _OVERRIDES}
     meaning = ". ".join(f"{word}: {about}" for word, about in words.items())
     parser.add_argument("words", nargs="*", metavar=" | ".join(words), help=meaning)
-    _add_allow(parser)
+    _add_permissions(parser)
 
 
-def _add_allow(parser: argparse.ArgumentParser) -> None:
-    """Add what a config alone may not do: import the user's own code, connect to hosts that are not public."""
-    _add_repeated(parser, "--allow", "allow", "PREFIX", "let the config import from this package of yours")
-    _add_repeated(parser, "--allow-host", "allow_hosts", "HOST", "let webhooks connect to this local or private host")
-    _add_import(parser)
-
-
-def _add_import(parser: argparse.ArgumentParser) -> None:
-    _add_repeated(parser, "--import", "imports", "MODULE", "import this module of yours first, for what it registers")
-
-
-def _add_repeated(parser: argparse.ArgumentParser, option: str, name: str, metavar: str, about: str) -> None:
-    about = f"{about} (may be repeated)"
-    parser.add_argument(option, action="append", default=[], dest=name, metavar=metavar, help=about)
+def _add_permissions(parser: argparse.ArgumentParser, *options: str) -> None:
+    """Add these options of `_PERMISSIONS`, or all of them."""
+    for option in options or _PERMISSIONS:
+        name, metavar, about = _PERMISSIONS[option]
+        about = f"{about} (may be repeated)"
+        parser.add_argument(option, action="append", default=[], dest=name, metavar=metavar, help=about)
 
 
 def _positive(word: str) -> int:

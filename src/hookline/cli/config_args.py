@@ -11,7 +11,7 @@ from typing import Any
 
 from hookline.config.load import FORMATS, load_config
 from hookline.config.schema import RunConfig
-from hookline.errors import ConfigError
+from hookline.errors import ConfigError, HooklineError
 from hookline.trainer.options import TrainerOptions
 
 DEFAULT = files("hookline.demo") / "default.yaml"
@@ -41,9 +41,16 @@ def read_config(words: list[str], more: Sequence[str] = ()) -> tuple[dict[str, A
         return load_config(default, overrides)
 
 
-def is_whole(config: Mapping[str, Any]) -> bool:
-    """Return True if a run can be built from this config alone, without objects that were made in code."""
-    return {"model", "data", "optimizer"} <= config.keys() <= set(RunConfig.model_fields)
+def check_whole(config: Mapping[str, Any], where: str, call: str) -> None:
+    """Raise an error unless a run can be built from this config alone, without objects that were made in code.
+
+    Args:
+        config: The config in a run's record.
+        where: The place of the record, for the message.
+        call: What to call instead, in code.
+    """
+    if not {"model", "data", "optimizer"} <= config.keys() <= set(RunConfig.model_fields):
+        raise HooklineError(f"{where}: that run was made in code; build the same trainer there and call {call}")
 
 
 def _is_file(word: str) -> bool:

@@ -28,6 +28,7 @@ def run(options: argparse.Namespace) -> int:
 def print_catalog(console: Console) -> None:
     """Print all events; the arguments that all lifecycle events have are printed once, at the top."""
     lifecycle = [event for event in CATALOG.values() if event.kind == "lifecycle"]
+    # Events of forward and update hooks have few arguments in common with the others, and would leave nothing here.
     everywhere = [name for name in ARGUMENTS if all(name in event.attributes for event in lifecycle)]
     paragraph(console, _PREFACE, indent=0)
     console.print()

@@ -112,6 +112,7 @@ def run_one_batch(trainer: Trainer, hook: ForwardHook) -> str | None:
     try:
         loader = next(iter(trainer.train_loaders.values()))
         batch = trainer.engine.place(next(iter(loader)))
+        # In eval mode, batch norm keeps its running statistics and dropout draws nothing.
         with manager.register(hook), trainer.inference():
             trainer.compute(batch)
     except Exception as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline.cli import FAILED
-from hookline.cli.config_args import is_whole
+from hookline.cli.config_args import check_whole
 from hookline.cli.formatting import heading, labelled, open_console
 from hookline.errors import ConfigError, HooklineError
 
@@ -39,11 +39,7 @@ def rebuild(report: dict[str, Any], options: argparse.Namespace) -> Trainer:
     from hookline.build import trainer_from_config
 
     config = dict(report.get("config") or {})
-    if not is_whole(config):
-        raise HooklineError(
-            f"{options.crash}: that run was made in code; build the same trainer there and call "
-            "hookline.replay_crash(folder, trainer)"
-        )
+    check_whole(config, options.crash, "hookline.replay_crash(folder, trainer)")
     config["trainer"] = {**config.get("trainer", {}), "record": False, "console": False, "init_from": None}
     try:
         return trainer_from_config({**config, "hooks": {}}, allow=options.allow, from_file=True, device=options.device)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hookline.cli.config_args import is_whole
+from hookline.cli.config_args import check_whole
 from hookline.cli.train import train_and_report
 from hookline.config.load import load_config
 from hookline.errors import ConfigError, HooklineError
@@ -25,16 +25,13 @@ def run(options: argparse.Namespace) -> int:
     if run_dir is None:
         raise HooklineError(f"{path} is not a run: it has no run.json; give a run's directory, runs/<run_id>")
     config, _ = load_config(run_dir / CONFIG, options.words)
-    if not is_whole(config):
-        raise HooklineError(
-            f"{run_dir}: that run was made in code; build the same trainer there and call "
-            f"trainer.fit(resume={str(run_dir)!r})"
-        )
+    check_whole(config, str(run_dir), f"trainer.fit(resume={str(run_dir)!r})")
     for secret in _redacted(config, ""):
         remedy = f"give it again: {secret}=value, or as ${{env:NAME}}"
         raise ConfigError(secret, f"was a secret and is not recorded; {remedy}")
     from hookline.build import trainer_from_config  # takes seconds: errors of the path come first
 
+    # The run may have been built in code, or come from another machine: what its config names must be allowed again.
     trainer = trainer_from_config(config, allow=options.allow, from_file=True)
     return train_and_report(trainer, options.debug, resume=path, fork=options.fork)
 

@@ -98,7 +98,7 @@ def _component_entry(key: str, name: str, names: PluginTable) -> dict[str, Any]:
     """Return the schema of a component. Types are left open, because many factories take more than they say."""
     positional, provided = PROVIDED.get(key, (0, ()))
     factory = _factory(names, name)
-    own = [one for one in _named_parameters(factory)[positional:] if one.name != "name"]
+    own = _config_parameters(factory, positional)
     properties = {"name": {"const": name}, **{one.name: _default(one) for one in own}}
     required = [one.name for one in own if one.default is one.empty and one.name not in provided]
     return {**_mapping(factory, properties), "required": ["name", *required]}
@@ -149,13 +149,11 @@ def _or_reference(kind: dict[str, Any]) -> dict[str, Any]:
     return kind if {"type": "string"} in kinds else {**about, "anyOf": [*kinds, REFERENCE]}
 
 
-def _config_parameters(factory: Any) -> list[inspect.Parameter]:
-    return [one for one in _named_parameters(factory) if one.name not in NOT_FOR_CONFIGS]
-
-
-def _named_parameters(factory: Any) -> list[inspect.Parameter]:
+def _config_parameters(factory: Any, skip: int = 0) -> list[inspect.Parameter]:
+    """Return the parameters that a config can give, without the first few, which are passed by position."""
     spread = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    return [one for one in (parameters_of(factory) or {}).values() if one.kind not in spread]
+    named = [one for one in (parameters_of(factory) or {}).values() if one.kind not in spread]
+    return [one for one in named[skip:] if one.name not in NOT_FOR_CONFIGS]
 
 
 def _factory(names: PluginTable, name: str) -> Any:

@@ -47,6 +47,7 @@ def train_and_report(trainer: Trainer, debug: bool, resume: Path | None = None, 
         from hookline.record.redaction import redact_values
 
         status = print_error(error, debug, FAILED, hide=redact_values)
+    # Scripts read the last line: what was written to stderr must not come after it in a common file.
     sys.stderr.flush()
     print(trainer.run_dir if trainer.run_dir is not None else "no record was written", flush=True)
     return status

@@ -27,38 +27,36 @@ if TYPE_CHECKING:
 def run(options: argparse.Namespace) -> int:
     """Train a few steps without hooks and with each one alone; return 1 if one makes undeclared changes."""
     config, from_file = read_config(options.words, ["trainer.console=false", "trainer.deterministic=true"])
-    config.setdefault("trainer", {}).setdefault("seed", 0)
-    config["trainer"]["record"] = True  # hooks that write need a directory; it is temporary
     from hookline.build import trainer_from_config
     from hookline.verify import verify
 
-    def make_trainer() -> Trainer:
-        return trainer_from_config(config, allow=options.allow, from_file=from_file)
-
-    collected: list[str] = []
-    with quiet(collected, tracebacks=options.debug):
-        made = [make_trainer()]  # errors of the config come before anything is printed
     console = open_console()
-    paragraph(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
+    collected: list[str] = []
+    made: list[Trainer] = []
     verdicts: list[Verdict] = []
-    try:
-        with quiet(collected, tracebacks=options.debug), TemporaryDirectory(prefix="hookline-verify-") as directory:
 
-            def next_trainer() -> Trainer:
-                trainer = made.pop() if made else make_trainer()
-                trainer.options.output_dir = directory
-                return trainer
+    # Every comparison needs a new trainer; the first is made early, and used for the first of them.
+    def make_trainer() -> Trainer:
+        return made.pop() if made else trainer_from_config(config, allow=options.allow, from_file=from_file)
 
-            verdicts = verify(next_trainer, options.steps)
-        print_verdicts(console, verdicts)
-    finally:
-        # Warnings that a verdict's notes repeat are left out; tracebacks keep their lines.
-        notes = [without_values(note) for verdict in verdicts for note in verdict.notes]
-        for text in map(without_values, collected):
-            if "\n" in text:
-                console.print(f"\n{text}", soft_wrap=True)
-            elif not any(text.endswith(note) for note in notes):
-                paragraph(console, f"warning: {text}", indent=0, hanging=4)
+    config["trainer"] = {"seed": 0, **config["trainer"], "record": True}  # hooks that write need a directory
+    with quiet(collected, tracebacks=options.debug):
+        made.append(make_trainer())  # errors of the config come before anything is printed or created
+    with TemporaryDirectory(prefix="hookline-verify-") as directory:
+        made[0].options.output_dir = config["trainer"]["output_dir"] = directory
+        paragraph(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
+        try:
+            with quiet(collected, tracebacks=options.debug):
+                verdicts = verify(make_trainer, options.steps)
+            print_verdicts(console, verdicts)
+        finally:
+            # Warnings that a verdict's notes repeat are left out; tracebacks keep their lines.
+            notes = [without_values(note) for verdict in verdicts for note in verdict.notes]
+            for text in map(without_values, collected):
+                if "\n" in text:
+                    console.print(f"\n{text}", soft_wrap=True)
+                elif not any(text.endswith(note) for note in notes):
+                    paragraph(console, f"warning: {text}", indent=0, hanging=4)
     return 0 if all(verdict.fine for verdict in verdicts) else FAILED
 
 
@@ -92,6 +90,7 @@ def quiet(collected: list[str], tracebacks: bool = False) -> Iterator[None]:
     handler.emit = lambda record: collect(  # type: ignore[method-assign]  # a class would only hold this function
         handler.format(record) if tracebacks else record.getMessage()
     )
+    # Handlers of the root logger, those of an application or of pytest, would print while the table is made.
     propagate, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:

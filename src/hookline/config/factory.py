@@ -35,25 +35,25 @@ class ImportPolicy:
     allow: tuple[str, ...] = ()
     from_file: bool = False
 
-    def check_name(self, name: str, names: PluginTable, path: str) -> str:
-        """Return a name that is registered, or a dotted path that may be imported, without importing anything.
+    def check_name(self, name: str, names: PluginTable, path: str) -> None:
+        """Raise a ConfigError unless a name is registered or a dotted path that may be imported; import nothing.
 
         `path` is the name's place in the config, for messages.
         """
         if name in names:
-            return name
+            return
         if "." not in name:
             close = nearest(name, names.names(), 40)
             raise ConfigError(path, f"there is no {names.noun} named {name!r}; {close}; {OWN_CODE_HINT}")
         if not all(part.isidentifier() for part in name.split(".")):
             raise ConfigError(path, f"{name!r} is not a dotted path")
+        # An import runs code, so a file, which may come from elsewhere, reaches only what the user has allowed.
         if self.from_file and not any(name == prefix or name.startswith(f"{prefix}.") for prefix in self.allow):
             raise ConfigError(
                 path,
                 f"{name!r} is not allowed: a config file names registered {names.plural}; to import from a package of "
                 f"yours, allow it in code (allow=[…]) or on the command line (--allow {name.split('.')[0]})",
             )
-        return name
 
 
 def find_factory(name: str, names: PluginTable) -> Any:
@@ -72,6 +72,7 @@ def find_factory(name: str, names: PluginTable) -> Any:
     found = getattr(module, attribute, None)
     if found is None:
         raise RegistrationError(f"{name!r}: {module_name} has no {attribute!r}; {nearest(attribute, vars(module))}")
+    # A prefix allows a package, and not what its modules have imported, such as subprocess.run.
     home = getattr(found, "__module__", None) or ""  # None for bound methods of C objects such as random.random
     if not callable(found) or home.split(".")[0] != name.split(".")[0]:
         kind = type(found).__name__
@@ -88,105 +89,72 @@ def search_path_hint(error: Exception, module: str) -> str:
 
 @dataclass(frozen=True)
 class Factory:
-    """The factory of a component (a model, an optimizer, …), and the parameters that the config gives it."""
+    """A class or function that a config names, and the parameters that the config gives it."""
 
-    path: str  # the component's place in the config: 'model', 'optimizer', …
+    path: str  # the place in the config: 'model', 'optimizer', …; "" if the caller adds it to messages
     name: str
     function: Callable[..., Any]
     parameters: Mapping[str, Any]
+    label: str = ""  # what messages about single parameters call the function; its name by default
+    options: Sequence[str] = ()  # keys that are valid beside the parameters, for the choices in messages
 
     def make(self, *positional: Any, **defaults: Any) -> Any:
-        """Call the factory with its parameters, and with those defaults that it takes and the config leaves out."""
-        return construct(
-            self.function, self.parameters, self.name, path=self.path, positional=positional, defaults=defaults
-        )
+        """Check the parameters and call the function.
+
+        Args:
+            *positional: Values to pass by position.
+            **defaults: Values for parameters that the config leaves out; ignored where the function has none such.
+
+        Raises:
+            ConfigError: If a parameter is unknown, missing or of the wrong type, or the call fails.
+        """
+        signature = parameters_of(self.function) or {}
+        filled = {key: value for key, value in defaults.items() if key in signature}
+        checked = self.check(skip=[*signature][: len(positional)], filled=filled)
+        try:
+            return self.function(*positional, **{**filled, **checked})
+        except (HooklineError, RuntimeError, TypeError, ValueError) as error:  # what torch and Python raise, too
+            if self.path and isinstance(error, HooklineError):  # says what is wrong already
+                raise ConfigError(self.path, str(error)) from error
+            if isinstance(error, RegistrationError):  # a hook whose parameters are secret raises this
+                raise
+            given = {**filled, **self.parameters}.items()
+            shown = ", ".join(f"{key}={written(value)}" for key, value in given) or "its defaults"
+            raise ConfigError(self.path, f"{self.name} cannot be made with {shown}: {error}") from error
+
+    def check(self, skip: Collection[str] = (), filled: Collection[str] = ()) -> dict[str, Any]:
+        """Check the parameters by name and type, and return them as the function takes them.
+
+        Args:
+            skip: Parameters of the function that a config cannot give.
+            filled: Parameters that get a value from elsewhere.
+
+        Raises:
+            ConfigError: If a parameter is unknown, missing or of the wrong type.
+        """
+        signature = parameters_of(self.function)
+        if signature is None:
+            return dict(self.parameters)
+        label, above = self.label or self.name, f"{self.path}." if self.path else ""
+        known = {key: one for key, one in signature.items() if key not in skip}
+        named = [key for key, one in known.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        is_open = any(one.kind is one.VAR_KEYWORD for one in known.values())
+        for key in self.parameters:
+            if key not in named and not is_open:
+                problem = f"{label} has no parameter {key!r}; {nearest(key, [*named, *self.options], 40)}"
+                raise ConfigError(above and above + key, problem)
+        for key in named:
+            if known[key].default is known[key].empty and key not in self.parameters and key not in filled:
+                raise ConfigError(above and above + key, f"{label} needs the parameter {key!r}")
+        return {
+            key: read_value(value, known[key], self.function, f"{self.path or label}.{key}") if key in named else value
+            for key, value in self.parameters.items()
+        }
 
     def read(self, key: str) -> Any:
         """Return one of the parameters, as a number if it is a reference to one; None if the config leaves it out."""
         parameter, value = (parameters_of(self.function) or {}).get(key), self.parameters.get(key)
         return value if parameter is None else read_value(value, parameter, self.function, f"{self.path}.{key}")
-
-
-def construct(
-    function: Callable[..., Any],
-    given: Mapping[str, Any],
-    name: str,
-    *,
-    path: str = "",
-    label: str = "",
-    positional: Sequence[Any] = (),
-    defaults: Mapping[str, Any] | None = None,
-    options: Sequence[str] = (),
-) -> Any:
-    """Check the parameters that a config gives a class or function, and call it.
-
-    Args:
-        function: What to call.
-        given: The parameters of the config.
-        name: The name that the config uses, for messages.
-        path: The place in the config, for messages; "" if the caller adds it.
-        label: What messages about single parameters call the function; `name` by default.
-        positional: Values to pass by position.
-        defaults: Values for parameters that the config leaves out; ignored where the function does not take them.
-        options: Keys that are valid beside the parameters, for the list of choices in messages.
-
-    Raises:
-        ConfigError: If a parameter is unknown, missing or of the wrong type, or the call fails.
-    """
-    signature = parameters_of(function) or {}
-    filled = {key: value for key, value in (defaults or {}).items() if key in signature}
-    skip = [*signature][: len(positional)]
-    checked = check_parameters(function, given, label or name, path=path, skip=skip, filled=filled, options=options)
-    try:
-        return function(*positional, **{**filled, **checked})
-    except (HooklineError, RuntimeError, TypeError, ValueError) as error:  # what torch and Python raise for bad values
-        if path and isinstance(error, HooklineError):  # says what is wrong already
-            raise ConfigError(path, str(error)) from error
-        if isinstance(error, RegistrationError):  # a hook with secret parameters, which must not be shown, raises this
-            raise
-        shown = ", ".join(f"{key}={written(value)}" for key, value in {**filled, **given}.items()) or "its defaults"
-        raise ConfigError(path, f"{name} cannot be made with {shown}: {error}") from error
-
-
-def check_parameters(
-    function: Callable[..., Any],
-    given: Mapping[str, Any],
-    label: str,
-    *,
-    path: str = "",
-    skip: Collection[str] = (),
-    filled: Collection[str] = (),
-    options: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Check parameters by name and type, and return them as the function takes them.
-
-    The arguments are those of `construct`, and:
-
-    Args:
-        skip: Parameters of the function that a config cannot give.
-        filled: Parameters that get a value from elsewhere.
-
-    Raises:
-        ConfigError: If a parameter is unknown, missing or of the wrong type.
-    """
-    signature = parameters_of(function)
-    if signature is None:
-        return dict(given)
-    known = {key: one for key, one in signature.items() if key not in skip}
-    named = [key for key, one in known.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    is_open = any(one.kind is one.VAR_KEYWORD for one in known.values())
-    above = f"{path}." if path else ""
-    for key in given:
-        if key not in named and not is_open:
-            problem = f"{label} has no parameter {key!r}; {nearest(key, [*named, *options], 40)}"
-            raise ConfigError(above and above + key, problem)
-    for key in named:
-        if known[key].default is known[key].empty and key not in given and key not in filled:
-            raise ConfigError(above and above + key, f"{label} needs the parameter {key!r}")
-    return {
-        key: read_value(value, known[key], function, f"{path or label}.{key}") if key in named else value
-        for key, value in given.items()
-    }
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter] | None:
@@ -242,6 +210,7 @@ def type_hint(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any
         return kinds.get(type(parameter.default), Any)
     owner = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]  # of this very class
     namespace = getattr(inspect.unwrap(owner), "__globals__", {})
+    # get_type_hints resolves all annotations of an object, or fails; this one must not depend on the others.
     holder = SimpleNamespace(__annotations__={"type": annotation})
     try:
         return get_type_hints(holder, namespace, _Namespace(vars(builtins) | namespace))["type"]
@@ -284,6 +253,7 @@ def _validator(hint: Any) -> Callable[[Any], bool]:
 
     def accepts(value: Any) -> bool:
         try:
+            # Not strict, pydantic would take the text "12" for the number 12.
             found = adapter.validate_json(json.dumps(value), strict=True)
             if isinstance(found, Iterator):  # an Iterable is validated while it is consumed
                 deque(found, maxlen=0)

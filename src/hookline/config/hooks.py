@@ -8,12 +8,12 @@ name and its parameters), or use the flat form with ``enable_…`` flags and ``h
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hookline.config.factory import ImportPolicy, check_parameters, construct, find_factory
+from hookline.config.factory import Factory, ImportPolicy, find_factory
 from hookline.core.base import UpdateHook
 from hookline.core.catalog import CATALOG
 from hookline.core.entry import OPTIONS
@@ -21,6 +21,9 @@ from hookline.core.failures import check_policy
 from hookline.core.plugins import HOOKS
 from hookline.core.schedule import Schedule
 from hookline.errors import ConfigError, RegistrationError, got, nearest
+
+if TYPE_CHECKING:
+    from hookline.config.schema import HooksConfig
 
 KINDS = ("lifecycle", "forward", "update")
 RESERVED = ("name", "as", *OPTIONS)
@@ -31,7 +34,6 @@ FLAGS = {  # seed 002's switches: flag -> built-in hook and the key of its param
     "enable_early_stopping_hook": ("early_stopping", "early_stopping_config"),
     "enable_lr_monitor": ("lr_monitor", "lr_monitor_config"),
 }
-KEYS = (*KINDS, *FLAGS, *(key for _, key in FLAGS.values()), "hook_classes", "hook_configs")
 
 
 @dataclass
@@ -64,14 +66,18 @@ def read_hook_specs(config: Any, *, allow: Iterable[str] = (), from_file: bool =
     Raises:
         ConfigError: If a key, a name or an option is wrong.
     """
-    tree = _hooks_section(config)
+    default = HookSpec("hooks.update", "identity", origin="default")
+    if config == {}:  # spares a trainer without a config of hooks the import of pydantic, about 0.2 s
+        return [default]
+    from hookline.config.schema import as_hooks_config
+
+    section = config.get("hooks") if isinstance(config, Mapping) else None
     allowed = (allow,) if isinstance(allow, str) else tuple(allow)
-    policy = ImportPolicy(allowed, from_file or is_from_file(config) or is_from_file(tree))
-    specs = [spec for kind in KINDS for spec in _listed(tree.get(kind), kind, policy)]
-    specs += [*_by_class(tree, policy), *_by_flag(tree)]
-    if "update" not in tree:
-        specs.append(HookSpec("hooks.update", "identity", origin="default"))
-    return specs
+    policy = ImportPolicy(allowed, from_file or is_from_file(config) or is_from_file(section))
+    hooks = as_hooks_config(config)
+    specs = [spec for kind in KINDS for spec in _listed(getattr(hooks, kind) or (), kind, policy)]
+    specs += [*_by_class(hooks, policy), *_by_flag(hooks)]
+    return specs if hooks.update is not None else [*specs, default]
 
 
 def is_from_file(config: Any) -> bool:
@@ -79,89 +85,60 @@ def is_from_file(config: Any) -> bool:
     return getattr(config, "from_file", False) is True
 
 
-def _hooks_section(config: Any) -> Mapping[str, Any]:
-    tree = config.model_dump(exclude_none=True) if hasattr(config, "model_dump") else config
-    if not isinstance(tree, Mapping):
-        raise ConfigError("hooks", f"expected a mapping with {', '.join(KINDS)}, {got(tree)}")
-    if "hooks" in tree:
-        return _hooks_section(tree["hooks"] or {})
-    for key in tree:
-        if key not in KEYS:
-            raise ConfigError(f"hooks.{key}", f"unknown key; {nearest(str(key), KEYS, 40)}")
-    return tree
-
-
-def _listed(entries: Any, kind: str, policy: ImportPolicy) -> Iterator[HookSpec]:
-    if entries is not None and not isinstance(entries, (list, tuple)):
-        raise ConfigError(f"hooks.{kind}", f"expected a list of hooks, {got(entries)}")
-    for index, entry in enumerate(entries or ()):
+def _listed(entries: Sequence[str | Mapping[str, Any]], kind: str, policy: ImportPolicy) -> Iterator[HookSpec]:
+    for index, entry in enumerate(entries):
         path = f"hooks.{kind}.{index}"
         given = {"name": entry} if isinstance(entry, str) else entry
+        # A list of a HooksConfig may have got anything since pydantic checked it.
         if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
             raise ConfigError(path, f"expected a hook's name or a mapping with `name:`, {got(entry)}")
-        name = given.get("as")  # is printed, recorded and typed again in overrides
+        target, name = given["name"], given.get("as")
+        # The name is printed, recorded and typed again in overrides.
         if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
             raise ConfigError(f"{path}.as", f"expected a name for this instance, {got(name)}")
-        options, parameters = _split(given, RESERVED, path)
-        target = policy.check_name(given["name"], HOOKS, f"{path}.name")
+        options, parameters = _split({key: given[key] for key in given if key not in ("name", "as")}, path)
+        policy.check_name(target, HOOKS, f"{path}.name")
         yield HookSpec(path, target, name, kind, options=options, parameters=parameters)
 
 
-def _by_class(tree: Mapping[str, Any], policy: ImportPolicy) -> Iterator[HookSpec]:
-    paths, configs = tree.get("hook_classes") or [], _mapping(tree.get("hook_configs"), "hooks.hook_configs")
-    if not isinstance(paths, (list, tuple)):
-        raise ConfigError("hooks.hook_classes", f"expected a list of class paths, {got(paths)}")
+def _by_class(hooks: HooksConfig, policy: ImportPolicy) -> Iterator[HookSpec]:
+    """Yield the hooks of `hook_classes`.
+
+    A key of `hook_configs` is the path of a class or, if only one class has it, the bare name.
+    """
+    paths, configs = hooks.hook_classes, hooks.hook_configs
+    names = {dotted: dotted.rpartition(".")[2] for dotted in paths}
+    for key in configs:
+        path, matches = f"hooks.hook_configs.{key}", [dotted for dotted in names if key in (dotted, names[dotted])]
+        if not matches:
+            choices = names if "." in key else [*names, *names.values()]
+            raise ConfigError(path, f"no such class in hook_classes; {nearest(key, choices)}")
+        if len(matches) > 1 and key not in names:
+            remedy = f"write its path: {' or '.join(matches)}"
+            raise ConfigError(path, f"several classes in hook_classes have that name; {remedy}")
+        if matches[0] in configs and key not in names:
+            raise ConfigError(path, f"{matches[0]!r} has its parameters there under its path, too; keep one of the two")
     for index, dotted in enumerate(paths):
-        if not isinstance(dotted, str):
-            raise ConfigError(f"hooks.hook_classes.{index}", f"expected a class path, {got(dotted)}")
-    class_names = [dotted.rpartition(".")[2] for dotted in paths]
-    for key in map(str, configs):
-        _check_class_key(key, dict(zip(paths, class_names, strict=True)), configs)
-    for index, (dotted, class_name) in enumerate(zip(paths, class_names, strict=True)):
-        path, key = f"hooks.hook_classes.{index}", dotted if dotted in configs else class_name
+        path, key = f"hooks.hook_classes.{index}", dotted if dotted in configs else names[dotted]
         if (first := paths.index(dotted)) < index:
             remedy = f"for two of them, list each by kind with a name: {{name: {dotted}, as: …}}"
             raise ConfigError(path, f"{dotted!r} is there already, at hooks.hook_classes.{first}; {remedy}")
-        target = policy.check_name(dotted, HOOKS, path)
-        given = _mapping(configs.get(key), f"hooks.hook_configs.{key}")
-        options, parameters = _split(given, OPTIONS, f"hooks.hook_configs.{key}")
-        where = f"{path} with hook_configs.{key}" if given else path
-        yield HookSpec(where, target, options=options, parameters=parameters)
+        policy.check_name(dotted, HOOKS, path)
+        options, parameters = _split(configs.get(key, {}), f"hooks.hook_configs.{key}")
+        where = f"{path} with hook_configs.{key}" if configs.get(key) else path
+        yield HookSpec(where, dotted, options=options, parameters=parameters)
 
 
-def _check_class_key(key: str, classes: Mapping[str, str], configs: Mapping[str, Any]) -> None:
-    """Check that a key of `hook_configs` means one class: by its path, or by its bare name if that is unambiguous."""
-    if key in classes:
-        return
-    path, matches = f"hooks.hook_configs.{key}", [dotted for dotted, name in classes.items() if name == key]
-    if not matches:
-        choices = [*classes, *classes.values()] if "." not in key else classes
-        raise ConfigError(path, f"no such class in hook_classes; {nearest(key, choices)}")
-    if len(matches) > 1:
-        remedy = f"write its path: {' or '.join(matches)}"
-        raise ConfigError(path, f"several classes in hook_classes have that name; {remedy}")
-    if matches[0] in configs:
-        raise ConfigError(path, f"{matches[0]!r} has its parameters there under its path, too; keep one of the two")
-
-
-def _by_flag(tree: Mapping[str, Any]) -> Iterator[HookSpec]:
+def _by_flag(hooks: HooksConfig) -> Iterator[HookSpec]:
     for flag, (name, key) in FLAGS.items():
-        options, parameters = _split(_mapping(tree.get(key), f"hooks.{key}"), OPTIONS, f"hooks.{key}")
-        is_on = tree.get(flag)
-        if is_on not in (None, True, False):
-            raise ConfigError(f"hooks.{flag}", f"expected true or false, {got(is_on)}")
+        is_on = getattr(hooks, flag)
+        options, parameters = _split(getattr(hooks, key), f"hooks.{key}")
         if is_on or parameters:
             path = f"hooks.{key if parameters else flag}"
             yield HookSpec(path, name, None, None, "built-in", options, parameters, unused=not is_on)
 
 
-def _mapping(given: Any, path: str) -> Mapping[str, Any]:
-    if given is not None and not isinstance(given, Mapping):
-        raise ConfigError(path, f"expected a mapping, {got(given)}")
-    return given or {}
-
-
-def _split(given: Mapping[str, Any], reserved: tuple[str, ...], path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(given: Mapping[str, Any], path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split an entry into options of the registry, which are checked here, and parameters of the hook's constructor."""
     options = {key: given[key] for key in OPTIONS if key in given}
     if not isinstance(options.get("enabled", True), bool):
@@ -172,8 +149,9 @@ def _split(given: Mapping[str, Any], reserved: tuple[str, ...], path: str) -> tu
     _check_one_or_more(options.get("ranks"), int, "a rank", f"{path}.ranks")
     for key in ("before", "after"):
         _check_one_or_more(options.get(key), str, "a hook's name", f"{path}.{key}")
+    # Null counts as absent, as in `every: null` to override a default; the registry's own defaults apply.
     options = {key: value for key, value in options.items() if value is not None}
-    return options, {str(key): value for key, value in given.items() if key not in reserved}
+    return options, {key: value for key, value in given.items() if key not in OPTIONS}
 
 
 def _check_one_or_more(given: Any, kind: type, noun: str, path: str) -> None:
@@ -196,10 +174,11 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
     handles: list[Any] = []
     try:
         for spec in specs:
+            # Another list or a hook of the user's code may have brought an update hook.
             if spec.origin == "default" and registry.entries("update"):
                 continue
             try:
-                hook = make_hook(spec.target, spec.parameters)
+                hook = make_hook(spec.target, spec.parameters)  # also if unused: it checks the parameters
                 if spec.unused:
                     continue
                 handles.append(registry.register(hook, spec.name, origin=spec.origin, **spec.options))
@@ -229,14 +208,14 @@ def make_hook(given: Any, parameters: Mapping[str, Any]) -> Any:
         return given
     try:
         if isinstance(given, str):
-            factory = find_factory(given, HOOKS)
-            label = getattr(factory, "__name__", "hook")
+            function = find_factory(given, HOOKS)
+            label = getattr(function, "__name__", "hook")
+            factory = Factory("", given, function, parameters, label, OPTIONS)
             # A function that takes gradients is an update hook itself; any other function makes a hook.
-            if not inspect.isfunction(factory) or "grads" not in inspect.signature(factory).parameters:
-                return construct(factory, parameters, given, label=label, options=OPTIONS)
-            arguments = CATALOG["on_update"].argument_names
-            return FunctionHook(factory, check_parameters(factory, parameters, label, skip=arguments, options=OPTIONS))
-        checked = check_parameters(given, parameters, given.__name__, options=OPTIONS)
+            if not inspect.isfunction(function) or "grads" not in inspect.signature(function).parameters:
+                return factory.make()
+            return FunctionHook(function, factory.check(skip=CATALOG["on_update"].argument_names))
+        checked = Factory("", given.__name__, given, parameters, options=OPTIONS).check()
     except ConfigError as error:
         raise RegistrationError(str(error)) from error
     return given(**checked)  # outside of the block: what a class of the user's raises stays what it is

@@ -56,18 +56,13 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
         where = str(source) if isinstance(source, str | Path) else ""
         got = "nothing: it is empty" if tree is None else shown(tree)
         raise ConfigError(where, f"expected a mapping with {', '.join(RunConfig.model_fields)}, got {got}")
-    config = plain_copy(tree, str(source) if from_file else "config")
+    mapping: type[dict[str, Any]] = FileConfig if from_file else dict
+    config = plain_copy(tree, str(source) if from_file else "config", mapping)
     if changes := list(overrides):
         for override in changes:
             apply_override(config, override)
-        config = plain_copy(config, "the config with its overrides")  # checks what the overrides added
-    return (_mark_as_file(config) if from_file else config), from_file
-
-
-def _mark_as_file(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return FileConfig({key: _mark_as_file(value) for key, value in tree.items()})
-    return [_mark_as_file(value) for value in tree] if isinstance(tree, list) else tree
+        config = plain_copy(config, "the config with its overrides", mapping)  # checks what the overrides added
+    return config, from_file
 
 
 def _read_file(path: Path) -> Any:
@@ -76,10 +71,10 @@ def _read_file(path: Path) -> Any:
         raise ConfigError(where, f"cannot tell its format; use one of the suffixes {', '.join(FORMATS)}")
     try:
         with path.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
+            content = stream.read(MAX_BYTES + 1)  # one byte more tells whether there is more, even of /dev/zero
         if len(content) > MAX_BYTES:
             raise ConfigError(where, f"is larger than {MAX_BYTES // 1000} kB, the limit for a config")
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8-sig")  # editors on Windows begin files with a byte-order mark
     except UnicodeDecodeError as error:
         raise ConfigError(where, f"is not text in UTF-8 (byte {error.start})") from None
     except FileNotFoundError:
@@ -154,6 +149,7 @@ def _entry_path(tree: dict[str, Any], parts: list[str]) -> list[str]:
         entries = hooks.get(kind) if isinstance(hooks, dict) else None
         for index, entry in enumerate(entries if isinstance(entries, list) else ()):
             instance = entry.get("as", entry.get("name")) if isinstance(entry, dict) else entry
+            # Of several hooks with one name, which a registry would refuse, the first is meant.
             places.setdefault(str(instance), (kind, str(index)))
     if name not in places:
         close = nearest(name, places or HooksConfig.model_fields, 40)

@@ -29,7 +29,7 @@ class Resolved(str):
         return made
 
     def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]  # copies keep the reference
-        return str.__str__(self), self.reference
+        return str.__str__(self), self.reference  # a plain str: it must not contain the object that is copied
 
     def read(self) -> Any:
         """Return the value as YAML reads it (a number, say), or the text itself if it is text.
@@ -83,6 +83,7 @@ def without_values(text: str) -> str:
 def restore_references(resolved: Any, written: Any) -> Any:
     """Copy `resolved`, marking its texts with the references of `written` that they came from."""
     if isinstance(written, str) and _REFERENCE.search(written):
+        # pydantic returns plain text and numbers; a number cannot carry its reference, and gives way to it.
         return Resolved(resolved, written) if isinstance(resolved, str) else written
     if isinstance(resolved, Mapping) and isinstance(written, Mapping):
         return {key: restore_references(value, written.get(key)) for key, value in resolved.items()}
@@ -99,6 +100,7 @@ def _variable(inner: str, path: str, variables: Mapping[str, str]) -> str:
         close = get_close_matches(name, variables, n=1, cutoff=0.5)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(path, f"the environment variable {name!r} is not set{hint}")
+    # Messages of other libraries may quote the value; `without_values` finds it there.
     if len(variables[name]) >= SHORTEST_HIDDEN:
         _references.setdefault(variables[name], f"${{{inner}}}")
     return variables[name]

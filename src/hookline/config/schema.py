@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, field_validator, model_validator
 from pydantic.dataclasses import dataclass
@@ -14,7 +14,6 @@ from pydantic_core import ErrorDetails
 from hookline.errors import ConfigError, got, nearest
 from hookline.trainer.options import TrainerOptions
 
-Model = TypeVar("Model", bound=type)
 Path = tuple[str, ...]
 Entries = list[str | dict[str, Any]]
 """Hooks in order: each a registered name, or a mapping with `name` and its parameters."""
@@ -28,28 +27,27 @@ _NOT_A_MAPPING = ("model_type", "model_attributes_type", "dataclass_type", "dict
 # ---- errors --------------------------------------------------------------------------------------------------------
 
 
-def raises_config_error(prefix: str = "", when_missing: str = "") -> Callable[[Model], Model]:
-    """Class decorator: raise a ConfigError when the class is constructed with wrong values.
+def raise_config_errors(cls: type, prefix: str = "", when_missing: str = "") -> None:
+    """Make the constructor of a class raise a ConfigError when it gets wrong values.
 
-    It wraps the finished class, so that pydantic still builds it directly where it is a field of another one, and the
-    outermost class reports the whole path. `prefix` begins every path that is not below the section `hooks`;
-    `when_missing` ends messages about missing top-level keys.
+    It is replaced after the class is finished, so that pydantic still builds the class directly where it is a field of
+    another one, and the outermost class reports the whole path.
+
+    Args:
+        cls: A pydantic model or dataclass.
+        prefix: Begins every path that is not below the section `hooks`.
+        when_missing: Ends messages about missing top-level keys.
     """
+    construct = cls.__init__  # type: ignore[misc]  # of this very class
 
-    def decorate(cls: Model) -> Model:
-        construct = cls.__init__  # type: ignore[misc]  # the decorated class is what is constructed
+    @wraps(construct)
+    def checked_init(self: Any, *args: Any, **values: Any) -> None:
+        try:
+            construct(self, *args, **values)
+        except ValidationError as error:
+            raise _config_error(error, values, cls, prefix, when_missing) from None
 
-        @wraps(construct)
-        def checked_init(self: Any, *args: Any, **values: Any) -> None:
-            try:
-                construct(self, *args, **values)
-            except ValidationError as error:
-                raise _config_error(error, values, cls, prefix, when_missing) from None
-
-        cls.__init__ = checked_init  # type: ignore[misc]
-        return cls
-
-    return decorate
+    cls.__init__ = checked_init  # type: ignore[misc]
 
 
 def _config_error(error: ValidationError, given: Any, top: type, prefix: str, when_missing: str) -> ConfigError:
@@ -150,7 +148,6 @@ class Component(BaseModel):
         return dict(self.model_extra or {})
 
 
-@raises_config_error("hooks.")
 class HooksConfig(BaseModel):
     """Which hooks a run has: lists by kind, or switches and class paths. Both forms may be mixed.
 
@@ -164,6 +161,7 @@ class HooksConfig(BaseModel):
     forward: Entries | None = None
     update: Entries | None = None
 
+    # A StrictBool refuses "yes" and 1, which pydantic would take for true; a typing error must not turn on a hook.
     enable_logging_hook: StrictBool = False
     logging_config: dict[str, Any] = Field(default_factory=dict)
     enable_gradient_monitor: StrictBool = False
@@ -179,7 +177,6 @@ class HooksConfig(BaseModel):
     hook_configs: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
 
-@raises_config_error("trainer.")
 @dataclass(config=ConfigDict(extra="forbid", strict=True), kw_only=True)
 class TrainerConfig(TrainerOptions):
     """Every option of a run, and its hooks: what `GenericTrainer` takes. The options are those of `TrainerOptions`."""
@@ -191,10 +188,10 @@ class TrainerConfig(TrainerOptions):
         return TrainerOptions(**{**_option_values(self), **changes})
 
 
-@raises_config_error(when_missing="; `hookline example` prints a whole config to start from")
 class RunConfig(BaseModel):
     """A whole run: what to train, on what, how, and with which hooks. A config file holds one of these."""
 
+    # Not strict, unlike TrainerConfig: references are resolved to text, which has to become numbers.
     model_config = ConfigDict(extra="forbid")
 
     model: Component
@@ -223,6 +220,28 @@ class RunConfig(BaseModel):
     def as_mapping(self) -> dict[str, Any]:
         """Return everything as plain values that can be written and read again, without unused hook settings."""
         return {**self.model_dump(), "hooks": self.hooks.model_dump(exclude_defaults=True)}
+
+
+raise_config_errors(HooksConfig, "hooks.")
+raise_config_errors(TrainerConfig, "trainer.")
+raise_config_errors(RunConfig, when_missing="; `hookline example` prints a whole config to start from")
+
+
+def as_hooks_config(config: Any) -> HooksConfig:
+    """Return the hooks of a config: of a mapping with them alone, or of a whole config with a section `hooks`.
+
+    A key whose value is null counts as absent.
+    """
+    if isinstance(config, HooksConfig):
+        return config
+    if isinstance(config, RunConfig):
+        return config.hooks
+    if not isinstance(config, Mapping):
+        raise ConfigError("hooks", f"expected a mapping with lifecycle, forward, update, {got(config)}")
+    if "hooks" in config:
+        return as_hooks_config(config["hooks"] or {})
+    _check_string_keys(config)
+    return HooksConfig(**{key: value for key, value in config.items() if value is not None})
 
 
 def as_run_config(config: Any) -> RunConfig:

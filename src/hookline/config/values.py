@@ -79,7 +79,7 @@ def read_yaml(text: str, where: str) -> Any:
             node = loader.get_single_node()
             if node is None:
                 return None
-            _expanded_size(node, where, {}, set())
+            _expanded_size(node, where, {}, set())  # merges (<<) of aliases would take exponential time to construct
             return loader.construct_document(node)
         finally:
             loader.dispose()
@@ -114,6 +114,7 @@ def _expanded_size(node: yaml.Node, where: str, sizes: dict[int, int], ancestors
                 lines[name] = line
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
+    # A node is an ancestor while its children are counted, and finished afterwards: an alias may repeat it then.
     ancestors.add(id(node))
     size = 1 + sum(_expanded_size(child, where, sizes, ancestors) for child in children)
     ancestors.discard(id(node))
@@ -123,7 +124,7 @@ def _expanded_size(node: yaml.Node, where: str, sizes: dict[int, int], ancestors
     return size
 
 
-def plain_copy(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
+def plain_copy(tree: Mapping[str, Any], where: str, mapping: type[dict[str, Any]] = dict) -> dict[str, Any]:
     """Copy a config tree, checking its keys and values.
 
     Aliases are expanded in the copy, so that an override changes one place only.
@@ -131,6 +132,7 @@ def plain_copy(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
     Args:
         tree: The config.
         where: The source, named in the error if the tree is too large; other errors name the value's dotted path.
+        mapping: The class of all mappings in the copy.
 
     Raises:
         ConfigError: If the tree is too large, or a key or value is not printable or out of range.
@@ -140,27 +142,24 @@ def plain_copy(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
     def copy(value: Any, path: tuple[str, ...]) -> Any:
         nonlocal count
         count += 1
+        place = ".".join(path)
         if len(path) > MAX_DEPTH or count > MAX_NODES:
             raise ConfigError(where, f"is too large: more than {MAX_DEPTH} levels deep, or than {MAX_NODES} values")
         if isinstance(value, Mapping):
-            return {_checked_key(key, path): copy(item, (*path, key)) for key, item in value.items()}
+            for key in value:
+                if not isinstance(key, str):
+                    raise ConfigError(place, f"expected a key that is a word, got {shown(key)}; put it in quotes")
+                if not key.isprintable() or len(key) > MAX_KEY:
+                    limits = f"keys have at most {MAX_KEY} characters, all printable"
+                    raise ConfigError(place, f"invalid key: {shown(key)}; {limits}")
+            return mapping({key: copy(item, (*path, key)) for key, item in value.items()})
         if isinstance(value, list | tuple):
             return [copy(item, (*path, str(index))) for index, item in enumerate(value)]
         if isinstance(value, str) and (found := _UNPRINTABLE.search(value)):
-            problem = f"holds {found[0]!r}; text in a config is printable, newlines and tabs aside"
-            raise ConfigError(".".join(path), problem)
+            raise ConfigError(place, f"holds {found[0]!r}; text in a config is printable, newlines and tabs aside")
         if isinstance(value, int) and not -LARGEST <= value < LARGEST:
-            raise ConfigError(".".join(path), "is an integer of more than 64 bits")
+            raise ConfigError(place, "is an integer of more than 64 bits")
         return value
 
     copied: dict[str, Any] = copy(tree, ())
     return copied
-
-
-def _checked_key(key: Any, path: tuple[str, ...]) -> str:
-    if not isinstance(key, str):
-        raise ConfigError(".".join(path), f"expected a key that is a word, got {shown(key)}; put it in quotes")
-    if not key.isprintable() or len(key) > MAX_KEY:
-        limits = f"keys have at most {MAX_KEY} characters, all printable"
-        raise ConfigError(".".join(path), f"invalid key: {shown(key)}; {limits}")
-    return key

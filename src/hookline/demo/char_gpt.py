@@ -23,6 +23,7 @@ class Attention(nn.Module):
         """Mix [batch, time, width] along time."""
         # [batch, time, 3 * width] becomes three times [batch, heads, time, width / heads].
         query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        # The function, unlike nn.Dropout, does not know whether the model is in training mode.
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         return F.dropout(self.project(mixed.transpose(1, 2).flatten(2)), self.dropout, self.training)

@@ -55,7 +55,6 @@ def generate(
     length: int = 300,
     temperature: float = 0.8,
     generator: torch.Generator | None = None,
-    device: torch.device | str | None = None,
 ) -> str:
     """Continue a prompt character by character, at the cost of one forward pass each.
 
@@ -68,7 +67,6 @@ def generate(
         length: How many characters to generate.
         temperature: Divides the logits; 0 takes the most likely character.
         generator: The only source of randomness; without one, the text is the same every time.
-        device: Where to run; by default where the model is.
 
     Returns:
         The prompt and its continuation.
@@ -87,7 +85,7 @@ def generate(
             "set it to the number of characters that the model can read at once"
         )
     generator = generator or torch.Generator().manual_seed(0)
-    ids = torch.tensor([vocab.encode(prompt)], device=device or next(model.parameters()).device)
+    ids = torch.tensor([vocab.encode(prompt)], device=next(model.parameters()).device)
     with eval_mode(model):
         for _ in range(length):
             logits = model(ids[:, -context:])["logits"][:, -1]
