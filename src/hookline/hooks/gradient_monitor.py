@@ -18,7 +18,7 @@ from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, NothingMatches, got, nearest
 from hookline.hooks.base import NamedHook
 from hookline.hooks.gradient_snapshot import GradientSnapshot, SnapshotSpec, TableLayout, percentile_name
-from hookline.stats.collector import HostQueue, HostRows
+from hookline.stats.collector import HostQueue, StepRows
 
 if TYPE_CHECKING:
     from hookline.core.registry import HookRegistry
@@ -193,7 +193,7 @@ class GradientMonitor(NamedHook):
 
     # ---- recording ---------------------------------------------------------------------------------------------------
 
-    def _record(self, arrivals: Iterable[HostRows], trainer: RunControl) -> None:
+    def _record(self, arrivals: Iterable[StepRows], trainer: RunControl) -> None:
         for step, keys, table in arrivals:
             names, present, named = layout = cast("TableLayout", keys)
             self._log_layers(layout, table, trainer, step)
