@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookline.stats.columns import COUNT, STATISTICS
+from hookline.stats import STATISTICS
 
+COUNT = STATISTICS.index("count")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
