@@ -463,3 +463,13 @@ def test_added_rows_stay_in_step_with_those_of_tensors() -> None:
         add_rows(collector, step, step)
     found = [(rows.step, sorted(map(str, rows.keys))) for rows in collector.drain()]
     assert found == [(step, ["a", "b", "c"]) for step in (1, 2, 3)]
+
+
+def test_added_rows_that_wait_come_before_those_of_later_tensors() -> None:
+    """Tensors of a later step send the rows that wait, and steps arrive in order."""
+    collector = StepCollector()
+    for step in (1, 2):
+        add_rows(collector, step, step)
+    collector.add("c", torch.ones(2), 3)
+    collector.end_step(3)
+    assert steps_of(collector.ready()) == [1, 2, 3]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import lru_cache
 from importlib.util import find_spec
 
@@ -17,8 +16,6 @@ from hookline.stats.columns import L2, STATISTICS, row_dtype
 from hookline.stats.tensor_meta import TensorMeta, tensor_meta
 
 __all__ = ["STATISTICS", "has_kernels", "norms", "summarize"]
-
-_ALREADY_OFF = nullcontext()
 
 
 def summarize(
@@ -54,7 +51,7 @@ def summarize(
         meta = tensor_meta(tensors)
     if meta is None or not (meta.plain and (meta.on_cpu or meta.alike)):
         check(tensors, names)
-    with torch.no_grad() if torch.is_grad_enabled() else _ALREADY_OFF:
+    with torch.no_grad():
         if meta is not None and meta.on_cpu:
             # NumPy cannot read the memory of subclasses such as fake tensors or wrappers of other tensors.
             return cpu.summarize(tensors, meta) if meta.plain else torch_ops.summarize(tensors, torch.float64)
@@ -90,7 +87,7 @@ def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None, meta
         meta = tensor_meta(tensors)
     if not tensors or meta is None or not (meta.plain and meta.on_cpu):
         return summarize(tensors, names)[:, L2]
-    with torch.no_grad() if torch.is_grad_enabled() else _ALREADY_OFF:
+    with torch.no_grad():
         return cpu.norms(tensors, meta)
 
 
