@@ -139,13 +139,14 @@ class StepCollector:
 
     def _read(self) -> None:
         """Launch the measurement of the collected tensors, and drop the references to them."""
+        collected = self._collected
+        self._forget_tensors()  # First, so that a tensor that cannot be measured does not affect the next pass.
         by_device: dict[torch.device, list[tuple[Hashable, Tensor]]] = {}
-        for key, tensor, version in self._collected:
+        for key, tensor, version in collected:
             if tensor_version(tensor) == version:
                 by_device.setdefault(tensor.device, []).append((key, tensor))
             else:
                 self._overwritten.add(key)
-        self._forget_tensors()
         for pairs in by_device.values():
             keys, tensors = zip(*pairs, strict=True)
             self._measured.append(StepRows(self._step, keys, self._measure(tensors, keys)))
@@ -158,7 +159,7 @@ class StepCollector:
             self._copy_to_host()
 
     def _copy_to_host(self) -> None:
-        """Start one copy for all rows in a row that are on one device."""
+        """Start the copies, one for all adjacent rows that are on one device."""
         # Added rows are first, because steps must arrive in order and measured ones are of the newest step.
         parts, self._added, self._measured = self._added + self._measured, [], []
         for _, adjacent in groupby(parts, key=lambda part: part.rows.device):
@@ -193,8 +194,8 @@ class StepCollector:
 
     def drain(self) -> Iterator[StepRows]:
         """Yield the complete steps, oldest first; waits for copies in progress."""
-        self._read()
-        self._copy_to_host()
+        self.send()
+        self._copy_to_host()  # added rows that wait for more
         yield from self.ready(wait=True)
 
     def incomplete(self) -> StepRows | None:

@@ -151,10 +151,11 @@ class MeshTensors:
         return values.index_copy(0, own, self._reduce(values[own], dist.ReduceOp.SUM, 0))
 
     def _reduce(self, values: Tensor, operation: Any, neutral: float) -> Tensor:
+        # Each rank takes part in every reduction, or the others would wait; a copy that does not count adds nothing.
         if not all(self._counts):
             counts = _device.upload(self._counts, torch.bool, values.device)
             values = torch.where(counts.view(-1, *[1] * (values.dim() - 1)), values, neutral)
-        values = values.contiguous()
+        values = values.contiguous()  # all_reduce needs it.
         for dimension in range(self._mesh.ndim):
             dist.all_reduce(values, operation, group=self._mesh.get_group(dimension))
         return values
