@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from bench.watched import FLUSH_STEPS, Hook, Plain, Recorder, is_leaf
 from hookline import HookManager
 from hookline.activations.monitor import Monitor
-from hookline.stats.collector import Collector, HostQueue
+from hookline.stats.collector import HostQueue, StepCollector
 from hookline.stats.histograms import histograms, percentiles
 from hookline.stats.rows import summarize
 
@@ -64,19 +63,21 @@ class DeferredOutputs(Plain):
 class OurOutputs(Plain):
     """Collects references while the model runs, and reads them in few launches."""
 
-    def __init__(self, goal: str = "", **options: Any) -> None:
-        self.goal = goal
-        self.collector, self.flush = Collector(**options), HostQueue()
+    def __init__(self, goal: str = "", limit_bytes: int = StepCollector.limit_bytes) -> None:
+        self.goal, self.step = goal, 1
+        self.collector = StepCollector()
+        self.collector.limit_bytes = limit_bytes
 
     def hook(self, name: str) -> Hook:
         """Return a hook that collects the output."""
         add = self.collector.add
-        return lambda module, inputs, output: add(name, output)
+        return lambda module, inputs, output: add(name, output, self.step)
 
     def after_forward(self, step: int) -> None:
         """Read what was collected, start the copy, and take what has arrived."""
-        self.flush.send(step, *self.collector.finish())
-        void(list(self.flush.ready()))
+        self.collector.end_step(self.step)
+        self.step += 1
+        void(list(self.collector.ready()))
 
 
 class OurMonitor(Plain):

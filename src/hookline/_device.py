@@ -98,24 +98,24 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def upload(numbers: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def upload(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Make a tensor of some numbers on a device without waiting for it."""
     return to_device(torch.tensor(numbers, dtype=dtype, pin_memory=is_accelerator(device)), device)
 
 
-def cached_table(device: torch.device, numbers: tuple[int, ...]) -> torch.Tensor:
-    """Return some numbers as an int64 tensor on a device; repeated calls share one read-only tensor.
+def cached_table(device: torch.device, numbers: tuple[float, ...], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """Return some numbers as a tensor on a device; repeated calls share one read-only tensor.
 
     The addresses of a step's tensors are such numbers: memory that one step frees is mostly given to the same tensors
     of the next step.
     """
-    return _cached_table(device, stream_handle(device), numbers)
+    return _cached_table(device, stream_handle(device), numbers, dtype)
 
 
 @lru_cache(maxsize=64)
-def _cached_table(device: torch.device, stream: int, numbers: tuple[int, ...]) -> torch.Tensor:
+def _cached_table(device: torch.device, stream: int, numbers: tuple[float, ...], dtype: torch.dtype) -> torch.Tensor:
     # The stream is part of the key because the table is filled in its order: another stream might read it too early.
-    return upload(numbers, torch.int64, device)
+    return upload(numbers, dtype, device)
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

@@ -23,20 +23,15 @@ class HostCopy:
 
     def __init__(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> None:
         self._event: torch.Event | None = None
-        if into is None and tensor.is_cpu:
-            self._host = tensor
-        elif not _device.is_accelerator(tensor.device):
-            self._host = tensor.to("cpu") if into is None else into.copy_(tensor)
-        else:
-            self._host = pinned_like(tensor) if into is None else into
-            with _device.use(tensor.device):
-                self._host.copy_(tensor, non_blocking=True)
-                self._event = _device.record_event(tensor.device)
-
-    @property
-    def host(self) -> torch.Tensor:
+        self.host: torch.Tensor
         """The host tensor; its contents are valid once the copy is complete."""
-        return self._host
+        if not _device.is_accelerator(tensor.device):
+            self.host = tensor.to("cpu") if into is None else into.copy_(tensor)
+        else:
+            self.host = pinned_like(tensor) if into is None else into
+            with _device.use(tensor.device):
+                self.host.copy_(tensor, non_blocking=True)
+                self._event = _device.record_event(tensor.device)
 
     def is_ready(self) -> bool:
         """Return whether the copy is complete; never waits."""
@@ -47,7 +42,7 @@ class HostCopy:
         if self._event is not None:
             self._event.synchronize()
             self._event = None
-        return self._host
+        return self.host
 
 
 def pinned_like(tensor: torch.Tensor) -> torch.Tensor:

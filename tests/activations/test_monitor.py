@@ -389,8 +389,7 @@ def test_in_training_everything_is_read_in_one_launch(monkeypatch: pytest.Monkey
     """Outputs that autograd keeps do not count towards the limit of collected memory."""
     launches: list[int] = []
     summarize = collector.summarize
-    monkeypatch.setattr(collector, "LIMIT_BYTES", 64)
-    monkeypatch.setattr(collector.Collector.__init__, "__defaults__", (64, None))
+    monkeypatch.setattr(collector.StepCollector, "limit_bytes", 64)
 
     def counted(tensors: Any, names: Any) -> torch.Tensor:
         launches.append(len(tensors))

@@ -3,293 +3,242 @@
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from hookline import HooklineError
 from hookline._host_copy import HostCopy
 from hookline.stats import STATISTICS, summarize
 from hookline.stats import collector as module
-from hookline.stats.borrowed import borrowing, is_borrowed
-from hookline.stats.collector import STEPS_TOGETHER, Collector, HostQueue, RowBatch, StepCollector, StepRows
+from hookline.stats.borrowed import borrowing
+from hookline.stats.collector import StepCollector
 
 COUNT, MEAN, STD = map(STATISTICS.index, ("count", "mean", "std"))
+TOGETHER = 8  # steps whose rows are copied together
+
+
+class Counting:
+    """Measures tensors, and counts how many each launch reads."""
+
+    def __init__(self) -> None:
+        self.launches: list[int] = []
+
+    def __call__(self, tensors: Sequence[Tensor], names: Sequence[object]) -> Tensor:
+        """Return the rows of the tensors."""
+        self.launches.append(len(tensors))
+        return summarize(tensors, names)
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return how many tensors each launch read."""
-    read: list[int] = []
-    summarize = module.summarize
-    monkeypatch.setattr(module, "summarize", lambda *given: read.append(len(given[0])) or summarize(*given))
-    return read
+def measure() -> Counting:
+    """Return a measurement that counts its launches."""
+    return Counting()
 
 
-def test_everything_is_read_at_the_end(launches: list[int]) -> None:
+def means(collector: StepCollector) -> dict[Any, float]:
+    """End step 1 and return the mean of each key."""
+    collector.end_step(1)
+    found: dict[Any, float] = {}
+    for rows in collector.ready():
+        found |= dict(zip(rows.keys, rows.rows[:, MEAN].tolist(), strict=True))
+    return found
+
+
+# ---- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_read_at_the_end(measure: Counting) -> None:
     """One launch for all, rows in the order of the keys."""
-    collector = Collector()
+    collector = StepCollector(measure)
     for value in range(5):
-        collector.add(f"layer {value}", torch.full((3,), float(value)))
-    assert len(collector) == 5 and not launches
-    keys, rows = collector.finish()
-    assert keys == [f"layer {value}" for value in range(5)]
-    assert rows[:, MEAN].tolist() == [0, 1, 2, 3, 4] and launches == [5]
+        collector.add(f"layer {value}", torch.full((3,), float(value)), 1)
+    assert not measure.launches
+    assert list(means(collector).items()) == [(f"layer {value}", value) for value in range(5)]
+    assert measure.launches == [5]
 
 
-def test_a_key_may_come_twice() -> None:
-    """A module that is called twice in a pass has two rows."""
-    collector = Collector()
-    collector.add("shared", torch.zeros(2))
-    collector.add("shared", torch.ones(2))
-    keys, rows = collector.finish()
-    assert keys == ["shared", "shared"] and rows[:, MEAN].tolist() == [0, 1]
-
-
-def test_the_limit_is_kept(launches: list[int]) -> None:
+def test_the_limit_is_kept(measure: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     """More bytes than the limit are not held; the rows are all there in the end."""
-    collector = Collector(limit_bytes=1000)
+    monkeypatch.setattr(StepCollector, "limit_bytes", 1000)
+    collector = StepCollector(measure)
     for value in range(7):
-        collector.add(value, torch.full((100,), float(value)))
-    keys, rows = collector.finish()
-    assert keys == list(range(7)) and rows[:, MEAN].tolist() == keys
-    assert launches == [3, 3, 1]
+        collector.add(value, torch.full((100,), float(value)), 1)
+    assert means(collector) == {value: value for value in range(7)}
+    assert measure.launches == [3, 3, 1]
 
 
-def test_tensors_that_the_backward_pass_keeps_do_not_count(launches: list[int]) -> None:
+def test_tensors_that_the_backward_pass_keeps_do_not_count(measure: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     """In training the outputs that are saved for backward wait for the one launch at the end."""
-    collector, values = Collector(limit_bytes=1000), torch.ones(100, requires_grad=True)
+    monkeypatch.setattr(StepCollector, "limit_bytes", 1000)
+    collector, values = StepCollector(measure), torch.ones(100, requires_grad=True)
     for layer in range(20):
         values = values.exp()  # saves its output
-        collector.add(layer, values)
-    collector.finish()
-    assert launches == [20]
+        collector.add(layer, values, 1)
+    collector.send()
+    assert measure.launches == [20]
 
 
-def test_tensors_that_only_the_collector_keeps_count(launches: list[int]) -> None:
+def test_tensors_that_only_the_collector_keeps_count(measure: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit holds for the outputs that only the collector keeps alive."""
-    collector, values = Collector(limit_bytes=1000), torch.ones(100, requires_grad=True)
+    monkeypatch.setattr(StepCollector, "limit_bytes", 1000)
+    collector, values = StepCollector(measure), torch.ones(100, requires_grad=True)
     for layer in range(6):
         values = values.exp()
-        collector.add(f"exp {layer}", values)
-        collector.add(f"sum {layer}", values + 1)  # an addition saves nothing
-    collector.finish()
-    assert len(launches) > 1 and sum(launches) == 12
+        collector.add(f"exp {layer}", values, 1)
+        collector.add(f"sum {layer}", values + 1, 1)  # an addition saves nothing
+    collector.send()
+    assert len(measure.launches) > 1 and sum(measure.launches) == 12
 
 
-def test_a_view_that_is_alive_for_a_while_does_not_count_as_kept(launches: list[int]) -> None:
+def test_a_view_that_is_alive_for_a_while_does_not_count_as_kept(
+    measure: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without gradients every byte counts, even if a view uses the memory at the moment."""
-    collector, views = Collector(limit_bytes=1000), []
+    monkeypatch.setattr(StepCollector, "limit_bytes", 1000)
+    collector, views = StepCollector(measure), []
     for layer in range(6):
         values = torch.ones(100)
         views.append(values.view(10, 10))
-        collector.add(layer, values)
-    collector.finish()
-    assert launches == [3, 3]
+        collector.add(layer, values, 1)
+    collector.send()
+    assert measure.launches == [3, 3]
 
 
 def test_references_are_dropped_after_the_launch() -> None:
     """A tensor that was read is not kept alive."""
-    collector = Collector()
+    collector = StepCollector()
     tensor = torch.ones(3)
     alive = weakref.ref(tensor)
-    collector.add("x", tensor)
-    collector.finish()
+    collector.add("x", tensor, 1)
+    collector.send()
     del tensor
     gc.collect()
     assert alive() is None
 
 
-def test_each_finish_starts_again() -> None:
-    """Rows are returned once."""
-    collector = Collector()
-    collector.add("x", torch.ones(3))
-    collector.finish()
-    keys, rows = collector.finish()
-    assert keys == [] and len(rows) == 0 and len(collector) == 0
-
-
 def test_an_overwritten_tensor_gets_no_row_and_is_read_at_once_from_then_on() -> None:
     """An in-place write between add and launch is noticed; the next pass is right."""
-    collector = Collector()
-    for expected in (["after"], ["before", "after"]):
+    collector = StepCollector()
+    for expected in ({"after": 0}, {"before": -2, "after": 0}):
         values = torch.full((4,), -2.0)
-        collector.add("before", values)
+        collector.add("before", values, 1)
         values.relu_()
-        collector.add("after", values)
-        keys, rows = collector.finish()
-        assert keys == expected
-    assert rows[:, MEAN].tolist() == [-2, 0] and collector.overwritten == {"before"}
+        collector.add("after", values, 1)
+        assert means(collector) == expected
 
 
-def test_a_tensor_flagged_as_about_to_be_overwritten_is_read_now() -> None:
-    """With now=True the first pass is right already."""
-    collector = Collector()
-    values = torch.full((4,), -2.0)
-    collector.add("before", values, now=True)
+def test_a_step_whose_tensors_were_all_overwritten_has_no_rows() -> None:
+    """Nothing is returned for it, and the next step is not affected."""
+    collector, values = StepCollector(), torch.ones(4)
+    collector.add("a", values, 1)
     values.zero_()
-    assert collector.finish().rows[0, MEAN] == -2 and not collector.overwritten
+    assert means(collector) == {}
+    collector.add("b", values, 2)
+    collector.end_step(2)
+    assert steps_of(collector.ready()) == [2]
 
 
 def test_inference_tensors_are_gathered_too() -> None:
     """They have no version to compare."""
     with torch.inference_mode():
-        collector = Collector()
-        collector.add("x", torch.ones(3))
-        assert collector.finish().rows[0, MEAN] == 1
+        collector = StepCollector()
+        collector.add("x", torch.ones(3), 1)
+        assert means(collector) == {"x": 1}
 
 
 def test_a_refusal_names_the_key() -> None:
     """The message calls the tensor by its key, and the next pass is not affected."""
-    collector = Collector()
-    collector.add("blocks.0", torch.ones(2, dtype=torch.complex64))
+    collector = StepCollector()
+    collector.add("blocks.0", torch.ones(2, dtype=torch.complex64), 1)
     with pytest.raises(HooklineError, match=r"blocks\.0"):
-        collector.finish()
-    collector.add("blocks.1", torch.ones(2))
-    assert collector.finish().keys == ["blocks.1"]
+        collector.send()
+    collector.add("blocks.1", torch.ones(2), 1)
+    assert means(collector) == {"blocks.1": 1}
 
 
-def test_discarding_forgets_everything() -> None:
-    """After a failed forward pass nothing of it is left."""
-    collector = Collector(limit_bytes=10)
-    collector.add("a", torch.ones(30))
-    collector.add("b", torch.ones(1))
+def test_discarding_forgets_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failed forward pass nothing of it is left, not even what was read early."""
+    monkeypatch.setattr(StepCollector, "limit_bytes", 10)
+    collector = StepCollector()
+    collector.add("a", torch.ones(30), 1)
+    collector.add("b", torch.ones(1), 1)
     collector.discard()
-    assert len(collector) == 0 and collector.finish().keys == []
+    assert means(collector) == {} and collector.incomplete() is None
+
+
+def test_tensors_on_several_devices() -> None:
+    """Each launch reads the tensors of one device, and all rows of a step are returned together."""
+    devices: list[set[str]] = []
+
+    def measure(tensors: Sequence[Tensor], names: Sequence[object]) -> Tensor:
+        devices.append({tensor.device.type for tensor in tensors})
+        return summarize([torch.full((2,), float(str(name))) for name in names])
+
+    collector = StepCollector(measure)
+    for step in (1, 2):
+        for key, device in enumerate(["cpu", "meta", "cpu", "meta", "meta"]):
+            collector.add(key, torch.ones(2, device=device), step)
+        collector.end_step(step)
+    found = list(collector.ready())
+    assert devices == [{"cpu"}, {"meta"}] * 2
+    for step, keys, rows in found:
+        assert dict(zip(keys, rows[:, MEAN].tolist(), strict=True)) == {key: key for key in range(5)}, step
+    assert [rows.step for rows in found] == [1, 2]
 
 
 # ---- borrowed tensors ------------------------------------------------------------------------------------------------
 
 
-def test_borrowing_ends_with_its_outermost_block() -> None:
-    """Blocks nest, and end also when they fail."""
-    assert not is_borrowed()
+def is_copied() -> bool:
+    """Return whether a collector copies a tensor, so that later writes that raise no version do not change its row."""
+    collector, tensor = StepCollector(), torch.ones(4)
+    collector.add("x", tensor, 1)
+    tensor.data.fill_(7.0)
+    return means(collector) == {"x": 1.0}
+
+
+def test_borrowed_tensors_are_copied() -> None:
+    """Their owner may overwrite them without raising a version; blocks nest, and end also when they fail."""
+    assert not is_copied()
     with pytest.raises(ValueError), borrowing():
         with borrowing():
-            assert is_borrowed()
-        assert is_borrowed()
+            assert is_copied()
+        assert is_copied()
         raise ValueError
-    assert not is_borrowed()
+    assert not is_copied()
 
 
 def test_other_threads_borrow_nothing() -> None:
     """Borrowing holds for one thread."""
     seen: list[bool] = []
     with borrowing():
-        thread = threading.Thread(target=lambda: seen.append(is_borrowed()))
+        thread = threading.Thread(target=lambda: seen.append(is_copied()))
         thread.start()
         thread.join()
     assert seen == [False]
 
 
-def test_a_borrowed_tensor_is_copied() -> None:
-    """Its owner may overwrite it afterwards without raising its version."""
-    collector, tensor = Collector(), torch.ones(4)
-    with borrowing():
-        collector.add("borrowed", tensor)
-    tensor.data.fill_(7.0)
-    keys, rows = collector.finish()
-    assert keys == ["borrowed"] and rows[0, MEAN] == 1.0
+# ---- rows of steps ---------------------------------------------------------------------------------------------------
 
 
-# ---- rows on their way to the host -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def arrived(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Return whether each copy has arrived, oldest first, as a device would decide; copies made later have not."""
-    copies: list[HostCopy] = []
-    done: list[bool] = []
-
-    def is_ready(copy: HostCopy) -> bool:
-        if copy not in copies:
-            copies.append(copy)
-        place = copies.index(copy)
-        return place < len(done) and done[place]
-
-    monkeypatch.setattr(HostCopy, "is_ready", is_ready)
-    return done
-
-
-def test_rows_on_the_host_have_arrived() -> None:
-    """On the CPU nothing is in progress."""
-    queue = HostQueue()
-    queue.send(7, ["a"], torch.tensor([[1.0, 2.0]]))
-    (found,) = queue.ready()
-    assert (found.step, found.keys, found.rows.tolist()) == (7, ["a"], [[1, 2]])
-    assert len(queue) == 0
-
-
-def test_copies_in_progress_are_not_waited_for(arrived: list[bool]) -> None:
-    """`ready` yields what has arrived, in order, and leaves the rest; `drain` yields everything."""
-    queue = HostQueue()
-    for step in (1, 2, 3):
-        queue.send(step, (), torch.zeros(1))
-    assert list(queue.ready()) == []
-    arrived[:] = [True]
-    assert [rows.step for rows in queue.ready()] == [1] and len(queue) == 2
-    assert [rows.step for rows in queue.drain()] == [2, 3] and len(queue) == 0
+def steps_of(rows: Iterator[Any]) -> list[int]:
+    """Return the steps of some rows."""
+    return [row.step for row in rows]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_copy_from_cuda_arrives() -> None:
-    """The rows come through pinned memory, with their values."""
-    queue = HostQueue()
-    queue.send(1, ["x"], torch.arange(6.0, device="cuda").view(2, 3))
-    (found,) = queue.drain()
-    assert found.rows.is_pinned() and found.rows.tolist() == [[0, 1, 2], [3, 4, 5]]
-
-
-def batched_at(steps: range) -> list[int]:
-    """Return at which of these steps a batch of rows should be copied."""
-    batch, times = RowBatch(), []
-    for step in steps:
-        if batch.add(step, ["a", "b"], torch.full((2, 3), float(step))):
-            times.append(step)
-            batch.take()
-    return times
-
-
-@pytest.mark.parametrize(
-    ("steps", "times"),
-    [
-        (range(1, 2 * STEPS_TOGETHER + 1), [STEPS_TOGETHER, 2 * STEPS_TOGETHER]),
-        (
-            range(3 * STEPS_TOGETHER, 9 * STEPS_TOGETHER, STEPS_TOGETHER),
-            list(range(3 * STEPS_TOGETHER, 9 * STEPS_TOGETHER, STEPS_TOGETHER)),
-        ),
-        (range(3, 25, 3), [9, 18]),
-        (range(1), []),
-    ],
-    ids=["every step", "rarely", "every third step", "no step"],
-)
-def test_no_row_waits_for_more_than_a_few_steps(steps: range, times: list[int]) -> None:
-    """Rows of every step are copied eight at a time; those of a schedule as rare as that at once."""
-    assert batched_at(steps) == times
-
-
-def test_without_steps_a_number_of_batches_is_copied_together() -> None:
-    """A model that runs without a trainer has step 0 all the time."""
-    batch = RowBatch()
-    full = [batch.add(0, ["a"], torch.ones(1, 3)) for _ in range(STEPS_TOGETHER)]
-    assert full == [False] * (STEPS_TOGETHER - 1) + [True]
-
-
-def test_a_rewound_run_does_not_fill_a_batch_without_end() -> None:
-    """Later steps are never far from a first one that is ahead of them."""
-    batch = RowBatch()
-    batch.add(1000, ["a"], torch.ones(1, 3))
-    assert any(batch.add(step, ["a"], torch.ones(1, 3)) for step in range(1, STEPS_TOGETHER))
-
-
-# ---- rows of steps ---------------------------------------------------------------------------------------------------
-
-
-def steps_of(rows: Iterator[StepRows]) -> list[int]:
-    """Return the steps of some rows."""
-    return [row.step for row in rows]
+def test_rows_on_cuda_arrive_through_pinned_memory() -> None:
+    """They have the values of their tensors."""
+    collector = StepCollector()
+    collector.add("x", torch.arange(6.0, device="cuda"), 1)
+    collector.end_step(1)
+    (found,) = collector.drain()
+    assert found.rows.is_pinned() and found.rows[0, MEAN] == 2.5
 
 
 def test_a_step_is_returned_when_it_has_ended() -> None:
@@ -367,13 +316,21 @@ def test_a_rewound_run_merges_again() -> None:
 
 def test_a_busy_device_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step whose copy is in progress comes later, in order; a drain waits."""
-    monkeypatch.setattr(HostCopy, "is_ready", lambda copy: False)
+    arrived: set[int] = set()
+    monkeypatch.setattr(HostCopy, "is_ready", lambda copy: int(copy.host[0, COUNT]) in arrived)
     collector = StepCollector()
-    for step in (1, 2):
-        collector.add("a", torch.ones(1), step)
+    for step in (1, 2, 3):
+        collector.add("a", torch.ones(step), step)
         collector.end_step(step)
     assert steps_of(collector.ready()) == []
-    assert steps_of(collector.drain()) == [1, 2]
+    arrived.update((1, 3))
+    assert steps_of(collector.ready()) == []  # The rows of step 2 might add to step 1.
+    arrived.add(2)
+    assert steps_of(collector.ready()) == [1, 2, 3]
+    arrived.clear()
+    collector.add("a", torch.ones(1), 4)
+    collector.end_step(4)
+    assert steps_of(collector.ready()) == [] and steps_of(collector.drain()) == [4]
 
 
 def test_thousands_of_small_tensors_are_read_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,16 +385,62 @@ def add_rows(collector: StepCollector, step: int, value: float) -> None:
     collector.end_step(step)
 
 
-def test_added_rows_arrive_for_several_steps_at_once() -> None:
-    """They have their own steps and values; `drain` returns the rest."""
-    collector = StepCollector()
-    seen = []
-    for step in range(1, 2 * STEPS_TOGETHER):
+def arrivals(steps: range) -> list[int]:
+    """Add rows at each of these steps; return the steps after which some arrive."""
+    collector, found = StepCollector(), []
+    for step in steps:
         add_rows(collector, step, step)
-        seen.append([(rows.step, rows.rows[0, MEAN].item()) for rows in collector.ready()])
-    assert [len(found) for found in seen] == [0] * (STEPS_TOGETHER - 1) + [STEPS_TOGETHER] + [0] * (STEPS_TOGETHER - 1)
-    assert seen[STEPS_TOGETHER - 1] == [(step, step) for step in range(1, STEPS_TOGETHER + 1)]
-    assert steps_of(collector.drain()) == list(range(STEPS_TOGETHER + 1, 2 * STEPS_TOGETHER))
+        for rows in collector.ready():
+            assert rows.rows[0, MEAN] == rows.step
+            found.append(step)
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize(
+    ("steps", "times"),
+    [
+        (range(1, 2 * TOGETHER + 1), [TOGETHER, 2 * TOGETHER]),
+        (range(3 * TOGETHER, 9 * TOGETHER, TOGETHER), list(range(3 * TOGETHER, 9 * TOGETHER, TOGETHER))),
+        (range(3, 25, 3), [9, 18]),
+        (range(1), []),
+    ],
+    ids=["every step", "rarely", "every third step", "no step"],
+)
+def test_no_added_row_waits_for_more_than_a_few_steps(steps: range, times: list[int]) -> None:
+    """Rows of every step are copied eight at a time; those of a schedule as rare as that at once."""
+    assert arrivals(steps) == times
+
+
+def test_drain_returns_added_rows_that_wait() -> None:
+    """Each step has its own values, and is returned once."""
+    collector = StepCollector()
+    for step in range(1, TOGETHER + 3):
+        add_rows(collector, step, step)
+    found = [(rows.step, rows.rows[0, MEAN].item()) for rows in collector.drain()]
+    assert found == [(step, step) for step in range(1, TOGETHER + 3)]
+    assert steps_of(collector.drain()) == []
+
+
+def test_without_steps_added_rows_are_copied_after_some_calls() -> None:
+    """A model that runs without a trainer has step 0 all the time."""
+    collector, found = StepCollector(), []
+    for _ in range(TOGETHER):
+        collector.add_rows(["a"], summarize([torch.ones(1)]), 0)
+        found.append(sum(len(rows.keys) for rows in collector.ready()))
+    assert found == [0] * (TOGETHER - 1) + [TOGETHER]
+
+
+def test_added_rows_of_a_rewound_run_do_not_wait_without_end() -> None:
+    """Later steps are never far from a first one that is ahead of them."""
+    collector = StepCollector()
+    add_rows(collector, 1000, 0.0)
+    assert steps_of(collector.ready()) == [1000]
+    add_rows(collector, 1000, 0.0)
+    found: list[int] = []
+    for step in range(1, TOGETHER):
+        add_rows(collector, step, step)
+        found += steps_of(collector.ready())
+    assert found
 
 
 def test_a_step_is_not_returned_while_rows_of_it_wait() -> None:
@@ -460,3 +463,13 @@ def test_added_rows_stay_in_step_with_those_of_tensors() -> None:
         add_rows(collector, step, step)
     found = [(rows.step, sorted(map(str, rows.keys))) for rows in collector.drain()]
     assert found == [(step, ["a", "b", "c"]) for step in (1, 2, 3)]
+
+
+def test_added_rows_that_wait_come_before_those_of_later_tensors() -> None:
+    """Tensors of a later step send the rows that wait, and steps arrive in order."""
+    collector = StepCollector()
+    for step in (1, 2):
+        add_rows(collector, step, step)
+    collector.add("c", torch.ones(2), 3)
+    collector.end_step(3)
+    assert steps_of(collector.ready()) == [1, 2, 3]

@@ -10,12 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookline.stats import STATISTICS, cpu, summarize
-from hookline.stats.rows import norms
+from hookline.stats.distributed import LocalTensors
 
 MAX, MEAN = map(STATISTICS.index, ("max", "mean"))
 
 AssertRows = Callable[..., None]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.bool]
+
+
+def norms(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Return the norm of each tensor, computed without its other statistics."""
+    return LocalTensors(tensors).norms()
 
 
 def test_more_small_tensors_than_fit_into_the_scratch_memory(assert_rows: AssertRows) -> None:
@@ -37,21 +42,12 @@ def test_tensors_of_one_shape_among_others(assert_rows: AssertRows) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    size=st.integers(1, 300),
-    many=st.integers(cpu.MANY, 40),
-    dtype=st.sampled_from(DTYPES),
-    memory=st.integers(300, 2000),
-)
-def test_stacked_tensors_of_any_dtype(
-    size: int, many: int, dtype: torch.dtype, memory: int, assert_rows: AssertRows
-) -> None:
+@given(size=st.integers(1, cpu.STACKED), many=st.integers(cpu.MANY, 60), dtype=st.sampled_from(DTYPES))
+def test_stacked_tensors_of_any_dtype(size: int, many: int, dtype: torch.dtype, assert_rows: AssertRows) -> None:
     """Every tensor gets its own row, however many fit into one stack."""
     generator = torch.Generator().manual_seed(size)
     tensors = [(torch.randn(size, generator=generator).relu() * (1 + index)).to(dtype) for index in range(many)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "SCRATCH", memory)
-        assert_rows(summarize(tensors), tensors)
+    assert_rows(summarize(tensors), tensors)
 
 
 @pytest.mark.parametrize("many", [6, cpu.MANY])

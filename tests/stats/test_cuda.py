@@ -25,12 +25,12 @@ CPU = torch.device("cpu")
 
 SUMMARIZE = """
 from hookline.stats import cuda
-result = cuda.launch_summarize([cuda.readable(tensor) for tensor in given], torch.device("cpu"), 0)
+result = cuda.summarize(given)
 """
 COUNT = """
 from hookline.stats import cuda
 tensors, tops, rows = given
-counts = cuda.launch_count([cuda.in_float32(tensor) for tensor in tensors], tops, 0)
+counts = cuda.count(tensors, tops)
 fractions = torch.tensor([0, 0.1, 0.5, 0.9, 1], dtype=torch.float64)
 result = counts, cuda.percentiles(counts, tops, fractions), cuda.histogram_tops(rows)
 """

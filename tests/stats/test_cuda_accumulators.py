@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hookline.stats import STATISTICS
-from hookline.stats.columns import COUNT
 
+COUNT = STATISTICS.index("count")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -70,8 +70,17 @@ def test_no_tensors() -> None:
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 def test_a_tensor_without_statistics_is_named() -> None:
     """A layout that is not handled is refused with the name."""
-    with pytest.raises(HooklineError, match=r"no statistics of head: it has the layout torch\.sparse_csr"):
-        LocalTensors([torch.eye(3).to_sparse_csr()], ["head"]).summarize()
+    local = LocalTensors([torch.ones(2), torch.eye(3).to_sparse_csr()], ["embed", "head"])
+    for measure in (local.summarize, local.norms):
+        with pytest.raises(HooklineError, match=r"no statistics of head: it has the layout torch\.sparse_csr"):
+            measure()
+
+
+def test_results_are_on_the_device_of_the_first_tensor() -> None:
+    """Tensors on two devices are measured separately and returned together; one device here holds no values."""
+    local = LocalTensors([torch.ones(2, device="meta"), torch.ones(3), torch.ones(4, device="meta")])
+    rows, norms = local.summarize(), local.norms()
+    assert rows.is_meta and rows.shape == (3, len(STATISTICS)) and norms.is_meta and norms.shape == (3,)
 
 
 def test_which_tensors_are_plain() -> None:

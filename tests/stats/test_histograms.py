@@ -7,20 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from hookline.stats import STATISTICS, columns, summarize
-from hookline.stats.histograms import (
-    Histograms,
-    fold,
-    histograms,
-    histograms_in,
-    merge_histograms,
-    percentiles,
-    summarize_with_histograms,
-    values_of_bins,
-)
-from hookline.stats.merge import merge, merge_rows
+from hookline import SimpleTrainer, read_layers
+from hookline.stats import columns
+from hookline.stats.histograms import Histograms, fold, histograms, percentiles, values_of_bins
 
 POINTS = [0, 10, 25, 50, 90, 99.5, 100]
 
@@ -109,19 +100,48 @@ def test_fewer_bins_hold_the_same_counts(per_octave: int) -> None:
 # ---- merging ---------------------------------------------------------------------------------------------------------
 
 
-def merged(parts: list[torch.Tensor]) -> Histograms:
-    """Merge the histograms of parts, as those of one tensor."""
-    counted = histograms(parts)
-    counts, tops = merge_histograms(counted.counts.double().unsqueeze(1), counted.tops.double().unsqueeze(1))
-    return Histograms(counts.long(), tops.float())
+class Parts(nn.Module):
+    """A model that calls one module once with each part in every forward pass."""
+
+    def __init__(self, parts: list[Tensor]) -> None:
+        super().__init__()
+        self.parts, self.part, self.weight = parts, nn.Identity(), nn.Parameter(torch.ones(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for part in self.parts:
+            self.part(part)
+        return inputs * self.weight
+
+
+def merged(parts: list[Tensor]) -> Histograms:
+    """Return the histogram that a monitor records for a step in which a module was called with each part."""
+    model = Parts(parts)
+    trainer = SimpleTrainer(
+        model, [(torch.ones(1), torch.ones(1))], torch.optim.SGD(model.parameters(), 0.1), "cpu",
+        loss_fn=nn.functional.mse_loss, console=False,
+    )  # fmt: skip
+    trainer.add_hook("monitor", modules="part", metrics=["count", "histogram"])
+    trainer.train()
+    assert trainer.run_dir is not None
+    series = read_layers(trainer.run_dir)
+    assert series["activations"].of("part", "count").tolist() == [sum(part.numel() for part in parts)]
+    counts = series["activation_histograms"].of("part", "counts")
+    return Histograms(counts.long(), series["activations"].of("part", "histogram_top").float())
+
+
+def test_one_part_has_its_own_histogram() -> None:
+    """What a monitor records is what is counted from the tensor."""
+    part = torch.randn(3, 4).bfloat16()
+    found, whole = merged([part]), histograms([part])
+    assert torch.equal(found.counts, whole.counts) and torch.equal(found.tops, whole.tops)
 
 
 def test_windows_of_different_height() -> None:
     """Parts whose largest values lie octaves apart give exactly what the whole gives."""
     parts = [torch.randn(1000) * scale for scale in (1e-3, 1.0, 300.0)]
     whole = histograms([torch.cat(parts)])
-    assert torch.equal(merged(parts).counts, whole.counts)
-    assert torch.equal(merged(parts).tops, whole.tops)
+    found = merged(parts)
+    assert torch.equal(found.counts, whole.counts) and torch.equal(found.tops, whole.tops)
 
 
 def test_values_below_the_window_count_in_the_smallest_bins() -> None:
@@ -154,27 +174,3 @@ def test_percentiles_of_the_whole() -> None:
     found = percentiles(merged(parts), points)[0]
     true = torch.quantile(torch.cat(parts).double(), torch.tensor(points, dtype=torch.float64) / 100)
     torch.testing.assert_close(found, true, rtol=0.05, atol=0.02)
-
-
-# ---- rows with histograms --------------------------------------------------------------------------------------------
-
-
-def test_a_row_with_a_histogram_has_both() -> None:
-    """The statistics come first, then the histogram, the same as each computed alone."""
-    tensors = [torch.randn(50), torch.randn(3, 4).bfloat16()]
-    rows = summarize_with_histograms(tensors)
-    counted = histograms(tensors)
-    assert rows.shape == (2, len(STATISTICS) + columns.BINS + 1)
-    assert torch.equal(rows[:, : len(STATISTICS)], summarize(tensors))
-    assert torch.equal(histograms_in(rows).counts, counted.counts)
-    assert torch.equal(histograms_in(rows).tops, counted.tops)
-
-
-def test_merging_rows_with_and_without_histograms() -> None:
-    """The rows of parts give the row of the whole; one without a histogram stays without."""
-    parts = [torch.randn(40) * 5, torch.randn(60) - 1]
-    wide = torch.stack([summarize_with_histograms([part]) for part in parts])
-    whole = summarize_with_histograms([torch.cat(parts)])
-    torch.testing.assert_close(merge_rows(wide), whole, rtol=1e-5, atol=1e-6)
-    narrow = torch.stack([summarize([part]) for part in parts])
-    assert torch.equal(merge_rows(narrow), merge(narrow))

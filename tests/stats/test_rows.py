@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from hookline import HooklineError
 from hookline.stats import STATISTICS, columns, cpu, summarize, torch_ops
-from hookline.stats.rows import norms
+from hookline.stats.distributed import LocalTensors
 
 L2, MEAN, NANS, STD = map(STATISTICS.index, ("l2", "mean", "nans", "std"))
 
@@ -252,6 +252,11 @@ def test_torch_operations_for_devices_without_kernels(awkward_tensors: Tensors, 
 # ---- norms alone -----------------------------------------------------------------------------------------------------
 
 
+def norms(tensors: list[Tensor]) -> Tensor:
+    """Return the norm of each tensor, computed without its other statistics."""
+    return LocalTensors(tensors).norms()
+
+
 def test_norms_of_every_awkward_tensor(awkward_tensors: Tensors) -> None:
     """Norms equal those of all statistics for tensors that overflow, underflow, are empty, strided or not finite."""
     tensors = awkward_tensors()
@@ -287,12 +292,6 @@ def test_norms_write_nothing() -> None:
     norms([torch.randn(8) for _ in range(5)])
     assert torch.equal(first, kept)
     assert all(torch.equal(tensor, torch.full((8,), float(value))) for value, tensor in enumerate(tensors))
-
-
-def test_norms_refuse_by_name() -> None:
-    """A tensor that has no norm here is named."""
-    with pytest.raises(HooklineError, match=r"no statistics of embed\.weight: it has the layout torch\.sparse_coo"):
-        norms([torch.ones(3), torch.ones(3).to_sparse()], ["head.weight", "embed.weight"])
 
 
 @pytest.mark.parametrize(

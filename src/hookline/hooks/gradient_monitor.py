@@ -19,7 +19,7 @@ from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, NothingMatches, got, nearest
 from hookline.hooks.base import NamedHook
 from hookline.stats.cache import Snapshot, cache_norms, cache_rows
-from hookline.stats.collector import HostQueue, HostRows
+from hookline.stats.collector import HostQueue, StepRows
 from hookline.stats.columns import STATISTICS
 from hookline.stats.distributed import LocalTensors
 from hookline.stats.histograms import fold, percentiles
@@ -215,7 +215,7 @@ class GradientMonitor(NamedHook):
 
     # ---- recording ---------------------------------------------------------------------------------------------------
 
-    def _record(self, arrivals: Iterable[HostRows], trainer: RunControl) -> None:
+    def _record(self, arrivals: Iterable[StepRows], trainer: RunControl) -> None:
         for step, keys, table in arrivals:
             names, present, named = layout = cast("TableLayout", keys)
             self._log_layers(layout, table, trainer, step)

@@ -40,34 +40,33 @@ _DTYPE = attrgetter("dtype")
 
 def summarize(tensors: Sequence[Tensor]) -> Tensor:
     """Return one statistics row per tensor, for tensors on one CUDA device."""
-    device = tensors[0].device
+    device, tensors = tensors[0].device, all_readable(tensors)
     with _device.use(device):
-        return launch_summarize(all_readable(tensors), device, _device.stream_handle(device))
-
-
-def launch_summarize(tensors: Sequence[Tensor], device: torch.device, stream: int) -> Tensor:
-    """Launch the kernels for tensors that can be read as flat memory."""
-    layout = layout_of(device, stream, tuple(map(Tensor.numel, tensors)), tuple(map(_DTYPE, tensors)))
-    pointers = _device.cached_table(device, tuple(map(Tensor.data_ptr, tensors)))
-    partials = torch.empty((kernels.PARTIAL_COLUMNS, layout.chunks), dtype=torch.float64, device=device)
-    rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64, device=device)
-    for group in layout.groups:
-        tile = WARPS * 32 * VECTOR_BYTES // group.dtype.itemsize
-        tables = (pointers, layout.sizes, layout.first_chunks, layout.owners, partials)
-        kernels.read_chunks[(group.chunks,)](
-            *tables,
-            group.skipped,
-            layout.chunks,
-            ELEMENT=ELEMENTS[group.dtype],
-            ITEM_BYTES=group.dtype.itemsize,
-            WIDE=WIDE[wide_dtype(group.dtype)],
-            TILE=tile,
-            TILES=CHUNK_BYTES // group.dtype.itemsize // tile,
-            UNROLL=UNROLL,
-            num_warps=WARPS,
-        )
-    tables_by_tensor = (layout.first_chunks, layout.chunk_counts, partials, rows)
-    kernels.merge_chunks[(len(tensors),)](*tables_by_tensor, layout.chunks, COLUMNS=len(STATISTICS), TILE=MERGE_TILE)
+        sizes, dtypes = tuple(map(Tensor.numel, tensors)), tuple(map(_DTYPE, tensors))
+        layout = layout_of(device, _device.stream_handle(device), sizes, dtypes)
+        pointers = _device.cached_table(device, tuple(map(Tensor.data_ptr, tensors)))
+        partials = torch.empty((kernels.PARTIAL_COLUMNS, layout.chunks), dtype=torch.float64, device=device)
+        rows = torch.empty((len(tensors), len(STATISTICS)), dtype=torch.float64, device=device)
+        for group in layout.groups:
+            tile = WARPS * 32 * VECTOR_BYTES // group.dtype.itemsize
+            kernels.read_chunks[(group.chunks,)](
+                pointers,
+                layout.sizes,
+                layout.first_chunks,
+                layout.owners,
+                partials,
+                group.skipped,
+                layout.chunks,
+                ELEMENT=ELEMENTS[group.dtype],
+                ITEM_BYTES=group.dtype.itemsize,
+                WIDE=WIDE[wide_dtype(group.dtype)],
+                TILE=tile,
+                TILES=CHUNK_BYTES // group.dtype.itemsize // tile,
+                UNROLL=UNROLL,
+                num_warps=WARPS,
+            )
+        tables = (layout.first_chunks, layout.chunk_counts, partials, rows)
+        kernels.merge_chunks[(len(tensors),)](*tables, layout.chunks, COLUMNS=len(STATISTICS), TILE=MERGE_TILE)
     return rows
 
 
@@ -112,12 +111,19 @@ _SCALE = {"BINS": BINS, "PER_OCTAVE": PER_OCTAVE, "PER_SIGN": PER_SIGN}
 
 def count(tensors: Sequence[Tensor], tops: Tensor) -> Tensor:
     """Return the histogram of each tensor, [tensors, bins], for tensors on one CUDA device."""
+    device = tops.device
     if set(map(_DTYPE, tensors)) <= _COUNTED:
-        counted = all_readable(tensors)
+        tensors = all_readable(tensors)
     else:
-        counted = [in_float32(tensor) for tensor in tensors]
-    with _device.use(tops.device):
-        return launch_count(counted, tops, _device.stream_handle(tops.device))
+        tensors = [in_float32(tensor) for tensor in tensors]
+    with _device.use(device):
+        stream = _device.stream_handle(device)
+        pointers = _device.cached_table(device, tuple(map(Tensor.data_ptr, tensors)))
+        counts = torch.zeros((len(tensors), BINS), dtype=torch.int64, device=device)
+        sizes, dtypes = tuple(map(Tensor.numel, tensors)), tuple(map(_DTYPE, tensors))
+        for launch in _count_launches(device, stream, sizes, dtypes):
+            launch(stream, pointers, tops, counts)
+    return counts
 
 
 def in_float32(tensor: Tensor) -> Tensor:
@@ -130,16 +136,6 @@ def in_float32(tensor: Tensor) -> Tensor:
     wide, limits = tensor.double(), torch.finfo(torch.float32)
     in_range = wide.sign() * wide.abs().clamp(limits.tiny, limits.max)
     return torch.where(wide.isinf(), wide, in_range).float().contiguous()
-
-
-def launch_count(tensors: Sequence[Tensor], tops: Tensor, stream: int) -> Tensor:
-    """Launch the kernels for tensors that can be read as flat memory."""
-    pointers = _device.cached_table(tops.device, tuple(map(Tensor.data_ptr, tensors)))
-    counts = torch.zeros((len(tensors), BINS), dtype=torch.int64, device=tops.device)
-    sizes, dtypes = tuple(map(Tensor.numel, tensors)), tuple(map(_DTYPE, tensors))
-    for launch in _count_launches(tops.device, stream, sizes, dtypes):
-        launch(stream, pointers, tops, counts)
-    return counts
 
 
 # Launches are cached for each device, because a compiled kernel belongs to one.

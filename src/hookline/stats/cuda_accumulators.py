@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from operator import attrgetter
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,14 +53,6 @@ def make_counts(many: int, device: torch.device) -> Tensor:
 # ---- adding ----------------------------------------------------------------------------------------------------------
 
 
-class _PreparedLaunch(NamedTuple):
-    """A launch with the addresses of its tensors and of their accumulators."""
-
-    launch: Launch
-    read: tuple[int, ...]
-    written: tuple[int, ...]
-
-
 def add(tensors: Sequence[Tensor], tables: Sequence[Tensor], rows: Sequence[int], due: Tensor) -> None:
     """Add each tensor to an accumulator if `due` is 1; if it is 0, only count the calls.
 
@@ -95,13 +86,16 @@ def _prepare(
     addresses: tuple[int, ...],
     sizes: tuple[int, ...],
     dtypes: tuple[torch.dtype, ...],
-) -> list[_PreparedLaunch]:
-    """Return launches with all their arguments; cached, because memory that a step frees mostly comes back."""
+) -> list[tuple[Launch, tuple[int, ...], tuple[int, ...]]]:
+    """Return launches with the addresses of their tensors and accumulators.
+
+    They are cached, because memory that a step frees mostly comes back.
+    """
     each = tables * len(rows) if len(tables) == 1 else tables
     written = [table + row * ACCUMULATOR_BYTES for table, row in zip(each, rows, strict=True)]
     read = [address or own for address, own in zip(addresses, written, strict=True)]  # An empty tensor's address is 0.
     return [
-        _PreparedLaunch(launch, _slots([read[index] for index in some]), _slots([written[index] for index in some]))
+        (launch, _slots([read[index] for index in some]), _slots([written[index] for index in some]))
         for some, launch in _launches(device, sizes, dtypes)
     ]
 

@@ -140,25 +140,22 @@ class MeshTensors:
 
     def rows(self, rows: Tensor) -> Tensor:
         """Return all rows, with those of these tensors merged over the ranks."""
-        sums, peaks = split_rows(self._select(rows))
+        own = _device.upload(self._indices, torch.int64, rows.device)
+        sums, peaks = split_rows(rows[own])
         sums, peaks = self._reduce(sums, dist.ReduceOp.SUM, 0.0), self._reduce(peaks, dist.ReduceOp.MAX, float("-inf"))
-        return self._replace(rows, join_rows(sums, peaks))
+        return rows.index_copy(0, own, join_rows(sums, peaks))
 
     def sums(self, values: Tensor) -> Tensor:
         """Return all values, such as counts and squares, with those of these tensors added up over the ranks."""
-        return self._replace(values, self._reduce(self._select(values), dist.ReduceOp.SUM, 0))
-
-    def _select(self, values: Tensor) -> Tensor:
-        return values[_device.upload(self._indices, torch.int64, values.device)]
-
-    def _replace(self, values: Tensor, merged: Tensor) -> Tensor:
-        return values.index_copy(0, _device.upload(self._indices, torch.int64, values.device), merged)
+        own = _device.upload(self._indices, torch.int64, values.device)
+        return values.index_copy(0, own, self._reduce(values[own], dist.ReduceOp.SUM, 0))
 
     def _reduce(self, values: Tensor, operation: Any, neutral: float) -> Tensor:
+        # Each rank takes part in every reduction, or the others would wait; a copy that does not count adds nothing.
         if not all(self._counts):
             counts = _device.upload(self._counts, torch.bool, values.device)
             values = torch.where(counts.view(-1, *[1] * (values.dim() - 1)), values, neutral)
-        values = values.contiguous()
+        values = values.contiguous()  # all_reduce needs it.
         for dimension in range(self._mesh.ndim):
             dist.all_reduce(values, operation, group=self._mesh.get_group(dimension))
         return values

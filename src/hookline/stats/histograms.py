@@ -17,7 +17,6 @@ start from; its window ends at 2^16.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -105,7 +104,7 @@ def percentiles(counted: Histograms, points: Sequence[float]) -> Tensor:
     holds for values in the window; smaller ones come out as its lower end. Nothing waits for the device.
     """
     counts, tops, device = *counted, counted.counts.device
-    fractions = _fractions(device, _device.stream_handle(device), tuple(points))
+    fractions = _device.cached_table(device, tuple(point / 100 for point in points), row_dtype(device))
     if has_kernels(device) and len(counts):
         from hookline.stats import cuda
 
@@ -120,12 +119,6 @@ def percentiles(counted: Histograms, points: Sequence[float]) -> Tensor:
     lower, upper = (values.gather(1, bins.clamp(max=INFINITE)) for bins in (below, above))
     between = torch.where(below == above, lower, lower + (upper - lower) * (places - places.floor()))
     return between.masked_fill((counts[:, NOT_A_NUMBER:] > 0) | (total == 0), float("nan"))
-
-
-@lru_cache(maxsize=16)
-def _fractions(device: torch.device, stream: int, points: tuple[float, ...]) -> Tensor:
-    # The stream is part of the key because the tensor is filled in its order: another stream might read it too early.
-    return _device.to_device(torch.tensor([point / 100 for point in points], dtype=row_dtype(device)), device)
 
 
 def values_of_bins(tops: Tensor, per_octave: int = PER_OCTAVE) -> Tensor:

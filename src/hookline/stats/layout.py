@@ -61,6 +61,7 @@ def layout_of(
     # Enough chunks for any alignment: the first one may begin up to one vector before the tensor.
     nbytes = [size * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=True)]
     counts = [-(-(many + VECTOR_BYTES - 1) // chunk_bytes) if many else 0 for many in nbytes]
+    # The chunks of a dtype must be adjacent; dtypes have no order, so their names are sorted.
     order = sorted(range(len(sizes)), key=lambda index: str(dtypes[index]))
     starts = [0, *accumulate(counts[index] for index in order)]
     first_chunks, totals = [0] * len(sizes), dict[torch.dtype, int]()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import lru_cache
 from importlib.util import find_spec
-from itertools import product, starmap
 
 import torch
 from torch import Tensor
@@ -18,8 +16,6 @@ from hookline.stats.columns import L2, STATISTICS, row_dtype
 from hookline.stats.tensor_meta import TensorMeta, tensor_meta
 
 __all__ = ["STATISTICS", "has_kernels", "norms", "summarize"]
-
-_ALREADY_OFF = nullcontext()
 
 
 def summarize(
@@ -55,7 +51,7 @@ def summarize(
         meta = tensor_meta(tensors)
     if meta is None or not (meta.plain and (meta.on_cpu or meta.alike)):
         check(tensors, names)
-    with torch.no_grad() if torch.is_grad_enabled() else _ALREADY_OFF:
+    with torch.no_grad():
         if meta is not None and meta.on_cpu:
             # NumPy cannot read the memory of subclasses such as fake tensors or wrappers of other tensors.
             return cpu.summarize(tensors, meta) if meta.plain else torch_ops.summarize(tensors, torch.float64)
@@ -91,7 +87,7 @@ def norms(tensors: Sequence[Tensor], names: Sequence[object] | None = None, meta
         meta = tensor_meta(tensors)
     if not tensors or meta is None or not (meta.plain and meta.on_cpu):
         return summarize(tensors, names)[:, L2]
-    with torch.no_grad() if torch.is_grad_enabled() else _ALREADY_OFF:
+    with torch.no_grad():
         return cpu.norms(tensors, meta)
 
 
@@ -107,25 +103,23 @@ def check(tensors: Sequence[Tensor], names: Sequence[object] | None = None) -> N
     Raises:
         HooklineError: For a sparse, complex or distributed tensor, and for tensors on several devices.
     """
-    # Few different types, dtypes and layouts occur, so that their combinations are checked instead of each tensor.
+    # Few different types, dtypes and layouts occur, so that these are checked before each tensor is.
     types, dtypes = {type(tensor) for tensor in tensors}, {tensor.dtype for tensor in tensors}
     layouts, devices = {tensor.layout for tensor in tensors}, {tensor.device for tensor in tensors}
-    if len(devices) == 1 and not any(starmap(_problem, product(types, dtypes, layouts))):
+    strided, real = layouts <= {torch.strided}, not any(dtype.is_complex for dtype in dtypes)
+    if len(devices) == 1 and strided and real and not any(hasattr(kind, "to_local") for kind in types):
         return
     names = names or [f"tensor {index}" for index in range(len(tensors))]
     for name, tensor in zip(names, tensors, strict=True):
-        if problem := _problem(type(tensor), tensor.dtype, tensor.layout):
-            raise HooklineError(f"no statistics of {name}: it {problem}")
-        if tensor.device != tensors[0].device:
+        if tensor.layout is not torch.strided:
+            problem = f"it has the layout {tensor.layout}; pass its values() or to_dense()"
+        elif tensor.is_complex():
+            problem = f"it is {tensor.dtype}; pass torch.view_as_real(tensor) or tensor.abs()"
+        elif hasattr(tensor, "to_local"):
+            problem = "it is a DTensor; hookline.stats.distributed.LocalTensors measures it over all ranks"
+        elif tensor.device != tensors[0].device:
             where = f"{name} is on {tensor.device}, but {names[0]} is on {tensors[0].device}"
             raise HooklineError(f"{where}: summarize the tensors of each device separately")
-
-
-def _problem(kind: type[Tensor], dtype: torch.dtype, layout: torch.layout) -> str | None:
-    if layout is not torch.strided:
-        return f"has the layout {layout}; pass its values() or to_dense()"
-    if dtype.is_complex:
-        return f"is {dtype}; pass torch.view_as_real(tensor) or tensor.abs()"
-    if hasattr(kind, "to_local"):
-        return "is a DTensor; hookline.stats.distributed.LocalTensors measures it over all ranks"
-    return None
+        else:
+            continue
+        raise HooklineError(f"no statistics of {name}: {problem}")
