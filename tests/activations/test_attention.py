@@ -1,5 +1,6 @@
 """Attention maps: recorded without changing what the model computes, and nothing is left on it."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -159,6 +160,51 @@ def test_an_early_stop_does_not_shift_names() -> None:
             cache.run(tokens())
         model(tokens())
     assert [state.name for state in maps.states][-2:] == ["blocks.0.attention", "blocks.1.attention"]
+
+
+class Stop(BaseException):
+    """Not an exception after which torch calls a module's last hook."""
+
+
+class Stops(nn.Module):
+    """Attends, then raises."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.softmax(-1)
+        raise Stop
+
+
+class Catches(nn.Module):
+    """Continues without the module inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(Stops())
+
+    def forward(self, x: Tensor) -> Tensor:
+        with contextlib.suppress(Stop):
+            self.inner(x)
+        return x
+
+
+class Attends(nn.Module):
+    """Runs a module, then attends itself."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).softmax(-1)  # type: ignore[no-any-return]
+
+
+def test_a_base_exception_in_nested_modules_does_not_shift_names() -> None:
+    """The module around the one that catches it is named, now and in the next pass."""
+    model = nn.Sequential(Attends(Catches()))
+    with HookManager().attention_maps(model) as maps:
+        for _ in range(2):
+            model(torch.ones(1, 1, 2, 2))
+    assert [state.name for state in maps.states] == ["0.inner.inner.0", "0"] * 2
 
 
 def test_modules_are_selected_by_pattern_or_class() -> None:

@@ -113,12 +113,11 @@ class EarlyStopCapture(Capture):
         finally:
             del self._local.names
 
-    def bind_module(self, hooked: HookedModule, dispatcher: ForwardDispatcher) -> Observe | None:
+    def bind_module(self, hooked: HookedModule, name: str, dispatcher: ForwardDispatcher) -> Observe | None:
         """Return the capture of one module, followed by the check whether it was the last."""
-        capture = super().bind_module(hooked, dispatcher)
+        capture = super().bind_module(hooked, name, dispatcher)
         if capture is None:
             return None
-        name = hooked.name_for(self._registered_name)
 
         def capture_and_stop(inputs: Any, kwargs: Any, output: Any) -> None:
             capture(inputs, kwargs, output)
@@ -154,7 +153,7 @@ class CaptureSession:
         manager.watch(model)
         manager.register(hook, "cache")
         if isinstance(hook, EarlyStopCapture):
-            hook.num_modules = len(manager.dispatcher.modules.selected_by(manager.entry("cache")))
+            hook.num_modules = len(manager.dispatcher.selected_by(manager.entry("cache")))
 
     def fits(self, model: torch.nn.Module) -> bool:
         """Return whether the model still consists of the same modules under the same names."""

@@ -74,15 +74,16 @@ def fire_report(manager: HookManager) -> FireReport:
 
 
 def _rows(manager: HookManager, entry: Entry) -> Iterator[FireRow]:
-    modules = manager.dispatcher.modules
-    for hooked in modules.selected_by(entry):
+    for hooked, name in manager.dispatcher.selected_by(entry).items():
         fired = hooked.fired.get(entry.name, 0)
         why = "" if fired else _reason(manager, entry, hooked)
-        yield FireRow(entry.name, hooked.name_for(entry.name), hooked.calls, fired, why)
+        yield FireRow(entry.name, name, hooked.calls, fired, why)
     pattern = getattr(entry.hook, "modules", "*")
     patterns = pattern if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
     # Modules that are passed as objects need no model.
-    if modules.model is None and not all(isinstance(one, (torch.nn.Module, weakref.ref)) for one in patterns):
+    if manager.dispatcher.model is None and not all(
+        isinstance(one, (torch.nn.Module, weakref.ref)) for one in patterns
+    ):
         yield FireRow(entry.name, "", 0, 0, NO_MODEL)
 
 
@@ -93,7 +94,7 @@ def _reason(manager: HookManager, entry: Entry, hooked: HookedModule) -> str:
         return f"{DISABLED} ({failures} failures)" if failures else DISABLED
     if entry.ranks is not None and manager.failures.rank not in entry.ranks:
         return OTHER_RANK
-    if hooked.module is None:
+    if hooked.module_ref() is None:
         return NO_MODULE
     if hooked.calls == 0:
         return NOT_CALLED

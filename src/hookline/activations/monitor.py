@@ -131,11 +131,10 @@ class Monitor(ForwardHook):
             self._calls = 0
             self._collect(wait=False)
 
-    def bind_module(self, hooked: HookedModule, dispatcher: ForwardDispatcher) -> Observe | None:
+    def bind_module(self, hooked: HookedModule, name: str, dispatcher: ForwardDispatcher) -> Observe | None:
         """Return `on_forward` for one module with everything looked up; None if time or memory is measured."""
         if self._costs is not None:
             return None
-        name = hooked.name_for(self._registered_name)
         return lambda inputs, kwargs, output: self._observe(name, output, dispatcher.run.step)
 
     # ---- statistics from compiled code -------------------------------------------------------------------------------
