@@ -11,13 +11,16 @@ from torch import Tensor
 from hookline import _checks
 from hookline.activations.forward_hooks import ForwardDispatcher, Observe, first_floating
 from hookline.activations.hooked_modules import HookedModule, weak_selection
-from hookline.activations.metric_spec import DEFAULT_METRICS, MetricSpec
 from hookline.activations.series import CallCosts, DeadUnits, History, Source, StepTable, TensorStatistics, column_means
 from hookline.core.base import ForwardHook
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, HooklineError, nearest
+from hookline.stats.columns import STATISTICS
 from hookline.stats.histograms import Histograms
 
+COSTS = ("time", "memory")
+METRICS = (*STATISTICS, *COSTS, "histogram", "dead_units")
+DEFAULT_METRICS = ("mean", "std", "absmax", "zeros", "nans", "infs")
 HISTORY_LIMIT = 1000  # values per module
 MAX_PENDING_CALLS = 4096  # without a run, before results are moved to the history
 SERIES, HISTOGRAMS = "activations", "activation_histograms"  # the names in layers.jsonl
@@ -59,19 +62,26 @@ class Monitor(ForwardHook):
     ) -> None:
         self.modules = weak_selection(modules)
         self.metrics = DEFAULT_METRICS if metrics is None else metrics if isinstance(metrics, str) else tuple(metrics)
-        self._spec = spec = MetricSpec.parse(self.metrics, percentiles)
-        if _checks.boolean(gradients, "gradients") and not spec.reads_tensors:
+        requested = _check_metrics(self.metrics, percentiles)
+        statistics = tuple(metric for metric in requested if metric in STATISTICS)
+        points = tuple(_checks.percentage(point, "percentiles") for point in percentiles)
+        costs = tuple(metric for metric in requested if metric in COSTS)
+        self._histogram = "histogram" in requested
+        reads_tensors = bool(statistics or points or self._histogram)
+        if _checks.boolean(gradients, "gradients") and not reads_tensors:
             raise ConfigError("gradients", "no statistic to compute; add one to metrics, such as 'l2'")
-        self._outputs = TensorStatistics(spec) if spec.reads_tensors else None
-        self._gradients = TensorStatistics(spec, "grad_") if gradients else None
-        self._dead_units = DeadUnits(dead_window, unit_dim) if spec.dead_units else None
-        self._costs = CallCosts(spec.costs) if spec.costs else None
+        self._outputs = TensorStatistics(statistics, points, self._histogram) if reads_tensors else None
+        self._gradients = TensorStatistics(statistics, points, self._histogram, "grad_") if gradients else None
+        self._dead_units = DeadUnits(dead_window, unit_dim) if "dead_units" in requested else None
+        self._costs = CallCosts(costs) if costs else None
         sources: list[Source | None] = [self._outputs, self._gradients, self._dead_units, self._costs]
         self._sources = [source for source in sources if source is not None]
         self._history = History(HISTORY_LIMIT)
         self._recorded_names: tuple[str, ...] = ()  # of all modules so far, in the order of layers.jsonl
         self.watches_backward = gradients  # compiled code must then leave the modules' outputs to autograd
-        self.statistics_only = spec.statistics_only and not gradients  # compiled code can accumulate these
+        # Compiled code can accumulate statistics by itself, and nothing else.
+        self.statistics_only = requested == statistics and not points and not gradients
+        # Takes the lock of the compiled statistics, under which `add_rows` is called: never call it inside ours.
         self._flush_compiled: Callable[[], None] = lambda: None
         self._registered_name = self.name
         self._trainer: RunControl | None = None
@@ -224,13 +234,13 @@ class Monitor(ForwardHook):
         """Return the newest values of every module; waits for the device."""
         self._flush_compiled()
         with self._lock:
-            return self._history.latest([table for table in self._collect_all() if table.values.dim() == 2])
+            return self._history.latest(self._collect_all())
 
     def history(self, name: str) -> list[tuple[int, dict[str, float]]]:
         """Return (step, values) of one module, oldest first, at most the last thousand; without a run, one per call."""
         self._flush_compiled()
         with self._lock:
-            return self._history.of(name, [table for table in self._collect_all() if table.values.dim() == 2])
+            return self._history.of(name, self._collect_all())
 
     def running(self, name: str) -> dict[str, float]:
         """Return the mean over all kept values of one module."""
@@ -239,7 +249,7 @@ class Monitor(ForwardHook):
     def histogram(self, name: str, gradient: bool = False) -> Histograms:
         """Return the newest histogram of a module's output, or of its gradient, as in `hookline.stats.histograms`."""
         source = self._gradients if gradient else self._outputs
-        if source is None or not self._spec.histogram:
+        if source is None or not self._histogram:
             needed = "gradients=True and 'histogram' among its metrics" if gradient else "'histogram' among its metrics"
             raise HooklineError(f"this monitor does not compute that histogram: it needs {needed}")
         with self._lock:
@@ -278,14 +288,22 @@ class Monitor(ForwardHook):
         return [table for source in self._sources for table in source.incomplete()]
 
     def _record(self, table: StepTable) -> None:
-        is_histogram = table.values.dim() > 2
-        if not is_histogram:
-            self._history.add(table)
+        self._history.add(table)
         if self._trainer is None:
             return
         if self._recorded_names != tuple(table.names):
             self._recorded_names = tuple(dict.fromkeys((*self._recorded_names, *table.names)))
-        names, series = self._recorded_names, HISTOGRAMS if is_histogram else SERIES
+        names, series = self._recorded_names, HISTOGRAMS if table.is_histogram else SERIES
         self._trainer.log_layers(series, names, table.columns, table.align(names), table.step)
         for name, total in table.totals.items():
             self._trainer.log(f"{SERIES}/{name}", total, table.step)
+
+
+def _check_metrics(metrics: Sequence[str], points: Sequence[float]) -> tuple[str, ...]:
+    """Return the metrics that are requested, each once; raise if there is none, or one does not exist."""
+    if isinstance(metrics, str) or not (metrics or points):
+        raise ConfigError("metrics", f"expected a list with some of {', '.join(METRICS)}, got {metrics!r}")
+    for metric in metrics:
+        if metric not in METRICS:
+            raise ConfigError("metrics", f"unknown metric {metric!r}; {nearest(str(metric), METRICS, 20)}")
+    return tuple(dict.fromkeys(metrics))

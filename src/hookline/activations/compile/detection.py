@@ -22,11 +22,6 @@ if TYPE_CHECKING:  # It imports this module.
 logger = logging.getLogger("hookline")
 
 
-def is_imported() -> bool:
-    """Return whether the compiler is imported, completely; optimizers import it, too."""
-    return hasattr(sys.modules.get("torch._dynamo"), "reset")
-
-
 def has_compiled() -> bool:
     """Return whether this process has compiled anything, as far as this version of torch tells."""
     convert_frame = getattr(sys.modules.get("torch._dynamo"), "convert_frame", None)
@@ -74,7 +69,7 @@ _stance_lock = threading.Lock()
 def run_uncompiled() -> Iterator[None]:
     """Run compiled models uncompiled inside the block, in all threads; what is compiled stays for later."""
     global _uncompiled_blocks, _stance
-    if not is_imported():
+    if not hasattr(sys.modules.get("torch._dynamo"), "reset"):  # It is not imported, or not completely.
         yield
         return
     # The first of several blocks changes the stance and the last one changes it back, whatever their threads.
