@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,15 +39,6 @@ Observe = Callable[[Any, Any, Any], None]
 
 
 # ---- event arguments -------------------------------------------------------------------------------------------------
-
-
-class NoRun:
-    """The run's values outside of a run; whatever drives the model may set `step`."""
-
-    epoch, phase, trainer, model = 0, "inference", None, None
-
-    def __init__(self) -> None:
-        self.step = 0
 
 
 class ForwardArgs:
@@ -127,7 +119,8 @@ class ForwardDispatcher:
 
     def __init__(self, registry: HookManager) -> None:
         self.registry = registry
-        self.run: Any = NoRun()
+        # Where hooks read step and phase; outside of a run, whatever drives the model may set `step`.
+        self.run: Any = SimpleNamespace(step=0, epoch=0, phase="inference", trainer=None, model=None)
         self.compilable = True  # False for hooks of a block that runs uncompiled: nothing is prepared for graphs.
         self.compiled_stats: CompiledStats | None = None  # Made when something is compiled.
         self._model: weakref.ref[torch.nn.Module] | None = None
@@ -197,13 +190,17 @@ class ForwardDispatcher:
         self._selected[entry.name] = (entry, selected)
         return selected
 
-    def sync(self) -> None:
-        """Attach torch hooks to the modules that hooks select now, and detach them from all others."""
-        has_compiled = self.compilable and detection.has_compiled()
+    def sync(self, compiling: bool = False) -> None:
+        """Attach torch hooks to the modules that hooks select now, and detach them from all others.
+
+        Args:
+            compiling: Whether something is about to be compiled, perhaps for the first time in this process.
+        """
+        has_compiled = compiling or (self.compilable and detection.has_compiled())
         if has_compiled and self.registry.entries("forward"):
             from hookline.activations.compile.dynamo import guard_on_hooks
 
-            guard_on_hooks()  # Takes the compiler's lock, so not inside ours.
+            guard_on_hooks(reset=not compiling)  # Takes the compiler's lock, so not inside ours.
         with self._lock:
             entries = self.registry.entries("forward")
             listed = {id(entry) for entry in entries}
@@ -231,16 +228,6 @@ class ForwardDispatcher:
             enter_graphs(self, entries)
         elif self.compilable:
             detection.prepare_before_compiling(self)
-
-    def prepare_compile(self) -> None:
-        """Make the torch hooks ready to be traced; something is about to be compiled."""
-        from hookline.activations.compile.dynamo import guard_on_hooks
-
-        guard_on_hooks(reset=False)
-        with self._lock:
-            entries = self.registry.entries("forward")
-            if entries and not self._taken_off:
-                self._attach(entries, has_compiled=True)
 
     def detach(self) -> None:
         """Remove the torch hooks from every module."""

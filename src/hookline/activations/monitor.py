@@ -81,11 +81,11 @@ class Monitor(ForwardHook):
         self.watches_backward = gradients  # compiled code must then leave the modules' outputs to autograd
         # Compiled code can accumulate statistics by itself, and nothing else.
         self.statistics_only = requested == statistics and not points and not gradients
-        # Takes the lock of the compiled statistics, under which `add_rows` is called: never call it inside ours.
-        self._flush_compiled: Callable[[], None] = lambda: None
+        # Delivers what compiled code has accumulated, by calling `add_rows` under a lock: never call it inside ours.
+        self.flush_compiled: Callable[[], None] = lambda: None
         self._registered_name = self.name
         self._trainer: RunControl | None = None
-        self._validating = self._before_backward = False
+        self.validating = self._before_backward = False
         self._calls = 0  # without a run, since results were last moved to the history
         self._lock = threading.RLock()
         # Each method names only the arguments that are needed, because measuring time and memory costs extra.
@@ -100,7 +100,7 @@ class Monitor(ForwardHook):
     # ---- forward and backward ----------------------------------------------------------------------------------------
 
     def _observe(self, name: str, live_output: Any, step: int) -> None:
-        tensor = None if self._validating else first_floating(live_output)
+        tensor = None if self.validating else first_floating(live_output)
         if tensor is None:
             return
         with self._lock:
@@ -124,7 +124,7 @@ class Monitor(ForwardHook):
                 self._count_call()
 
     def _measure(self, name: str, seconds: float, memory: int, step: int) -> None:
-        if self._costs is not None and not self._validating:
+        if self._costs is not None and not self.validating:
             with self._lock:
                 self._costs.add(name, seconds, memory, step)
                 if not step:
@@ -148,14 +148,6 @@ class Monitor(ForwardHook):
         return lambda inputs, kwargs, output: self._observe(name, output, dispatcher.run.step)
 
     # ---- statistics from compiled code -------------------------------------------------------------------------------
-
-    def set_flush(self, flush: Callable[[], None]) -> None:
-        """Set the function that delivers what compiled code has accumulated, by calling `add_rows`."""
-        self._flush_compiled = flush
-
-    def is_monitoring(self) -> bool:
-        """Return whether compiled code should accumulate statistics now."""
-        return not self._validating
 
     def add_rows(self, names: Sequence[str], rows: Tensor, step: int) -> None:
         """Add statistics rows, on their device, that compiled code has accumulated in a step."""
@@ -183,7 +175,7 @@ class Monitor(ForwardHook):
     def on_step_end(self, trainer: RunControl, step: int) -> None:
         """Complete the step, and record what has arrived so far."""
         self._trainer = trainer
-        self._flush_compiled()
+        self.flush_compiled()
         with self._lock:
             for source in self._sources:
                 source.end_step(step)
@@ -191,20 +183,20 @@ class Monitor(ForwardHook):
 
     def on_validation_start(self) -> None:
         """Stop monitoring during validation."""
-        self._validating, self._before_backward = True, False
+        self.validating, self._before_backward = True, False
 
     def on_validation_end(self) -> None:
         """Resume monitoring."""
-        self._validating = False
+        self.validating = False
 
     def on_train_end(self, trainer: RunControl) -> None:
         """Record what is still on the device, and the part of a step that was not completed."""
         self._trainer = trainer
-        self._flush_compiled()
+        self.flush_compiled()
         with self._lock:
             for table in self._collect_all():
                 self._record(table._replace(step=table.step or trainer.step))
-        self._trainer, self._validating, self._before_backward = None, False, False
+        self._trainer, self.validating, self._before_backward = None, False, False
 
     def close(self) -> None:
         """Release the collected tensors."""
@@ -218,7 +210,7 @@ class Monitor(ForwardHook):
 
         What is still on the device is recorded first: a run that resumes from here repeats only later steps.
         """
-        self._flush_compiled()
+        self.flush_compiled()
         with self._lock:
             self._collect(wait=True)
         return {} if self._dead_units is None else {"dead_units": self._dead_units.state_dict()}
@@ -232,13 +224,13 @@ class Monitor(ForwardHook):
 
     def latest(self) -> dict[str, dict[str, float]]:
         """Return the newest values of every module; waits for the device."""
-        self._flush_compiled()
+        self.flush_compiled()
         with self._lock:
             return self._history.latest(self._collect_all())
 
     def history(self, name: str) -> list[tuple[int, dict[str, float]]]:
         """Return (step, values) of one module, oldest first, at most the last thousand; without a run, one per call."""
-        self._flush_compiled()
+        self.flush_compiled()
         with self._lock:
             return self._history.of(name, self._collect_all())
 

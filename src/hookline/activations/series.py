@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,22 +48,6 @@ class StepTable(NamedTuple):
         aligned = self.values.new_full((len(names), *self.values.shape[1:]), float("nan"))
         aligned[[indices[name] for name in self.names]] = self.values
         return aligned
-
-
-class Source(Protocol):
-    """One kind of numbers: measured while the model runs, returned as tables when steps are complete."""
-
-    def end_step(self, step: int) -> None:
-        """Mark a step as complete."""
-
-    def complete(self, wait: bool) -> Iterator[StepTable]:
-        """Yield the tables of complete steps, oldest first, each once; `wait` waits for the device."""
-
-    def incomplete(self) -> list[StepTable]:
-        """Return what has arrived of a step that is not complete."""
-
-    def discard(self) -> None:
-        """Release the tensors that were collected."""
 
 
 class TensorStatistics:
@@ -252,6 +236,10 @@ class DeadUnits:
 def _count(step: int, dead: dict[str, Tensor]) -> StepTable:
     counts = torch.tensor([[float(flags.sum()), float(len(flags))] for flags in dead.values()], dtype=torch.float64)
     return StepTable(step, tuple(dead), ("dead_units", "units"), counts)
+
+
+Source = TensorStatistics | CallCosts | DeadUnits
+"""One kind of numbers: measured while the model runs, returned as tables when steps are complete."""
 
 
 # ---- over steps ------------------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ class CompiledStats:
                     modules = dispatcher.selected_by(dispatcher.registry.entry(hook.hook))
                     due.append(DueHook(hook.hook, hook.owner, frozenset(modules.items())))
             self._due = hooks, due
-        listening = tuple([hook for hook in self._due[1] if hook.monitor.is_monitoring()])
+        listening = tuple([hook for hook in self._due[1] if not hook.monitor.validating])
         return Pending(dispatcher.run.step, listening) if listening else None
 
     def deliver(self) -> None:

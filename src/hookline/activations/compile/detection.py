@@ -35,7 +35,7 @@ _unprepared: weakref.WeakSet[ForwardDispatcher] = weakref.WeakSet()
 
 
 def prepare_before_compiling(dispatcher: ForwardDispatcher) -> None:
-    """Call `dispatcher.prepare_compile` before the next frame is compiled.
+    """Prepare a dispatcher's torch hooks for being traced before the next frame is compiled.
 
     If the compiler is imported only later, its first trace through one of the torch hooks does the same. A frame
     without any of them that is compiled before does not check for hooks, and serves modules of the same code: call
@@ -52,7 +52,7 @@ def prepare_all(_: Any = None) -> None:
     """Prepare every dispatcher that is not; a failure must not end the compilation of a model."""
     for dispatcher in list(_unprepared):
         try:
-            dispatcher.prepare_compile()
+            dispatcher.sync(compiling=True)
         except Exception:
             logger.warning("forward hooks may not be called in compiled code", exc_info=True)
         _unprepared.discard(dispatcher)

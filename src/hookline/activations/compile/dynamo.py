@@ -82,13 +82,9 @@ def _call_hooks(tensors: list[torch.Tensor], structure: str, graph_id: torch.Ten
 call_hooks = define_operator("call_hooks(Tensor[] tensors, str structure, Tensor(a!) graph_id) -> ()", _call_hooks)
 
 
-def _call(hook: ForwardTorchHook, module: Any, inputs: Any, kwargs: Any, output: Any) -> Any:
+@torch.compiler.disable(reason="a forward hook must be called outside of the graph")  # type: ignore[no-untyped-call,untyped-decorator]
+def _call_outside(hook: ForwardTorchHook, module: Any, inputs: Any, kwargs: Any, output: Any) -> Any:
     return hook(module, inputs, kwargs, output)
-
-
-_call_outside: Any = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    _call, reason="a forward hook must be called outside of the graph"
-)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -122,7 +118,7 @@ def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry]) -> Non
     for entry in entries:
         parts = _wanted_parts(entry)
         if getattr(entry.hook, "statistics_only", False):
-            entry.hook.set_flush(stats.deliver)
+            entry.hook.flush_compiled = stats.deliver
         for hooked in dispatcher.selected_by(entry):
             wanted.setdefault(hooked, set()).update(parts)
     for hooked, parts in wanted.items():
