@@ -139,7 +139,7 @@ class Capture(ForwardHook):
         source = CaptureSource(self._registered_name, name, self.layer_idx, hooked.module_ref)
         with_inputs, with_output = "input" in self._parts, "output" in self._parts
         calls, add, limit = self._calls, self._store.add, self.max_captured_states
-        calls.setdefault(name, itertools.count(1))
+        calls.setdefault(name, itertools.count(1))  # `next` is atomic: no two threads get one number
 
         def capture(inputs: Any, kwargs: Any, output: Any) -> None:
             if with_inputs:

@@ -210,7 +210,7 @@ def capture_session(
         try:
             yield cache
         finally:
-            reusable = session.pause()
+            reusable = session.pause()  # before the states are taken: another thread may still run the model
             cache.close()
             if key is None or not reusable:
                 session.close()

@@ -169,7 +169,7 @@ class CaptureStore:
             states = self._states[state.source.hook]
             states.append(state)
             limit = self.max_states if max_states is None else max_states
-            if limit is not None and len(states) > limit:
+            if limit is not None and len(states) > limit:  # by one, because every state is added here
                 self.dropped += 1
                 oldest = states.popleft()
                 if oldest.storages:

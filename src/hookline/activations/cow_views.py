@@ -23,6 +23,7 @@ def copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
     if borrowed.threads and borrowed.is_borrowed():
         return tensor.detach().clone()
     try:
+        # In grad mode the clone itself would become a node of the graph and keep it alive.
         return (tensor.detach() if torch.is_grad_enabled() else tensor)._lazy_clone()
     except _NOT_SUPPORTED:
         return tensor.detach().clone()

@@ -203,6 +203,7 @@ class ForwardDispatcher:
             guard_on_hooks(reset=not compiling)  # Takes the compiler's lock, so not inside ours.
         with self._lock:
             entries = self.registry.entries("forward")
+            # A selection goes with its hook. Another hook may have got the name since, so entries are compared.
             listed = {id(entry) for entry in entries}
             self._selected = {name: one for name, one in self._selected.items() if id(one[0]) in listed}
             if not entries:
@@ -258,7 +259,7 @@ class ForwardDispatcher:
 
     def compile(self, hooks: list[BoundHook], timed: bool) -> Dispatch | None:
         """Make the callable of `on_forward` for the hooks that are due now; None if there are none."""
-        hooks = [hook for hook in hooks if not _is_closed(self.registry.entry(hook.hook))]
+        hooks = [hook for hook in hooks if is_listening(self.registry.entry(hook.hook))]
         if not hooks:
             return None
         calls: dict[Any, list[tuple[BoundHook, str, Observe | None]]] = {}
@@ -281,7 +282,7 @@ class ForwardDispatcher:
             at_module = calls.get(hooked)
             if at_module is None:
                 return hooks if hooked is DUE_HOOKS else None
-            self._until_cleanup -= 1
+            self._until_cleanup -= 1  # Several threads may lose a count, which only delays the clean-up.
             if self._until_cleanup <= 0:
                 self._until_cleanup = self.registry.cleanup_interval
                 self.registry.captures.sweep()
@@ -342,7 +343,7 @@ class ForwardDispatcher:
     @contextmanager
     def silenced(self) -> Iterator[None]:
         """Call no forward hook for what this thread runs inside the block."""
-        thread = threading.get_ident()
+        thread = threading.get_ident()  # A list needs no lock: appending to it and removing from it are atomic.
         self._silent_threads.append(thread)
         try:
             yield
@@ -351,13 +352,8 @@ class ForwardDispatcher:
 
 
 def is_listening(entry: Entry) -> bool:
-    """Return whether a hook is enabled and not closed."""
-    return entry.enabled and not _is_closed(entry)
-
-
-def _is_closed(entry: Entry) -> bool:
-    """Return whether a hook with a `close` method was closed at the end of its run; others continue to be called."""
-    return entry.closed and getattr(entry.hook.close, "__func__", None) is not Hook.close
+    """Return whether a hook is enabled and not closed at the end of its run, which only one with `close` can be."""
+    return entry.enabled and not (entry.closed and getattr(entry.hook.close, "__func__", None) is not Hook.close)
 
 
 def measures_calls(entry: Entry) -> bool:

@@ -69,7 +69,7 @@ class ForwardTorchHook(TorchHook):
         if output is _REMOVED:  # Another thread has just removed the hook, and torch forgot that it takes keywords.
             return None
         hooked = self.hooked
-        hooked.calls += 1
+        hooked.calls += 1  # Also if no hook is due: the fire report tells a module that never ran from such a hook.
         dispatch, timer = self._slots.on_forward, hooked.timer
         measured = timer.end(module) if timer is not None else None
         return None if dispatch is None else dispatch(hooked, module, inputs, kwargs, output, measured)

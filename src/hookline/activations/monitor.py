@@ -83,7 +83,6 @@ class Monitor(ForwardHook):
         self.statistics_only = requested == statistics and not points and not gradients
         # Delivers what compiled code has accumulated, by calling `add_rows` under a lock: never call it inside ours.
         self.flush_compiled: Callable[[], None] = lambda: None
-        self._registered_name = self.name
         self._trainer: RunControl | None = None
         self.validating = self._before_backward = False
         self._calls = 0  # without a run, since results were last moved to the history
@@ -92,10 +91,6 @@ class Monitor(ForwardHook):
         observes = self._outputs is not None or self._dead_units is not None
         measures = self._observe_and_measure if observes else self._measure
         self.on_forward: Any = self._observe if self._costs is None else measures
-
-    def setup(self, name: str) -> None:
-        """Store the name under which the hook is registered."""
-        self._registered_name = name
 
     # ---- forward and backward ----------------------------------------------------------------------------------------
 
