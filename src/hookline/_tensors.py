@@ -20,14 +20,8 @@ _CACHE_MODULES = ("transformers.cache_utils",)
 
 def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
     """Yield every tensor in a nested structure, in order."""
-    for _, tensor in named_tensors(value):
+    for _, tensor in tensors_with_keys(value):
         yield tensor
-
-
-def named_tensors(value: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor in a nested structure with its dotted path, such as ``"input_ids"`` or ``"0.labels"``."""
-    for keys, tensor in tensors_with_keys(value):
-        yield ".".join([prefix] * bool(prefix) + [str(key) for key in keys]), tensor
 
 
 def tensors_with_keys(value: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
@@ -69,11 +63,12 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
             return items
         make: Any = partial(_updated, value) if isinstance(value, dict) else type(value)
         return _rebuild(make, items)
-    if not _has_tensor_attributes(value):
+    attributes = _children(value)
+    if not attributes:
         return value
     # Copied without its constructor, which may require other arguments or do more than store them.
     made = copy.copy(value)
-    for key, item in _children(value):
+    for key, item in attributes:
         object.__setattr__(made, key, map_tensors(function, item))
     return made
 
@@ -94,16 +89,9 @@ def _children(value: Any) -> list[tuple[Any, Any]]:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
-    return list(vars(value).items()) if _is_attention_cache(value) else []
-
-
-def _has_tensor_attributes(value: Any) -> bool:
-    return (dataclasses.is_dataclass(value) and not isinstance(value, type)) or _is_attention_cache(value)
-
-
-def _is_attention_cache(value: Any) -> bool:
     kind = type(value)
-    return kind.__module__ != "builtins" and any(base.__module__ in _CACHE_MODULES for base in kind.__mro__)
+    is_cache = kind.__module__ != "builtins" and any(base.__module__ in _CACHE_MODULES for base in kind.__mro__)
+    return list(vars(value).items()) if is_cache else []
 
 
 def _updated(value: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:

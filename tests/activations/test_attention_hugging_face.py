@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from hookline import HookManager
-from hookline.activations.attention import attention_with_weights
 
 transformers = pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {"vocab_size": 32, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
@@ -135,12 +134,12 @@ def test_every_sub_config_is_restored() -> None:
     text, vision = Config("sdpa"), Config("flash_attention_2")
     whole = Config("flex_attention", text=text, vision=vision)
     model = Composed(whole, text=Composed(text), vision=Composed(vision))
-    with attention_with_weights(model) as switched:
+    with HookManager().attention_maps(model) as maps:
         assert {whole.value, text.value, vision.value} == {"eager"}
-    assert switched == ["Composed: flex_attention → eager"]
+    assert maps.switched == ("Composed: flex_attention → eager",)
     assert (whole.value, text.value, vision.value) == ("flex_attention", "sdpa", "flash_attention_2")
     whole.value = "sdpa"
-    with attention_with_weights(model) as switched:
+    with HookManager().attention_maps(model):
         assert (whole.value, text.value, vision.value) == ("sdpa", "sdpa", "eager")
     assert (whole.value, text.value, vision.value) == ("sdpa", "sdpa", "flash_attention_2")
 
@@ -149,5 +148,5 @@ def test_other_models_are_left_alone() -> None:
     """A module that has no config, or not a Hugging Face one, is not switched."""
     model = nn.Linear(2, 2)
     model.config = SimpleNamespace(_attn_implementation="mine")
-    with attention_with_weights(nn.Sequential(model, nn.ReLU())) as switched:
-        assert switched == [] and model.config._attn_implementation == "mine"
+    with HookManager().attention_maps(nn.Sequential(model, nn.ReLU())) as maps:
+        assert maps.switched == () and model.config._attn_implementation == "mine"

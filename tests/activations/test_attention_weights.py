@@ -1,6 +1,7 @@
 """Attention weights: multiplied by the values they give the output of the attention."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +12,23 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 
-from hookline.activations.attention import (
-    ATTENTION_FUNCTIONS,
-    multi_head_weights,
-    scaled_dot_product_weights,
-    softmax_weights,
-)
+from hookline import HookManager
+
+
+class Attends(torch.nn.Module):
+    """Calls torch's attention."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return F.scaled_dot_product_attention(*args, **kwargs)
+
+
+def weights_of(*args: Any, **kwargs: Any) -> Tensor:
+    """The attention map of one call."""
+    model = Attends()
+    with HookManager().attention_maps(model) as maps:
+        model(*args, **kwargs)
+    weights: Tensor = maps["Attends"]
+    return weights
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -54,7 +66,7 @@ def test_weights_times_values_is_the_attention(
         more["attn_mask"] = mask_of(mask, queries, keys)
         if mask == "float":
             more["attn_mask"] = more["attn_mask"].to(dtype)
-    weights = scaled_dot_product_weights(query, key, value, **more)
+    weights = weights_of(query, key, value, **more)
     assert weights.shape == (*batch, heads, queries, keys) and weights.dtype == dtype
     made = weights.double() @ value.double().repeat_interleave(groups, -3)
     loose = 0.03 if dtype is torch.bfloat16 else 1e-5
@@ -66,15 +78,15 @@ def test_a_fully_masked_query_has_zero_weights() -> None:
     """Zeros, as from the fused kernels, not NaN; a NaN in the query stays NaN."""
     query = draw(1, 1, 2, 4)
     mask = torch.tensor([[False, False], [True, False]])
-    assert scaled_dot_product_weights(query, query, query, mask).flatten().tolist() == [0, 0, 1, 0]
+    assert weights_of(query, query, query, mask).flatten().tolist() == [0, 0, 1, 0]
     query[0, 0, 1] = math.nan
-    assert scaled_dot_product_weights(query, query, query, mask)[0, 0, 1, 0].isnan()
+    assert weights_of(query, query, query, mask)[0, 0, 1, 0].isnan()
 
 
 def test_a_causal_bias_is_a_mask() -> None:
     """Torch's lazy causal masks are aligned to the last key."""
     query, key = draw(1, 2, 2, 4), draw(1, 2, 5, 4)
-    weights = scaled_dot_product_weights(query, key, key, causal_lower_right(2, 5))
+    weights = weights_of(query, key, key, causal_lower_right(2, 5))
     torch.testing.assert_close(
         weights @ key, F.scaled_dot_product_attention(query, key, key, attn_mask=causal_lower_right(2, 5))
     )
@@ -84,25 +96,10 @@ def test_a_causal_bias_is_a_mask() -> None:
 def test_half_precision_is_widened_under_autocast_too() -> None:
     """Scores are not rounded to eight bits: weights are the true ones rounded to their dtype."""
     query, key = draw(1, 1, 4, 16, dtype=torch.bfloat16) * 6, draw(1, 1, 9, 16, dtype=torch.bfloat16)
-    true = scaled_dot_product_weights(query.double(), key.double(), key.double())
+    true = weights_of(query.double(), key.double(), key.double())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        weights = scaled_dot_product_weights(query, key, key)
+        weights = weights_of(query, key, key)
     assert torch.equal(weights, true.bfloat16())
-
-
-def multi_head(module: torch.nn.MultiheadAttention, *inputs: Tensor, **more: Any) -> tuple[tuple[Any, ...], Any]:
-    """The arguments with which the module calls the function."""
-    called: list[Any] = []
-
-    def remember(*args: Any, **kwargs: Any) -> Any:
-        called.append((args, kwargs))
-        return original(*args, **kwargs)
-
-    original = F.multi_head_attention_forward
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(F, "multi_head_attention_forward", remember)
-        module(*inputs, **more)
-    return called[0]  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
@@ -114,20 +111,44 @@ def test_multi_head_weights_are_torchs_own(options: dict[str, Any], need_weights
     torch.manual_seed(0)
     module = torch.nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True, **options)
     query, key = draw(3, 4, 8), draw(3, 5, options.get("kdim", 8))
-    args, kwargs = multi_head(module, query, key, key, need_weights=need_weights)
+    torch.manual_seed(1)
+    module(query, key, key, need_weights=need_weights)
     state = torch.get_rng_state()
-    weights = multi_head_weights(*args, **kwargs)
+    torch.manual_seed(1)
+    with HookManager().attention_maps(module) as maps:
+        module(query, key, key, need_weights=need_weights)
     assert torch.equal(torch.get_rng_state(), state)
+    weights = maps["MultiheadAttention"]
     expected = module.eval()(query, key, key, average_attn_weights=False)[1]
     assert torch.equal(weights, expected) and weights.shape[:3] == (3, 2, 4)
 
 
-def test_which_softmax_is_attention() -> None:
+class Softmax(torch.nn.Module):
+    """Calls a function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return self.function(scores)
+
+
+@pytest.mark.parametrize(
+    ("function", "dims", "recorded"),
+    [
+        (lambda scores: scores.softmax(-1), 4, True),
+        (lambda scores: F.softmax(scores, dim=3), 4, True),
+        (lambda scores: torch.softmax(input=scores, dim=-1), 4, True),
+        (lambda scores: torch.special.softmax(scores, -1), 4, True),
+        (lambda scores: scores.softmax(1), 4, False),
+        (lambda scores: scores.softmax(-1), 3, False),
+    ],
+)
+def test_which_softmax_is_attention(function: Callable[[Tensor], Tensor], dims: int, recorded: bool) -> None:
     """One over the last of four dimensions; not the one over a vocabulary, nor one over channels."""
-    scores = draw(2, 2, 3, 3)
-    made = scores.softmax(-1)
-    assert softmax_weights(made, (scores, -1), {}) is made
-    assert softmax_weights(made, (), {"input": scores, "dim": 3}) is made
-    assert softmax_weights(scores.softmax(1), (scores, 1), {}) is None
-    assert softmax_weights(scores[0].softmax(-1), (scores[0], -1), {}) is None
-    assert set(ATTENTION_FUNCTIONS) >= {F.scaled_dot_product_attention, F.softmax, torch.softmax, torch.Tensor.softmax}
+    scores = draw(2, 2, 3, 3)[(0,) * (4 - dims)]
+    model = Softmax(function)
+    with HookManager().attention_maps(model) as maps:
+        made = model(scores)
+    assert len(maps) == recorded and (not recorded or torch.equal(maps["Softmax"], made))

@@ -14,7 +14,6 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from hookline import HooklineError, HookManager, SimpleTrainer, Trainer
-from hookline.activations.capture_store import CapturedState, CaptureSource, CaptureStore
 
 BATCH = torch.arange(2 * 64 * 8.0).reshape(2, 64, 8)
 BATCHES = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(5)]
@@ -25,23 +24,41 @@ def make_model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU())
 
 
-def state(output: Any = None, hook: str = "a", inputs: Any = None, call: int = 1) -> CapturedState:
-    """A state of some module."""
-    return CapturedState(CaptureSource(hook, "module", 3), call, 7, "train", (inputs, None, output))
+class Returns(nn.Module):
+    """Returns a tensor, whatever its inputs are."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.value
+
+
+def captured_by(manager: HookManager, hook: str) -> list[int]:
+    """The numbers of the calls of which a hook has states."""
+    return [state.call for state in manager.get_captured_states(hook)]
 
 
 def test_a_state_knows_where_it_comes_from() -> None:
     """Hook, module, layer index, call, step, phase and thread."""
-    made = state(torch.ones(2))
-    assert (made.hook, made.name, made.layer_idx, made.call, made.step) == ("a", "module", 3, 1, 7)
-    assert made.phase == "train" and made.thread == threading.current_thread().name
-    assert repr(made) == "<CapturedState of 'module' by 'a': call 1, step 7, train>"
+    module, manager = nn.Identity(), HookManager()
+    manager.register_capture_hook(module, "a", layer_idx=3)
+    manager.dispatcher.run.step = 7
+    module(torch.ones(2))
+    (made,) = manager.get_captured_states("a")
+    assert (made.hook, made.name, made.layer_idx, made.call, made.step) == ("a", "a", 3, 1, 7)
+    assert made.phase == "inference" and made.thread == threading.current_thread().name
+    assert repr(made) == "<CapturedState of 'a' by 'a': call 1, step 7, inference>"
 
 
 def test_two_states_that_share_a_tensor_do_not_share_writes() -> None:
     """A reader gets views, the same ones each time; a write into them does not reach the other state."""
-    shared = torch.zeros(3)
-    first, second = state(shared), state(None, inputs=(shared,))
+    module, manager, shared = nn.Identity(), HookManager(), torch.zeros(3)
+    manager.register_capture_hook(module, "outputs", capture_input=False)
+    manager.register_capture_hook(module, "inputs", capture_output=False)
+    module(shared)
+    (first,), (second,) = (manager.get_captured_states(name) for name in ("outputs", "inputs"))
     first.outputs.add_(1)
     assert first.outputs.sum() == 3 and second.inputs[0].sum() == 0 and shared.sum() == 0
     assert first.outputs is first.outputs
@@ -49,60 +66,55 @@ def test_two_states_that_share_a_tensor_do_not_share_writes() -> None:
 
 
 @pytest.mark.req("003-35")
-def test_bytes_are_counted_by_unique_storage_and_stay_exact() -> None:
+@pytest.mark.parametrize("limit", [1, None])
+def test_bytes_are_counted_by_unique_storage_and_stay_exact(limit: int | None) -> None:
     """Views and shared tensors count once, a reader's write changes nothing, and clearing releases all."""
-    store, big, other = CaptureStore(None, 10_000), torch.zeros(100), torch.zeros(50)
-    store.add(state(big, inputs=(big[:10], other)))
-    store.add(state(big, "b"))
-    assert store.bytes == 600
-    store.of("a")[0].outputs.add_(1)
-    store.clear("a")
-    assert store.bytes == 400 and len(store) == 1
-    store.clear()
-    assert store.bytes == 0 and len(store) == 0
-
-
-def test_without_a_limit_bytes_are_counted_on_request() -> None:
-    """The number is the same."""
-    store, tensor = CaptureStore(None), torch.zeros(100)
-    store.add(state(tensor, inputs=(tensor,)))
-    assert store.bytes == 400
+    big, other = torch.zeros(100), torch.zeros(50)
+    module, manager = Returns(big), HookManager(memory_limit_mb=limit)
+    manager.register_capture_hook(module, "a")
+    manager.register_capture_hook(module, "b", capture_input=False)
+    module(big[:10], other)
+    assert manager.captures.bytes == 600
+    manager.get_captured_states("a")[0].outputs.add_(1)
+    manager.clear_captured_states("a")
+    assert manager.captures.bytes == 400 and len(manager.captures) == 1
+    manager.clear_captured_states()
+    assert manager.captures.bytes == 0 and len(manager.captures) == 0
 
 
 @pytest.mark.req("003-30", "003-32")
 def test_the_oldest_go_first() -> None:
     """Per hook by number, over all hooks by bytes; a state that exceeds the limit is not kept."""
-    store = CaptureStore(2, 1000)
-    for call in range(1, 4):
-        store.add(state(torch.zeros(50), call=call))
-    assert [one.call for one in store.of("a")] == [2, 3] and store.dropped == 1
-    store.add(state(torch.zeros(200), "b"))
-    assert [one.call for one in store.of("a")] == [3] and len(store.of("b")) == 1
-    store.add(state(torch.zeros(1000), "c"))
-    assert len(store) == 0 and store.bytes == 0 and store.dropped == 5
+    manager = HookManager(max_captured_states=2, memory_limit_mb=1000 / 2**20)
+    modules = {name: nn.Identity() for name in "abc"}
+    for name, module in modules.items():
+        manager.register_capture_hook(module, name, capture_input=False)
+    kept = [modules["a"](torch.zeros(50)) for _ in range(3)]
+    assert captured_by(manager, "a") == [2, 3] and manager.captures.dropped == 1
+    kept.append(modules["b"](torch.zeros(200)))
+    assert captured_by(manager, "a") == [3] and captured_by(manager, "b") == [1]
+    kept.append(modules["c"](torch.zeros(1000)))
+    assert len(manager.captures) == 0 and manager.captures.bytes == 0 and manager.captures.dropped == 5
 
 
 def test_a_limit_of_no_states_keeps_none() -> None:
     """And counts no bytes."""
-    store = CaptureStore(0, 1000)
-    store.add(state(torch.zeros(10)))
-    assert len(store) == 0 and store.bytes == 0
+    module, manager = nn.Identity(), HookManager(max_captured_states=0, memory_limit_mb=1)
+    manager.register_capture_hook(module, "a")
+    module(torch.zeros(10))
+    assert len(manager.captures) == 0 and manager.captures.bytes == 0
 
 
 @pytest.mark.req("003-06")
-def test_sweep_drops_old_states_and_those_of_deleted_modules() -> None:
-    """A state without a module reference stays until it is old."""
-    store, module = CaptureStore(), nn.Linear(1, 1)
-    store.add(state(torch.ones(1)))
-    store.add(
-        CapturedState(CaptureSource("a", "m", None, weakref.ref(module)), 1, 0, "train", (None, None, torch.ones(1)))
-    )
-    del module
-    store.sweep()
-    assert [one.name for one in store.of("a")] == ["module"]
-    store.max_age = -1.0
-    store.sweep()
-    assert len(store) == 0 and store.dropped == 2
+def test_states_of_deleted_modules_are_dropped() -> None:
+    """When a module has been called often enough; those of other modules stay."""
+    manager = HookManager(cleanup_interval=2)
+    for name in ("gone", "there"):
+        module = nn.Identity()
+        manager.register_capture_hook(module, name, capture_input=False)
+        module(torch.ones(1))
+    assert captured_by(manager, "gone") == [] and captured_by(manager, "there") == [1]
+    assert manager.captures.dropped == 1
 
 
 def test_a_slice_counts_only_its_own_bytes() -> None:

@@ -1,16 +1,21 @@
 """Dead units: never above zero over all samples of a window."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
-from hookline.activations.series import DeadUnits
+from hookline import HookManager, SimpleTrainer
 
 
-def indices(dead: dict[str, torch.Tensor], name: str) -> list[int]:
-    """Which units of a module are dead."""
-    return [int(unit) for unit in dead[name].nonzero().flatten()]
+def monitored(**options: Any) -> tuple[nn.Module, Any]:
+    """A module that returns its input, and the monitor of its units."""
+    module, manager = nn.Identity(), HookManager()
+    manager.register_monitoring_hook(module, "a", ["dead_units"], **options)
+    return module, manager.get("a")
 
 
 @pytest.mark.parametrize(
@@ -29,21 +34,44 @@ def test_where_units_lie(shape: tuple[int, ...], unit_dim: int | None, axis: int
     output = -torch.rand(shape)
     alive = [2 if dim == axis else 0 for dim in range(len(shape))]  # one sample of unit 2
     output[tuple(alive)] = 1.0
-    found = DeadUnits(10, unit_dim)
-    found.add("a", output)
-    assert len(found.by_module()["a"]) == 5
-    assert indices(found.by_module(), "a") == [0, 1, 3, 4]
+    module, monitor = monitored(unit_dim=unit_dim)
+    module(output)
+    assert monitor.latest()["a"] == {"dead_units": 4, "units": 5}
+    assert monitor.dead_units("a") == [0, 1, 3, 4]
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.integers(1, 4), st.lists(st.lists(st.integers(-1, 1), min_size=3, max_size=3), min_size=1, max_size=12))
+class Passes(nn.Module):
+    """Returns its batch, and has something to train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.same, self.weight = nn.Identity(), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.same(x) + 0 * self.weight
+        return result
+
+
+def trained(batches: list[Tensor], window: int) -> SimpleTrainer:
+    """A run over these outputs, one a step, with a monitor of their units."""
+    model = Passes()
+    data = [(batch, batch) for batch in batches]
+    trainer = SimpleTrainer(
+        model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu",
+        loss_fn=nn.functional.mse_loss, record=False, console=False,
+    )  # fmt: skip
+    trainer.add_hook("monitor", modules="same", metrics=["dead_units"], dead_window=window)
+    trainer.train()
+    return trainer
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 4), st.lists(st.lists(st.integers(-1, 1), min_size=3, max_size=3), min_size=4, max_size=12))
 def test_windows_equal_brute_force(window: int, steps: list[list[int]]) -> None:
     """Each complete window counts all its outputs together, at its last step."""
-    found, counted = DeadUnits(window), []
-    for step, values in enumerate(steps, start=1):
-        found.add("a", torch.tensor([values], dtype=torch.float32))
-        found.end_step(step)
-        counted += [(table.step, *table.values.flatten().tolist()) for table in found.complete(wait=False)]
+    trainer = trained([torch.tensor([values], dtype=torch.float32) for values in steps], window)
+    assert trainer.record is not None
+    counted = [(layers.step, *layers.values.flatten().tolist()) for layers in trainer.record.layer_rows]
     true = []
     for end in range(window, len(steps) + 1, window):
         highest = torch.tensor(steps[end - window : end]).amax(0)
@@ -53,37 +81,32 @@ def test_windows_equal_brute_force(window: int, steps: list[list[int]]) -> None:
 
 def test_nan_does_not_count_as_dead() -> None:
     """A unit with a NaN stays alive for the whole window."""
-    found = DeadUnits(10)
-    found.add("a", torch.tensor([[float("nan"), -1.0]]))
-    found.add("a", torch.tensor([[-1.0, -1.0]]))
-    assert indices(found.by_module(), "a") == [1]
+    module, monitor = monitored()
+    module(torch.tensor([[float("nan"), -1.0]]))
+    module(torch.tensor([[-1.0, -1.0]]))
+    assert monitor.dead_units("a") == [1]
 
 
 def test_a_later_write_into_the_output_changes_nothing() -> None:
     """Also into an output with one dimension, where there is nothing to reduce."""
-    found, output = DeadUnits(10), torch.tensor([1.0, -1.0])
-    found.add("a", output)
+    (module, monitor), output = monitored(), torch.tensor([1.0, -1.0])
+    module(output)
     output.fill_(-5)
-    assert indices(found.by_module(), "a") == [1]
+    assert monitor.dead_units("a") == [1]
 
 
 def test_odd_outputs() -> None:
     """Scalars and empty tensors have no units; a module that changes its width starts over."""
-    found = DeadUnits(10)
-    found.add("scalar", torch.tensor(1.0))
-    found.add("empty", torch.empty(0, 4))
-    assert found.by_module() == {} and found.incomplete() == []
-    found.add("a", torch.tensor([[1.0, -1.0]]))
-    found.add("a", torch.tensor([[-1.0, -1.0, 1.0]]))
-    assert indices(found.by_module(), "a") == [0, 1]
+    module, monitor = monitored()
+    module(torch.tensor(1.0))
+    module(torch.empty(0, 4))
+    assert monitor.latest() == {}
+    module(torch.tensor([[1.0, -1.0]]))
+    module(torch.tensor([[-1.0, -1.0, 1.0]]))
+    assert monitor.dead_units("a") == [0, 1]
 
 
 def test_the_last_complete_window_is_reported() -> None:
     """A window that has only started does not replace it."""
-    found = DeadUnits(1)
-    found.add("a", torch.tensor([[1.0, -1.0]]))
-    assert found.incomplete()[0].values.tolist() == [[1, 2]]
-    found.end_step(1)
-    assert [table.step for table in found.complete(wait=True)] == [1]
-    found.add("a", torch.tensor([[-1.0, -1.0]]))
-    assert indices(found.by_module(), "a") == [1] and found.incomplete() == []
+    trainer = trained([torch.tensor([[1.0, -1.0]])] * 2 + [torch.tensor([[-1.0, -1.0]])], window=2)
+    assert trainer.hooks.get("monitor").dead_units("same") == [1]

@@ -2,6 +2,7 @@
 
 import bdb
 import gc
+import io
 import json
 import logging
 import math
@@ -14,8 +15,7 @@ import torch
 from torch import nn
 
 from hookline import HooklineError, HookManager, get_trainer
-from hookline.activations import debug
-from hookline.activations.debug import Debug, Finding
+from hookline.activations.debug import Debug
 
 LOGGER = "hookline"
 
@@ -174,7 +174,7 @@ def test_a_finding_has_place_time_and_statistics() -> None:
     assert finding.outputs == ("float32 (2, 3, 8) on cpu",)
     assert finding.statistics["absmax"] == finding.value and finding.statistics["nan"] == 0
     assert finding.stack[-1].startswith(f"{__file__}:") and "the line that the stack must show" in finding.stack[-1]
-    assert len(finding.stack) <= debug.MAX_STACK_FRAMES
+    assert len(finding.stack) <= 12
     assert not any("/hookline/activations/" in frame or "/torch/nn/" in frame for frame in finding.stack)
 
 
@@ -290,10 +290,24 @@ class Terminal:
             raise bdb.BdbQuit
 
 
-def fake_terminal(monkeypatch: pytest.MonkeyPatch, quits: bool = False) -> Terminal:
+class Stream(io.StringIO):
+    """A stream that says whether it is a terminal."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: terminal  # type: ignore[method-assign]
+
+
+TERMINAL, FILE = Stream(True), Stream(False)
+
+
+def fake_terminal(
+    monkeypatch: pytest.MonkeyPatch, quits: bool = False, stdin: Any = TERMINAL, stdout: Any = TERMINAL
+) -> Terminal:
     """Pretend that standard input and output are a terminal."""
     terminal = Terminal(quits)
-    monkeypatch.setattr(debug, "at_terminal", lambda: True)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    monkeypatch.setattr(sys, "stdout", stdout)
     monkeypatch.setattr(sys, "breakpointhook", terminal)
     return terminal
 
@@ -307,21 +321,28 @@ def test_at_a_terminal_it_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in (0.0, 2.0, 3.0):
         model(torch.tensor([value, value]))
     assert [frame["output"][0].item() for frame in terminal.frames] == [2.0, 3.0]
-    assert terminal.frames[0]["name"] == "0" and isinstance(terminal.frames[0]["finding"], Finding)
+    assert terminal.frames[0]["name"] == "0" and terminal.frames[0]["finding"] is hook.findings[0]
     assert len(hook.findings) == 1 and hook.found == 2
 
 
-def test_it_breaks_only_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """break_at_terminal=False never breaks, and neither does a process whose input or output is not a terminal."""
-    terminal = fake_terminal(monkeypatch)
-    model, hook = nn.Sequential(nn.Identity()), Debug("0", {"max": "> 1"}, break_at_terminal=False)
+@pytest.mark.parametrize(
+    ("options", "streams"),
+    [
+        ({"break_at_terminal": False}, {}),
+        ({}, {"stdin": FILE}),
+        ({}, {"stdout": FILE}),
+        ({}, {"stdin": None}),
+    ],
+)
+def test_it_breaks_only_at_a_terminal(
+    options: dict[str, Any], streams: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor with break_at_terminal=False, or in a process whose input or output is not a terminal."""
+    terminal = fake_terminal(monkeypatch, **streams)
+    model, hook = nn.Sequential(nn.Identity()), Debug("0", {"max": "> 1"}, **options)
     watched(model, hook)
     model(torch.tensor([2.0]))
     assert terminal.frames == [] and hook.found == 1
-    monkeypatch.undo()
-    assert not debug.at_terminal()
-    monkeypatch.setattr(sys, "stdin", None)
-    assert not debug.at_terminal()
 
 
 def test_quitting_the_debugger_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

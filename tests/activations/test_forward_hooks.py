@@ -306,6 +306,26 @@ def test_a_forward_pass_repeated_for_checkpointing_counts_once() -> None:
     assert [name for name, _ in hook.seen] == ["0"]
 
 
+@pytest.mark.parametrize("policy", ["warn", "disable", "raise"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_observer_that_writes_into_the_live_output_ends_the_run(policy: str, fails: bool) -> None:
+    """Whatever its failure policy, and also if it raises after it wrote: the model's own values have changed."""
+
+    class Writes(ForwardHook):
+        modules = "0"
+
+        def on_forward(self, live_output: torch.Tensor) -> None:
+            live_output.zero_()
+            if fails:
+                raise ValueError("after the write")
+
+    model, manager = make_model(), HookManager()
+    manager.watch(model)
+    manager.register(Writes(), "writes", on_error=policy)
+    with torch.no_grad(), pytest.raises(HooklineError, match="hook 'writes' wrote into live_output of '0'"):
+        model(INPUT)
+
+
 class Binds(ForwardHook):
     """Prepares a function for each module, which may fail."""
 
@@ -316,11 +336,11 @@ class Binds(ForwardHook):
     def on_forward(self, name: str) -> None:
         self.seen.append(f"{name} by on_forward")
 
-    def bind_module(self, hooked: Any, dispatcher: Any) -> Callable[[Any, Any, Any], None]:
+    def bind_module(self, hooked: Any, name: str, dispatcher: Any) -> Callable[[Any, Any, Any], None]:
         """Return what is called instead of `on_forward`."""
 
         def keep(inputs: Any, kwargs: Any, output: Any) -> None:
-            self.seen.append(hooked.name)
+            self.seen.append(name)
             if self.error is not None:
                 raise self.error
 
@@ -352,7 +372,7 @@ def test_bound_functions_and_interventions_are_called_in_order() -> None:
     seen: list[float] = []
 
     class Sees(Binds):
-        def bind_module(self, hooked: Any, dispatcher: Any) -> Callable[[Any, Any, Any], None]:
+        def bind_module(self, hooked: Any, name: str, dispatcher: Any) -> Callable[[Any, Any, Any], None]:
             return lambda inputs, kwargs, output: seen.append(output.sum().item())
 
     class Doubles(ForwardHook):
@@ -520,16 +540,17 @@ def test_each_state_has_the_name_of_its_thread() -> None:
 
 
 @pytest.mark.req("003-06")
-@pytest.mark.parametrize(("interval", "passes", "sweeps"), [(1, 4, 4), (3, 9, 3), (100, 99, 0), (100, 112, 1)])
-def test_clean_up_after_a_number_of_module_calls(interval: int, passes: int, sweeps: int) -> None:
-    """Counted over the calls that hooks listen to."""
-    module, swept = nn.Linear(3, 3), []
-    manager = HookManager(cleanup_interval=interval)
-    manager.dispatcher._clean_up = lambda: swept.append(1)
+@pytest.mark.parametrize(
+    ("interval", "passes", "left"), [(1, 4, 1), (3, 9, 1), (3, 8, 3), (100, 99, 99), (100, 112, 13)]
+)
+def test_clean_up_after_a_number_of_module_calls(interval: int, passes: int, left: int) -> None:
+    """Counted over the calls that hooks listen to; every state that was there is too old."""
+    module = nn.Linear(3, 3)
+    manager = HookManager(cleanup_interval=interval, max_age_seconds=0, max_captured_states=None)
     manager.register_capture_hook(module, "it", capture_input=False)
     for _ in range(passes):
         module(INPUT)
-    assert len(swept) == sweeps
+    assert len(manager.get_captured_states("it")) == left
 
 
 def test_hooks_listen_until_the_next_set_of_hooks_is_due() -> None:

@@ -98,7 +98,7 @@ def test_switched_off_later_it_warns_once(caplog: pytest.LogCaptureFixture) -> N
     caplog.set_level(logging.WARNING, "hookline")
     model = make_model()
     manager = changing(model, Replace("0", torch.ones(99)))
-    manager.dispatcher.enable_intervention = False
+    manager.enable_intervention = False
     for _ in range(2):
         assert torch.equal(model(INPUT), make_model()(INPUT))
     assert [record.getMessage() for record in caplog.records] == [

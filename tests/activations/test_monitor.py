@@ -302,6 +302,42 @@ def test_without_a_run_there_is_an_entry_for_each_call() -> None:
     assert monitor.history("unknown") == [] and monitor.running("unknown") == {}
 
 
+def test_a_repeated_step_is_a_new_entry() -> None:
+    """After a rewind, the numbers of a step do not replace those from before; a call in another step ends a step."""
+    monitor, model = Monitor("0", ["mean", "memory"]), nn.Sequential(nn.Identity())
+    manager = watched(monitor, model)
+    for value, step in enumerate([1, 1, 2, 1]):
+        manager.dispatcher.run.step = step
+        model(torch.full((2,), float(value)))
+    assert monitor.history("0") == [
+        (1, {"mean": 0.5, "memory": 16}), (2, {"mean": 2, "memory": 8}), (1, {"mean": 3, "memory": 8}),
+    ]  # fmt: skip
+
+
+def test_the_mean_over_steps_ignores_nan() -> None:
+    """A step without a finite value does not count."""
+    monitor, model = Monitor("0", ["mean"]), nn.Sequential(nn.Identity())
+    watched(monitor, model)
+    for value in (1.0, float("nan"), 3.0):
+        model(torch.full((2,), value))
+    assert monitor.running("0") == {"mean": 2}
+
+
+def test_the_newest_histogram() -> None:
+    """Of the last call without steps, of the current step in one; before the first call there is none."""
+    monitor, model = Monitor("0", ["histogram"]), nn.Sequential(nn.Identity())
+    manager = watched(monitor, model)
+    with pytest.raises(HooklineError, match="no histogram of '0' yet; there are none"):
+        monitor.histogram("0")
+    for size in (1, 2):
+        model(torch.ones(size))
+    assert monitor.histogram("0").counts.sum() == 2
+    manager.dispatcher.run.step = 1
+    model(torch.ones(5))
+    assert monitor.histogram("0").counts.sum() == 5
+    assert set(monitor.latest()["0"]) == set(monitor.history("0")[-1][1]) == {"histogram_top"}
+
+
 @pytest.mark.parametrize("metrics", [["mean"], ["time"], ["mean", "time"]])
 def test_without_a_run_memory_is_bounded(metrics: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Old results are dropped although nothing reads them, and the newest of every kind are there."""

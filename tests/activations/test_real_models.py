@@ -466,7 +466,7 @@ def test_the_comparison_can_fail(bare: Bare) -> None:
     case = CASES["cnn"]
 
     def dress(trainer: Trainer) -> None:
-        trainer.hooks.dispatcher.enable_intervention = True
+        trainer.hooks.enable_intervention = True
         trainer.add_hook(Scale(case.inner, 0.5))
 
     changed = ["losses", "gradients and parameters"]

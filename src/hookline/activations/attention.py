@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from time import perf_counter
@@ -24,7 +25,7 @@ from hookline._tensors import iter_tensors
 from hookline.activations.capture import Capture
 from hookline.activations.capture_session import Cache, CaptureSession
 from hookline.activations.compile.detection import run_uncompiled
-from hookline.activations.hooked_modules import RunningModules
+from hookline.activations.hooked_modules import NO_BACKWARD, backward_id
 from hookline.core.patterns import select
 from hookline.errors import HooklineError, nearest
 
@@ -117,18 +118,42 @@ class AttentionMaps(Cache):
 class AttentionMode(TorchFunctionMode):
     """Computes the weights of each attention call of this thread and passes them through the module's point."""
 
-    def __init__(self, names: dict[torch.nn.Module, str], running: RunningModules) -> None:
+    def __init__(self, names: dict[torch.nn.Module, str]) -> None:
         super().__init__()
         self.points, self.cost = AttentionPoints(names.values()), AttentionCost()
-        self._names, self._running = names, running
+        self.model_ran = False
+        self._names = names
+        self._thread = threading.get_ident()  # the only one in which torch calls the mode
+        self._running: list[torch.nn.Module] = []  # the modules that this thread is in, outermost first
         self._warned: set[str] = set()
+
+    @contextmanager
+    def following(self, model: torch.nn.Module) -> Iterator[None]:
+        """Follow which module of the model runs inside the block, with two torch hooks on each of them."""
+        with ExitStack() as attached:
+            for module in model.modules():
+                attached.callback(module.register_forward_pre_hook(self._enter, prepend=True).remove)
+                attached.callback(module.register_forward_hook(self._leave, always_call=True).remove)
+            yield
+
+    def _enter(self, module: torch.nn.Module, inputs: Any) -> None:
+        self.model_ran = True
+        if threading.get_ident() == self._thread:
+            self._running.append(module)
+
+    def _leave(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        # Modules inside that were left by a BaseException (an early stop, Ctrl-C) did not call this: pop them, too.
+        if threading.get_ident() == self._thread:
+            while self._running and self._running.pop() is not module:
+                pass
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function unchanged; if it is an attention of a selected module, compute its weights."""
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        if function in ATTENTION_FUNCTIONS and (module := self._running.innermost) is not None:
-            name = self._names.get(module)
+        # Inside backward, checkpointing repeats a pass that was recorded already.
+        if function in ATTENTION_FUNCTIONS and self._running and backward_id() == NO_BACKWARD:
+            name = self._names.get(self._running[-1])
             if name is not None:
                 self._record(name, function, result, args, kwargs)
         return result
@@ -168,9 +193,8 @@ def attention_session(
     selected = named if modules is None else select(modules, named, "module")
     # The root module has no name; a model that attends in its own forward goes by its class name.
     names = {module: name or kind for name, module in selected.items()}
-    running = RunningModules()
-    mode, hook = AttentionMode(names, running), Capture("*", **options)
-    with attention_with_weights(model) as switched, running.following(model), mode:
+    mode, hook = AttentionMode(names), Capture("*", **options)
+    with attention_with_weights(model) as switched, mode.following(model), mode:
         maps = AttentionMaps(hook, model, mode, switched)
         session = CaptureSession(make_manager(max_captured_states=None), mode.points, hook)
         try:
@@ -180,7 +204,7 @@ def attention_session(
             session.close()
     if mode.cost.maps:
         logger.info("attention maps of %s: %s", kind, mode.cost)  # formatting waits for the device, so only if printed
-    elif running.entered:
+    elif mode.model_ran:
         logger.warning("%s ran without attention in the selected modules; supported are %s", kind, SUPPORTED)
 
 

@@ -129,18 +129,17 @@ class Capture(ForwardHook):
     def _on_both(self, name: str, module: Any, inputs: Any, kwargs: Any, output: Any, step: int, phase: str) -> None:
         self._convert_and_add(name, module, step, phase, (inputs, kwargs, output))
 
-    def bind_module(self, hooked: HookedModule, dispatcher: ForwardDispatcher) -> Observe | None:
+    def bind_module(self, hooked: HookedModule, name: str, dispatcher: ForwardDispatcher) -> Observe | None:
         """Return `on_forward` for one module with everything looked up; None if tensors are converted.
 
         The function is called with the module's own inputs, keyword inputs and output.
         """
         if self._converts:
             return None
-        name = hooked.name_for(self._registered_name)
         source = CaptureSource(self._registered_name, name, self.layer_idx, hooked.module_ref)
         with_inputs, with_output = "input" in self._parts, "output" in self._parts
         calls, add, limit = self._calls, self._store.add, self.max_captured_states
-        calls.setdefault(name, itertools.count(1))
+        calls.setdefault(name, itertools.count(1))  # `next` is atomic: no two threads get one number
 
         def capture(inputs: Any, kwargs: Any, output: Any) -> None:
             if with_inputs:

@@ -20,8 +20,7 @@ import torch
 from hookline.activations.capture import Capture
 from hookline.activations.capture_store import CapturedState, save_states
 from hookline.activations.compile.detection import run_uncompiled
-from hookline.activations.forward_hooks import ForwardDispatcher, Observe
-from hookline.activations.hooked_modules import HookedModule
+from hookline.core.base import ForwardHook
 from hookline.errors import HooklineError, nearest
 
 if TYPE_CHECKING:  # the manager makes sessions
@@ -38,8 +37,15 @@ class Cache:
     that do not capture themselves, such as the workers of a pool, are in every open cache.
     """
 
-    def __init__(self, hook: Capture, model: torch.nn.Module, other_threads: Set[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        hook: Capture,
+        model: torch.nn.Module,
+        other_threads: Set[str] = frozenset(),
+        early_stop: EarlyStop | None = None,
+    ) -> None:
         self._hook, self._model = hook, weakref.ref(model)  # weak, because the cache may outlive the model
+        self._early_stop = early_stop
         self._states: list[CapturedState] | None = None  # once the block has ended
         self._other_threads = other_threads  # threads that capture for themselves
 
@@ -59,11 +65,9 @@ class Cache:
         model = self._model()
         if model is None:
             raise HooklineError("the model of this cache no longer exists")
-        try:
-            with self._hook.stopping() if isinstance(self._hook, EarlyStopCapture) else nullcontext():
-                return model(*args, **kwargs)
-        except ForwardStopped:
-            return None
+        with self._early_stop.stopping() if self._early_stop is not None else nullcontext():
+            return model(*args, **kwargs)
+        return None
 
     def __getitem__(self, name: str) -> Any:
         """Return the last output of one module, or for a glob a dict of them (inputs if only these are captured)."""
@@ -90,18 +94,14 @@ class ForwardStopped(BaseException):
     """Ends a forward pass after the last selected module; raised and caught only inside `Cache.run`."""
 
 
-class EarlyStopCapture(Capture):
-    """A capture that ends the forward pass of `Cache.run` when every selected module has run.
+class EarlyStop(ForwardHook):
+    """Ends the forward pass of `Cache.run` when every selected module has run and was captured.
 
     Other threads that run the model at the same time are not stopped.
     """
 
-    built_in = False
-    on_error = "raise"
-    num_modules = 0  # how many are selected
-
-    def __init__(self, modules: Any, **options: Any) -> None:
-        super().__init__(modules, **options)
+    def __init__(self, modules: Any, num_modules: int) -> None:
+        self.modules, self._num_modules = modules, num_modules
         self._local = threading.local()  # has the names of the modules that ran, in a thread that is to be stopped
 
     @contextmanager
@@ -110,39 +110,26 @@ class EarlyStopCapture(Capture):
         self._local.names = set()
         try:
             yield
+        except ForwardStopped:
+            pass
         finally:
             del self._local.names
 
-    def bind_module(self, hooked: HookedModule, dispatcher: ForwardDispatcher) -> Observe | None:
-        """Return the capture of one module, followed by the check whether it was the last."""
-        capture = super().bind_module(hooked, dispatcher)
-        if capture is None:
-            return None
-        name = hooked.name_for(self._registered_name)
-
-        def capture_and_stop(inputs: Any, kwargs: Any, output: Any) -> None:
-            capture(inputs, kwargs, output)
-            self._stop_after(name)
-
-        return capture_and_stop
-
-    def _convert_and_add(self, name: str, *rest: Any) -> None:
-        super()._convert_and_add(name, *rest)
-        self._stop_after(name)
-
-    def _stop_after(self, name: str) -> None:
+    def on_forward(self, name: str) -> None:
+        """Note that a module ran; stop after the last."""
         names = self._local.__dict__.get("names")
         if names is not None:
             names.add(name)
-            if len(names) >= self.num_modules:
+            if len(names) >= self._num_modules:
                 raise ForwardStopped
 
 
 class CaptureSession:
     """A capture hook on a model, alone in its manager; its torch hooks can be taken off and put back."""
 
-    def __init__(self, manager: HookManager, model: torch.nn.Module, hook: Capture) -> None:
+    def __init__(self, manager: HookManager, model: torch.nn.Module, hook: Capture, early_stop: bool = False) -> None:
         self.hook = hook
+        self.early_stop: EarlyStop | None = None
         self._manager = manager
         # The weak references keep nothing alive; while all are alive, no other module can have one of the ids.
         # `keys()`, because the modules of a traced model are not in a dict that can be iterated.
@@ -152,9 +139,11 @@ class CaptureSession:
         ]
         manager.dispatcher.compilable = False  # sessions run uncompiled, so nothing is prepared for graphs
         manager.watch(model)
-        manager.register(hook, "cache")
-        if isinstance(hook, EarlyStopCapture):
-            hook.num_modules = len(manager.dispatcher.modules.selected_by(manager.entry("cache")))
+        manager.register(hook, "cache", on_error="raise" if early_stop else None)
+        if early_stop:
+            selected = manager.dispatcher.selected_by(manager.entry("cache"))
+            self.early_stop = EarlyStop(hook.modules, len(selected))
+            manager.register(self.early_stop, "early_stop", after="cache", on_error="raise")
 
     def fits(self, model: torch.nn.Module) -> bool:
         """Return whether the model still consists of the same modules under the same names."""
@@ -182,7 +171,8 @@ class CaptureSession:
 
     def close(self) -> None:
         """Remove everything from the model."""
-        self._manager.remove("cache")
+        for name in self._manager:
+            self._manager.remove(name)
 
 
 _sessions: weakref.WeakKeyDictionary[torch.nn.Module, dict[Hashable, CaptureSession]] = weakref.WeakKeyDictionary()
@@ -214,13 +204,13 @@ def capture_session(
         if session is not None and session.fits(model):
             session.resume()
         else:
-            hook = (EarlyStopCapture if early_stop else Capture)(modules, **options)
-            session = CaptureSession(make_manager(max_captured_states=None), model, hook)
-        cache = Cache(session.hook, model, other_threads)
+            manager = make_manager(max_captured_states=None)
+            session = CaptureSession(manager, model, Capture(modules, **options), early_stop)
+        cache = Cache(session.hook, model, other_threads, session.early_stop)
         try:
             yield cache
         finally:
-            reusable = session.pause()
+            reusable = session.pause()  # before the states are taken: another thread may still run the model
             cache.close()
             if key is None or not reusable:
                 session.close()

@@ -8,7 +8,8 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,7 +169,7 @@ class CaptureStore:
             states = self._states[state.source.hook]
             states.append(state)
             limit = self.max_states if max_states is None else max_states
-            if limit is not None and len(states) > limit:
+            if limit is not None and len(states) > limit:  # by one, because every state is added here
                 self.dropped += 1
                 oldest = states.popleft()
                 if oldest.storages:
@@ -263,8 +264,9 @@ def save_states(states: Sequence[CapturedState], path: str | Path) -> Path:
 
     tensors: dict[str, torch.Tensor] = {}
     metadata: dict[str, str] = {}
-    for state in states:
-        for key, tensor in _named_tensors(state):
+    for state, part in product(states, ("inputs", "kwargs", "outputs")):
+        for index, tensor in enumerate(iter_tensors(getattr(state, part))):
+            key = f"{state.name}/{state.call}/{part}/{index}"
             if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype in _NOT_IN_SAFETENSORS:
                 kind = "nested" if tensor.is_nested else f"{tensor.dtype}, {tensor.layout}"
                 raise HooklineError(
@@ -279,9 +281,3 @@ def save_states(states: Sequence[CapturedState], path: str | Path) -> Path:
     except OSError as error:
         raise HooklineError(_fs.explain(path, error)) from error
     return path
-
-
-def _named_tensors(state: CapturedState) -> Iterator[tuple[str, torch.Tensor]]:
-    for part in ("inputs", "kwargs", "outputs"):
-        for index, tensor in enumerate(iter_tensors(getattr(state, part))):
-            yield f"{state.name}/{state.call}/{part}/{index}", tensor

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from hookline._tensors import map_tensors, tensor_version
 from hookline.stats import borrowed
 
 _NOT_SUPPORTED = (RuntimeError, AttributeError, NotImplementedError)  # What torch raises where it has no lazy clone.
@@ -24,6 +23,7 @@ def copy_on_write(tensor: torch.Tensor) -> torch.Tensor:
     if borrowed.threads and borrowed.is_borrowed():
         return tensor.detach().clone()
     try:
+        # In grad mode the clone itself would become a node of the graph and keep it alive.
         return (tensor.detach() if torch.is_grad_enabled() else tensor)._lazy_clone()
     except _NOT_SUPPORTED:
         return tensor.detach().clone()
@@ -42,23 +42,3 @@ def storage_size(tensor: torch.Tensor) -> tuple[int, int]:
         return id(tensor), 0
     start = _data_address(tensor) - int(tensor.storage_offset()) * tensor.element_size()
     return start, tensor.untyped_storage().nbytes()
-
-
-class ViewTracker:
-    """Makes copy-on-write views of nested values, and detects whether one of the views was written to."""
-
-    def __init__(self) -> None:
-        self._views: list[tuple[torch.Tensor, int]] = []  # With their versions.
-
-    def view(self, value: Any) -> Any:
-        """Return the same structure with every tensor replaced by its copy-on-write view."""
-        return map_tensors(self._view, value)
-
-    def _view(self, tensor: torch.Tensor) -> torch.Tensor:
-        view = copy_on_write(tensor)
-        self._views.append((view, tensor_version(view)))
-        return view
-
-    def written(self) -> bool:
-        """Return whether any view was written to since it was made."""
-        return any(tensor_version(view) != version for view, version in self._views)

@@ -18,15 +18,6 @@ from hookline.core.entry import Entry
 if TYPE_CHECKING:  # The manager makes these reports, so it imports this module.
     from hookline.activations.manager import HookManager
 
-DISABLED = "off"
-OTHER_RANK = "not for this rank"
-NOT_DUE = "not due yet"
-NOT_CALLED = "the module was never called (bypassed)"
-NO_MODEL = "its patterns wait for a model"
-NO_MODULE = "the module no longer exists"
-FAILED = "it failed every time"
-NOT_SINCE = "not called since the hook was registered, or only while hooks were silenced"
-
 
 @dataclass(frozen=True)
 class FireRow:
@@ -74,32 +65,35 @@ def fire_report(manager: HookManager) -> FireReport:
 
 
 def _rows(manager: HookManager, entry: Entry) -> Iterator[FireRow]:
-    modules = manager.dispatcher.modules
-    for hooked in modules.selected_by(entry):
+    for hooked, name in manager.dispatcher.selected_by(entry).items():
         fired = hooked.fired.get(entry.name, 0)
         why = "" if fired else _reason(manager, entry, hooked)
-        yield FireRow(entry.name, hooked.name_for(entry.name), hooked.calls, fired, why)
+        yield FireRow(entry.name, name, hooked.calls, fired, why)
     pattern = getattr(entry.hook, "modules", "*")
     patterns = pattern if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
     # Modules that are passed as objects need no model.
-    if modules.model is None and not all(isinstance(one, (torch.nn.Module, weakref.ref)) for one in patterns):
-        yield FireRow(entry.name, "", 0, 0, NO_MODEL)
+    if manager.dispatcher.model is None and not all(
+        isinstance(one, (torch.nn.Module, weakref.ref)) for one in patterns
+    ):
+        yield FireRow(entry.name, "", 0, 0, "its patterns wait for a model")
 
 
 def _reason(manager: HookManager, entry: Entry, hooked: HookedModule) -> str:
     """Return the nearest cause: first the hook's own switches, then the module, then the schedule."""
     failures = entry.failures.total
     if not entry.enabled:
-        return f"{DISABLED} ({failures} failures)" if failures else DISABLED
+        return f"off ({failures} failures)" if failures else "off"
     if entry.ranks is not None and manager.failures.rank not in entry.ranks:
-        return OTHER_RANK
-    if hooked.module is None:
-        return NO_MODULE
+        return "not for this rank"
+    if hooked.module_ref() is None:
+        return "the module no longer exists"
     if hooked.calls == 0:
-        return NOT_CALLED
+        return "the module was never called (bypassed)"
     if failures:
-        return f"{FAILED} ({failures} failures)"
-    return NOT_SINCE if entry.schedule.always else f"{NOT_DUE} ({entry.schedule})"
+        return f"it failed every time ({failures} failures)"
+    if not entry.schedule.always:
+        return f"not due yet ({entry.schedule})"
+    return "not called since the hook was registered, or only while hooks were silenced"
 
 
 def format_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

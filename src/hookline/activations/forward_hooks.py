@@ -8,29 +8,30 @@ nothing: its torch hooks are removed, except in processes that compile, where th
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookline._tensors import iter_tensors, tensor_version
+from hookline._tensors import iter_tensors, map_tensors, tensor_version
 from hookline.activations.compile import detection
-from hookline.activations.cow_views import ViewTracker
-from hookline.activations.hooked_modules import NO_BACKWARD, HookedModule, HookedModules, Measured, backward_id
+from hookline.activations.cow_views import copy_on_write
+from hookline.activations.hooked_modules import NO_BACKWARD, HookedModule, Measured, backward_id, select_modules
 from hookline.core.base import Hook
 from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, first_raised, invoke
 from hookline.core.entry import Entry
 from hookline.core.failures import step_of
-from hookline.core.registry import HookRegistry
 from hookline.errors import LiveWrite, RegistrationError
 
-if TYPE_CHECKING:  # Imported when something is compiled.
-    from hookline.activations.compile.compiled_stats import CompiledStats
+if TYPE_CHECKING:
+    from hookline.activations.compile.compiled_stats import CompiledStats  # Imported when something is compiled.
+    from hookline.activations.manager import HookManager  # It makes the dispatcher.
 
 ON_FORWARD = CATALOG["on_forward"]
-LIVE_VALUES = ("inputs", "kwargs", "output")
 DUE_HOOKS: Any = object()  # Passed to `on_forward` instead of a module, asks for the hooks that are due.
 
 Observe = Callable[[Any, Any, Any], None]
@@ -40,49 +41,53 @@ Observe = Callable[[Any, Any, Any], None]
 # ---- event arguments -------------------------------------------------------------------------------------------------
 
 
-class NoRun:
-    """The run's values outside of a run; whatever drives the model may set `step`."""
-
-    epoch, phase, trainer, model = 0, "inference", None, None
-
-    def __init__(self) -> None:
-        self.step = 0
-
-
 class ForwardArgs:
-    """The event arguments of `on_forward`: one call of one module. Tensors become copy-on-write views when read."""
+    """The event arguments of `on_forward` for one hook and one call of a module.
+
+    An observer gets copy-on-write views of the tensors, made when they are read. An intervention gets the live tensors,
+    so that gradients flow through what it makes of them.
+    """
 
     def __init__(
         self,
         run: Any,
+        hook: BoundHook,
+        intervenes: bool,
         name: str,
         module: torch.nn.Module,
-        inputs: Any,
-        kwargs: Any,
-        output: Any,
+        values: tuple[Any, Any, Any],
         measured: Measured | None,
     ) -> None:
-        self._run, self._measured = run, measured
-        self.name, self.module = name, module
-        self.live_inputs, self.live_kwargs, self.live_output = inputs, kwargs, output
-        self.views: ViewTracker | None = None
+        self._run, self._hook, self._measured = run, hook, measured
+        self.intervenes, self.name, self.module = intervenes, name, module
+        self.live_inputs, self.live_kwargs, self.live_output = values
+        self._views: list[tuple[torch.Tensor, int]] = []  # With their versions when they were made.
 
-    def _view(self, value: Any) -> Any:
-        if self.views is None:
-            self.views = ViewTracker()
-        return self.views.view(value)
+    def read(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Return what the hook is called with: the arguments that it names."""
+        listener = self._hook.listener
+        return listener.arguments({name: getattr(self, name) for name in listener.wanted})
+
+    def wrote_into_views(self) -> bool:
+        """Return whether the hook wrote into one of the views that it was given."""
+        return any(tensor_version(view) != version for view, version in self._views)
+
+    def _view(self, tensor: torch.Tensor) -> torch.Tensor:
+        view = copy_on_write(tensor)
+        self._views.append((view, tensor_version(view)))
+        return view
 
     @property
     def inputs(self) -> Any:
-        return self._view(self.live_inputs)
+        return self.live_inputs if self.intervenes else map_tensors(self._view, self.live_inputs)
 
     @property
     def kwargs(self) -> Any:
-        return self._view(self.live_kwargs)
+        return self.live_kwargs if self.intervenes else map_tensors(self._view, self.live_kwargs)
 
     @property
     def output(self) -> Any:
-        return self._view(self.live_output)
+        return self.live_output if self.intervenes else map_tensors(self._view, self.live_output)
 
     @property
     def seconds(self) -> float:
@@ -106,86 +111,23 @@ def first_floating(value: Any) -> torch.Tensor | None:
     return next((tensor for tensor in iter_tensors(value) if tensor.is_floating_point()), None)
 
 
-# ---- one hook --------------------------------------------------------------------------------------------------------
-
-
-class ForwardCall:
-    """One forward hook as the dispatcher calls it after any of its modules."""
-
-    def __init__(self, dispatcher: ForwardDispatcher, hook: BoundHook, timed: bool) -> None:
-        self._dispatcher, self._hook, self._timed = dispatcher, hook, timed
-        self._failures = dispatcher.registry.failures
-        self._intervenes = bool(getattr(hook.owner, "intervene", False)) and dispatcher.enable_intervention
-
-    def __call__(
-        self, hooked: HookedModule, module: Any, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
-    ) -> Any:
-        """Call the hook; return the output that the model continues with, which only an intervention changes."""
-        hook = self._hook
-        args = ForwardArgs(self._dispatcher.run, hooked.name_for(hook.hook), module, inputs, kwargs, output, measured)
-        checks_output = "live_output" in hook.listener.wanted and not self._intervenes
-        versions = [(tensor, tensor_version(tensor)) for tensor in iter_tensors(output)] if checks_output else []
-        returned = None
-        try:
-            returned = invoke(
-                ON_FORWARD, hook, self._failures, args, read=self._read, timed=self._timed, grad=self._intervenes
-            )
-        finally:
-            self._check(args, versions, returned)
-        if returned is FAILED:
-            return output
-        hooked.fired[hook.hook] += 1
-        return returned if self._intervenes and returned is not None else output
-
-    def _read(self, args: ForwardArgs) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Read what the hook names; an intervention gets the live tensors, so that gradients flow through them."""
-        listener, live = self._hook.listener, LIVE_VALUES if self._intervenes else ()
-        values = {name: getattr(args, f"live_{name}" if name in live else name) for name in listener.wanted}
-        return listener.arguments(values)
-
-    def _check(self, args: ForwardArgs, versions: Sequence[tuple[torch.Tensor, int]], returned: Any) -> None:
-        """Detect an observer that wrote, or that returned something to replace the output."""
-        hook = self._hook.hook
-        if any(tensor_version(tensor) != version for tensor, version in versions):
-            raise LiveWrite(f"hook {hook!r} wrote into live_output of {args.name!r}, which is read-only")
-        if args.views is not None and args.views.written():
-            message = f"wrote into its copy of the activations of {args.name!r}; the model's tensors are unchanged"
-            self._failures.report_revert(hook, ON_FORWARD.name, step_of(args), message)
-        if returned is not None and returned is not FAILED and not self._intervenes:
-            message = "returned a value, which is ignored: observers cannot change the output (set intervene=True)"
-            self._failures.report_revert(hook, ON_FORWARD.name, step_of(args), message)
-
-
 # ---- all hooks -------------------------------------------------------------------------------------------------------
 
 
 class ForwardDispatcher:
-    """Keeps the torch hooks on modules up to date with a registry's forward hooks, and makes its `on_forward`."""
+    """Keeps the torch hooks on modules up to date with a manager's forward hooks, and makes its `on_forward`."""
 
-    def __init__(
-        self,
-        registry: HookRegistry,
-        enable_intervention: bool = False,
-        clean_up: Callable[[], None] | None = None,
-        cleanup_interval: int = 1000,
-    ) -> None:
-        """Listen to changes of a registry.
-
-        Args:
-            registry: Where the forward hooks are registered.
-            enable_intervention: Whether hooks with `intervene = True` are accepted.
-            clean_up: Called after every `cleanup_interval` module calls that hooks listened to.
-            cleanup_interval: See `clean_up`.
-        """
+    def __init__(self, registry: HookManager) -> None:
         self.registry = registry
-        self.enable_intervention = enable_intervention
-        self.modules = HookedModules(registry.slots)
-        self.run: Any = NoRun()
+        # Where hooks read step and phase; outside of a run, whatever drives the model may set `step`.
+        self.run: Any = SimpleNamespace(step=0, epoch=0, phase="inference", trainer=None, model=None)
         self.compilable = True  # False for hooks of a block that runs uncompiled: nothing is prepared for graphs.
         self.compiled_stats: CompiledStats | None = None  # Made when something is compiled.
-        self._clean_up, self._cleanup_interval, self._until_cleanup = clean_up, cleanup_interval, cleanup_interval
-        self._suspended = threading.local()  # Has the `depth` of suspending blocks in each thread.
-        self._suspending_blocks = 0  # In all threads.
+        self._model: weakref.ref[torch.nn.Module] | None = None
+        self._hooked: weakref.WeakKeyDictionary[torch.nn.Module, HookedModule] = weakref.WeakKeyDictionary()
+        self._selected: dict[str, tuple[Entry, dict[HookedModule, str]]] = {}  # By hook; the modules with their names.
+        self._until_cleanup = registry.cleanup_interval
+        self._silent_threads: list[int] = []  # Once for each `silenced` block that a thread is in.
         self._taken_off = False
         self._waiting_dispatch: Dispatch | None = None  # The `on_forward` that returns with the torch hooks.
         self._lock = threading.RLock()
@@ -195,11 +137,28 @@ class ForwardDispatcher:
 
     # ---- attaching -----------------------------------------------------------------------------------------------
 
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The model that patterns are resolved against."""
+        return None if self._model is None else self._model()
+
+    @property
+    def modules(self) -> list[HookedModule]:
+        """The modules that hooks select or have selected."""
+        return list(self._hooked.values())
+
     def watch(self, model: torch.nn.Module) -> None:
         """Resolve patterns against this model from now on; a pattern that matches nothing in it is an error."""
-        for entry in self.registry.entries("forward"):
-            self.modules.check(entry, model)
-        self.modules.watch(model)
+        entries = self.registry.entries("forward")
+        selected = [select_modules(entry, model) for entry in entries]  # Raises before anything has changed.
+        if self.model is not model:
+            for hooked in self.modules:
+                hooked.detach()
+            self._hooked.clear()
+        self._model = weakref.ref(model)
+        self._selected = {}
+        for entry, modules in zip(entries, selected, strict=True):
+            self._store_selection(entry, modules)
         self.registry.dispatch_table.reset()
         self.sync()
 
@@ -207,23 +166,46 @@ class ForwardDispatcher:
         """Reject a pattern that matches nothing at registration, not when the hook should be called."""
         if "on_forward" not in entry.listeners:
             return
-        if getattr(entry.hook, "intervene", False) and not self.enable_intervention:
+        if getattr(entry.hook, "intervene", False) and not self.registry.enable_intervention:
             raise RegistrationError(
                 f"{entry.name!r} intervenes, and interventions are off: "
                 "give enable_intervention=True to the trainer or to HookManager"
             )
-        self.modules.check(entry, self.modules.model)
+        self._store_selection(entry, select_modules(entry, self.model))
 
-    def sync(self) -> None:
-        """Attach torch hooks to the modules that hooks select now, and detach them from all others."""
-        has_compiled = self.compilable and detection.has_compiled()
+    def selected_by(self, entry: Entry) -> dict[HookedModule, str]:
+        """Return the modules that a hook selects, with the names under which the hook sees them."""
+        selection = self._selected.get(entry.name)
+        if selection is None or selection[0] is not entry:
+            return self._store_selection(entry, select_modules(entry, self.model))
+        return selection[1]
+
+    def _store_selection(self, entry: Entry, modules: Mapping[str, torch.nn.Module]) -> dict[HookedModule, str]:
+        selected: dict[HookedModule, str] = {}
+        for name, module in modules.items():
+            hooked = self._hooked.get(module)
+            if hooked is None:
+                hooked = self._hooked[module] = HookedModule(module, self.registry.slots)
+            selected[hooked] = name
+        self._selected[entry.name] = (entry, selected)
+        return selected
+
+    def sync(self, compiling: bool = False) -> None:
+        """Attach torch hooks to the modules that hooks select now, and detach them from all others.
+
+        Args:
+            compiling: Whether something is about to be compiled, perhaps for the first time in this process.
+        """
+        has_compiled = compiling or (self.compilable and detection.has_compiled())
         if has_compiled and self.registry.entries("forward"):
             from hookline.activations.compile.dynamo import guard_on_hooks
 
-            guard_on_hooks()  # Takes the compiler's lock, so not inside ours.
+            guard_on_hooks(reset=not compiling)  # Takes the compiler's lock, so not inside ours.
         with self._lock:
             entries = self.registry.entries("forward")
-            self.modules.forget_others(entries)
+            # A selection goes with its hook. Another hook may have got the name since, so entries are compared.
+            listed = {id(entry) for entry in entries}
+            self._selected = {name: one for name, one in self._selected.items() if id(one[0]) in listed}
             if not entries:
                 self.detach()
             elif not self._taken_off:
@@ -234,7 +216,7 @@ class ForwardDispatcher:
         for entry in entries:
             if has_compiled or is_listening(entry):
                 measures = measures_calls(entry)
-                for hooked in self.modules.selected_by(entry):
+                for hooked in self.selected_by(entry):
                     measure[hooked] = measure.get(hooked, False) or measures
         for hooked in self.modules:
             if hooked in measure:
@@ -247,16 +229,6 @@ class ForwardDispatcher:
             enter_graphs(self, entries)
         elif self.compilable:
             detection.prepare_before_compiling(self)
-
-    def prepare_compile(self) -> None:
-        """Make the torch hooks ready to be traced; something is about to be compiled."""
-        from hookline.activations.compile.dynamo import guard_on_hooks
-
-        guard_on_hooks(reset=False)
-        with self._lock:
-            entries = self.registry.entries("forward")
-            if entries and not self._taken_off:
-                self._attach(entries, has_compiled=True)
 
     def detach(self) -> None:
         """Remove the torch hooks from every module."""
@@ -287,44 +259,40 @@ class ForwardDispatcher:
 
     def compile(self, hooks: list[BoundHook], timed: bool) -> Dispatch | None:
         """Make the callable of `on_forward` for the hooks that are due now; None if there are none."""
-        hooks = [hook for hook in hooks if not _is_closed(self.registry.entry(hook.hook))]
+        hooks = [hook for hook in hooks if is_listening(self.registry.entry(hook.hook))]
         if not hooks:
             return None
-        calls: dict[Any, list[tuple[BoundHook, Observe | None, ForwardCall]]] = {}
+        calls: dict[Any, list[tuple[BoundHook, str, Observe | None]]] = {}
         for hook in hooks:
             # A hook may prepare a function for each module, as the built-in captures and monitors do. To read arguments
             # and check for writes would cost them more than what they do: a capture on every module of a small model
             # would take 2.1 instead of 1.5 times the plain model.
             bind = None if hook.recovering else getattr(hook.owner, "bind_module", None)
-            forward_call = ForwardCall(self, hook, timed)
-            for hooked in self.modules.selected_by(self.registry.entry(hook.hook)):
+            for hooked, name in self.selected_by(self.registry.entry(hook.hook)).items():
                 hooked.fired.setdefault(hook.hook, 0)
-                observe = bind(hooked, self) if bind is not None else None
-                calls.setdefault(hooked, []).append((hook, observe, forward_call))
+                observe = bind(hooked, name, self) if bind is not None else None
+                calls.setdefault(hooked, []).append((hook, name, observe))
         failures = self.registry.failures
 
         def on_forward(
             hooked: HookedModule, module: Any, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
         ) -> Any:
-            if (self._suspending_blocks and self.is_suspended()) or backward_id() != NO_BACKWARD:
+            if (self._silent_threads and threading.get_ident() in self._silent_threads) or backward_id() != NO_BACKWARD:
                 return None  # In the second case backward repeats a forward pass that hooks have seen.
             at_module = calls.get(hooked)
             if at_module is None:
                 return hooks if hooked is DUE_HOOKS else None
-            self._until_cleanup -= 1
+            self._until_cleanup -= 1  # Several threads may lose a count, which only delays the clean-up.
             if self._until_cleanup <= 0:
-                self._until_cleanup = self._cleanup_interval
-                if self._clean_up is not None:
-                    self._clean_up()
+                self._until_cleanup = self.registry.cleanup_interval
+                self.registry.captures.sweep()
             raised: Exception | None = None
-            for hook, observe, call in at_module:  # Each gets the output of the one before; a failure stops none.
+            for hook, name, observe in at_module:  # Each gets the output of the one before; a failure stops none.
+                values = (inputs, kwargs, output)
                 try:
                     if observe is None:
-                        output = call(hooked, module, inputs, kwargs, output, measured)
-                        continue
-                    seen = (inputs, kwargs, output)
-                    result = invoke(ON_FORWARD, hook, failures, self.run, seen, call=observe, timed=timed, grad=False)
-                    if result is not FAILED:
+                        output = self._call(hook, hooked, name, module, values, measured, timed)
+                    elif invoke(ON_FORWARD, hook, failures, self.run, values, call=observe, timed=timed) is not FAILED:
                         hooked.fired[hook.hook] += 1
                 except Exception as error:
                     raised = first_raised(raised, error)
@@ -334,6 +302,39 @@ class ForwardDispatcher:
 
         return on_forward
 
+    def _call(
+        self,
+        hook: BoundHook,
+        hooked: HookedModule,
+        name: str,
+        module: torch.nn.Module,
+        values: tuple[Any, Any, Any],
+        measured: Measured | None,
+        timed: bool,
+    ) -> Any:
+        """Call a hook after one of its modules; return the output, which only an intervention changes."""
+        intervenes = self.registry.enable_intervention and bool(getattr(hook.owner, "intervene", False))
+        args = ForwardArgs(self.run, hook, intervenes, name, module, values, measured)
+        failures, output = self.registry.failures, values[2]
+        checks_output = "live_output" in hook.listener.wanted and not intervenes
+        versions = [(tensor, tensor_version(tensor)) for tensor in iter_tensors(output)] if checks_output else []
+        returned = None
+        try:
+            returned = invoke(ON_FORWARD, hook, failures, args, read=ForwardArgs.read, timed=timed, grad=intervenes)
+        finally:  # A hook that raises may have written before.
+            if any(tensor_version(tensor) != version for tensor, version in versions):
+                raise LiveWrite(f"hook {hook.hook!r} wrote into live_output of {name!r}, which is read-only")
+            if args.wrote_into_views():
+                message = f"wrote into its copy of the activations of {name!r}; the model's tensors are unchanged"
+                failures.report_revert(hook.hook, ON_FORWARD.name, step_of(args), message)
+        if returned is FAILED:
+            return output
+        hooked.fired[hook.hook] += 1
+        if returned is not None and not intervenes:
+            message = "returned a value, which is ignored: observers cannot change the output (set intervene=True)"
+            failures.report_revert(hook.hook, ON_FORWARD.name, step_of(args), message)
+        return returned if intervenes and returned is not None else output
+
     def due_hooks(self) -> Sequence[BoundHook]:
         """Return the hooks that would be called if one of their modules ran now."""
         dispatch = self.registry.slots.on_forward
@@ -342,29 +343,17 @@ class ForwardDispatcher:
     @contextmanager
     def silenced(self) -> Iterator[None]:
         """Call no forward hook for what this thread runs inside the block."""
-        self._suspended.depth = self._suspended.__dict__.get("depth", 0) + 1
-        with self._lock:
-            self._suspending_blocks += 1
+        thread = threading.get_ident()  # A list needs no lock: appending to it and removing from it are atomic.
+        self._silent_threads.append(thread)
         try:
             yield
         finally:
-            self._suspended.depth -= 1
-            with self._lock:
-                self._suspending_blocks -= 1
-
-    def is_suspended(self) -> bool:
-        """Return whether this thread is in a `silenced` block."""
-        return bool(self._suspended.__dict__.get("depth", 0))
+            self._silent_threads.remove(thread)
 
 
 def is_listening(entry: Entry) -> bool:
-    """Return whether a hook is enabled and not closed."""
-    return entry.enabled and not _is_closed(entry)
-
-
-def _is_closed(entry: Entry) -> bool:
-    """Return whether a hook with a `close` method was closed at the end of its run; others continue to be called."""
-    return entry.closed and getattr(entry.hook.close, "__func__", None) is not Hook.close
+    """Return whether a hook is enabled and not closed at the end of its run, which only one with `close` can be."""
+    return entry.enabled and not (entry.closed and getattr(entry.hook.close, "__func__", None) is not Hook.close)
 
 
 def measures_calls(entry: Entry) -> bool:

@@ -61,7 +61,7 @@ class HookManager(HookRegistry):
         self.cleanup_interval = _checks.integer(cleanup_interval, "cleanup_interval", at_least=1)
         limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
         self.captures = CaptureStore(max_captured_states, limit, max_age_seconds)
-        self.dispatcher = ForwardDispatcher(self, enable_intervention, self.captures.sweep, cleanup_interval)
+        self.dispatcher = ForwardDispatcher(self)
         if config is not None:
             self.load(config, **loading)
 

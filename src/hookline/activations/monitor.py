@@ -11,13 +11,16 @@ from torch import Tensor
 from hookline import _checks
 from hookline.activations.forward_hooks import ForwardDispatcher, Observe, first_floating
 from hookline.activations.hooked_modules import HookedModule, weak_selection
-from hookline.activations.metric_spec import DEFAULT_METRICS, MetricSpec
 from hookline.activations.series import CallCosts, DeadUnits, History, Source, StepTable, TensorStatistics, column_means
 from hookline.core.base import ForwardHook
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, HooklineError, nearest
+from hookline.stats.columns import STATISTICS
 from hookline.stats.histograms import Histograms
 
+COSTS = ("time", "memory")
+METRICS = (*STATISTICS, *COSTS, "histogram", "dead_units")
+DEFAULT_METRICS = ("mean", "std", "absmax", "zeros", "nans", "infs")
 HISTORY_LIMIT = 1000  # values per module
 MAX_PENDING_CALLS = 4096  # without a run, before results are moved to the history
 SERIES, HISTOGRAMS = "activations", "activation_histograms"  # the names in layers.jsonl
@@ -59,23 +62,29 @@ class Monitor(ForwardHook):
     ) -> None:
         self.modules = weak_selection(modules)
         self.metrics = DEFAULT_METRICS if metrics is None else metrics if isinstance(metrics, str) else tuple(metrics)
-        self._spec = spec = MetricSpec.parse(self.metrics, percentiles)
-        if _checks.boolean(gradients, "gradients") and not spec.reads_tensors:
+        requested = _check_metrics(self.metrics, percentiles)
+        statistics = tuple(metric for metric in requested if metric in STATISTICS)
+        points = tuple(_checks.percentage(point, "percentiles") for point in percentiles)
+        costs = tuple(metric for metric in requested if metric in COSTS)
+        self._histogram = "histogram" in requested
+        reads_tensors = bool(statistics or points or self._histogram)
+        if _checks.boolean(gradients, "gradients") and not reads_tensors:
             raise ConfigError("gradients", "no statistic to compute; add one to metrics, such as 'l2'")
-        self._outputs = TensorStatistics(spec) if spec.reads_tensors else None
-        self._gradients = TensorStatistics(spec, "grad_") if gradients else None
-        self._dead_units = DeadUnits(dead_window, unit_dim) if spec.dead_units else None
-        self._costs = CallCosts(spec.costs) if spec.costs else None
+        self._outputs = TensorStatistics(statistics, points, self._histogram) if reads_tensors else None
+        self._gradients = TensorStatistics(statistics, points, self._histogram, "grad_") if gradients else None
+        self._dead_units = DeadUnits(dead_window, unit_dim) if "dead_units" in requested else None
+        self._costs = CallCosts(costs) if costs else None
         sources: list[Source | None] = [self._outputs, self._gradients, self._dead_units, self._costs]
         self._sources = [source for source in sources if source is not None]
         self._history = History(HISTORY_LIMIT)
         self._recorded_names: tuple[str, ...] = ()  # of all modules so far, in the order of layers.jsonl
         self.watches_backward = gradients  # compiled code must then leave the modules' outputs to autograd
-        self.statistics_only = spec.statistics_only and not gradients  # compiled code can accumulate these
-        self._flush_compiled: Callable[[], None] = lambda: None
-        self._registered_name = self.name
+        # Compiled code can accumulate statistics by itself, and nothing else.
+        self.statistics_only = requested == statistics and not points and not gradients
+        # Delivers what compiled code has accumulated, by calling `add_rows` under a lock: never call it inside ours.
+        self.flush_compiled: Callable[[], None] = lambda: None
         self._trainer: RunControl | None = None
-        self._validating = self._before_backward = False
+        self.validating = self._before_backward = False
         self._calls = 0  # without a run, since results were last moved to the history
         self._lock = threading.RLock()
         # Each method names only the arguments that are needed, because measuring time and memory costs extra.
@@ -83,14 +92,10 @@ class Monitor(ForwardHook):
         measures = self._observe_and_measure if observes else self._measure
         self.on_forward: Any = self._observe if self._costs is None else measures
 
-    def setup(self, name: str) -> None:
-        """Store the name under which the hook is registered."""
-        self._registered_name = name
-
     # ---- forward and backward ----------------------------------------------------------------------------------------
 
     def _observe(self, name: str, live_output: Any, step: int) -> None:
-        tensor = None if self._validating else first_floating(live_output)
+        tensor = None if self.validating else first_floating(live_output)
         if tensor is None:
             return
         with self._lock:
@@ -114,7 +119,7 @@ class Monitor(ForwardHook):
                 self._count_call()
 
     def _measure(self, name: str, seconds: float, memory: int, step: int) -> None:
-        if self._costs is not None and not self._validating:
+        if self._costs is not None and not self.validating:
             with self._lock:
                 self._costs.add(name, seconds, memory, step)
                 if not step:
@@ -131,22 +136,13 @@ class Monitor(ForwardHook):
             self._calls = 0
             self._collect(wait=False)
 
-    def bind_module(self, hooked: HookedModule, dispatcher: ForwardDispatcher) -> Observe | None:
+    def bind_module(self, hooked: HookedModule, name: str, dispatcher: ForwardDispatcher) -> Observe | None:
         """Return `on_forward` for one module with everything looked up; None if time or memory is measured."""
         if self._costs is not None:
             return None
-        name = hooked.name_for(self._registered_name)
         return lambda inputs, kwargs, output: self._observe(name, output, dispatcher.run.step)
 
     # ---- statistics from compiled code -------------------------------------------------------------------------------
-
-    def set_flush(self, flush: Callable[[], None]) -> None:
-        """Set the function that delivers what compiled code has accumulated, by calling `add_rows`."""
-        self._flush_compiled = flush
-
-    def is_monitoring(self) -> bool:
-        """Return whether compiled code should accumulate statistics now."""
-        return not self._validating
 
     def add_rows(self, names: Sequence[str], rows: Tensor, step: int) -> None:
         """Add statistics rows, on their device, that compiled code has accumulated in a step."""
@@ -174,7 +170,7 @@ class Monitor(ForwardHook):
     def on_step_end(self, trainer: RunControl, step: int) -> None:
         """Complete the step, and record what has arrived so far."""
         self._trainer = trainer
-        self._flush_compiled()
+        self.flush_compiled()
         with self._lock:
             for source in self._sources:
                 source.end_step(step)
@@ -182,20 +178,20 @@ class Monitor(ForwardHook):
 
     def on_validation_start(self) -> None:
         """Stop monitoring during validation."""
-        self._validating, self._before_backward = True, False
+        self.validating, self._before_backward = True, False
 
     def on_validation_end(self) -> None:
         """Resume monitoring."""
-        self._validating = False
+        self.validating = False
 
     def on_train_end(self, trainer: RunControl) -> None:
         """Record what is still on the device, and the part of a step that was not completed."""
         self._trainer = trainer
-        self._flush_compiled()
+        self.flush_compiled()
         with self._lock:
             for table in self._collect_all():
                 self._record(table._replace(step=table.step or trainer.step))
-        self._trainer, self._validating, self._before_backward = None, False, False
+        self._trainer, self.validating, self._before_backward = None, False, False
 
     def close(self) -> None:
         """Release the collected tensors."""
@@ -209,7 +205,7 @@ class Monitor(ForwardHook):
 
         What is still on the device is recorded first: a run that resumes from here repeats only later steps.
         """
-        self._flush_compiled()
+        self.flush_compiled()
         with self._lock:
             self._collect(wait=True)
         return {} if self._dead_units is None else {"dead_units": self._dead_units.state_dict()}
@@ -223,15 +219,15 @@ class Monitor(ForwardHook):
 
     def latest(self) -> dict[str, dict[str, float]]:
         """Return the newest values of every module; waits for the device."""
-        self._flush_compiled()
+        self.flush_compiled()
         with self._lock:
-            return self._history.latest([table for table in self._collect_all() if table.values.dim() == 2])
+            return self._history.latest(self._collect_all())
 
     def history(self, name: str) -> list[tuple[int, dict[str, float]]]:
         """Return (step, values) of one module, oldest first, at most the last thousand; without a run, one per call."""
-        self._flush_compiled()
+        self.flush_compiled()
         with self._lock:
-            return self._history.of(name, [table for table in self._collect_all() if table.values.dim() == 2])
+            return self._history.of(name, self._collect_all())
 
     def running(self, name: str) -> dict[str, float]:
         """Return the mean over all kept values of one module."""
@@ -240,7 +236,7 @@ class Monitor(ForwardHook):
     def histogram(self, name: str, gradient: bool = False) -> Histograms:
         """Return the newest histogram of a module's output, or of its gradient, as in `hookline.stats.histograms`."""
         source = self._gradients if gradient else self._outputs
-        if source is None or not self._spec.histogram:
+        if source is None or not self._histogram:
             needed = "gradients=True and 'histogram' among its metrics" if gradient else "'histogram' among its metrics"
             raise HooklineError(f"this monitor does not compute that histogram: it needs {needed}")
         with self._lock:
@@ -279,14 +275,22 @@ class Monitor(ForwardHook):
         return [table for source in self._sources for table in source.incomplete()]
 
     def _record(self, table: StepTable) -> None:
-        is_histogram = table.values.dim() > 2
-        if not is_histogram:
-            self._history.add(table)
+        self._history.add(table)
         if self._trainer is None:
             return
         if self._recorded_names != tuple(table.names):
             self._recorded_names = tuple(dict.fromkeys((*self._recorded_names, *table.names)))
-        names, series = self._recorded_names, HISTOGRAMS if is_histogram else SERIES
+        names, series = self._recorded_names, HISTOGRAMS if table.is_histogram else SERIES
         self._trainer.log_layers(series, names, table.columns, table.align(names), table.step)
         for name, total in table.totals.items():
             self._trainer.log(f"{SERIES}/{name}", total, table.step)
+
+
+def _check_metrics(metrics: Sequence[str], points: Sequence[float]) -> tuple[str, ...]:
+    """Return the metrics that are requested, each once; raise if there is none, or one does not exist."""
+    if isinstance(metrics, str) or not (metrics or points):
+        raise ConfigError("metrics", f"expected a list with some of {', '.join(METRICS)}, got {metrics!r}")
+    for metric in metrics:
+        if metric not in METRICS:
+            raise ConfigError("metrics", f"unknown metric {metric!r}; {nearest(str(metric), METRICS, 20)}")
+    return tuple(dict.fromkeys(metrics))

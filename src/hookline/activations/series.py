@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hookline import _checks
-from hookline.activations.metric_spec import MetricSpec
+from hookline._device import cached_table
 from hookline.errors import HooklineError, nearest
+from hookline.stats.cache import summarize_cached
 from hookline.stats.collector import HostQueue, StepCollector, StepRows
-from hookline.stats.columns import INFS, NANS
-from hookline.stats.histograms import Histograms, histograms_in
+from hookline.stats.columns import INFS, NANS, STATISTICS
+from hookline.stats.histograms import Histograms, histograms_in, percentiles, summarize_with_histograms
 
 
 class StepTable(NamedTuple):
@@ -31,6 +32,10 @@ class StepTable(NamedTuple):
     totals: Mapping[str, float] = {}
     """Numbers over all modules, by name."""
 
+    @property
+    def is_histogram(self) -> bool:
+        return self.values.dim() > 2
+
     def row(self, index: int) -> dict[str, float]:
         """Return one row by column."""
         return dict(zip(self.columns, self.values[index].tolist(), strict=True))
@@ -45,29 +50,22 @@ class StepTable(NamedTuple):
         return aligned
 
 
-class Source(Protocol):
-    """One kind of numbers: measured while the model runs, returned as tables when steps are complete."""
-
-    def end_step(self, step: int) -> None:
-        """Mark a step as complete."""
-
-    def complete(self, wait: bool) -> Iterator[StepTable]:
-        """Yield the tables of complete steps, oldest first, each once; `wait` waits for the device."""
-
-    def incomplete(self) -> list[StepTable]:
-        """Return what has arrived of a step that is not complete."""
-
-    def discard(self) -> None:
-        """Release the tensors that were collected."""
-
-
 class TensorStatistics:
-    """Statistics of the tensors that are added; `prefix` distinguishes the columns of gradients."""
+    """Statistics of the tensors that are added.
 
-    def __init__(self, spec: MetricSpec, prefix: str = "") -> None:
-        self._spec, self._prefix = spec, prefix
-        self._columns = tuple(prefix + column for column in spec.columns)
-        self._per_step = StepCollector(spec.measure)
+    Args:
+        statistics: Names from `STATISTICS`.
+        points: Percentiles, from 0 to 100; they are computed from histograms.
+        histogram: Whether there are tables of histograms, too.
+        prefix: Distinguishes the columns of gradients.
+    """
+
+    def __init__(self, statistics: Sequence[str], points: Sequence[float], histogram: bool, prefix: str = "") -> None:
+        self._indices = tuple(STATISTICS.index(name) for name in statistics)
+        self._points, self._histogram, self._prefix = points, histogram, prefix
+        columns = (*statistics, *(f"p{point:g}" for point in points), *["histogram_top"] * histogram)
+        self._columns = tuple(prefix + column for column in columns)
+        self._per_step = StepCollector(summarize_with_histograms if points or histogram else summarize_cached)
         self._newest: StepRows | None = None
         # Bound methods, because one more call per module and step would cost as much as the work itself.
         self.add = self._per_step.add
@@ -96,13 +94,18 @@ class TensorStatistics:
         last = len(names) - 1 - names[::-1].index(name)
         return histograms_in(rows.rows[last : last + 1])
 
-    def _tables(self, rows: StepRows) -> Iterator[StepTable]:
-        names = list(map(str, rows.keys))
-        totals = {f"{self._prefix}non_finite": rows.rows[:, NANS : INFS + 1].sum().item()}
-        yield StepTable(rows.step, names, self._columns, self._spec.select(rows.rows), totals)
-        if self._spec.histogram:
-            counts = histograms_in(rows.rows).counts.double().unsqueeze(1)
-            yield StepTable(rows.step, names, (f"{self._prefix}counts",), counts)
+    def _tables(self, arrived: StepRows) -> Iterator[StepTable]:
+        names, rows = list(map(str, arrived.keys)), arrived.rows
+        parts = [rows.index_select(1, cached_table(rows.device, self._indices))]
+        if self._points:
+            parts.append(percentiles(histograms_in(rows), self._points))
+        if self._histogram:
+            parts.append(rows[:, -1:])
+        totals = {f"{self._prefix}non_finite": rows[:, NANS : INFS + 1].sum().item()}
+        yield StepTable(arrived.step, names, self._columns, torch.cat(parts, dim=1), totals)
+        if self._histogram:
+            counts = histograms_in(rows).counts.double().unsqueeze(1)
+            yield StepTable(arrived.step, names, (f"{self._prefix}counts",), counts)
 
 
 class CallCosts:
@@ -235,6 +238,10 @@ def _count(step: int, dead: dict[str, Tensor]) -> StepTable:
     return StepTable(step, tuple(dead), ("dead_units", "units"), counts)
 
 
+Source = TensorStatistics | CallCosts | DeadUnits
+"""One kind of numbers: measured while the model runs, returned as tables when steps are complete."""
+
+
 # ---- over steps ------------------------------------------------------------------------------------------------------
 
 
@@ -247,7 +254,9 @@ class History:
         self._rows: dict[tuple[str, ...], int] = {}  # per kind of table, which its columns identify
 
     def add(self, table: StepTable) -> None:
-        """Append a table; the oldest ones of its kind are dropped."""
+        """Append a table, unless it has histograms; the oldest ones of its kind are dropped."""
+        if table.is_histogram:
+            return
         self._tables.append(table)
         kind, enough = table.columns, self._limit * len(set(table.names))
         rows = self._rows.get(kind, 0) + len(table.names)
@@ -260,11 +269,14 @@ class History:
             del self._tables[index]
         self._rows[kind] = rows
 
+    def _with(self, incomplete: Sequence[StepTable]) -> list[StepTable]:
+        return [*self._tables, *(table for table in incomplete if not table.is_histogram)]
+
     def latest(self, incomplete: Sequence[StepTable] = ()) -> dict[str, dict[str, float]]:
         """Return the newest values of every module; `incomplete` are tables of the current step."""
         newest: dict[str, dict[str, float]] = {}
         done: set[tuple[str, tuple[str, ...]]] = set()
-        for table in reversed([*self._tables, *incomplete]):
+        for table in reversed(self._with(incomplete)):
             for index in reversed(range(len(table.names))):
                 name = table.names[index]
                 if (name, table.columns) not in done:
@@ -276,7 +288,7 @@ class History:
         """Return (step, values) of one module, oldest first; different kinds of one step are joined."""
         entries: list[tuple[int, dict[str, float]]] = []
         by_step: dict[int, dict[str, float]] = {}
-        for table in (*self._tables, *incomplete):
+        for table in self._with(incomplete):
             for index in [index for index, one in enumerate(table.names) if one == name]:
                 values = table.row(index)
                 earlier = by_step.get(table.step) if table.step else None

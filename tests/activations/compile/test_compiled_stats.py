@@ -200,26 +200,28 @@ class Halves(nn.Module):
 
 
 class Odd(nn.Module):
-    """Modules whose outputs are not just one tensor."""
+    """Modules whose outputs are not just one tensor, or one that no kernel reads."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.numbers, self.halves, self.whole = Numbers(), Halves(), nn.Identity()
+        self.numbers, self.halves, self.whole, self.narrow = Numbers(), Halves(), nn.Identity(), nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         signs, doubled = self.numbers(x)
         whole: Tensor = self.whole(signs)
-        return self.halves(doubled) + whole[:, ::2]
+        narrow: Tensor = self.narrow(x.to(torch.float8_e4m3fn))
+        return self.halves(doubled) + whole[:, ::2] + narrow.float()[:, ::2]
 
 
 def test_the_first_floating_point_tensor_counts() -> None:
     """Also in a tuple; for an output without any the hook is called, and there is no row."""
-    model, monitor = Odd(), Monitor(["numbers", "halves", "whole"], metrics=["count", "absmax"])
+    model, monitor = Odd(), Monitor(["numbers", "halves", "whole", "narrow"], metrics=["count", "absmax"])
     manager = watching(model, monitor)
     whole(model)(INPUT)
     assert monitor.latest() == {
         "numbers": {"count": 24, "absmax": pytest.approx(2 * INPUT.abs().max().item())},
         "halves": {"count": 12, "absmax": pytest.approx(2 * INPUT[:, ::2].abs().max().item())},
+        "narrow": {"count": 24, "absmax": pytest.approx(INPUT.to(torch.float8_e4m3fn).float().abs().max().item())},
     }
     assert set(fired(manager).values()) == {(1, 1)}
 

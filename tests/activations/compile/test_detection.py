@@ -118,14 +118,14 @@ def test_a_dispatcher_that_cannot_be_prepared_does_not_end_the_compilation(caplo
     """It is reported once, and the others are prepared."""
 
     class Fails:
-        def prepare_compile(self) -> None:
+        def sync(self, compiling: bool) -> None:
             raise ImportError("torch has changed")
 
     class Works:
         prepared = 0
 
-        def prepare_compile(self) -> None:
-            self.prepared += 1
+        def sync(self, compiling: bool) -> None:
+            self.prepared += compiling
 
     fails, works = Fails(), Works()
     import torch._dynamo

@@ -588,8 +588,8 @@ def test_an_id_that_was_given_back_leads_nowhere() -> None:
     hook = Watch("0")
     model = nn.Sequential(nn.Linear(8, 2))
     manager = watching(model, hook)
-    manager.dispatcher.prepare_compile()
-    (hooked,) = [hooked for hooked in manager.dispatcher.modules if hooked.name == "0"]
+    manager.dispatcher.sync(compiling=True)
+    (hooked,) = manager.dispatcher.modules
     graph_id = hooked.torch_hook.graph_id
     dynamo.call_hooks([INPUT], "(None, None, 0)", graph_id)
     assert hook.names == ["0"]

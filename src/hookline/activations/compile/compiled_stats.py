@@ -33,7 +33,7 @@ class DueHook(NamedTuple):
 
     hook: str
     monitor: Monitor  # Needs statistics and nothing else.
-    modules: frozenset[HookedModule]
+    modules: frozenset[tuple[HookedModule, str]]  # With the names under which the hook sees them.
 
 
 class Pending(NamedTuple):
@@ -161,10 +161,10 @@ class CompiledStats:
             due = []
             for hook in hooks:
                 if getattr(hook.owner, "statistics_only", False):
-                    modules = dispatcher.modules.selected_by(dispatcher.registry.entry(hook.hook))
-                    due.append(DueHook(hook.hook, hook.owner, frozenset(modules)))
+                    modules = dispatcher.selected_by(dispatcher.registry.entry(hook.hook))
+                    due.append(DueHook(hook.hook, hook.owner, frozenset(modules.items())))
             self._due = hooks, due
-        listening = tuple([hook for hook in self._due[1] if hook.monitor.is_monitoring()])
+        listening = tuple([hook for hook in self._due[1] if not hook.monitor.validating])
         return Pending(dispatcher.run.step, listening) if listening else None
 
     def deliver(self) -> None:
@@ -177,11 +177,13 @@ class CompiledStats:
         with self._lock:
             self._take()
             for modules, due, counts in self._uncounted:
-                for hooked, (calls, fired) in zip(modules, counts.tolist(), strict=True):
+                counted = dict(zip(modules, counts.tolist(), strict=True))
+                for hooked, (calls, _) in counted.items():
                     hooked.calls += int(calls)
-                    for hook in due:
-                        if hooked in hook.modules:
-                            hooked.fired[hook.hook] = hooked.fired.get(hook.hook, 0) + int(fired)
+                for hook in due:
+                    for hooked, _ in hook.modules:
+                        if hooked in counted:
+                            hooked.fired[hook.hook] = hooked.fired.get(hook.hook, 0) + int(counted[hooked][1])
             self._uncounted, self._counts = [], {}
 
     def _take(self) -> None:
@@ -201,11 +203,12 @@ class CompiledStats:
             rows = take(self._addresses, counts)
             for hook in pending.hooks:
                 if hook not in self._rows_of:
-                    indices = tuple(index for index, hooked in enumerate(self._modules) if hooked in hook.modules)
-                    self._rows_of[hook] = [self._modules[index].name_for(hook.hook) for index in indices], indices
-                names, indices = self._rows_of[hook]
+                    names = dict(hook.modules)
+                    indices = tuple(index for index, hooked in enumerate(self._modules) if hooked in names)
+                    self._rows_of[hook] = [names[self._modules[index]] for index in indices], indices
+                own_names, indices = self._rows_of[hook]
                 own = rows if len(indices) == len(rows) else rows[cached_table(rows.device, indices)]
-                hook.monitor.add_rows(names, own, pending.step)
+                hook.monitor.add_rows(own_names, own, pending.step)
 
 
 def _traced_graph() -> Any:

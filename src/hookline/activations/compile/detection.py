@@ -22,11 +22,6 @@ if TYPE_CHECKING:  # It imports this module.
 logger = logging.getLogger("hookline")
 
 
-def is_imported() -> bool:
-    """Return whether the compiler is imported, completely; optimizers import it, too."""
-    return hasattr(sys.modules.get("torch._dynamo"), "reset")
-
-
 def has_compiled() -> bool:
     """Return whether this process has compiled anything, as far as this version of torch tells."""
     convert_frame = getattr(sys.modules.get("torch._dynamo"), "convert_frame", None)
@@ -40,7 +35,7 @@ _unprepared: weakref.WeakSet[ForwardDispatcher] = weakref.WeakSet()
 
 
 def prepare_before_compiling(dispatcher: ForwardDispatcher) -> None:
-    """Call `dispatcher.prepare_compile` before the next frame is compiled.
+    """Prepare a dispatcher's torch hooks for being traced before the next frame is compiled.
 
     If the compiler is imported only later, its first trace through one of the torch hooks does the same. A frame
     without any of them that is compiled before does not check for hooks, and serves modules of the same code: call
@@ -57,7 +52,7 @@ def prepare_all(_: Any = None) -> None:
     """Prepare every dispatcher that is not; a failure must not end the compilation of a model."""
     for dispatcher in list(_unprepared):
         try:
-            dispatcher.prepare_compile()
+            dispatcher.sync(compiling=True)
         except Exception:
             logger.warning("forward hooks may not be called in compiled code", exc_info=True)
         _unprepared.discard(dispatcher)
@@ -74,7 +69,7 @@ _stance_lock = threading.Lock()
 def run_uncompiled() -> Iterator[None]:
     """Run compiled models uncompiled inside the block, in all threads; what is compiled stays for later."""
     global _uncompiled_blocks, _stance
-    if not is_imported():
+    if not hasattr(sys.modules.get("torch._dynamo"), "reset"):  # It is not imported, or not completely.
         yield
         return
     # The first of several blocks changes the stance and the last one changes it back, whatever their threads.

@@ -26,7 +26,7 @@ from hookline.activations.compile.custom_ops import (
 )
 from hookline.activations.compile.stats_ops import STATISTICS, add_statistics, forget_key, new_key
 from hookline.activations.forward_hooks import is_listening, measures_calls
-from hookline.activations.hooked_modules import OUTSIDE, ForwardTorchHook, HookedModule, TimerTorchHook
+from hookline.activations.hooked_modules import OUTSIDE, ForwardTorchHook, HookedModule, ModuleTimer
 from hookline.core.entry import Entry
 from hookline.stats.borrowed import borrowing
 
@@ -76,19 +76,15 @@ def _call_hooks(tensors: list[torch.Tensor], structure: str, graph_id: torch.Ten
     hooked: HookedModule | None = object_of(graph_id)
     if hooked is not None:
         with borrowing():
-            hooked.torch_hook(hooked.module, *rebuild(structure, tensors))
+            hooked.torch_hook(hooked.module_ref(), *rebuild(structure, tensors))
 
 
 call_hooks = define_operator("call_hooks(Tensor[] tensors, str structure, Tensor(a!) graph_id) -> ()", _call_hooks)
 
 
-def _call(hook: ForwardTorchHook, module: Any, inputs: Any, kwargs: Any, output: Any) -> Any:
+@torch.compiler.disable(reason="a forward hook must be called outside of the graph")  # type: ignore[no-untyped-call,untyped-decorator]
+def _call_outside(hook: ForwardTorchHook, module: Any, inputs: Any, kwargs: Any, output: Any) -> Any:
     return hook(module, inputs, kwargs, output)
-
-
-_call_outside: Any = torch.compiler.disable(  # type: ignore[no-untyped-call]
-    _call, reason="a forward hook must be called outside of the graph"
-)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -122,8 +118,8 @@ def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry]) -> Non
     for entry in entries:
         parts = _wanted_parts(entry)
         if getattr(entry.hook, "statistics_only", False):
-            entry.hook.set_flush(stats.deliver)
-        for hooked in dispatcher.modules.selected_by(entry):
+            entry.hook.flush_compiled = stats.deliver
+        for hooked in dispatcher.selected_by(entry):
             wanted.setdefault(hooked, set()).update(parts)
     for hooked, parts in wanted.items():
         hook = hooked.torch_hook
@@ -131,7 +127,7 @@ def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry]) -> Non
             hook.graph_id, hook.stats_key = take_id(hooked), new_key(hook)
         wants = combine(parts)
         hook.wants = stats.key if wants == STATISTICS else wants
-    stats.serve([hooked for hooked in wanted if hooked.torch_hook.wants == stats.key], dispatcher.modules.model)
+    stats.serve([hooked for hooked in wanted if hooked.torch_hook.wants == stats.key], dispatcher.model)
 
 
 def leave_graphs(hook: ForwardTorchHook) -> None:
@@ -190,4 +186,4 @@ def guard_on_hooks(reset: bool = True) -> None:
 
 
 _never_compile(ForwardTorchHook.__call__)
-_never_compile(TimerTorchHook.__call__)
+_never_compile(ModuleTimer.__call__)

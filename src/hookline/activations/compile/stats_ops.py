@@ -47,7 +47,8 @@ def forget_key(key: str) -> None:
     _targets.pop(key, None)
 
 
-# Dynamo calls a function with a constant result while it traces, with constants.
+# Dynamo calls a function with a constant result while it traces, with constants. It identifies a tensor that such a
+# function returns by the function's name, so that each tensor needs a separate function.
 
 
 @assume_constant_result  # type: ignore[untyped-decorator]
@@ -96,13 +97,11 @@ def add_statistics(hook: ForwardTorchHook, wants: str, output: Any) -> bool:
     flatten(output, tensors, exact=False)
     for tensor in tensors:
         if tensor.is_floating_point():
-            readable = type(tensor) is torch.Tensor and tensor.dtype.itemsize > 1
-            return readable and _add(hook, wants, tensor)
-    return False
-
-
-def _add(hook: ForwardTorchHook, wants: str, tensor: torch.Tensor) -> bool:
-    answer = _admit(wants, tensor.device)
+            break
+    else:
+        return False
+    readable = type(tensor) is torch.Tensor and tensor.dtype.itemsize > 1
+    answer = _admit(wants, tensor.device) if readable else REFUSED
     if answer == REFUSED:
         return False
     if answer == FIRST:
