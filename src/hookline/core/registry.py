@@ -9,16 +9,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
-from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
+from hookline.core.catalog import SPELLINGS, Event, Events, find_event
 from hookline.core.costs import DeviceTimer, cost_table
-from hookline.core.dispatch import BoundHook, DispatchTable, event_source
+from hookline.core.dispatch import BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
+from hookline.core.due_hooks import Decision
 from hookline.core.entry import Entry, HookList, as_names, default_name, hook_parameters, read_hook
 from hookline.core.failures import FailureHandler, Incident, check_policy
-from hookline.core.manual_fire import ManualFiring
+from hookline.core.manual_fire import ManualArgs, ManualClock, name_values
 from hookline.core.order import Position, explanation, in_order
 from hookline.core.plugins import load_reference
 from hookline.core.rng_guard import RngGuard
@@ -71,28 +73,25 @@ class HookRegistry(Events):
 
     def __init__(self, config: Any = None, *, allow: Iterable[str] = (), from_file: bool = False) -> None:
         self.hooks: tuple[Any, ...] = ()
-        self.has_schedules = 0
-        """How many hooks are not always due."""
-        self.has_optional_arguments = 0
-        """How many listeners can do without some of their arguments."""
         self.audits_every_call = False
         """Whether writes to parameters are looked for at every call of a hook, not only on timed batches."""
         self._entries: dict[str, Entry] = {}
         self._order: dict[str, list[Position]] = {}  # By kind; resolved on first use, forgotten at every change.
-        # The schedules to evaluate, and whether a hook that is always due has an inner event to be timed at.
-        self._plan: tuple[list[tuple[str, Schedule]], bool] | None = None
         self._registered = 0
-        self._constrained = 0  # Hooks with before/after.
+        # Counted, so that a change costs the same for ten hooks as for a thousand: hooks with before/after, hooks that
+        # are not always due, and listeners that can do without some of their arguments.
+        self._constrained = self._scheduled = self._optional = 0
         self._checks: list[Callable[[Entry], Any]] = []
         self._change_subscribers: list[Callable[[], Any]] = []
         self._lock = threading.RLock()
         self.failures = FailureHandler(self._entries, self._changed, self.disable)
         self.rng_guard = RngGuard(self.failures.report, self._changed)
         self.dispatch_table = DispatchTable(self.listeners, self.failures, self.rng_guard, self._lock)
-        self.slots = self.dispatch_table.slots
+        self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
         self.device_timer = DeviceTimer()
         self.dispatch_table.add_wrapper(self.device_timer.wrap)
-        self._manual = ManualFiring(self)
+        self._manual_clock = ManualClock()
+        self._manual_dispatch: dict[tuple[str, frozenset[str], Decision], Dispatch | None] = {}
         if config is not None:
             self.load(config, allow=allow, from_file=from_file)
 
@@ -198,12 +197,11 @@ class HookRegistry(Events):
             )
 
     def _count(self, entry: Entry, by: int) -> None:
-        """Count listeners, so that a change costs the same for ten hooks as for a thousand."""
+        """Count a hook that was added (1) or removed (-1)."""
         self._constrained += by * bool(entry.before or entry.after)
-        self.has_schedules += by * (not entry.schedule.always)
-        for name, listener in entry.listeners.items():
-            self.dispatch_table.count(name, listener.wanted, entry.built_in, by)
-            self.has_optional_arguments += by * bool(listener.optional)
+        self._scheduled += by * (not entry.schedule.always)
+        self._optional += by * sum(bool(listener.optional) for listener in entry.listeners.values())
+        self.dispatch_table.count(entry, by)
 
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a decorator that registers a function as a hook of one event.
@@ -308,7 +306,7 @@ class HookRegistry(Events):
             if self._entries.get(entry.name) is not entry:
                 return
             del self._entries[entry.name]
-            self.dispatch_table.scheduler.forget(entry.name)
+            self.scheduler.forget(entry.name)
             self._count(entry, -1)
             self._changed()
         self._close(entry)
@@ -379,8 +377,7 @@ class HookRegistry(Events):
         """Make everything again that depends on the set of hooks."""
         with self._lock:
             self.hooks = tuple(entry.hook for entry in self._entries.values())
-            self._order, self._plan = {}, None
-            self._manual.reset()
+            self._order, self._manual_dispatch = {}, {}
             self.dispatch_table.reset()
             for subscriber in list(self._change_subscribers):
                 subscriber()
@@ -426,38 +423,58 @@ class HookRegistry(Events):
 
     def begin_batch(self, clock: Clock) -> None:
         """Begin another micro-batch; costs a decrement unless a schedule must be evaluated or time is sampled."""
-        if self.dispatch_table.countdown > 0:
-            self.dispatch_table.countdown -= 1
+        if self.scheduler.countdown > 0:
+            self.scheduler.countdown -= 1
         else:
             self.decide_due_hooks(clock)
 
     def decide_due_hooks(self, clock: Clock) -> None:
         """Decide which scheduled hooks are called at the events of this micro-batch."""
         with self._lock:  # A change in another thread would otherwise be lost.
-            if self._plan is None:
-                enabled = [entry for entry in self._entries.values() if entry.enabled]
-                scheduled = [(entry.name, entry.schedule) for entry in enabled if not entry.schedule.always]
-                always = [entry for entry in enabled if entry.schedule.always]
-                self._plan = scheduled, any(CATALOG[event].inner for entry in always for event in entry.listeners)
-            self.dispatch_table.decide_due_hooks(clock, *self._plan)
+            before = self.scheduler.decision
+            self.scheduler.decide(clock, self._entries.values())
+            if self.scheduler.decision != before:
+                self.dispatch_table.install()
 
     def replan(self, restored: Clock | None = None) -> None:
         """Evaluate every schedule at the next micro-batch: an epoch began, or counters were `restored`."""
-        if restored is not None:
-            self.dispatch_table.scheduler.resume(restored)
-        self.dispatch_table.scheduler.forget_step()
-        self.dispatch_table.countdown = 0
+        self.scheduler.replan(restored)
 
     def due_now(self, name: str) -> bool:
         """Return whether a hook is due at this micro-batch."""
-        return self.entry(name).schedule.always or name in self.dispatch_table.scheduler.due
+        return self.entry(name).schedule.always or name in self.scheduler.decision.due
+
+    def _fire(self, event: Event, order: tuple[str, ...], args: tuple[Any, ...], values: dict[str, Any]) -> None:
+        """Fire an event from a user's own loop; `name_values` has the Args."""
+        named = name_values(event, order, args, values)
+        if self._manual_clock.read(event, named):
+            # Steps of a user's loop need not be consecutive, so that schedules cannot be counted down.
+            (self.decide_due_hooks if self._scheduled else self.begin_batch)(self._manual_clock.now)
+        dispatch = getattr(self.slots, event.name)
+        if not dispatch:
+            return
+        event_args = ManualArgs(event, named, partial(self.listeners, event, self.scheduler.decision.due_for(event)))
+        if self._optional and event.name not in self.dispatch_table.compilers:
+            dispatch = self._dispatch_without_missing(event, frozenset(vars(event_args)))
+        if dispatch:
+            dispatch(event_args)
+
+    def _dispatch_without_missing(self, event: Event, passed: frozenset[str]) -> Dispatch | None:
+        """Return the callable for a call that passed only these values: hooks keep their defaults for the rest."""
+        decision = self.scheduler.decision
+        key = event.name, passed, decision
+        if key not in self._manual_dispatch:
+            hooks = self.listeners(event, decision.due_for(event))
+            missing = set(needed_arguments(hooks)) - passed
+            reduced = [replace(hook, listener=hook.listener.without(missing)) for hook in hooks]
+            self._manual_dispatch[key] = self.dispatch_table.compile(event, reduced)
+        return self._manual_dispatch[key]
 
     # ---- costs -------------------------------------------------------------------------------------------------
 
     def inner_seconds(self) -> dict[str, float]:
         """Return the host time of every hook inside steps, scaled up from its samples."""
-        scale = self.dispatch_table.scale
-        return {entry.name: entry.inner_cost.ns / 1e9 * scale(entry.name) for entry in self.entries()}
+        return {entry.name: entry.inner_cost.ns / 1e9 * self.scheduler.scale(entry.name) for entry in self.entries()}
 
     def costs(self) -> list[dict[str, Any]]:
         """Return the time by hook and by argument, most expensive first; inner events are scaled up from samples.
@@ -465,7 +482,7 @@ class HookRegistry(Events):
         The time on an accelerator is included, for which this waits.
         """
         self.device_timer.collect(wait=True)
-        return cost_table(self.entries(), self.dispatch_table.argument_costs, self.dispatch_table.scale)
+        return cost_table(self.entries(), self.dispatch_table.argument_costs, self.scheduler.scale)
 
 
 def _event_method(spelling: str) -> Callable[..., None]:
@@ -474,7 +491,7 @@ def _event_method(spelling: str) -> Callable[..., None]:
 
     def fire(self: HookRegistry, *args: Any, **values: Any) -> None:
         if self.hooks:
-            self._manual.fire(event, self._orders.get(spelling, event.order), args, values)
+            self._fire(event, self._orders.get(spelling, event.order), args, values)
 
     fire.__name__, fire.__doc__ = spelling, event.doc
     return fire

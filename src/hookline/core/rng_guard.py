@@ -361,7 +361,7 @@ class RngGuard:
             call = training.guard(hook.listener.call, lambda snapshot: self._drew(event, [hook.hook], snapshot))
         else:
             return hook
-        return replace(hook, listener=replace(hook.listener, call=call))
+        return hook.with_call(call)
 
     def around(self, event: Event, hooks: Sequence[BoundHook], dispatch: Dispatch | None) -> Dispatch | None:
         """Return an event's callable with one check around it, if that is enough to protect from these hooks."""
