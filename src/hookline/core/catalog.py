@@ -383,12 +383,10 @@ class Events:
     on_training_end = on_train_end
 
 
-def _aliases(row: Event) -> tuple[str, ...]:
-    method = getattr(Events, row.name)
-    return tuple(name for name, value in vars(Events).items() if value is method and name != row.name)
-
-
-CATALOG: dict[str, Event] = {name: replace(row, aliases=_aliases(row)) for name, row in _rows.items()}
+CATALOG: dict[str, Event] = {}
+for _name, _row in _rows.items():
+    _spellings = [spelling for spelling, method in vars(Events).items() if method is vars(Events)[_name]]
+    CATALOG[_name] = replace(_row, aliases=tuple(spelling for spelling in _spellings if spelling != _name))
 SPELLINGS: dict[str, Event] = {spelling: row for row in CATALOG.values() for spelling in row.spellings}
 
 

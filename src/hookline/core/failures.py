@@ -150,19 +150,15 @@ class FailureHandler:
         if event.closing and (original := argument_if_any(args, "exception", None)) not in (None, error):
             original.add_note(f"hook {hook.hook!r} then failed in {event.name}: {error!r}")
         self.report(incident, entry.failures.total == 1)
-        if entry.policy == "disable" or strikes >= STRIKES:
-            self._strike_out(entry, event, step, strikes)
-        elif strikes == 1:
-            self._changed()  # From now on a success must be noticed, because it resets the strikes.
+        if entry.policy != "disable" and strikes < STRIKES:
+            if strikes == 1:
+                self._changed()  # From now on a success must be noticed, because it resets the strikes.
+        elif self._entries.get(entry.name) is entry:  # Unless another thread has removed it in the meantime.
+            with suppress(HooklineError):  # Another thread may remove it now.
+                self._disable(entry.name)
+            message = f"switched off after {strikes} failure{'s' if strikes > 1 else ''} in a row"
+            self.report(Incident("disabled", entry.name, event.name, step, message), True)
         return None
-
-    def _strike_out(self, entry: Entry, event: Event, step: int, strikes: int) -> None:
-        if self._entries.get(entry.name) is not entry:
-            return  # Another thread has removed it in the meantime.
-        with suppress(HooklineError):  # Another thread may remove it now.
-            self._disable(entry.name)
-        message = f"switched off after {strikes} failure{'s' if strikes > 1 else ''} in a row"
-        self.report(Incident("disabled", entry.name, event.name, step, message), True)
 
     def reset_strikes(self, event: Event, hook: BoundHook) -> None:
         """Forget a hook's failures in a row at an event, because it succeeded."""
