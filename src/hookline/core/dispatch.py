@@ -287,6 +287,8 @@ class DispatchTable:
         self.norm_readers = self.lr_readers = self.metric_readers = 0
         self.gradient_writers = 0
         """User listeners between the update chain and zero_grad, which may clear or replace gradients."""
+        self.optional_arguments = 0
+        """Listeners that can do without some of their arguments."""
         self._listeners, self._failures, self._rng_guard, self._lock = listeners, failures, rng_guard, lock
         self._tables: dict[Decision, dict[str, Dispatch | None]] = {}
         self.compilers: dict[str, Compiler] = {}
@@ -298,6 +300,7 @@ class DispatchTable:
         for event, listener in entry.listeners.items():
             wanted, at_step_end = listener.wanted, event == "on_step_end"
             self.listener_counts[event] += by
+            self.optional_arguments += by * bool(listener.optional)
             self.norm_readers += by * (at_step_end and not LEADS_TO_NORM.isdisjoint(wanted))
             self.lr_readers += by * (at_step_end and not LEADS_TO_LR.isdisjoint(wanted))
             self.metric_readers += by * ("metrics" in wanted)

@@ -45,7 +45,8 @@ class Scheduler:
         self.countdown = 0
         """Micro-batches until a hook may become due or time is sampled."""
         self._wait = 0  # What the countdown started from.
-        self._groups: dict[Schedule, list[str]] | None = None  # The hooks that are not always due; None: to be planned.
+        self.groups: dict[Schedule, list[str]] | None = None
+        """Hooks that are not always due, by schedule; None if the hooks have changed since the last decision."""
         self._sample = False  # A hook that is always due has an inner event to be timed at.
         self._needs_previous = False  # A schedule by tokens or time compares with the previous micro-batch.
         self._previous: Reading | None = Reading()  # None if no schedule was evaluated at the previous micro-batch.
@@ -61,7 +62,7 @@ class Scheduler:
         """Evaluate the schedules at the next micro-batch; all of them are read again if the hooks have changed."""
         self._wait, self.countdown = self._wait - self.countdown, 0  # Only what has passed is counted.
         if hooks_changed:
-            self._groups = None
+            self.groups = None
 
     def replan(self, restored: Clock | None) -> None:
         """Evaluate every schedule at the next micro-batch: an epoch began, or counters were `restored`."""
@@ -77,7 +78,7 @@ class Scheduler:
 
     def decide(self, now: Clock, entries: Iterable[Entry]) -> None:
         """Decide which of the registry's hooks are due now, and for how many further micro-batches that holds."""
-        groups = self._plan(entries) if self._groups is None else self._groups
+        groups = self._plan(entries) if self.groups is None else self.groups
         earlier_due, window = self.decision.due_at_step, (now.steps, now.epochs)
         in_window = earlier_due if self._window == window else frozenset()
         previous: Clock | None = self._previous
@@ -120,7 +121,7 @@ class Scheduler:
             elif entry.enabled and not self._sample:
                 self._sample = any(CATALOG[event].inner for event in entry.listeners)
         self._needs_previous = any(schedule.by_tokens_or_time for schedule in groups)
-        self._groups = groups
+        self.groups = groups
         return groups
 
     def scale(self, hook: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -175,11 +175,6 @@ def read_hook(hook: Any, event: str | None, parameters: Mapping[str, Any]) -> tu
         if isinstance(made, kind) and method not in listeners:
             raise RegistrationError(f"{type(made).__name__!r} is a {kind.__name__} without a method {method!r}")
     return made, listeners
-
-
-def as_names(value: str | Iterable[str]) -> tuple[str, ...]:
-    """Return one name or several as a tuple."""
-    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,24 +9,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from hookline.errors import RegistrationError
 
 if TYPE_CHECKING:
     from hookline.core.catalog import Event
     from hookline.core.entry import Entry
-
-
-class Orderable(Protocol):
-    """What ordering needs to know about a hook."""
-
-    name: str
-    number: int
-    built_in: bool
-    last: bool
-    before: tuple[str, ...]
-    after: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -49,7 +38,7 @@ class Constraint:
         return " and ".join([f"before {name!r}" for name in self.before] + [f"after {name!r}" for name in self.after])
 
 
-def in_order(hooks: Iterable[Orderable], tiers: bool, strict: bool = False) -> list[Position]:
+def in_order(hooks: Iterable[Entry], tiers: bool, strict: bool = False) -> list[Position]:
     """Resolve the order of hooks.
 
     Args:
@@ -87,7 +76,7 @@ def in_order(hooks: Iterable[Orderable], tiers: bool, strict: bool = False) -> l
     return positions
 
 
-def _reason(hook: Orderable, tiers: bool, known: Container[str]) -> str:
+def _reason(hook: Entry, tiers: bool, known: Container[str]) -> str:
     kind = ("built-in" if hook.built_in else "user hook") + (", after users' hooks" if tiers and hook.built_in else "")
     at_end = ", kept at the end" if hook.last else ""
     absent = [repr(target) for target in (*hook.before, *hook.after) if target not in known]

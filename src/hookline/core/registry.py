@@ -18,7 +18,7 @@ from hookline.core.catalog import SPELLINGS, Event, Events, find_event
 from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
 from hookline.core.due_hooks import Decision
-from hookline.core.entry import Entry, HookList, as_names, default_name, hook_parameters, read_hook
+from hookline.core.entry import Entry, HookList, default_name, hook_parameters, read_hook
 from hookline.core.failures import FailureHandler, Incident, check_policy
 from hookline.core.manual_fire import ManualArgs, ManualClock, name_values
 from hookline.core.order import Position, explanation, in_order
@@ -78,9 +78,6 @@ class HookRegistry(Events):
         self._entries: dict[str, Entry] = {}
         self._order: dict[str, list[Position]] = {}  # By kind; resolved on first use, forgotten at every change.
         self._registered = 0
-        # Counted, so that a change costs the same for ten hooks as for a thousand: hooks with before/after, hooks that
-        # are not always due, and listeners that can do without some of their arguments.
-        self._constrained = self._scheduled = self._optional = 0
         self._checks: list[Callable[[Entry], Any]] = []
         self._change_subscribers: list[Callable[[], Any]] = []
         self._lock = threading.RLock()
@@ -157,8 +154,8 @@ class HookRegistry(Events):
             schedule=schedule if schedule != Schedule() else getattr(made, "schedule", None) or schedule,
             enabled=enabled,
             last=last or bool(own.get("runs_last", False)),
-            before=as_names(before),
-            after=as_names(after),
+            before=(before,) if isinstance(before, str) else tuple(before),
+            after=(after,) if isinstance(after, str) else tuple(after),
             ranks=None if ranks is None else frozenset((ranks,) if isinstance(ranks, int) else ranks),
             origin="built-in" if built_in and origin == "code" else origin,
             parameters={} if event else hook_parameters(made, parameters),
@@ -172,7 +169,7 @@ class HookRegistry(Events):
             self._check_name(entry)
             self._registered += 1
             entry.number = self._registered
-            if self._constrained or entry.before or entry.after:
+            if any(one.before or one.after for one in (entry, *self._entries.values())):
                 # Reject before/after that cannot be satisfied, before anything has changed.
                 for kind in entry.kinds:
                     in_order([*self.entries(kind), entry], tiers=kind == "lifecycle", strict=True)
@@ -185,7 +182,7 @@ class HookRegistry(Events):
                 self._close(entry)
                 self._check_name(entry)
             self._entries[entry.name] = entry
-            self._count(entry, 1)
+            self.dispatch_table.count(entry, 1)
             self._changed()
         return Handle(entry.name, partial(self._remove_entry, entry))
 
@@ -195,13 +192,6 @@ class HookRegistry(Events):
                 f"a hook named {entry.name!r} is registered already; "
                 "give this one another name (name=…, or `as:` in a config)"
             )
-
-    def _count(self, entry: Entry, by: int) -> None:
-        """Count a hook that was added (1) or removed (-1)."""
-        self._constrained += by * bool(entry.before or entry.after)
-        self._scheduled += by * (not entry.schedule.always)
-        self._optional += by * sum(bool(listener.optional) for listener in entry.listeners.values())
-        self.dispatch_table.count(entry, by)
 
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a decorator that registers a function as a hook of one event.
@@ -307,7 +297,7 @@ class HookRegistry(Events):
                 return
             del self._entries[entry.name]
             self.scheduler.forget(entry.name)
-            self._count(entry, -1)
+            self.dispatch_table.count(entry, -1)
             self._changed()
         self._close(entry)
 
@@ -449,12 +439,12 @@ class HookRegistry(Events):
         named = name_values(event, order, args, values)
         if self._manual_clock.read(event, named):
             # Steps of a user's loop need not be consecutive, so that schedules cannot be counted down.
-            (self.decide_due_hooks if self._scheduled else self.begin_batch)(self._manual_clock.now)
+            (self.decide_due_hooks if self.scheduler.groups else self.begin_batch)(self._manual_clock.now)
         dispatch = getattr(self.slots, event.name)
         if not dispatch:
             return
         event_args = ManualArgs(event, named, partial(self.listeners, event, self.scheduler.decision.due_for(event)))
-        if self._optional and event.name not in self.dispatch_table.compilers:
+        if self.dispatch_table.optional_arguments and event.name not in self.dispatch_table.compilers:
             dispatch = self._dispatch_without_missing(event, frozenset(vars(event_args)))
         if dispatch:
             dispatch(event_args)
