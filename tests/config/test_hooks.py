@@ -10,7 +10,6 @@ from hookline import ClipNorm, ForwardHook, HooklineError, HookRegistry, Trainin
 from hookline.config.factory import ImportPolicy, find_factory
 from hookline.config.hooks import FunctionHook, make_hook, read_hook_specs, register_specs
 from hookline.core import plugins
-from hookline.core.entry import hook_parameters
 from hookline.errors import ConfigError, RegistrationError
 
 
@@ -327,8 +326,12 @@ def test_objects_stay_and_classes_names_and_paths_are_made() -> None:
 
 def test_parameters_are_recorded_with_defaults() -> None:
     """The recorded parameters include defaults, and not the name."""
-    assert hook_parameters(Watch(0.25), {}) == {"threshold": 0.25, "event": "", "origin": "", "last": 0, "hook": ""}
-    assert hook_parameters(Report(), {"x": 1}) == {"x": 1}
+    registry = HookRegistry()
+    registry.register(Watch(0.25))
+    registry.register(Report())
+    watch, report = registry.list_hooks()
+    assert watch.parameters == {"threshold": 0.25, "event": "", "origin": "", "last": 0, "hook": ""}
+    assert report.parameters == {}
 
 
 def test_errors_of_a_named_hook_show_its_parameters() -> None:

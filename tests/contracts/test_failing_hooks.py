@@ -22,8 +22,8 @@ from torch import nn
 
 from hookline import ForwardHook, Trainer, TrainingHook, UpdateHook, get_trainer
 from hookline.core.catalog import CATALOG
-from hookline.core.failures import STRIKES
 
+STRIKES = 3  # Failures in a row after which a hook is switched off.
 EVENTS = [event.name for event in CATALOG.values() if event.kind == "lifecycle"]
 NOT_HERE = {"on_exception", "on_checkpoint_load"}  # nothing fails but hooks, and nothing is resumed
 LENGTHS = [500, pytest.param(10_000, marks=pytest.mark.soak)]
