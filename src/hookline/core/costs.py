@@ -52,6 +52,7 @@ class DeviceTimer:
         call, pending, cost, calls = hook.listener.call, self._pending, hook.cost, count()
 
         def timed_on_device(*args: Any, **kwargs: Any) -> Any:
+            # The first call is timed: a hook that is due once a run would otherwise have no time on the device.
             if next(calls) % DEVICE_TIMED_ONE_IN:
                 return call(*args, **kwargs)
             entered = perf_counter_ns()

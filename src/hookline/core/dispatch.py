@@ -220,6 +220,7 @@ def event_source(event: Event, hooks: Sequence[BoundHook], timed: bool = False) 
         lines += _timed([f"{name} = m.{name}"], f"cost_{name}.add", timed)
     metrics = [name for name in needed if name in METRICS]
     lines += [f"    before_{name} = dict({name})" for name in metrics]
+    # What must be raised is raised after the last hook: the others are called whatever one of them does.
     lines += ["    raised = None"]
     for index, hook in enumerate(hooks):
         lines += _call_lines(index, hook, metrics, timed)
@@ -325,7 +326,7 @@ class DispatchTable:
         table = self._tables.get(key)
         if table is None:
             if len(self._tables) >= MAX_TABLES:
-                self._tables.clear()
+                self._tables.clear()  # With many schedules nearly every step has another set of due hooks.
             table = self._tables[key] = {}
             for name in filter(self.listener_counts.get, INNER):
                 table[name] = partial(self._first_dispatch, table, name)
@@ -334,6 +335,8 @@ class DispatchTable:
 
     def _first_dispatch(self, table: dict[str, Dispatch | None] | None, name: str, *values: Any) -> Any:
         """Occupy a slot until the event first fires, then make the real callable and call it."""
+        # Made as late as this, because registering a thousand hooks resets all slots a thousand times. Under the lock,
+        # so that no change comes between reading the listeners and filling the slot.
         with self._lock:
             event, decision = CATALOG[name], self.scheduler.decision
             hooks = self._rng_guard.wrap(event, self._listeners(event, decision.due_for(event)))
@@ -344,6 +347,7 @@ class DispatchTable:
             dispatch = self._rng_guard.around(event, hooks, dispatch)
             if table is not None:
                 table[name] = dispatch
+            # A table of an earlier decision, or from before a change, is not the one that the slots show.
             if table is None or self._tables.get(decision) is table:
                 setattr(self.slots, name, dispatch)
         return dispatch(*values) if dispatch else None

@@ -137,11 +137,12 @@ class FailureHandler:
             return None
         where = f"raised by hook {hook.hook!r} in {event.name}, step {step}"
         where += f", rank {self.rank}" if self.rank else ""
-        if where not in getattr(error, "__notes__", ()):
+        if where not in getattr(error, "__notes__", ()):  # A hook may raise the same exception object again.
             error.add_note(where)
         incident = Incident("failed", hook.hook, event.name, step, f"failed: {type(error).__name__}: {error}", error)
         entry = self._entries.get(hook.hook)  # None if it was removed while it was running.
         policy = "raise" if self.debug else "warn" if entry is None else entry.policy
+        # At the end of a run nothing is raised: it would hide why the run ends, and keep other hooks from closing.
         must_raise = (policy == "raise" or getattr(error, "always_raise", False)) and not event.closing
         strikes = 0 if entry is None else entry.failures.add(event.name)
         if entry is None or must_raise:

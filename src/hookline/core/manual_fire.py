@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from time import monotonic
 from typing import Any
 
+from hookline.core.base import StepContext
 from hookline.core.catalog import ARGUMENT_ALIASES, Event
 from hookline.core.dispatch import BoundHook
 from hookline.core.schedule import Reading
@@ -21,7 +23,6 @@ STATE_KEYS = {
     "loss": "latest_loss",
 }
 """Arguments that are read from `state` if it is passed."""
-CTX_FIELDS = ("step", "loss", "grad_norm", "lr", "tokens_seen", "model", "optimizer")
 
 
 class ManualArgs:
@@ -74,7 +75,8 @@ def name_values(event: Event, order: tuple[str, ...], args: tuple[Any, ...], val
     if isinstance(state, Mapping):
         contained.update({name: state[key] for name, key in STATE_KEYS.items() if key in state})
     if ctx is not None:
-        contained.update({name: getattr(ctx, name) for name in CTX_FIELDS if hasattr(ctx, name)})
+        # A user's own loop may pass any object that has some of the fields.
+        contained.update({one.name: getattr(ctx, one.name) for one in fields(StepContext) if hasattr(ctx, one.name)})
     if "loss" in named and "metrics" not in named:
         contained["metrics"] = {"loss": named["loss"]}
     return {**contained, **named}

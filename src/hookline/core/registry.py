@@ -80,6 +80,8 @@ class HookRegistry(Events):
         self._registered = 0
         self._checks: list[Callable[[Entry], Any]] = []
         self._change_subscribers: list[Callable[[], Any]] = []
+        # Held while the set of hooks or the decision about due hooks changes, and while a callable is made; never while
+        # an event calls its hooks. It is reentrant, because every change takes it again in `_changed`.
         self._lock = threading.RLock()
         self.failures = FailureHandler(self._entries, self._changed, self.disable)
         self.rng_guard = RngGuard(self.failures.report, self._changed)
@@ -138,14 +140,13 @@ class HookRegistry(Events):
         Raises:
             RegistrationError: If the hook, its name or its order is not valid.
         """
-        schedule = Schedule.parse(
-            every, at, start, stop, name or (str(getattr(hook, "__name__", "function")) if event else "")
-        )
+        name = name or (str(getattr(hook, "__name__", "function")) if event else "")
+        schedule = Schedule.parse(every, at, start, stop, name)
         made, listeners = read_hook(hook, event, parameters)
         own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
         built_in = bool(own.get("built_in", False))
         entry = Entry(
-            name=name or (str(getattr(made, "__name__", "function")) if event else default_name(made)),
+            name=name or default_name(made),
             hook=made,
             number=0,
             listeners=listeners,
@@ -308,7 +309,7 @@ class HookRegistry(Events):
             entry.closed = False
             entry.set_up(self)
         if any("forward" in entry.kinds for entry in closed):
-            self._changed()
+            self._changed()  # Forward hooks that were closed are called again.
 
     def close(self) -> None:
         """Close every hook, once for each time it was set up."""
@@ -369,6 +370,7 @@ class HookRegistry(Events):
             self.hooks = tuple(entry.hook for entry in self._entries.values())
             self._order, self._manual_dispatch = {}, {}
             self.dispatch_table.reset()
+            # Last, because subscribers read the new order; over a copy, because one may end its subscription.
             for subscriber in list(self._change_subscribers):
                 subscriber()
 
@@ -401,6 +403,8 @@ class HookRegistry(Events):
 
     def calling_hook(self) -> str | None:
         """Return the hook that the current call came from, found on the stack: the record says who changed the run."""
+        # Walking the stack takes microseconds, but a run's control is rarely used; marking every call of every hook
+        # instead would cost each of them.
         owners = {id(entry.hook): entry.name for entry in self.entries()}
         codes = {getattr(entry.hook, "__code__", None): entry.name for entry in self.entries()}
         frame = sys._getframe(1)

@@ -102,7 +102,7 @@ PYTHON = Library(
 NUMPY = Library(
     make=lambda seed: sys.modules["numpy.random"].RandomState(seed % 2**32),
     get=lambda generator: generator.get_state(),
-    put=lambda generator, state: generator.set_state(tuple(state)),
+    put=lambda generator, state: generator.set_state(state),
     holds_spare=lambda state: bool(state[3]),
     draw=lambda generator: generator.random_sample(),
     # State, then position (4 bytes).
@@ -198,6 +198,7 @@ class TrainingStreams:
         if "numpy.random" in sys.modules:
             self.streams.append(Stream("numpy", NUMPY, sys.modules["numpy.random"].mtrand._rand))
         self.streams += [Stream.of_device(index) for index in device_indices]
+        # One expression reads all words: it runs twice at every event, and a loop would take twice as long.
         words = [(word, stream.read) for stream in self.streams for word in stream.words]
         ends = list(accumulate(len(stream.words) for stream in self.streams))
         self._spans = [slice(start, end) for start, end in pairwise([0, *ends])]
@@ -205,7 +206,7 @@ class TrainingStreams:
         self.positions: Callable[[], tuple[Any, ...]] = eval(
             f"lambda: ({source})", {f"word{index}": word for index, (word, _) in enumerate(words)}
         )
-        """Reads where all streams are. It runs twice at every event; a loop over the words would take twice as long."""
+        """Reads where all streams are."""
         self.last = Snapshot((), (), (), True)
 
     def _is_at(self, index: int, positions: tuple[Any, ...], snapshot: Snapshot) -> bool:
@@ -372,7 +373,7 @@ class RngGuard:
         assert self._training is not None
         moved = ", ".join(self._training.restore(snapshot))
         if len(among) > 1:
-            self._suspects.add(event.name)
+            self._suspects.add(event.name)  # The hook that drew is found when the event fires again.
         else:
             (hook,) = among
             self._hook_streams[hook] = HookStreams(self._training, self._seed, hook)

@@ -38,6 +38,7 @@ class Listener:
         dropped = self.optional & set(missing)
         sources = {name: self.event.attribute(name, self.spelling) or name for name in self.event.attributes}
         left = {name: source for name, source in sources.items() if source not in dropped}
+        # Read again instead of filtering: after a parameter that keeps its default, the others come by keyword.
         reduced = read_signature(self.call, replace(self.event, attributes=left, respelled={}), self.spelling, "")
         return replace(self, positional=reduced.positional, keywords=reduced.keywords)
 
