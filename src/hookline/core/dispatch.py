@@ -40,7 +40,6 @@ FAILED: Final = object()
 _NO_KEYWORDS: Mapping[str, Any] = {}
 
 INNER = [event.name for event in CATALOG.values() if event.inner]
-OUTER = [event.name for event in CATALOG.values() if not event.inner]
 LEADS_TO_NORM, LEADS_TO_LR = {"grad_norm", "ctx"}, {"lr", "ctx"}
 BETWEEN_UPDATE_AND_CLEAR = ("on_before_optimizer_step", "on_after_optimizer_step", "on_step_skipped")
 MAX_TABLES = 64  # Sets of due hooks whose callables are stored.
@@ -312,13 +311,12 @@ class DispatchTable:
         self._tables = {}
         self.scheduler.evaluate_next(hooks_changed=True)
         self.install()
-        for name in OUTER:
-            has_listeners = self.listener_counts[name]
-            setattr(self.slots, name, partial(self._first_dispatch, None, name) if has_listeners else None)
-        # The slots of inner events with listeners were just filled: another thread may be firing them.
-        for name in INNER:
+        # The slots of inner events with listeners were just filled, and stay so: another thread may be firing them.
+        for name, event in CATALOG.items():
             if not self.listener_counts[name]:
                 setattr(self.slots, name, None)
+            elif not event.inner:
+                setattr(self.slots, name, partial(self._first_dispatch, None, name))
 
     def install(self) -> None:
         """Put the callables for the scheduler's decision into the slots of the inner events that have listeners."""
