@@ -23,7 +23,7 @@ class Changes(TrainingHook):
 
 
 def make_trainer(*hooks: Any, tensor_lr: bool = False, **options: Any) -> Any:
-    """Make a trainer of a tiny model, 40 steps unless reported otherwise."""
+    """Make a trainer of a tiny model, 40 steps unless given otherwise."""
     model = torch.nn.Linear(2, 1)
     lr: Any = torch.tensor(0.1) if tensor_lr else 0.1
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)

@@ -60,7 +60,7 @@ def test_samples_stand_for_more_than_themselves() -> None:
 
 
 def test_dear_arguments_have_rows_of_their_own() -> None:
-    """Reading a value that costs is listed beside the hooks; reading a free one is no news."""
+    """Reading a value that costs is listed beside the hooks; reading a free one is not listed."""
 
     class Args:
         step = 1

@@ -343,11 +343,11 @@ class DispatchTable:
             compiler = self.compilers.get(name)
             dispatch = self.compile(event, hooks) if compiler is None else compiler(hooks, decision.timed)
             dispatch = self._rng_guard.around(event, hooks, dispatch)
-            if table is not None:
-                table[name] = dispatch
-            # A table of an earlier decision, or from before a change, is not the one that the slots show.
+            # A table of another decision, or from before a change, gets none of this: it was made for other hooks.
             if table is None or self._tables.get(decision) is table:
                 setattr(self.slots, name, dispatch)
+                if table is not None:
+                    table[name] = dispatch
         return dispatch(*values) if dispatch else None
 
     def compile(self, event: Event, hooks: Sequence[BoundHook]) -> Dispatch | None:

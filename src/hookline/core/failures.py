@@ -60,7 +60,7 @@ def check_policy(value: str, path: str = "on_error") -> Policy:
     """Return a failure policy by name.
 
     Raises:
-        ConfigError: If there is no such policy; the message lists the choices.
+        ConfigError: If no policy has this name; the message lists the choices.
     """
     for policy in POLICIES:
         if value == policy:

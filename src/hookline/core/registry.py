@@ -277,7 +277,7 @@ class HookRegistry(Events):
         """Return what is stored about one hook.
 
         Raises:
-            HooklineError: If there is no such hook; the message has the nearest name.
+            HooklineError: If no hook has this name; the message has the nearest one.
         """
         entry = self._entries.get(name)
         if entry is None:
