@@ -244,7 +244,7 @@ def test_hooks_lists_every_hook(capsys: Captured) -> None:
 def test_a_hook_that_cannot_be_imported_does_not_hide_others(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken plugin is listed with its error; the other hooks are still listed."""
     table = {**HOOKS.built_in, "broken": "hookline.no_such_module:Hook"}
-    monkeypatch.setattr(HOOKS, "_table", table)
+    monkeypatch.setattr(HOOKS, "built_in", table)
     assert main(["hooks"]) == 0
     out = capsys.readouterr().out
     assert "cannot be imported: ModuleNotFoundError" in out

@@ -309,12 +309,14 @@ def test_objects_stay_and_classes_and_names_are_made() -> None:
         registry.register(Report(), evry=10)
 
 
-def test_parameters_are_listed_with_defaults() -> None:
-    """The parameters of an entry include defaults, and not the name."""
-    registry = HookRegistry({"forward": [{"name": "watch", "threshold": 0.25}], "lifecycle": ["report"]})
-    given = {"threshold": 0.25, "event": "", "origin": "", "last": 0, "hook": ""}
-    assert registry.entry("watch").parameters == given
-    assert registry.entry("report").parameters == {}
+def test_parameters_are_recorded_with_defaults() -> None:
+    """The recorded parameters include defaults, and not the name."""
+    registry = HookRegistry()
+    registry.register(Watch(0.25))
+    registry.register(Report())
+    watch, report = registry.list_hooks()
+    assert watch.parameters == {"threshold": 0.25, "event": "", "origin": "", "last": 0, "hook": ""}
+    assert report.parameters == {}
 
 
 def test_errors_of_a_named_hook_show_its_parameters() -> None:

@@ -384,7 +384,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "site" / "shadow_plugin.py").write_text("open('was-here', 'w')\nraise SystemExit('owned')\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     for table in (plugins.HOOKS, plugins.MODELS, plugins.OPTIMIZERS):
-        monkeypatch.setattr(table, "_plugins", None)
+        fresh = plugins.PluginTable(table.noun, table.plural)
+        monkeypatch.setitem(vars(table), "plugins", fresh.plugins)
 
 
 def test_an_entry_point_cannot_replace_a_built_in(installed: None, capsys: Captured) -> None:

@@ -61,7 +61,7 @@ def test_no_constructor_needs_to_be_called() -> None:
 
 
 def test_a_name_given_to_the_base_constructor_is_the_instances() -> None:
-    """Two instances of one class can be reported apart."""
+    """Two instances of one class can be told from each other."""
     registry = HookRegistry()
     assert [registry.register(TrainingHook("a")), registry.register(TrainingHook("b"))] == ["a", "b"]
 

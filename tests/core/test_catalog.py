@@ -4,8 +4,8 @@ import inspect
 
 import pytest
 
-from hookline.core.catalog import ARGUMENT_ALIASES, ARGUMENTS, CATALOG, SPELLINGS, Events, find_event
-from hookline.core.dispatch import EventSlots
+from hookline import HookRegistry
+from hookline.core.catalog import ARGUMENT_ALIASES, ARGUMENTS, CATALOG, SPELLINGS, Events
 from hookline.errors import RegistrationError
 
 
@@ -33,7 +33,7 @@ def test_every_argument_of_every_row_is_explained() -> None:
 
 def test_no_spelling_belongs_to_two_events() -> None:
     """A spelling leads to one row; otherwise a hook would listen to an event it did not mean."""
-    spelled = [spelling for row in CATALOG.values() for spelling in row.spellings]
+    spelled = [spelling for row in CATALOG.values() for spelling in (row.name, *row.aliases)]
     assert len(spelled) == len(set(spelled)) == len(SPELLINGS)
 
 
@@ -71,17 +71,18 @@ def test_inner_events_are_those_of_batch_step_forward_and_update() -> None:
     }  # fmt: skip
 
 
-def test_find_event_takes_any_spelling_with_or_without_its_prefix() -> None:
+def test_an_event_may_be_spelled_in_any_way_with_or_without_its_prefix() -> None:
     """`train_batch_end`, `on_batch_end` and the canonical name mean one row."""
-    rows = {find_event(spelling).name for spelling in ("train_batch_end", "on_batch_end", "batch_end")}
-    assert rows == {"on_train_batch_end"}
+    registry = HookRegistry()
+    explained = {registry.explain(spelling) for spelling in ("train_batch_end", "on_batch_end", "batch_end")}
+    assert explained == {registry.explain("on_train_batch_end")}
 
 
 def test_a_misspelt_event_names_the_nearest() -> None:
     """A miss says what was probably meant."""
     expected = r"'on_train_bach_end' is not an event; did you mean 'on_train_batch_end'"
     with pytest.raises(RegistrationError, match=expected):
-        find_event("on_train_bach_end")
+        HookRegistry().explain("on_train_bach_end")
 
 
 def test_the_spelling_decides_which_metrics_a_validation_hook_gets() -> None:
@@ -116,7 +117,7 @@ def test_overriding_an_event_with_any_signature_is_legal_typing() -> None:
 
 def test_the_slots_are_the_catalog() -> None:
     """One slot per event, empty at first, and no other attribute can be put there by a slip."""
-    slots = EventSlots()
+    slots = HookRegistry().slots
     assert [getattr(slots, name) for name in CATALOG] == [None] * len(CATALOG)
     with pytest.raises(AttributeError):
         slots.on_batch_ennd = None  # type: ignore[attr-defined]

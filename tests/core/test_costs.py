@@ -1,15 +1,14 @@
 """Costs: scaled up from samples, timed on the device, and reported if a hook takes too much of a run."""
 
+import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from hookline import HookRegistry, Schedule, SimpleTrainer, TrainingHook, UpdateHook
-from hookline.core import costs
-from hookline.core.costs import Cost, CostMonitor, cost_table
-from hookline.core.entry import Entry, find_listeners
+from hookline import HookRegistry, SimpleTrainer, TrainingHook, UpdateHook
 from hookline.core.schedule import Reading
 from hookline.hooks.console_log import print_costs
 
@@ -26,19 +25,6 @@ class Link(UpdateHook):
     def on_update(self, grads: object) -> None: ...
 
 
-def entry(name: str, hook: object, inner: Cost, outer: Cost) -> Entry:
-    """A hook with these accounts."""
-    listeners = find_listeners(hook)
-    return Entry(name, hook, 1, listeners, False, "warn", Schedule(), inner_cost=inner, outer_cost=outer)
-
-
-def cost(ns: int, calls: int) -> Cost:
-    """An account."""
-    found = Cost()
-    found.ns, found.calls = ns, calls
-    return found
-
-
 def test_costs_are_listed_by_hook_most_expensive_first() -> None:
     """An expensive outer event is seen at the top."""
     registry = HookRegistry()
@@ -51,27 +37,54 @@ def test_costs_are_listed_by_hook_most_expensive_first() -> None:
 
 
 def test_samples_stand_for_more_than_themselves() -> None:
-    """Time inside steps is scaled, by the hook's own scale, and time outside is not."""
-    watch = entry("watch", Watch(), cost(1_000_000, 2), cost(5_000_000, 1))
-    other = entry("other", Watch(), cost(1_000_000, 2), cost(0, 0))
-    scale = {"watch": 16.0, "other": 1.0}.__getitem__
-    rows = cost_table([other, watch], {}, scale)
-    assert [(row["hook"], row["calls"], round(row["seconds"], 6)) for row in rows] == [
-        ("watch", 33, 0.021), ("other", 2, 0.001),
-    ]  # fmt: skip
+    """Time inside steps is scaled up from the timed batches, by the hook's own scale; time outside is not."""
+
+    class Sleeps(TrainingHook):
+        def on_train_batch_end(self) -> None:
+            time.sleep(0.002)
+
+        def on_epoch_end(self) -> None:
+            time.sleep(0.002)
+
+    registry = HookRegistry()
+    registry.register(Sleeps(), "always")
+    registry.register(Sleeps(), "rarely", every=17)
+    for number in range(1, 18):
+        registry.begin_batch(Reading(number, number, 1))
+        registry.slots.on_train_batch_end(None)  # type: ignore[misc]
+    registry.slots.on_epoch_end(None)  # type: ignore[misc]
+    rows = {row["hook"]: row for row in registry.costs()}
+    assert (rows["always"]["calls"], rows["rarely"]["calls"]) == (18, 2)
+    assert rows["always"]["seconds"] > 18 * 0.002 and rows["rarely"]["seconds"] > 2 * 0.002
+    assert registry.inner_seconds()["always"] > 17 * 0.002 > registry.inner_seconds()["rarely"]
 
 
 def test_dear_arguments_have_rows_of_their_own() -> None:
-    """Reading a value that costs is listed beside the hooks; reading a free one is no news."""
-    arguments = {"loss": cost(2_000_000, 7), "step": cost(90_000, 1000)}
-    (row,) = cost_table([], arguments, lambda name: 1.0)
-    assert row == {"hook": "reading loss", "kind": "argument", "calls": 7, "seconds": 0.002}
+    """Reading a value that costs is listed beside the hooks; reading a free one is not listed."""
+
+    class Args:
+        step = 1
+
+        @property
+        def loss(self) -> float:
+            time.sleep(0.002)
+            return 0.5
+
+    registry = HookRegistry()
+    registry.register(lambda loss, step: None, "reads", event="validation_batch_end")
+    for _ in range(3):
+        registry.slots.on_validation_batch_end(Args())  # type: ignore[misc]
+    first, second = registry.costs()
+    assert (first["hook"], first["kind"], first["calls"]) == ("reading loss", "argument", 3)
+    assert first["seconds"] >= 0.006 and second["hook"] == "reads"
 
 
 def test_a_link_that_never_ran_is_not_listed() -> None:
     """The default update hook costs nothing and says nothing; a watcher that called nothing is still listed."""
-    link, watch = entry("link", Link(), Cost(), Cost()), entry("watch", Watch(), Cost(), Cost())
-    assert [row["hook"] for row in cost_table([link, watch], {}, lambda name: 1.0)] == ["watch"]
+    registry = HookRegistry()
+    registry.register(Link())
+    registry.register(Watch())
+    assert [row["hook"] for row in registry.costs()] == ["watch"]
 
 
 class DeviceClock:
@@ -101,10 +114,6 @@ class Quiet(TrainingHook):
     def on_train_batch_end(self) -> None: ...
 
 
-class Moment:
-    step = 1
-
-
 @pytest.fixture
 def with_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
@@ -119,7 +128,7 @@ def fired(batches: int) -> Any:
     registry.register(Quiet())
     for number in range(1, batches + 1):
         registry.begin_batch(Reading(steps=number, batches=number, epochs=1))
-        registry.slots.on_train_batch_end(Moment())  # type: ignore[misc]
+        registry.slots.on_train_batch_end(SimpleNamespace(step=1))  # type: ignore[misc]
     return registry
 
 
@@ -158,8 +167,6 @@ def test_without_a_device_nothing_is_added() -> None:
 
 def test_the_console_has_a_column_where_there_is_something_to_say(capsys: pytest.CaptureFixture[str]) -> None:
     """And only there."""
-    import sys
-
     row = {"hook": "a", "kind": "lifecycle", "calls": 3, "seconds": 0.5}
     print_costs([row], 10.0, sys.stdout)
     assert "on the device" not in capsys.readouterr().out
@@ -168,70 +175,60 @@ def test_the_console_has_a_column_where_there_is_something_to_say(capsys: pytest
     assert "on the device" in printed and "0.250" in printed
 
 
-class Anything(TrainingHook):
-    def on_train_batch_end(self) -> None: ...
+class Sleeps(TrainingHook):
+    """Takes three milliseconds of every batch at which it is called."""
+
+    def on_train_batch_end(self) -> None:
+        time.sleep(0.003)
 
 
-@pytest.fixture
-def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A trainer, and a clock that stands at 0 until it is reported otherwise."""
+def sleepy_trainer(hooks: dict[str, Any], **options: Any) -> Any:
+    """Make a trainer of two epochs of 40 steps with sleeping hooks, by name and period."""
     model = torch.nn.Linear(2, 1)
-    made: Any = SimpleTrainer(
-        model, [torch.ones(1, 2)], torch.optim.SGD(model.parameters(), lr=0.1), "cpu", record=False, console=False
-    )
-    made.add_hook(Anything(), name="often")
-    made.add_hook(Anything(), name="now_and_then", every=10)
-    made.clock = 0.0
-    monkeypatch.setattr(costs, "perf_counter", lambda: made.clock)
-    return made
+    batches = [(torch.ones(1, 2), torch.ones(1, 1)) for _ in range(40)]
+    options = {"max_epochs": 2, "record": False, "console": False, "warn_above": 0.1, **options}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer: Any = SimpleTrainer(model, batches, optimizer, "cpu", loss_fn=torch.nn.MSELoss(), **options)
+    for name, every in hooks.items():
+        trainer.add_hook(Sleeps(), name=name, every=every)
+    return trainer
 
 
-def reports(trainer: Any, seconds: dict[str, float], at: float = 10.0) -> list[str]:
-    """What is said after a given number of seconds, when the hooks have taken a given number of."""
-    reported: list[str] = []
-    trainer.clock = 0.0
-    monitor = CostMonitor(trainer, trainer.options.warn_above)
-    trainer.hooks.failures.subscribe(
-        lambda incident: reported.append(f"{incident.kind} {incident.hook}: {incident.message}")
-    )
-    trainer.hooks.inner_seconds = lambda: seconds
-    trainer.clock = at
-    monitor.check()
-    monitor.check()
-    return reported
+def costly(trainer: Any, monkeypatch: pytest.MonkeyPatch, warm_up: float = 0.0) -> list[str]:
+    """Train and return what the record says about the cost of hooks."""
+    monkeypatch.setattr("hookline.core.costs.WARM_UP_SECONDS", warm_up)
+    trainer.train()
+    return [f"{event['hook']}: {event['message']}" for event in trainer.record.events if event["kind"] == "hook_costly"]
 
 
-def test_above_the_limit_it_is_said_once(trainer: Any) -> None:
-    """With the share, the limit, and what to do about it."""
-    reported = reports(trainer, {"often": 1.0, "now_and_then": 0.49})
-    remedy = "give it a schedule, such as every=10, or read fewer values"
-    assert reported == [f"costly often: takes 10% of the run's time (limit 5%); {remedy}"]
+def test_above_the_limit_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the share, the limit, and what to do about it; not about a hook that is below the limit."""
+    (reported,) = costly(sleepy_trainer({"often": None, "rarely": 40}), monkeypatch)
+    assert reported.startswith("often: takes ") and "% of the run's time (limit 10%); give it a schedule" in reported
 
 
-def test_a_hook_with_a_schedule_is_reported_to_lengthen_it(trainer: Any) -> None:
+def test_a_hook_with_a_schedule_is_reported_to_lengthen_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has one already."""
-    assert "give it a longer period" in reports(trainer, {"now_and_then": 2.0})[0]
+    (reported,) = costly(sleepy_trainer({"now_and_then": 2}), monkeypatch)
+    assert "give it a longer period, or read fewer values" in reported
 
 
-def test_nothing_is_said_before_the_run_has_settled(trainer: Any) -> None:
-    """The first steps pay for warming up."""
-    assert reports(trainer, {"often": 4.0}, at=4.9) == []
+def test_nothing_is_said_before_the_run_has_settled_or_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first steps pay for warming up; `warn_above: null` says nothing at all."""
+    assert costly(sleepy_trainer({"often": None}), monkeypatch, warm_up=60.0) == []
+    assert costly(sleepy_trainer({"often": None}, warn_above=None), monkeypatch) == []
 
 
-def test_the_limit_is_the_users(trainer: Any) -> None:
-    """`warn_above: null` says nothing at all."""
-    trainer.options.warn_above = 0.5
-    assert reports(trainer, {"often": 4.0}) == []
-    trainer.options.warn_above = None
-    assert reports(trainer, {"often": 9.0}) == []
+def test_a_hook_that_is_part_of_training_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It works as often as it must."""
+    monkeypatch.setattr(Sleeps, "intervenes", True)
+    assert costly(sleepy_trainer({"often": None}), monkeypatch) == []
 
 
-def test_what_an_earlier_run_cost_does_not_count(trainer: Any) -> None:
+def test_what_an_earlier_run_cost_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The accounts continue over several runs."""
-    trainer.hooks.entry("often").inner_cost.ns = 10**10
-    monitor = CostMonitor(trainer, trainer.options.warn_above)
-    reported: list[Any] = []
-    trainer.hooks.failures.subscribe(reported.append)
-    trainer.clock = 10.0
-    monitor.check()
-    assert not reported
+    trainer = sleepy_trainer({"often": None}, max_epochs=1)
+    assert costly(trainer, monkeypatch, warm_up=60.0) == []
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    trainer.options.max_epochs = 2
+    assert costly(trainer, monkeypatch) == [] and trainer.step == 80

@@ -1,5 +1,6 @@
 """Who is due is asked rarely and answered exactly: over epochs, accumulation, samples and resumes."""
 
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hookline import HookRegistry, Schedule
-from hookline.core.due_hooks import SAMPLE_AT, SAMPLE_EVERY, TIMED_OF_DUE, ManualClock, Scheduler
-from hookline.core.schedule import FAR, Reading
+from hookline.core.schedule import Reading
 from hookline.errors import RegistrationError
 
 
@@ -97,21 +97,29 @@ def test_what_came_up_within_a_window_is_called_at_its_step(
 
 def test_a_step_that_is_begun_again_has_no_due_hooks_from_before() -> None:
     """A run that failed within a window makes that step again, from other batches."""
-    registry = HookRegistry()
-    registry.register(lambda: None, "h", event="on_step_end", every="3 batches")
+    registry, called = HookRegistry(), []
+    registry.register(lambda: called.append("h"), "h", event="on_step_end", every="3 batches")
     registry.begin_batch(Reading(1, 3, 1))
-    assert registry.dispatch_table.scheduler.due_at_step == {"h"}
+    registry.slots.on_step_end(None)
     registry.replan()
     registry.begin_batch(Reading(1, 4, 1))
-    assert not registry.dispatch_table.scheduler.due_at_step
+    registry.slots.on_step_end(None)
+    assert called == ["h"]
 
 
 def test_who_takes_anothers_name_is_not_due_in_its_place() -> None:
     """Hooks are known by their names, and one that is gone is forgotten at once."""
-    scheduler = Scheduler()
-    scheduler.due = scheduler.due_at_step = frozenset({"a", "b"})
-    scheduler.forget("a")
-    assert scheduler.due == scheduler.due_at_step == {"b"}
+    registry, called = HookRegistry(), []
+    for every in (2, 3):
+        registry.register(lambda: called.append("batch"), "h", event="on_train_batch_end", every=every)
+        registry.register(lambda: called.append("step"), "at step", event="on_step_end", every=every)
+        if every == 2:
+            registry.begin_batch(Reading(2, 2, 1))
+            registry.remove("h")
+            registry.remove("at step")
+    for fired in (registry.slots.on_train_batch_end, registry.slots.on_step_end):
+        fired(None)
+    assert called == []
 
 
 def test_schedules_by_batches_count_the_steps_of_a_users_own_loop() -> None:
@@ -169,9 +177,10 @@ def test_a_mark_passed_by_the_first_batch_after_a_resume_is_due(schedule: dict[s
 
 def test_the_first_batch_of_a_fresh_run_counts_from_zero() -> None:
     """Ten tokens in the first batch pass a mark at five."""
-    scheduler = Scheduler()
-    scheduler.decide(Reading(1, 1, 1, 10, 0.1), [("h", Schedule.parse(every="5 tokens"))], sample=False)
-    assert scheduler.due == {"h"}
+    registry = HookRegistry()
+    registry.register(lambda: None, "h", event="on_train_batch_end", every="5 tokens")
+    registry.begin_batch(Reading(1, 1, 1, 10, 0.1))
+    assert registry.due_now("h")
 
 
 def test_a_hook_added_later_is_not_due_for_what_passed_before() -> None:
@@ -229,78 +238,94 @@ def test_one_schedule_of_several_hooks_is_evaluated_once(monkeypatch: pytest.Mon
     asked: list[str] = []
     due = Schedule.due
     monkeypatch.setattr(Schedule, "due", lambda self, now, last: asked.append(str(self)) or due(self, now, last))
-    scheduler, scheduled = Scheduler(), [(name, Schedule.parse(every=10)) for name in "abc"]
-    scheduled.append(("d", Schedule.parse(every="7 batches")))
-    scheduler.decide(Reading(10, 10, 1), scheduled, sample=False)
-    assert scheduler.due == {"a", "b", "c"} and sorted(asked) == ["every 10 steps", "every 7 batches"]
+    registry = HookRegistry()
+    for name, every in {"a": 10, "b": 10, "c": 10, "d": "7 batches"}.items():
+        registry.register(lambda: None, name, event="on_train_batch_end", every=every)
+    registry.begin_batch(Reading(10, 10, 1))
+    assert [registry.due_now(name) for name in "abcd"] == [True, True, True, False]
+    assert sorted(asked) == ["every 10 steps", "every 7 batches"]
 
 
 def test_without_schedules_and_samples_nothing_is_evaluated_again() -> None:
-    """An scheduler with nothing on it holds as far as counting goes."""
-    assert Scheduler().decide(Reading(1, 1, 1), [], sample=False) == FAR
+    """A registry whose hooks have no inner events only counts down."""
+    registry = HookRegistry()
+    registry.register(lambda: None, "h", event="on_epoch_end")
+    registry.begin_batch(Reading(1, 1, 1))
+    for _ in range(100):
+        registry.begin_batch(None)  # type: ignore[arg-type]
 
 
-def test_one_micro_batch_in_sixteen_is_timed_and_never_the_first() -> None:
+def timed_batches(registry: HookRegistry, run: list[Reading]) -> list[int]:
+    """Run a registry with a hook "h" over a clock and return the micro-batches on which the hook was timed."""
+    cost, timed = registry.entry("h").inner_cost, []
+    for now in run:
+        calls = cost.calls
+        registry.begin_batch(now)
+        fire_batch(registry)
+        timed += [now.batches] if cost.calls > calls else []
+    return timed
+
+
+def counted_calls(registry: HookRegistry) -> int:
+    """Return how often "h" was called, as the cost table estimates it from the timed micro-batches."""
+    return next(row["calls"] for row in registry.costs() if row["hook"] == "h")
+
+
+def test_one_micro_batch_in_seventeen_is_timed_and_never_the_first() -> None:
     """Samples come at a fixed place, so that warming up is not among them."""
-    scheduler, timed, hold = Scheduler(), [], 0
-    for number in range(1, 50):
-        if hold == 0:
-            hold = scheduler.decide(Reading(number, number, 1), [], sample=True)
-            timed += [number] if scheduler.timed else []
-        else:
-            hold -= 1
-    assert timed == [SAMPLE_AT, SAMPLE_AT + SAMPLE_EVERY, SAMPLE_AT + 2 * SAMPLE_EVERY]
+    registry = HookRegistry()
+    registry.register(lambda: None, "h", event="on_train_batch_end")
+    assert timed_batches(registry, [Reading(number, number, 1) for number in range(1, 50)]) == [8, 25, 42]
 
 
-def test_a_rare_hook_is_timed_when_it_becomes_due() -> None:
-    """Otherwise a hook due every hundred steps might never be seen in the cost table."""
-    scheduler = Scheduler()
-    scheduler.decide(Reading(100, 100, 1), [("rare", Schedule.parse(every=100))], sample=True)
-    assert scheduler.timed and scheduler.scale("rare", 0) == 1.0
+@pytest.mark.parametrize("interruption", ["none", "a hook is added", "an epoch begins"])
+def test_samples_scale_to_all_micro_batches(interruption: str) -> None:
+    """Each timed micro-batch stands for those that were not, whatever happens between two evaluations."""
+    registry = HookRegistry()
+    registry.register(lambda: None, "h", event="on_train_batch_end")
+    timed_batches(registry, [Reading(number, number, 1) for number in range(1, 30)])
+    if interruption == "a hook is added":
+        registry.register(lambda: None, "other", event="on_epoch_end")
+    elif interruption == "an epoch begins":
+        registry.replan()
+    assert counted_calls(registry) == 29
+    timed_batches(registry, [Reading(number, number, 2) for number in range(30, 41)])
+    assert counted_calls(registry) == 40
 
 
 def test_a_hook_that_is_due_now_and_then_is_timed_one_time_in_four() -> None:
     """From the first on; to look at the clock around each call costs as much as a small hook does."""
-    scheduler, scheduled, timed = Scheduler(), [("h", Schedule.parse(every=10))], []
-    for number in range(1, 101):
-        scheduler.decide(Reading(number, number, 1), scheduled, sample=False)
-        timed += [number] if scheduler.timed else []
-    assert timed == [10, 10 + 10 * TIMED_OF_DUE, 10 + 20 * TIMED_OF_DUE]
-    assert scheduler.scale("h", 0) == 10 / 3
+    registry = HookRegistry()
+    registry.register(lambda: None, "h", event="on_train_batch_end", every=10)
+    assert timed_batches(registry, [Reading(number, number, 1) for number in range(1, 101)]) == [10, 50, 90]
+    assert counted_calls(registry) == 10
 
 
-def test_samples_scale_to_all_micro_batches() -> None:
-    """Each timed micro-batch stands for those that were not."""
-    scheduler = Scheduler()
-    assert scheduler.scale("always", 0) == 1.0
-    scheduler.decide(Reading(SAMPLE_AT, SAMPLE_AT, 1), [], sample=True)
-    scheduler.decide(Reading(SAMPLE_AT + 3, SAMPLE_AT + 3, 1), [], sample=True)
-    assert scheduler.scale("always", since=28) == 32.0
+def test_a_hook_that_becomes_due_is_timed_to_the_end_of_its_step() -> None:
+    """The first micro-batch of a window has neither its optimizer step nor its end; the account would miss them."""
+    registry = HookRegistry()
+    registry.register(lambda: None, "h", event="on_train_batch_end", every=2)
+    timed = timed_batches(registry, [Reading((batch + 3) // 4, batch, 1) for batch in range(1, 41)])
+    assert timed == [5, 6, 7, 8, 37, 38, 39, 40]  # steps 2 and 10: one time in four
+    assert counted_calls(registry) == 20
 
 
-def test_the_manual_clock_reads_what_events_say_and_keeps_the_rest() -> None:
-    """A loop of one's own tells step, batch and epoch in different events; the clock puts them together."""
-    clock = ManualClock()
-    clock.read({"epoch": 2})
-    clock.read({"batch_idx": 4, "loss": 0.5})
-    assert (clock.now.steps, clock.now.batches, clock.now.epochs) == (5, 5, 3)
-    clock.read({"step": 9, "tokens_seen": 640})
-    assert (clock.now.steps, clock.now.batches, clock.now.epochs, clock.now.tokens) == (9, 9, 3, 640)
-    clock.read({"epoch": None, "step": "nine"})
-    assert (clock.now.steps, clock.now.epochs) == (9, 3)
+def test_the_clock_of_a_users_own_loop_keeps_what_an_event_omits() -> None:
+    """A loop of one's own passes step, batch and epoch at different events; values that are not numbers are ignored."""
+    registry, called = HookRegistry(), []
+    for name, at in {"epoch": "3 epochs", "batch": "5 batches", "step": 9, "tokens": "600 tokens"}.items():
+        registry.on("train_batch_end", name=name, at=at)(functools.partial(called.append, name))
+    registry.on_epoch_start(epoch=1)
+    registry.on_train_batch_end(batch_idx=3)
+    registry.on_epoch_start(epoch=2)
+    registry.on_train_batch_end(batch_idx=4)
+    registry.on_train_batch_end(step=9, tokens_seen=640)
+    registry.on_train_batch_end(epoch=None, step="nine")
+    assert called == ["epoch", "batch", "epoch", "step", "tokens", "epoch", "step", "tokens"]
 
 
-def test_the_manual_clock_moves_once_per_micro_batch() -> None:
-    """Two events of one micro-batch share a decision."""
-    clock = ManualClock()
-    clock.read({"step": 1})
-    assert clock.advanced() and not clock.advanced()
-    clock.read({"step": 2})
-    assert clock.advanced()
-
-
-def test_the_manual_clock_counts_by_loader() -> None:
-    """A loop of one's own that names its loaders has schedules by loader, too."""
+def test_the_clock_of_a_users_own_loop_counts_by_loader() -> None:
+    """A loop of one's own that names its loaders has schedules by loader; two events of a batch are one batch."""
     registry = HookRegistry()
     called: list[int] = []
     registry.register(
@@ -310,13 +335,3 @@ def test_the_manual_clock_counts_by_loader() -> None:
         registry.on_train_batch_start(batch_idx=index, dataloader_name=name)
         registry.on_train_batch_end(batch_idx=index, dataloader_name=name)
     assert called == [2, 6]
-
-
-def test_a_hook_that_becomes_due_is_timed_to_the_end_of_its_step() -> None:
-    """The first micro-batch of a window has neither its optimizer step nor its end; the account would miss them."""
-    scheduler, scheduled, timed = Scheduler(), [("h", Schedule.parse(every=2))], []
-    for batch in range(1, 41):
-        scheduler.decide(Reading((batch + 3) // 4, batch, 1), scheduled, sample=False)
-        timed += [batch] if scheduler.timed else []
-    assert timed == [5, 6, 7, 8, 37, 38, 39, 40]  # steps 2 and 10: one time in four
-    assert scheduler.scale("h", 0) == 20 / 8

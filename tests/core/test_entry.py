@@ -1,17 +1,24 @@
 """What may be registered: how a hook's listeners, options and state are read."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hookline import ForwardHook, HooklineError, HookRegistry, Schedule, TrainingHook, UpdateHook, not_an_event
-from hookline.core.entry import Entry, HookList, default_name, find_listeners
 from hookline.errors import ConfigError, RegistrationError
 
 
-def entry(hook: Any, **more: Any) -> Entry:
-    """A hook as the registry keeps it."""
-    return Entry(default_name(hook), hook, 1, find_listeners(hook), False, "warn", Schedule(), **more)
+def registered(hook: Any, **options: Any) -> HookRegistry:
+    """Make a registry with one hook."""
+    registry = HookRegistry()
+    registry.register(hook, **options)
+    return registry
+
+
+def events_of(hook: Any) -> list[str]:
+    """Return the events that a hook listens to."""
+    return list(next(iter(registered(hook).entries())).listeners)
 
 
 def test_a_misspelt_event_method_is_rejected_with_the_nearest_name() -> None:
@@ -23,7 +30,7 @@ def test_a_misspelt_event_method_is_rejected_with_the_nearest_name() -> None:
     with pytest.raises(
         RegistrationError, match=r"Slip.on_train_bach_end.*did you mean 'on_train_batch_end'.*not_an_event"
     ):
-        find_listeners(Slip())
+        registered(Slip())
 
 
 def test_an_unknown_argument_is_rejected_naming_the_method() -> None:
@@ -33,7 +40,7 @@ def test_an_unknown_argument_is_rejected_naming_the_method() -> None:
         def on_step_end(self, contxt: Any) -> None: ...
 
     with pytest.raises(RegistrationError, match=r"Slip\.on_step_end: on_step_end has no argument 'contxt'"):
-        find_listeners(Slip())
+        registered(Slip())
 
 
 def test_two_spellings_in_one_class_are_rejected() -> None:
@@ -44,75 +51,83 @@ def test_two_spellings_in_one_class_are_rejected() -> None:
         def on_train_batch_end(self) -> None: ...
 
     with pytest.raises(RegistrationError, match="two spellings of one event"):
-        find_listeners(Twice())
+        registered(Twice())
 
 
 def test_down_an_inheritance_chain_the_most_derived_spelling_wins() -> None:
     """A subclass may override an event under another spelling; the event is called once."""
+    called: list[str] = []
 
     class Parent(TrainingHook):
-        def on_batch_end(self) -> str:
-            return "parent"
+        def on_batch_end(self) -> None:
+            called.append("parent")
 
-        def on_epoch_end(self) -> str:
-            return "inherited"
+        def on_epoch_end(self) -> None:
+            called.append("inherited")
 
     class Child(Parent):
-        def on_train_batch_end(self) -> str:
-            return "child"
+        def on_train_batch_end(self) -> None:
+            called.append("child")
 
-    listeners = find_listeners(Child())
-    assert listeners["on_train_batch_end"].call() == "child"
-    assert listeners["on_epoch_end"].call() == "inherited"
+    registry = registered(Child())
+    registry.on_batch_end()
+    registry.on_epoch_end()
+    assert called == ["child", "inherited"]
 
 
 def test_with_several_bases_the_resolution_order_decides() -> None:
     """Mixins work as Python's own method resolution has it."""
+    called: list[str] = []
 
     class Left(TrainingHook):
-        def on_batch_end(self) -> str:
-            return "left"
+        def on_batch_end(self) -> None:
+            called.append("left")
 
     class Right(TrainingHook):
-        def on_train_batch_end(self) -> str:
-            return "right"
+        def on_train_batch_end(self) -> None:
+            called.append("right")
 
     class Both(Left, Right): ...
 
-    assert find_listeners(Both())["on_train_batch_end"].call() == "left"
+    registered(Both()).on_train_batch_end()
+    assert called == ["left"]
 
 
 def test_static_class_and_instance_methods_are_called() -> None:
     """However a method hangs on a hook, its own arguments are read."""
+    called: list[Any] = []
 
     class Mixed:
         @staticmethod
-        def on_train_end(step: int) -> int:
-            return step
+        def on_train_end(step: int) -> None:
+            called.append(step)
 
         @classmethod
-        def on_epoch_end(cls, epoch: int) -> tuple[str, int]:
-            return cls.__name__, epoch
+        def on_epoch_end(cls, epoch: int) -> None:
+            called.append((cls.__name__, epoch))
 
         def __init__(self) -> None:
-            self.on_step_end = lambda loss: loss
+            self.on_step_end = lambda loss: called.append(loss)
 
-    listeners = find_listeners(Mixed())
-    assert listeners["on_train_end"].call(3) == 3 and listeners["on_train_end"].wanted == ("step",)
-    assert listeners["on_epoch_end"].call(1) == ("Mixed", 1)
-    assert listeners["on_step_end"].wanted == ("window_loss",)
+    registry = registered(Mixed())
+    registry.on_train_end(step=3)
+    registry.on_epoch_end(1)
+    registry.on_step_end(loss=0.5)
+    assert called == [3, ("Mixed", 1), 0.5]
 
 
 def test_an_instance_attribute_overrides_the_class() -> None:
     """Replacing a method on one object is called, under any spelling."""
+    called: list[str] = []
 
     class Hook(TrainingHook):
-        def on_batch_end(self) -> str:
-            return "class"
+        def on_batch_end(self) -> None:
+            called.append("class")
 
     hook = Hook()
-    hook.on_train_batch_end = lambda: "instance"  # type: ignore[method-assign, assignment]
-    assert find_listeners(hook)["on_train_batch_end"].call() == "instance"
+    hook.on_train_batch_end = lambda: called.append("instance")  # type: ignore[method-assign, assignment]
+    registered(hook).on_train_batch_end()
+    assert called == ["instance"]
 
 
 def test_marked_methods_and_plain_attributes_are_no_events() -> None:
@@ -129,7 +144,7 @@ def test_marked_methods_and_plain_attributes_are_no_events() -> None:
         @not_an_event
         def on_static_helper() -> None: ...
 
-    assert find_listeners(Hook()) == {}
+    assert events_of(Hook()) == []
 
 
 def test_a_subclass_can_stop_listening_to_an_event() -> None:
@@ -145,7 +160,7 @@ def test_a_subclass_can_stop_listening_to_an_event() -> None:
         @not_an_event
         def on_train_end(self) -> None: ...
 
-    assert find_listeners(Quiet()) == {}
+    assert events_of(Quiet()) == []
 
 
 def test_a_slotted_hook_without_a_dict_is_read() -> None:
@@ -156,7 +171,7 @@ def test_a_slotted_hook_without_a_dict_is_read() -> None:
 
         def on_step_end(self) -> None: ...
 
-    assert list(find_listeners(Slotted())) == ["on_step_end"]
+    assert events_of(Slotted()) == ["on_step_end"]
 
 
 @pytest.mark.req("000-03")
@@ -168,8 +183,8 @@ def test_kinds_follow_the_methods() -> None:
         def on_update(self, grads: Any) -> Any: ...
         def on_train_end(self) -> None: ...
 
-    assert entry(Everything()).kinds == ["lifecycle", "forward", "update"]
-    assert entry(TrainingHook()).kinds == ["lifecycle"]
+    assert registered(Everything()).list_hooks()[0].kind == "lifecycle+forward+update"
+    assert registered(TrainingHook()).list_hooks()[0].kind == "lifecycle"
 
 
 @pytest.mark.parametrize(
@@ -178,48 +193,61 @@ def test_kinds_follow_the_methods() -> None:
 )
 def test_class_names_become_snake_case(name: str, snake: str) -> None:
     """The default name of an instance."""
-    assert default_name(type(name, (), {})()) == snake
+    assert HookRegistry().register(type(name, (TrainingHook,), {})()) == snake
 
 
 def test_a_hooks_own_name_is_used_only_if_it_is_one() -> None:
     """An attribute `name` that is a method or empty does not become a hook's name."""
 
-    class Named:
+    class Named(TrainingHook):
         name: Any = "mine"
 
-    class Odd:
-        def name(self) -> str:
+    class Odd(TrainingHook):
+        def name(self) -> str:  # type: ignore[override]
             return "no"
 
-    assert default_name(Named()) == "mine" and default_name(Odd()) == "odd"
+    registry = HookRegistry()
+    assert [registry.register(Named()), registry.register(Odd())] == ["mine", "odd"]
     Named.name = ""
-    assert default_name(Named()) == "named"
+    assert registry.register(Named()) == "named"
 
 
 @pytest.mark.req("000-36")
 def test_records_print_name_status_and_more_on_one_line() -> None:
     """The list of hooks shows each with its status, kind, schedule and policy."""
-    shown = HookList([entry(TrainingHook("a")).record(), entry(TrainingHook("b"), enabled=False).record()])
-    assert str(shown).splitlines() == [
+    registry = HookRegistry()
+    assert str(registry.list_hooks()) == "no hooks"
+    registry.register(TrainingHook("a"))
+    registry.register(TrainingHook("b"), enabled=False)
+    assert str(registry.list_hooks()).splitlines() == [
         "a: enabled, lifecycle, always, on error warn, code",
         "b: disabled, lifecycle, always, on error warn, code",
     ]
-    assert str(HookList()) == "no hooks"
 
 
 def test_records_show_interveners_failures_and_overrulings() -> None:
     """What went wrong is in the list, too."""
-    kept = entry(UpdateHook("u"))
-    kept.failures.add("on_update")
-    kept.overruled["on_update"] = 2
-    assert str(kept.record()).endswith(", intervenes, 1 failures, overruled 2 times")
+
+    class Clumsy(TrainingHook):
+        intervenes = True
+
+        def on_train_batch_end(self, metrics: dict[str, Any]) -> None:
+            metrics["loss"] = 0.0
+            raise ValueError
+
+    registry = registered(Clumsy())
+    registry.on_train_batch_end(loss=0.5)
+    registry.on_train_batch_end(loss=0.5)
+    assert str(registry.list_hooks()).endswith(", intervenes, 2 failures, overruled 2 times")
 
 
 def test_a_function_is_a_hook_of_one_event() -> None:
     """Plain functions listen under the spelling they were given."""
+    called: list[Any] = []
     registry = HookRegistry()
-    registry.register(lambda metrics: metrics, "f", event="on_eval_end")
-    assert registry.entry("f").listeners["on_validation_end"].wanted == ("eval_metrics",)
+    registry.register(lambda metrics: called.append(metrics), "f", event="on_eval_end")
+    registry.slots.on_validation_end(SimpleNamespace(eval_metrics={"eval/loss": 1.0}))  # type: ignore[misc]
+    assert called == [{"eval/loss": 1.0}]
 
 
 def test_state_is_saved_by_method_or_by_naming_attributes() -> None:
@@ -239,10 +267,11 @@ def test_state_is_saved_by_method_or_by_naming_attributes() -> None:
             self.loaded = state
 
     named, method = Named(), Method()
-    assert entry(named).state() == {"losses": [1.0]} and entry(method).state() == {"own": 1}
-    assert entry(TrainingHook()).state() is None
-    entry(named).load_state({"losses": [2.0], "stranger": 3})
-    entry(method).load_state({"own": 2})
+    registry = HookRegistry()
+    for hook in (named, method, TrainingHook()):
+        registry.register(hook)
+    assert registry.state_dict() == {"named": {"losses": [1.0]}, "method": {"own": 1}}
+    registry.load_state_dict({"named": {"losses": [2.0], "stranger": 3}, "method": {"own": 2}})
     assert named.losses == [2.0] and not hasattr(named, "stranger") and method.loaded == {"own": 2}
 
 

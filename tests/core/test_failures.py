@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from hookline import HookRegistry, TrainingHook
-from hookline.core.failures import Incident
 from hookline.errors import MetricMissing
 
 
@@ -70,7 +69,7 @@ def test_a_strict_monitor_ends_the_run_under_every_policy(policy: str) -> None:
 
 def test_subscribers_get_every_incident_and_the_log_only_the_first(caplog: pytest.LogCaptureFixture) -> None:
     """The record gets all of them; a hook that fails a thousand times does not flood the log."""
-    incidents: list[Incident] = []
+    incidents: list[Any] = []
     registry = HookRegistry()
     registry.register(Failing(ValueError("boom")), name="h")
     end: Any = registry.failures.subscribe(incidents.append)
@@ -85,3 +84,19 @@ def test_subscribers_get_every_incident_and_the_log_only_the_first(caplog: pytes
         "hook 'h', on_epoch_end, step 0: switched off after 3 failures in a row",
     ]
     assert caplog.records[0].exc_info is not None
+
+
+def test_a_hook_that_takes_the_name_of_a_failed_one_is_not_switched_off_for_it() -> None:
+    """A subscriber may replace the hook whose failure it gets."""
+    registry = HookRegistry()
+    registry.register(Failing(ValueError("boom")), name="h", on_error="disable")
+    kinds: list[str] = []
+
+    def replace_failed(incident: Any) -> None:
+        kinds.append(incident.kind)
+        registry.remove("h")
+        registry.register(TrainingHook(), name="h")
+
+    registry.failures.subscribe(replace_failed)
+    registry.on_epoch_end(0)
+    assert registry.is_enabled("h") and kinds == ["failed"]

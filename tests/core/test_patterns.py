@@ -67,7 +67,7 @@ def test_a_class_may_be_given_by_name() -> None:
 
 
 def test_everything_of_a_single_module_is_its_root() -> None:
-    """A model without children can be watched with "*", too; the nameless root is no suggestion."""
+    """A model without children can be watched with "*", too; the nameless root is not suggested."""
     assert select("*", {"": 1}, "module") == {"": 1}
     assert select("*", {"": 1, "a": 2}, "module") == {"a": 2}
     with pytest.raises(HooklineError, match=r"'b' matches nothing; Valid: a$"):

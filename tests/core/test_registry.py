@@ -6,13 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from hookline import ForwardHook, HooklineError, HookRegistry, StopTraining, TrainingHook, UpdateHook
-from hookline.core.failures import Incident
 from hookline.core.schedule import Reading
 from hookline.errors import MetricMissing, MissingArgument, RegistrationError
 
@@ -21,7 +21,7 @@ Heard = list[Any]
 
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """FailureCount are expected here; they need not fill the screen."""
+    """Failures are expected here; they need not fill the screen."""
     caplog.set_level(logging.CRITICAL, "hookline")
 
 
@@ -54,9 +54,9 @@ class BuiltIn(Speaker):
     built_in = True
 
 
-def incidents(registry: HookRegistry) -> list[Incident]:
+def incidents(registry: HookRegistry) -> list[Any]:
     """Everything the registry reports from now on."""
-    reported: list[Incident] = []
+    reported: list[Any] = []
     registry.failures.subscribe(reported.append)
     return reported
 
@@ -339,7 +339,7 @@ def test_a_disabled_hook_is_listed_silent_and_keeps_its_place() -> None:
 
 @pytest.mark.req("000-35", "000-36")
 def test_the_list_shows_every_hook_with_its_status() -> None:
-    """PluginTable and enabled or disabled, one line each."""
+    """Its name, and whether it is enabled or disabled, one line each."""
     registry = HookRegistry()
     registry.register(TrainingHook("on"))
     registry.register(TrainingHook("off"), enabled=False)
@@ -517,7 +517,7 @@ def test_stop_training_becomes_a_stop_request_in_a_run() -> None:
 
 
 def test_the_failure_of_a_hook_that_removed_itself_is_not_hidden() -> None:
-    """There is no entry left to count on; the record listens to of it all the same."""
+    """The hook has no entry left to count failures on; its failure is reported all the same."""
     registry = HookRegistry()
     reported = incidents(registry)
 
@@ -649,6 +649,22 @@ def test_a_scheduled_hook_added_inside_a_batch_waits_for_the_next() -> None:
     assert not registry.due_now("h")
     registry.begin_batch(Reading(4, 4, 1))
     assert registry.due_now("h")
+
+
+def test_a_callable_from_an_earlier_batch_leaves_the_later_ones_alone() -> None:
+    """It may be called late, by another thread: what it is made for then is not what that batch's hooks were."""
+    called: Heard = []
+    registry = HookRegistry()
+    registry.register(lambda step: called.append(step), "even", event="train_batch_end", every=2)
+    registry.register(says(called, "always"), "always", event="train_batch_end")
+    registry.begin_batch(Reading(1, 1, 1))
+    late = registry.slots.on_train_batch_end
+    registry.begin_batch(Reading(2, 2, 1))
+    late(SimpleNamespace(step=2))  # type: ignore[misc]
+    called.clear()
+    registry.begin_batch(Reading(3, 3, 1))
+    registry.slots.on_train_batch_end(SimpleNamespace(step=3))  # type: ignore[misc]
+    assert called == ["always"]
 
 
 def test_schedules_gate_inner_events_only() -> None:

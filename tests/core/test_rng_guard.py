@@ -9,18 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from hookline.core import rng_guard
-from hookline.core.rng_guard import (
-    NUMPY,
-    PYTHON,
-    TORCH,
-    HookStreams,
-    Library,
-    Snapshot,
-    Stream,
-    TrainingStreams,
-    readable_in_place,
-)
+from hookline import HookRegistry
+from hookline.core.rng_guard import NUMPY, PYTHON, TORCH, Stream, TrainingStreams
 
 DRAWS: dict[str, Callable[[], object]] = {
     "torch uniform": lambda: torch.rand(1),
@@ -55,20 +45,23 @@ def seed(number: int) -> None:
     np.random.seed(number)
 
 
+def guarded(hook: Callable[[], Any], name: str = "h", run_seed: int = 0) -> HookRegistry:
+    """Make the registry of a run with one hook, whose event is fired by ``registry.on_epoch_end()``."""
+    registry = HookRegistry()
+    registry.register(hook, name, event="epoch_end")
+    registry.rng_guard.begin(run_seed, lambda: 0)
+    return registry
+
+
 @pytest.mark.parametrize("what", list(DRAWS))
 def test_a_draw_is_detected_and_undone(what: str) -> None:
-    """Whatever was drawn, and from whichever library."""
+    """Whatever was drawn, and from whichever library; the report names the library."""
     seed(1)
-    streams, before, moved = TrainingStreams(), state(), []
-    streams.guard(DRAWS[what], lambda snapshot: moved.extend(streams.restore(snapshot)))()
-    assert moved == [what.split()[0]]
+    registry, before, incidents = guarded(lambda: DRAWS[what]()), state(), []
+    registry.failures.subscribe(incidents.append)
+    registry.on_epoch_end()
+    assert [(one.kind, f"({what.split()[0]})" in one.message) for one in incidents] == [("drew", True)]
     assert state() == before
-
-
-def test_a_function_that_does_not_draw_is_left_alone() -> None:
-    """Its arguments and its result pass through."""
-    seed(1)
-    assert TrainingStreams().guard(lambda x, y: x - y, pytest.fail)(5, y=3) == 2
 
 
 def mismatches(streams_class: type[TrainingStreams]) -> int:
@@ -90,7 +83,7 @@ def mismatches(streams_class: type[TrainingStreams]) -> int:
 def test_no_draw_is_missed_in_place_or_through_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spare normals included, whose use moves no position; also where positions cannot be read in place."""
     assert mismatches(TrainingStreams) == 0
-    monkeypatch.setattr(rng_guard, "readable_in_place", lambda library: False)
+    monkeypatch.setattr("hookline.core.rng_guard.readable_in_place", lambda library: False)
     assert mismatches(TrainingStreams) == 0
 
 
@@ -98,7 +91,7 @@ def test_positions_alone_would_miss_spare_normals() -> None:
     """The negative control: without the rule for spare normals, draws are missed."""
 
     class PositionsAlone(TrainingStreams):
-        def snapshot(self, positions: tuple[Any, ...]) -> Snapshot:
+        def snapshot(self, positions: tuple[Any, ...]) -> Any:
             self.last = super().snapshot(positions)._replace(spares=(False,) * len(self.streams), holds_spare=False)
             return self.last
 
@@ -106,9 +99,8 @@ def test_positions_alone_would_miss_spare_normals() -> None:
 
 
 @pytest.mark.parametrize("library", [TORCH, PYTHON, NUMPY], ids=["torch", "python", "numpy"])
-def test_every_draw_moves_the_position(library: Library) -> None:
+def test_every_draw_moves_the_position(library: Any) -> None:
     """Also over the end of a block of 624, where the index starts again; on tested versions it is read in place."""
-    assert readable_in_place(library)
     generator = library.make(3)
     stream = Stream("own", library, generator)
     positions = set()
@@ -161,7 +153,7 @@ def test_draws_before_a_nested_event_belong_to_the_outer_one() -> None:
         torch.rand(1)
         inner()
 
-    def on_draw(snapshot: Snapshot) -> None:
+    def on_draw(snapshot: Any) -> None:
         drew.append("outer")
         streams.restore(snapshot)
 
@@ -170,54 +162,62 @@ def test_draws_before_a_nested_event_belong_to_the_outer_one() -> None:
 
 
 def test_draws_are_undone_when_the_hook_raises() -> None:
-    """A hook that draws and fails has still drawn."""
+    """A hook that draws and fails has still drawn, from training's streams and then from its own."""
     seed(4)
-    streams, before = TrainingStreams(), state()
+    drawn: list[float] = []
 
     def draws_and_fails() -> None:
-        torch.rand(1)
+        drawn.append(torch.rand(1).item())
         raise ValueError("no")
 
-    with pytest.raises(ValueError, match="no"):
-        streams.guard(draws_and_fails, streams.restore)()
-    assert state() == before
-    with pytest.raises(ValueError, match="no"):
-        HookStreams(TrainingStreams(), 1, "a").used_by(draws_and_fails)()
-    assert state() == before
+    registry, before = guarded(draws_and_fails), state()
+    registry.failures.debug = True
+    for _ in range(3):
+        with pytest.raises(ValueError, match="no"):
+            registry.on_epoch_end()
+        assert state() == before
+    assert len(set(drawn)) == 3
+
+
+def draws_of(name: str, run_seed: int, events: int = 20, saved: Any = None) -> tuple[list[Any], Any]:
+    """Return what a hook draws from its own streams at some events, from a saved state if given, and its state then."""
+    drawn: list[Any] = []
+    registry = guarded(
+        lambda: drawn.append((torch.randn(1).item(), random.gauss(0, 1), float(np.random.rand()))), name, run_seed
+    )
+    if saved is None:
+        registry.on_epoch_end()  # The first draw is from training's streams, and undone.
+        drawn.clear()
+    else:
+        registry.rng_guard.load_state_dict(saved)
+    for _ in range(events):
+        registry.on_epoch_end()
+    return drawn, registry.rng_guard.state_dict()
 
 
 def test_a_hooks_streams_continue_from_call_to_call_and_leave_training_alone() -> None:
     """A sampling hook gets new numbers at every call; training's streams stay where they are."""
     seed(3)
-    own = HookStreams(TrainingStreams(), seed=7, hook="sampler")
-    draw = own.used_by(lambda: (torch.rand(1).item(), random.random(), float(np.random.rand())))
     before = state()
-    drawn = [draw() for _ in range(20)]
+    drawn, _ = draws_of("sampler", 7)
     assert state() == before
     assert all(len(set(column)) == 20 for column in zip(*drawn, strict=True))
 
 
 def test_a_hooks_streams_depend_on_the_runs_seed_and_the_hooks_name_alone() -> None:
     """So that a run can be repeated, and two hooks do not draw alike."""
-
-    def first(run_seed: int, hook: str) -> float:
-        return float(HookStreams(TrainingStreams(), run_seed, hook).used_by(random.random)())
-
-    assert first(1, "a") == first(1, "a")
-    assert len({first(1, "a"), first(2, "a"), first(1, "b")}) == 3
+    first = draws_of("a", 1)[0]
+    seed(5)
+    assert draws_of("a", 1)[0] == first
+    assert len({str(draws_of(name, run_seed)[0]) for name, run_seed in [("a", 1), ("a", 2), ("b", 1)]}) == 3
 
 
 def test_a_hooks_streams_are_saved_as_the_libraries_give_them_and_restored() -> None:
     """A resumed run draws what the uninterrupted one would have drawn, also from lists instead of tuples."""
-    own = HookStreams(TrainingStreams(), 1, "a")
-    own.used_by(lambda: random.gauss(0, 1))()
-    saved = own.state_dict()
-    generator = random.Random()
-    generator.setstate(saved["python"])
-    saved["python"] = [saved["python"][0], list(saved["python"][1]), saved["python"][2]]
-    expected = [own.used_by(lambda: (random.gauss(0, 1), torch.randn(1).item()))() for _ in range(3)]
-    assert generator.gauss(0, 1) == expected[0][0]
-    resumed = HookStreams(TrainingStreams(), 1, "a")
-    resumed.load_state_dict(saved)
-    assert [resumed.used_by(lambda: (random.gauss(0, 1), torch.randn(1).item()))() for _ in range(3)] == expected
-    assert type(resumed.state_dict()["python"]) is tuple
+    _, saved = draws_of("a", 1, events=15)
+    own = saved["hooks"]["a"]
+    random.Random().setstate(own["python"])
+    own["python"], own["numpy"] = [own["python"][0], list(own["python"][1]), own["python"][2]], list(own["numpy"])
+    resumed, state_then = draws_of("a", 1, events=5, saved=saved)
+    assert resumed == draws_of("a", 1, events=20)[0][15:]
+    assert type(state_then["hooks"]["a"]["python"]) is tuple

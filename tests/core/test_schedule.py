@@ -119,7 +119,7 @@ def test_what_is_no_quantity_is_rejected_with_its_path(written: Any) -> None:
 
 
 def test_an_unknown_unit_names_the_nearest() -> None:
-    """A misspelt unit is reported apart from what is no quantity at all."""
+    """A misspelt unit is reported apart from what is not a quantity at all."""
     with pytest.raises(ConfigError, match="'epoks' is not a unit; did you mean 'epochs'"):
         Schedule.parse(every="2 epoks")
 

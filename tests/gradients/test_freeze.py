@@ -28,7 +28,7 @@ def test_a_frozen_parameter_does_not_move_under_adamw_and_a_zeroed_one_does(rig:
         param.grad = torch.ones(3)
         optimizer.step()
         before = param.detach().clone()
-        chain.registry.dispatch_table.decide_due_hooks(Clock(2), [(hook, chain.registry.entry(hook).schedule)], False)
+        chain.registry.decide_due_hooks(Clock(2))
         chain.step({"w": torch.ones(3)})
         optimizer.step()
         moved[hook] = not torch.equal(param.detach(), before)

@@ -8,7 +8,7 @@ docs page and the event-order test all derive from these rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from hookline.errors import RegistrationError, nearest
@@ -82,20 +82,16 @@ class Event:
     name: str
     doc: str
     attributes: dict[str, str]  # Argument -> attribute of the event arguments that holds it.
-    aliases: tuple[str, ...]
-    respelled: dict[str, dict[str, str]]  # Spelling -> arguments that have another attribute under it.
     order: tuple[str, ...]  # Positional order when fired manually.
-    kind: str
-    fires: str
-    gradients: str
-    inner: bool  # Repeats inside the run: schedules apply to it, and its dispatch is generated.
-    of_step: bool  # An inner event of a whole step, not of one of its micro-batches.
-    closing: bool  # Every hook is called, whatever the others do; failures become notes.
-
-    @property
-    def spellings(self) -> tuple[str, ...]:
-        """Its name and its aliases."""
-        return (self.name, *self.aliases)
+    fires: str  # How often, in words.
+    gradients: str = "none"  # What is true of them, in words.
+    kind: str = "lifecycle"
+    inner: bool = False  # Repeats inside the run: schedules apply to it, and its dispatch is generated.
+    of_step: bool = False  # An inner event of a whole step, not of one of its micro-batches.
+    closing: bool = False  # Every hook is called, whatever the others do; failures become notes.
+    aliases: tuple[str, ...] = ()
+    respelled: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Spelling -> arguments that have another attribute under it."""
 
     def attribute(self, argument: str, spelling: str) -> str | None:
         """Return the attribute that holds an argument, for a method with this spelling; None if there is none."""
@@ -121,48 +117,20 @@ class Event:
 _rows: dict[str, Event] = {}
 
 
-def event(
-    names: str,
-    *,
-    order: str = "",
-    kind: str = "lifecycle",
-    fires: str,
-    gradients: str = "none",
-    inner: bool = False,
-    of_step: bool = False,
-    closing: bool = False,
-    respelled: dict[str, dict[str, str]] | None = None,
-) -> Callable[[Method], Method]:
+def event(names: str, *, order: str = "", **fields: Any) -> Callable[[Method], Method]:
     """Return a decorator that makes a method a row of the catalog.
 
     Args:
         names: The event's arguments; ``loss=live_loss`` reads one from another attribute.
         order: The positional order when it is fired manually.
-        kind: The kind of hook that listens to it: 'lifecycle', 'forward' or 'update'.
-        fires: How often it fires, in words.
-        gradients: What is true of the gradients, in words.
-        inner: Whether it repeats inside the run.
-        of_step: Whether it is about a whole step.
-        closing: Whether it is about the end of the run.
-        respelled: Arguments with another attribute, by spelling.
+        **fields: Other fields of `Event`.
     """
 
     def add(method: Method) -> Method:
         pairs = [item.partition("=") for item in ("trainer " + names).split()]
-        _rows[method.__name__] = Event(
-            name=method.__name__,
-            doc=(method.__doc__ or "").strip(),
-            attributes={name: source or name for name, _, source in pairs},
-            aliases=(),
-            respelled=respelled or {},
-            order=tuple(order.split()),
-            kind=kind,
-            fires=fires,
-            gradients=gradients,
-            inner=inner,
-            of_step=of_step,
-            closing=closing,
-        )
+        attributes = {name: source or name for name, _, source in pairs}
+        doc = (method.__doc__ or "").strip()
+        _rows[method.__name__] = Event(method.__name__, doc, attributes, tuple(order.split()), **fields)
         return method
 
     return add
@@ -383,13 +351,11 @@ class Events:
     on_training_end = on_train_end
 
 
-def _aliases(row: Event) -> tuple[str, ...]:
-    method = getattr(Events, row.name)
-    return tuple(name for name, value in vars(Events).items() if value is method and name != row.name)
-
-
-CATALOG: dict[str, Event] = {name: replace(row, aliases=_aliases(row)) for name, row in _rows.items()}
-SPELLINGS: dict[str, Event] = {spelling: row for row in CATALOG.values() for spelling in row.spellings}
+CATALOG: dict[str, Event] = {}
+for _name, _row in _rows.items():
+    _spellings = [spelling for spelling, method in vars(Events).items() if method is vars(Events)[_name]]
+    CATALOG[_name] = replace(_row, aliases=tuple(spelling for spelling in _spellings if spelling != _name))
+SPELLINGS: dict[str, Event] = {spelling: row for row in CATALOG.values() for spelling in (row.name, *row.aliases)}
 
 
 def find_event(spelling: str) -> Event:

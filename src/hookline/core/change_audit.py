@@ -8,7 +8,6 @@ takes 10 µs for a hundred parameters, twice a call; with `debug` and in `hookli
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,7 +66,7 @@ class ChangeAudit:
                 self._note(hook.hook, event, "batch")
             return result
 
-        return replace(hook, listener=replace(hook.listener, call=audited))
+        return hook.with_call(audited)
 
     def _rates(self) -> list[Any]:
         return [_comparable(group["lr"]) for one in self._run.optimizers for group in one.param_groups]

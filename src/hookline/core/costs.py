@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -46,12 +46,13 @@ class DeviceTimer:
         """Return the listeners of an event as they are called when it is timed."""
         if not timed or not event.inner or not _device.is_initialized():
             return list(hooks)
-        return [replace(hook, listener=replace(hook.listener, call=self._wrapped(hook))) for hook in hooks]
+        return [hook.with_call(self._wrapped(hook)) for hook in hooks]
 
     def _wrapped(self, hook: BoundHook) -> Callable[..., Any]:
         call, pending, cost, calls = hook.listener.call, self._pending, hook.cost, count()
 
         def timed_on_device(*args: Any, **kwargs: Any) -> Any:
+            # The first call is timed: a hook that is due once a run would otherwise have no time on the device.
             if next(calls) % DEVICE_TIMED_ONE_IN:
                 return call(*args, **kwargs)
             entered = perf_counter_ns()

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
@@ -21,17 +21,18 @@ import torch
 
 from hookline.core.catalog import CATALOG, Event
 from hookline.core.costs import Cost
-from hookline.core.due_hooks import Scheduler
+from hookline.core.due_hooks import Decision, Scheduler
 from hookline.core.failures import FailureHandler
 from hookline.core.rng_guard import RngGuard
-from hookline.core.schedule import Clock, Schedule
 from hookline.core.signature import Listener
 from hookline.errors import StopTraining
+
+if TYPE_CHECKING:
+    from hookline.core.entry import Entry
 
 Dispatch = Callable[..., Any]
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 """What a hook is called with, by position and by keyword."""
-ArgumentCosts = Mapping[str, Cost]
 METRICS = ("metrics", "val_metrics", "eval_metrics")
 GENERATED_UP_TO = 100  # A longer list of listeners runs as a loop.
 FAILED: Final = object()
@@ -39,8 +40,7 @@ FAILED: Final = object()
 _NO_KEYWORDS: Mapping[str, Any] = {}
 
 INNER = [event.name for event in CATALOG.values() if event.inner]
-OUTER = [event.name for event in CATALOG.values() if not event.inner]
-LEADS_TO_NORM, LEADS_TO_LR, LEADS_TO_METRICS = {"grad_norm", "ctx"}, {"lr", "ctx"}, {"metrics"}
+LEADS_TO_NORM, LEADS_TO_LR = {"grad_norm", "ctx"}, {"lr", "ctx"}
 BETWEEN_UPDATE_AND_CLEAR = ("on_before_optimizer_step", "on_after_optimizer_step", "on_step_skipped")
 MAX_TABLES = 64  # Sets of due hooks whose callables are stored.
 
@@ -73,6 +73,10 @@ class BoundHook:
     cost: Cost
     recovering: bool = False  # It failed the last time, so that a success resets its strikes.
     built_in: bool = False
+
+    def with_call(self, call: Callable[..., Any]) -> BoundHook:
+        """Return the same hook with a function that is called instead of its listener's, such as a wrapper of it."""
+        return replace(self, listener=replace(self.listener, call=call))
 
 
 Compiler = Callable[[list[BoundHook], bool], Dispatch | None]
@@ -122,7 +126,8 @@ def invoke(
     began = perf_counter_ns() if timed else 0
     if grad is not None:
         caller_mode = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(caller_mode and grad)  # The context manager would cost 1.5 µs.
+        if caller_mode and not grad:
+            torch.set_grad_enabled(False)  # As a context manager it would take three times as long.
     try:
         if read is not None:
             positional, keywords = read(args)
@@ -137,37 +142,9 @@ def invoke(
         return returned
     finally:
         if grad is not None:
-            torch._C._set_grad_enabled(caller_mode)
+            torch.set_grad_enabled(caller_mode)
         if timed:
             hook.cost.add(perf_counter_ns() - began)
-
-
-def compile_event(
-    event: Event,
-    hooks: Sequence[BoundHook],
-    failures: FailureHandler,
-    argument_costs: ArgumentCosts,
-    timed: bool,
-) -> Dispatch | None:
-    """Make the callable of one event for the hooks that are due now.
-
-    Args:
-        event: The event.
-        hooks: Its listeners in order.
-        failures: Applies the hooks' failure policies.
-        argument_costs: Where the cost of computing each argument is added, by its name.
-        timed: Whether hooks and arguments are timed; outer events always are.
-
-    Returns:
-        A function of the event's arguments; None if there are no listeners.
-    """
-    if not hooks:
-        return None
-    if not event.inner or len(hooks) > GENERATED_UP_TO:
-        return _looped(event, tuple(hooks), failures, argument_costs, timed or not event.inner)
-    make = _factory(event_source(event, hooks, timed))
-    costs = {name: argument_costs[name] for name in needed_arguments(hooks)} if timed else {}
-    return make(event, tuple(hooks), [hook.listener.call for hook in hooks], failures, costs)
 
 
 def needed_arguments(hooks: Sequence[BoundHook]) -> list[str]:
@@ -183,7 +160,7 @@ def first_raised(raised: Exception | None, error: Exception | None) -> Exception
 
 
 def _looped(
-    event: Event, hooks: tuple[BoundHook, ...], failures: FailureHandler, argument_costs: ArgumentCosts, timed: bool
+    event: Event, hooks: Sequence[BoundHook], failures: FailureHandler, argument_costs: Mapping[str, Cost], timed: bool
 ) -> Dispatch:
     needed = needed_arguments(hooks)
 
@@ -207,19 +184,16 @@ def _looped(
                     raise
                 interrupted = error  # Every hook is called at the end of the run, whatever the others do.
             for name, copy in before.items():
-                if _differ(values[name], copy):
+                try:
+                    changed = values[name] != copy
+                except Exception:  # Tensors and arrays of several elements have no single truth value.
+                    changed = True
+                if changed:
                     before[name] = failures.restore_metrics(event, hook, args, name, copy)
         if interrupted is not None or raised is not None:
             raise interrupted or raised  # type: ignore[misc]
 
     return dispatch
-
-
-def _differ(metrics: dict[str, Any], before: dict[str, Any]) -> bool:
-    try:
-        return metrics != before
-    except Exception:  # Tensors and arrays of several elements have no single truth value.
-        return True
 
 
 # ---- generated dispatch ----------------------------------------------------------------------------------------------
@@ -245,6 +219,7 @@ def event_source(event: Event, hooks: Sequence[BoundHook], timed: bool = False) 
         lines += _timed([f"{name} = m.{name}"], f"cost_{name}.add", timed)
     metrics = [name for name in needed if name in METRICS]
     lines += [f"    before_{name} = dict({name})" for name in metrics]
+    # What must be raised is raised after the last hook: the others are called whatever one of them does.
     lines += ["    raised = None"]
     for index, hook in enumerate(hooks):
         lines += _call_lines(index, hook, metrics, timed)
@@ -273,7 +248,7 @@ def _call_lines(index: int, hook: BoundHook, metrics: Sequence[str], timed: bool
         lines += [
             "    try:",
             f"        changed = {name} != before_{name}",
-            "    except Exception:",  # Tensors and arrays of several elements have no single truth value.
+            "    except Exception:",
             "        changed = True",
             "    if changed:",
             f"        before_{name} = failures.restore_metrics(event, hook{index}, m, {name!r}, before_{name})",
@@ -304,8 +279,6 @@ class DispatchTable:
     ) -> None:
         self.slots = EventSlots()
         self.scheduler = Scheduler()
-        self.countdown = 0
-        """Micro-batches until a hook may become due or time is sampled."""
         self.listener_counts = dict.fromkeys(CATALOG, 0)
         """Listeners of each event, whether due and enabled or not."""
         self.argument_costs: defaultdict[str, Cost] = defaultdict(Cost)
@@ -314,42 +287,44 @@ class DispatchTable:
         self.norm_readers = self.lr_readers = self.metric_readers = 0
         self.gradient_writers = 0
         """User listeners between the update chain and zero_grad, which may clear or replace gradients."""
+        self.optional_arguments = 0
+        """Listeners that can do without some of their arguments."""
         self._listeners, self._failures, self._rng_guard, self._lock = listeners, failures, rng_guard, lock
-        self._tables: dict[tuple[frozenset[str], frozenset[str], bool], dict[str, Dispatch | None]] = {}
+        self._tables: dict[Decision, dict[str, Dispatch | None]] = {}
         self.compilers: dict[str, Compiler] = {}
         """The parts that make the callable of an event themselves, by event."""
         self._wrappers: list[Wrapper] = []
 
-    def count(self, event: str, wanted: Collection[str], built_in: bool, by: int) -> None:
-        """Count a listener that was added (1) or removed (-1), and what it may read or write."""
-        self.listener_counts[event] += by
-        at_step_end = event == "on_step_end"
-        self.norm_readers += by * (at_step_end and not LEADS_TO_NORM.isdisjoint(wanted))
-        self.lr_readers += by * (at_step_end and not LEADS_TO_LR.isdisjoint(wanted))
-        self.metric_readers += by * (not LEADS_TO_METRICS.isdisjoint(wanted))
-        self.gradient_writers += by * (not built_in and event in BETWEEN_UPDATE_AND_CLEAR)
+    def count(self, entry: Entry, by: int) -> None:
+        """Count the listeners of a hook that was added (1) or removed (-1), and what they may read or write."""
+        for event, listener in entry.listeners.items():
+            wanted, at_step_end = listener.wanted, event == "on_step_end"
+            self.listener_counts[event] += by
+            self.optional_arguments += by * bool(listener.optional)
+            self.norm_readers += by * (at_step_end and not LEADS_TO_NORM.isdisjoint(wanted))
+            self.lr_readers += by * (at_step_end and not LEADS_TO_LR.isdisjoint(wanted))
+            self.metric_readers += by * ("metrics" in wanted)
+            self.gradient_writers += by * (not entry.built_in and event in BETWEEN_UPDATE_AND_CLEAR)
 
     def reset(self) -> None:
         """Forget all callables, because the hooks have changed; each event makes its own when it next fires."""
         self._tables = {}
-        scheduler = self.scheduler
-        scheduler.wait, self.countdown = max(scheduler.wait - self.countdown, 0), 0  # Only what has passed counts.
-        self._install()
-        for name in OUTER:
-            has_listeners = self.listener_counts[name]
-            setattr(self.slots, name, partial(self._first_dispatch, None, name) if has_listeners else None)
-        # The slots of inner events with listeners were just filled: another thread may be firing them.
-        for name in INNER:
+        self.scheduler.evaluate_next(hooks_changed=True)
+        self.install()
+        # The slots of inner events with listeners were just filled, and stay so: another thread may be firing them.
+        for name, event in CATALOG.items():
             if not self.listener_counts[name]:
                 setattr(self.slots, name, None)
+            elif not event.inner:
+                setattr(self.slots, name, partial(self._first_dispatch, None, name))
 
-    def _install(self) -> None:
-        """Put the callables for the current decision into the slots of the inner events that have listeners."""
+    def install(self) -> None:
+        """Put the callables for the scheduler's decision into the slots of the inner events that have listeners."""
         key = self.scheduler.decision
         table = self._tables.get(key)
         if table is None:
             if len(self._tables) >= MAX_TABLES:
-                self._tables.clear()
+                self._tables.clear()  # With many schedules nearly every step has another set of due hooks.
             table = self._tables[key] = {}
             for name in filter(self.listener_counts.get, INNER):
                 table[name] = partial(self._first_dispatch, table, name)
@@ -358,26 +333,33 @@ class DispatchTable:
 
     def _first_dispatch(self, table: dict[str, Dispatch | None] | None, name: str, *values: Any) -> Any:
         """Occupy a slot until the event first fires, then make the real callable and call it."""
+        # Made as late as this, because registering a thousand hooks resets all slots a thousand times. Under the lock,
+        # so that no change comes between reading the listeners and filling the slot.
         with self._lock:
-            dispatch = self._compile(CATALOG[name])
-            if table is not None:
-                table[name] = dispatch
-            if table is None or self._tables.get(self.scheduler.decision) is table:
+            event, decision = CATALOG[name], self.scheduler.decision
+            hooks = self._rng_guard.wrap(event, self._listeners(event, decision.due_for(event)))
+            for wrap in self._wrappers:
+                hooks = wrap(event, hooks, decision.timed)
+            compiler = self.compilers.get(name)
+            dispatch = self.compile(event, hooks) if compiler is None else compiler(hooks, decision.timed)
+            dispatch = self._rng_guard.around(event, hooks, dispatch)
+            # A table of another decision, or from before a change, gets none of this: it was made for other hooks.
+            if table is None or self._tables.get(decision) is table:
                 setattr(self.slots, name, dispatch)
+                if table is not None:
+                    table[name] = dispatch
         return dispatch(*values) if dispatch else None
 
-    def _compile(self, event: Event) -> Dispatch | None:
-        timed = self.scheduler.timed
-        hooks = self._rng_guard.wrap(event, self._listeners(event, self.scheduler.due_for(event)))
-        for wrap in self._wrappers:
-            hooks = wrap(event, hooks, timed)
-        compiler = self.compilers.get(event.name)
-        dispatch = self.compile(event, hooks) if compiler is None else compiler(hooks, timed)
-        return self._rng_guard.around(event, hooks, dispatch)
-
     def compile(self, event: Event, hooks: Sequence[BoundHook]) -> Dispatch | None:
-        """Make the callable of one event for given listeners."""
-        return compile_event(event, hooks, self._failures, self.argument_costs, self.scheduler.timed)
+        """Make the callable of one event for given listeners, in order; None if there are none."""
+        if not hooks:
+            return None
+        timed = self.scheduler.decision.timed
+        if not event.inner or len(hooks) > GENERATED_UP_TO:
+            return _looped(event, hooks, self._failures, self.argument_costs, timed or not event.inner)
+        make = _factory(event_source(event, hooks, timed))
+        costs = {name: self.argument_costs[name] for name in needed_arguments(hooks)} if timed else {}
+        return make(event, hooks, [hook.listener.call for hook in hooks], self._failures, costs)
 
     def compile_with(self, event: str, compiler: Compiler) -> None:
         """Let another part make the callable of one event, as the update chain and the forward hooks do."""
@@ -388,14 +370,3 @@ class DispatchTable:
         """Let another part wrap the listeners of events before they are compiled."""
         self._wrappers.append(wrapper)
         self.reset()
-
-    def decide_due_hooks(self, clock: Clock, scheduled: Sequence[tuple[str, Schedule]], sample: bool) -> None:
-        """Evaluate the schedules and install the callables for the hooks that are due; `Scheduler.decide` has Args."""
-        before = self.scheduler.decision
-        self.countdown = self.scheduler.decide(clock, scheduled, sample)
-        if self.scheduler.decision != before:
-            self._install()
-
-    def scale(self, hook: str) -> float:
-        """Return how many micro-batches each timed one of a hook stands for."""
-        return self.scheduler.scale(hook, max(self.scheduler.wait - self.countdown, 0))

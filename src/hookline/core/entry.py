@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -177,11 +177,6 @@ def read_hook(hook: Any, event: str | None, parameters: Mapping[str, Any]) -> tu
     return made, listeners
 
 
-def as_names(value: str | Iterable[str]) -> tuple[str, ...]:
-    """Return one name or several as a tuple."""
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
 def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a hook's parameters for the record: its constructor's, as the instance holds them."""
     try:
@@ -207,26 +202,13 @@ def default_name(hook: Any) -> str:
 def find_listeners(hook: Any) -> dict[str, Listener]:
     """Return a hook's listeners by the canonical names of their events.
 
+    Down an inheritance chain the most derived spelling of an event wins; two in one class are rejected.
+
     Raises:
         RegistrationError: If a method only looks like an event, or names arguments that its event lacks.
     """
     owner = type(hook).__name__
-    listeners = {}
-    for event, spelling in _event_methods(hook, owner):
-        listeners[event.name] = read_signature(getattr(hook, spelling), event, spelling, owner)
-    for name in getattr(hook, "always_hears", ()):
-        if name not in listeners:
-            raise RegistrationError(
-                f"{owner}.always_hears: it does not listen to {name!r}; {nearest(name, listeners, 40)}"
-            )
-    return listeners
-
-
-def _event_methods(hook: Any, owner: str) -> Iterator[tuple[Event, str]]:
-    """Yield the events a hook implements with their spellings.
-
-    Down an inheritance chain the most derived spelling of an event wins; two in one class are rejected.
-    """
+    listeners: dict[str, Listener] = {}
     taken: set[str] = set()
     for namespace in (getattr(hook, "__dict__", {}), *(vars(cls) for cls in type(hook).__mro__ if cls is not Events)):
         here: dict[str, str] = {}
@@ -245,8 +227,14 @@ def _event_methods(hook: Any, owner: str) -> Iterator[tuple[Event, str]]:
                 )
             here[event.name] = name
             if event.name not in taken and _is_event_method(getattr(hook, name)):
-                yield event, name
+                listeners[event.name] = read_signature(getattr(hook, name), event, name, owner)
         taken |= set(here)
+    for name in getattr(hook, "always_hears", ()):
+        if name not in listeners:
+            raise RegistrationError(
+                f"{owner}.always_hears: it does not listen to {name!r}; {nearest(name, listeners, 40)}"
+            )
+    return listeners
 
 
 def _is_event_method(value: Any) -> bool:

@@ -60,7 +60,7 @@ def check_policy(value: str, path: str = "on_error") -> Policy:
     """Return a failure policy by name.
 
     Raises:
-        ConfigError: If there is no such policy; the message lists the choices.
+        ConfigError: If no policy has this name; the message lists the choices.
     """
     for policy in POLICIES:
         if value == policy:
@@ -137,11 +137,12 @@ class FailureHandler:
             return None
         where = f"raised by hook {hook.hook!r} in {event.name}, step {step}"
         where += f", rank {self.rank}" if self.rank else ""
-        if where not in getattr(error, "__notes__", ()):
+        if where not in getattr(error, "__notes__", ()):  # A hook may raise the same exception object again.
             error.add_note(where)
         incident = Incident("failed", hook.hook, event.name, step, f"failed: {type(error).__name__}: {error}", error)
         entry = self._entries.get(hook.hook)  # None if it was removed while it was running.
         policy = "raise" if self.debug else "warn" if entry is None else entry.policy
+        # At the end of a run nothing is raised: it would hide why the run ends, and keep other hooks from closing.
         must_raise = (policy == "raise" or getattr(error, "always_raise", False)) and not event.closing
         strikes = 0 if entry is None else entry.failures.add(event.name)
         if entry is None or must_raise:
@@ -150,19 +151,15 @@ class FailureHandler:
         if event.closing and (original := argument_if_any(args, "exception", None)) not in (None, error):
             original.add_note(f"hook {hook.hook!r} then failed in {event.name}: {error!r}")
         self.report(incident, entry.failures.total == 1)
-        if entry.policy == "disable" or strikes >= STRIKES:
-            self._strike_out(entry, event, step, strikes)
-        elif strikes == 1:
-            self._changed()  # From now on a success must be noticed, because it resets the strikes.
+        if entry.policy != "disable" and strikes < STRIKES:
+            if strikes == 1:
+                self._changed()  # From now on a success must be noticed, because it resets the strikes.
+        elif self._entries.get(entry.name) is entry:  # Unless another thread has removed it in the meantime.
+            with suppress(HooklineError):  # Another thread may remove it now.
+                self._disable(entry.name)
+            message = f"switched off after {strikes} failure{'s' if strikes > 1 else ''} in a row"
+            self.report(Incident("disabled", entry.name, event.name, step, message), True)
         return None
-
-    def _strike_out(self, entry: Entry, event: Event, step: int, strikes: int) -> None:
-        if self._entries.get(entry.name) is not entry:
-            return  # Another thread has removed it in the meantime.
-        with suppress(HooklineError):  # Another thread may remove it now.
-            self._disable(entry.name)
-        message = f"switched off after {strikes} failure{'s' if strikes > 1 else ''} in a row"
-        self.report(Incident("disabled", entry.name, event.name, step, message), True)
 
     def reset_strikes(self, event: Event, hook: BoundHook) -> None:
         """Forget a hook's failures in a row at an event, because it succeeded."""

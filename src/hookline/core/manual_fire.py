@@ -1,19 +1,18 @@
-"""Fire events from a user's own loop: ``registry.on_epoch_end(epoch, state)``."""
+"""The values and the clock of events that a user's own loop fires: ``registry.on_epoch_end(epoch, state)``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from time import monotonic
+from typing import Any
 
+from hookline.core.base import StepContext
 from hookline.core.catalog import ARGUMENT_ALIASES, Event
-from hookline.core.dispatch import Dispatch, needed_arguments
-from hookline.core.due_hooks import ManualClock
+from hookline.core.dispatch import BoundHook
+from hookline.core.schedule import Reading
 from hookline.errors import MissingArgument, nearest
-
-if TYPE_CHECKING:
-    from hookline.core.registry import HookRegistry
 
 STATE_KEYS = {
     "model": "model",
@@ -24,25 +23,23 @@ STATE_KEYS = {
     "loss": "latest_loss",
 }
 """Arguments that are read from `state` if it is passed."""
-CTX_FIELDS = ("step", "loss", "grad_norm", "lr", "tokens_seen", "model", "optimizer")
 
 
 class ManualArgs:
     """The arguments of a manually fired event; naming one that the call did not pass is the caller's error."""
 
-    def __init__(self, event: Event, values: Mapping[str, Any], hooks_naming: Callable[[str], list[str]]) -> None:
-        known = {name: value for name, value in values.items() if name in event.attributes}
-        self.__dict__.update({event.attributes[name]: value for name, value in known.items()})
+    def __init__(self, event: Event, values: Mapping[str, Any], listeners: Callable[[], Sequence[BoundHook]]) -> None:
+        # A `ctx` or a `state` may contain more than the event has.
+        self.__dict__.update({event.attributes[name]: values[name] for name in event.attributes if name in values})
         for sources in event.respelled.values():
             self.__dict__.update({sources[name]: values[name] for name in sources if name in values})
-        self._event = event
-        self._hooks_naming = hooks_naming
+        self._event, self._listeners = event, listeners
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         named = next((key for key, source in self._event.attributes.items() if source == name), name)
-        hooks = ", ".join(repr(hook) for hook in self._hooks_naming(name)) or "a hook"
+        hooks = ", ".join(repr(hook.hook) for hook in self._listeners() if name in hook.listener.wanted) or "a hook"
         raise MissingArgument(
             f"{self._event.name}: {hooks} names {named!r}, which the call did not pass; pass {named}=… when you fire it"
         )
@@ -78,53 +75,36 @@ def name_values(event: Event, order: tuple[str, ...], args: tuple[Any, ...], val
     if isinstance(state, Mapping):
         contained.update({name: state[key] for name, key in STATE_KEYS.items() if key in state})
     if ctx is not None:
-        contained.update({name: getattr(ctx, name) for name in CTX_FIELDS if hasattr(ctx, name)})
+        # A user's own loop may pass any object that has some of the fields.
+        contained.update({one.name: getattr(ctx, one.name) for one in fields(StepContext) if hasattr(ctx, one.name)})
     if "loss" in named and "metrics" not in named:
         contained["metrics"] = {"loss": named["loss"]}
     return {**contained, **named}
 
 
-class ManualFiring:
-    """Fires events of a registry with values that a user's own loop passes; schedules count by those values."""
+class ManualClock:
+    """Reads from the arguments of manually fired events where the loop is; what an event omits stays as it was."""
 
-    def __init__(self, registry: HookRegistry) -> None:
-        self._registry, self._table = registry, registry.dispatch_table
-        self._clock = ManualClock()
-        self._reduced: dict[tuple[str, frozenset[str], frozenset[str], bool], Dispatch | None] = {}
+    def __init__(self) -> None:
+        self._batches_of: Counter[str] = Counter()  # By loader.
+        self.now = Reading(by_loader=self._batches_of)
+        self._started = monotonic()
+        self._position: tuple[int, int, int, str] | None = None  # At the last inner event.
 
-    def reset(self) -> None:
-        """Forget all callables, because the hooks have changed."""
-        self._reduced = {}
-
-    def fire(self, event: Event, order: tuple[str, ...], args: tuple[Any, ...], values: dict[str, Any]) -> None:
-        """Fire one event with what the caller passed; `name_values` has the Args."""
-        registry = self._registry
-        named = name_values(event, order, args, values)
-        self._clock.read(named)
-        if event.inner and self._clock.advanced():
-            # Steps of a user's loop need not be consecutive, so that schedules cannot be counted down.
-            (registry.decide_due_hooks if registry.has_schedules else registry.begin_batch)(self._clock.now)
-        dispatch = getattr(registry.slots, event.name)
-        if not dispatch:
-            return
-        event_args = ManualArgs(event, named, partial(self._hooks_naming, event))
-        if registry.has_optional_arguments and event.name not in self._table.compilers:
-            dispatch = self._without_missing(event, frozenset(vars(event_args)))
-        if dispatch:
-            dispatch(event_args)
-
-    def _without_missing(self, event: Event, passed: frozenset[str]) -> Dispatch | None:
-        """Return the callable for a call that passed only these values: hooks keep their defaults for the rest."""
-        scheduler = self._table.scheduler
-        due = scheduler.due_for(event)
-        key = (event.name, passed, due, scheduler.timed)
-        if key not in self._reduced:
-            hooks = self._registry.listeners(event, due)
-            missing = set(needed_arguments(hooks)) - passed
-            reduced = [replace(hook, listener=hook.listener.without(missing)) for hook in hooks]
-            self._reduced[key] = self._table.compile(event, reduced)
-        return self._reduced[key]
-
-    def _hooks_naming(self, event: Event, attribute: str) -> list[str]:
-        hooks = self._registry.listeners(event, self._table.scheduler.due_for(event))
-        return [hook.hook for hook in hooks if attribute in hook.listener.wanted]
+    def read(self, event: Event, values: Mapping[str, Any]) -> bool:
+        """Read where the loop is; return True if an inner event is the first of a new micro-batch."""
+        given = {name: value for name, value in values.items() if isinstance(value, int)}
+        now, batch = self.now, given["batch_idx"] + 1 if "batch_idx" in given else None
+        now.steps = given.get("step", now.steps if batch is None else batch)
+        now.batches = now.steps if batch is None else batch
+        now.epochs = given["epoch"] + 1 if "epoch" in given else max(now.epochs, 1)
+        now.tokens = given.get("tokens_seen", now.tokens)
+        now.seconds = monotonic() - self._started
+        now.loader = str(values.get("dataloader_name", now.loader))
+        position = now.steps, now.batches, now.epochs, now.loader
+        if not event.inner or position == self._position:
+            return False
+        self._position = position
+        if now.loader:
+            self._batches_of[now.loader] += 1
+        return True

@@ -9,24 +9,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from hookline.errors import RegistrationError
 
 if TYPE_CHECKING:
     from hookline.core.catalog import Event
     from hookline.core.entry import Entry
-
-
-class Orderable(Protocol):
-    """What ordering needs to know about a hook."""
-
-    name: str
-    number: int
-    built_in: bool
-    last: bool
-    before: tuple[str, ...]
-    after: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -49,7 +38,7 @@ class Constraint:
         return " and ".join([f"before {name!r}" for name in self.before] + [f"after {name!r}" for name in self.after])
 
 
-def in_order(hooks: Iterable[Orderable], tiers: bool, strict: bool = False) -> list[Position]:
+def in_order(hooks: Iterable[Entry], tiers: bool, strict: bool = False) -> list[Position]:
     """Resolve the order of hooks.
 
     Args:
@@ -67,26 +56,27 @@ def in_order(hooks: Iterable[Orderable], tiers: bool, strict: bool = False) -> l
     known = {hook.name: hook for hook in hooks}
     base = sorted(known.values(), key=lambda hook: (hook.last, tiers and hook.built_in, hook.number))
     positions = [Position(hook.name, _reason(hook, tiers, known)) for hook in base]
-    constraints = _targets_first([found for hook in base if (found := _constraint(hook, known)) is not None])
+    constraints = []
+    for hook in base:
+        before, after = ([one for one in targets if one in known] for targets in (hook.before, hook.after))
+        if before or after:
+            constraints.append(Constraint(hook.name, before, after))
+    if not constraints:
+        return positions
+    constraints = _targets_first(constraints)
     # One round is enough unless hooks refer to each other; each further one satisfies at least one more of them.
     for _ in constraints:
-        before = [position.name for position in positions]
+        names = [position.name for position in positions]
         for constraint in constraints:
             positions = _moved(positions, constraint)
-        if [position.name for position in positions] == before:
+        if [position.name for position in positions] == names:
             break
     if strict:
         _reject_unsatisfied(positions, constraints)
     return positions
 
 
-def _constraint(hook: Orderable, known: Container[str]) -> Constraint | None:
-    before = [target for target in hook.before if target in known]
-    after = [target for target in hook.after if target in known]
-    return Constraint(hook.name, before, after) if before or after else None
-
-
-def _reason(hook: Orderable, tiers: bool, known: Container[str]) -> str:
+def _reason(hook: Entry, tiers: bool, known: Container[str]) -> str:
     kind = ("built-in" if hook.built_in else "user hook") + (", after users' hooks" if tiers and hook.built_in else "")
     at_end = ", kept at the end" if hook.last else ""
     absent = [repr(target) for target in (*hook.before, *hook.after) if target not in known]
@@ -95,26 +85,22 @@ def _reason(hook: Orderable, tiers: bool, known: Container[str]) -> str:
 
 
 def _targets_first(constraints: Sequence[Constraint]) -> list[Constraint]:
-    """Sort constraints so that hooks others refer to are placed before those that refer to them."""
-    _reject_cycles(constraints)
-    by_name = {constraint.name: constraint for constraint in constraints}
-    graph = {constraint.name: [*constraint.before, *constraint.after] for constraint in constraints}
-    try:
-        return [by_name[name] for name in TopologicalSorter(graph).static_order() if name in by_name]
-    except CycleError:  # Hooks may refer to each other without contradiction: a before b, b after a.
-        return list(constraints)
-
-
-def _reject_cycles(constraints: Sequence[Constraint]) -> None:
-    later: dict[str, set[str]] = {constraint.name: set(constraint.after) for constraint in constraints}
+    """Sort constraints so that hooks others refer to are placed before those that refer to them; reject cycles."""
+    earlier: dict[str, set[str]] = {constraint.name: set(constraint.after) for constraint in constraints}
     for constraint in constraints:
         for target in constraint.before:
-            later.setdefault(target, set()).add(constraint.name)
+            earlier.setdefault(target, set()).add(constraint.name)
     try:
-        TopologicalSorter(later).prepare()
+        TopologicalSorter(earlier).prepare()
     except CycleError as error:
         cycle = " → ".join(repr(name) for name in error.args[1])
         raise RegistrationError(f"before/after go round in a circle: {cycle}; drop one of them") from None
+    by_name = {constraint.name: constraint for constraint in constraints}
+    references = {constraint.name: [*constraint.before, *constraint.after] for constraint in constraints}
+    try:
+        return [by_name[name] for name in TopologicalSorter(references).static_order() if name in by_name]
+    except CycleError:  # Hooks may refer to each other without contradiction: a before b, b after a.
+        return list(constraints)
 
 
 def _moved(positions: list[Position], constraint: Constraint) -> list[Position]:

@@ -7,6 +7,7 @@ decorator, or an entry point of an installed package. A config file can name not
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
@@ -21,10 +22,8 @@ class PluginTable:
 
     def __init__(self, noun: str, plural: str, built_in: str = "") -> None:
         self.noun, self.plural = noun, plural  # Entry points are in the group "hookline.<plural>".
-        self._reference = built_in  # "module:attribute" of the table of built-ins, loaded on first use.
-        self._table: dict[str, str] | None = None
+        self._reference = built_in  # "module:attribute" of the table of built-ins.
         self._added: dict[str, Any] = {}
-        self._plugins: dict[str, Any] | None = None
 
     def add(self, name: str) -> Callable[[Factory], Factory]:
         """Return a decorator that registers a class or function under a name that configs may use."""
@@ -47,12 +46,9 @@ class PluginTable:
             return load_reference(self.built_in[name])
         if name in self._added:
             return self._added[name]
-        if name in self.plugins:
-            return self._load_plugin(name)
-        raise HooklineError(f"there is no {self.noun} named {name!r}; {nearest(name, self.names(), 40)}")
-
-    def _load_plugin(self, name: str) -> Any:
-        point = self.plugins[name]
+        point = self.plugins.get(name)
+        if point is None:
+            raise HooklineError(f"there is no {self.noun} named {name!r}; {nearest(name, self.names(), 40)}")
         try:
             return point.load()
         except Exception as error:
@@ -70,19 +66,15 @@ class PluginTable:
         """Return 'built-in', 'registered' or 'entry point'. Built-ins cannot be shadowed."""
         return "built-in" if name in self.built_in else "registered" if name in self._added else "entry point"
 
-    @property
+    @cached_property
     def built_in(self) -> Mapping[str, str]:
         """The references of the built-ins."""
-        if self._table is None:
-            self._table = dict(load_reference(self._reference)) if self._reference else {}
-        return self._table
+        return dict(load_reference(self._reference)) if self._reference else {}
 
-    @property
+    @cached_property
     def plugins(self) -> Mapping[str, Any]:
         """The entry points of installed packages."""
-        if self._plugins is None:
-            self._plugins = {point.name: point for point in entry_points(group=f"hookline.{self.plural}")}
-        return self._plugins
+        return {point.name: point for point in entry_points(group=f"hookline.{self.plural}")}
 
 
 def load_reference(reference: str) -> Any:

@@ -9,16 +9,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
-from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
+from hookline.core.catalog import SPELLINGS, Event, Events, find_event
 from hookline.core.costs import DeviceTimer, cost_table
-from hookline.core.dispatch import BoundHook, DispatchTable, event_source
-from hookline.core.entry import Entry, HookList, as_names, default_name, hook_parameters, read_hook
+from hookline.core.dispatch import BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
+from hookline.core.due_hooks import Decision
+from hookline.core.entry import Entry, HookList, default_name, hook_parameters, read_hook
 from hookline.core.failures import FailureHandler, Incident, check_policy
-from hookline.core.manual_fire import ManualFiring
+from hookline.core.manual_fire import ManualArgs, ManualClock, name_values
 from hookline.core.order import Position, explanation, in_order
 from hookline.core.plugins import load_reference
 from hookline.core.rng_guard import RngGuard
@@ -71,28 +73,24 @@ class HookRegistry(Events):
 
     def __init__(self, config: Any = None, *, allow: Iterable[str] = (), from_file: bool = False) -> None:
         self.hooks: tuple[Any, ...] = ()
-        self.has_schedules = 0
-        """How many hooks are not always due."""
-        self.has_optional_arguments = 0
-        """How many listeners can do without some of their arguments."""
         self.audits_every_call = False
         """Whether writes to parameters are looked for at every call of a hook, not only on timed batches."""
         self._entries: dict[str, Entry] = {}
         self._order: dict[str, list[Position]] = {}  # By kind; resolved on first use, forgotten at every change.
-        # The schedules to evaluate, and whether a hook that is always due has an inner event to be timed at.
-        self._plan: tuple[list[tuple[str, Schedule]], bool] | None = None
         self._registered = 0
-        self._constrained = 0  # Hooks with before/after.
         self._checks: list[Callable[[Entry], Any]] = []
         self._change_subscribers: list[Callable[[], Any]] = []
+        # Held while the set of hooks or the decision about due hooks changes, and while a callable is made; never while
+        # an event calls its hooks. It is reentrant, because every change takes it again in `_changed`.
         self._lock = threading.RLock()
         self.failures = FailureHandler(self._entries, self._changed, self.disable)
         self.rng_guard = RngGuard(self.failures.report, self._changed)
         self.dispatch_table = DispatchTable(self.listeners, self.failures, self.rng_guard, self._lock)
-        self.slots = self.dispatch_table.slots
+        self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
         self.device_timer = DeviceTimer()
         self.dispatch_table.add_wrapper(self.device_timer.wrap)
-        self._manual = ManualFiring(self)
+        self._manual_clock = ManualClock()
+        self._manual_dispatch: dict[tuple[str, frozenset[str], Decision], Dispatch | None] = {}
         if config is not None:
             self.load(config, allow=allow, from_file=from_file)
 
@@ -142,14 +140,13 @@ class HookRegistry(Events):
         Raises:
             RegistrationError: If the hook, its name or its order is not valid.
         """
-        schedule = Schedule.parse(
-            every, at, start, stop, name or (str(getattr(hook, "__name__", "function")) if event else "")
-        )
+        name = name or (str(getattr(hook, "__name__", "function")) if event else "")
+        schedule = Schedule.parse(every, at, start, stop, name)
         made, listeners = read_hook(hook, event, parameters)
         own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
         built_in = bool(own.get("built_in", False))
         entry = Entry(
-            name=name or (str(getattr(made, "__name__", "function")) if event else default_name(made)),
+            name=name or default_name(made),
             hook=made,
             number=0,
             listeners=listeners,
@@ -158,8 +155,8 @@ class HookRegistry(Events):
             schedule=schedule if schedule != Schedule() else getattr(made, "schedule", None) or schedule,
             enabled=enabled,
             last=last or bool(own.get("runs_last", False)),
-            before=as_names(before),
-            after=as_names(after),
+            before=(before,) if isinstance(before, str) else tuple(before),
+            after=(after,) if isinstance(after, str) else tuple(after),
             ranks=None if ranks is None else frozenset((ranks,) if isinstance(ranks, int) else ranks),
             origin="built-in" if built_in and origin == "code" else origin,
             parameters={} if event else hook_parameters(made, parameters),
@@ -173,7 +170,7 @@ class HookRegistry(Events):
             self._check_name(entry)
             self._registered += 1
             entry.number = self._registered
-            if self._constrained or entry.before or entry.after:
+            if any(one.before or one.after for one in (entry, *self._entries.values())):
                 # Reject before/after that cannot be satisfied, before anything has changed.
                 for kind in entry.kinds:
                     in_order([*self.entries(kind), entry], tiers=kind == "lifecycle", strict=True)
@@ -186,7 +183,7 @@ class HookRegistry(Events):
                 self._close(entry)
                 self._check_name(entry)
             self._entries[entry.name] = entry
-            self._count(entry, 1)
+            self.dispatch_table.count(entry, 1)
             self._changed()
         return Handle(entry.name, partial(self._remove_entry, entry))
 
@@ -196,14 +193,6 @@ class HookRegistry(Events):
                 f"a hook named {entry.name!r} is registered already; "
                 "give this one another name (name=…, or `as:` in a config)"
             )
-
-    def _count(self, entry: Entry, by: int) -> None:
-        """Count listeners, so that a change costs the same for ten hooks as for a thousand."""
-        self._constrained += by * bool(entry.before or entry.after)
-        self.has_schedules += by * (not entry.schedule.always)
-        for name, listener in entry.listeners.items():
-            self.dispatch_table.count(name, listener.wanted, entry.built_in, by)
-            self.has_optional_arguments += by * bool(listener.optional)
 
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a decorator that registers a function as a hook of one event.
@@ -288,7 +277,7 @@ class HookRegistry(Events):
         """Return what is stored about one hook.
 
         Raises:
-            HooklineError: If there is no such hook; the message has the nearest name.
+            HooklineError: If no hook has this name; the message has the nearest one.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -308,8 +297,8 @@ class HookRegistry(Events):
             if self._entries.get(entry.name) is not entry:
                 return
             del self._entries[entry.name]
-            self.dispatch_table.scheduler.forget(entry.name)
-            self._count(entry, -1)
+            self.scheduler.forget(entry.name)
+            self.dispatch_table.count(entry, -1)
             self._changed()
         self._close(entry)
 
@@ -320,7 +309,7 @@ class HookRegistry(Events):
             entry.closed = False
             entry.set_up(self)
         if any("forward" in entry.kinds for entry in closed):
-            self._changed()
+            self._changed()  # Forward hooks that were closed are called again.
 
     def close(self) -> None:
         """Close every hook, once for each time it was set up."""
@@ -379,9 +368,9 @@ class HookRegistry(Events):
         """Make everything again that depends on the set of hooks."""
         with self._lock:
             self.hooks = tuple(entry.hook for entry in self._entries.values())
-            self._order, self._plan = {}, None
-            self._manual.reset()
+            self._order, self._manual_dispatch = {}, {}
             self.dispatch_table.reset()
+            # Last, because subscribers read the new order; over a copy, because one may end its subscription.
             for subscriber in list(self._change_subscribers):
                 subscriber()
 
@@ -414,6 +403,8 @@ class HookRegistry(Events):
 
     def calling_hook(self) -> str | None:
         """Return the hook that the current call came from, found on the stack: the record says who changed the run."""
+        # Walking the stack takes microseconds, but a run's control is rarely used; marking every call of every hook
+        # instead would cost each of them.
         owners = {id(entry.hook): entry.name for entry in self.entries()}
         codes = {getattr(entry.hook, "__code__", None): entry.name for entry in self.entries()}
         frame = sys._getframe(1)
@@ -426,38 +417,58 @@ class HookRegistry(Events):
 
     def begin_batch(self, clock: Clock) -> None:
         """Begin another micro-batch; costs a decrement unless a schedule must be evaluated or time is sampled."""
-        if self.dispatch_table.countdown > 0:
-            self.dispatch_table.countdown -= 1
+        if self.scheduler.countdown > 0:
+            self.scheduler.countdown -= 1
         else:
             self.decide_due_hooks(clock)
 
     def decide_due_hooks(self, clock: Clock) -> None:
         """Decide which scheduled hooks are called at the events of this micro-batch."""
         with self._lock:  # A change in another thread would otherwise be lost.
-            if self._plan is None:
-                enabled = [entry for entry in self._entries.values() if entry.enabled]
-                scheduled = [(entry.name, entry.schedule) for entry in enabled if not entry.schedule.always]
-                always = [entry for entry in enabled if entry.schedule.always]
-                self._plan = scheduled, any(CATALOG[event].inner for entry in always for event in entry.listeners)
-            self.dispatch_table.decide_due_hooks(clock, *self._plan)
+            before = self.scheduler.decision
+            self.scheduler.decide(clock, self._entries.values())
+            if self.scheduler.decision != before:
+                self.dispatch_table.install()
 
     def replan(self, restored: Clock | None = None) -> None:
         """Evaluate every schedule at the next micro-batch: an epoch began, or counters were `restored`."""
-        if restored is not None:
-            self.dispatch_table.scheduler.resume(restored)
-        self.dispatch_table.scheduler.forget_step()
-        self.dispatch_table.countdown = 0
+        self.scheduler.replan(restored)
 
     def due_now(self, name: str) -> bool:
         """Return whether a hook is due at this micro-batch."""
-        return self.entry(name).schedule.always or name in self.dispatch_table.scheduler.due
+        return self.entry(name).schedule.always or name in self.scheduler.decision.due
+
+    def _fire(self, event: Event, order: tuple[str, ...], args: tuple[Any, ...], values: dict[str, Any]) -> None:
+        """Fire an event from a user's own loop; `name_values` has the Args."""
+        named = name_values(event, order, args, values)
+        if self._manual_clock.read(event, named):
+            # Steps of a user's loop need not be consecutive, so that schedules cannot be counted down.
+            (self.decide_due_hooks if self.scheduler.groups else self.begin_batch)(self._manual_clock.now)
+        dispatch = getattr(self.slots, event.name)
+        if not dispatch:
+            return
+        event_args = ManualArgs(event, named, partial(self.listeners, event, self.scheduler.decision.due_for(event)))
+        if self.dispatch_table.optional_arguments and event.name not in self.dispatch_table.compilers:
+            dispatch = self._dispatch_without_missing(event, frozenset(vars(event_args)))
+        if dispatch:
+            dispatch(event_args)
+
+    def _dispatch_without_missing(self, event: Event, passed: frozenset[str]) -> Dispatch | None:
+        """Return the callable for a call that passed only these values: hooks keep their defaults for the rest."""
+        decision = self.scheduler.decision
+        key = event.name, passed, decision
+        if key not in self._manual_dispatch:
+            hooks = self.listeners(event, decision.due_for(event))
+            missing = set(needed_arguments(hooks)) - passed
+            reduced = [replace(hook, listener=hook.listener.without(missing)) for hook in hooks]
+            self._manual_dispatch[key] = self.dispatch_table.compile(event, reduced)
+        return self._manual_dispatch[key]
 
     # ---- costs -------------------------------------------------------------------------------------------------
 
     def inner_seconds(self) -> dict[str, float]:
         """Return the host time of every hook inside steps, scaled up from its samples."""
-        scale = self.dispatch_table.scale
-        return {entry.name: entry.inner_cost.ns / 1e9 * scale(entry.name) for entry in self.entries()}
+        return {entry.name: entry.inner_cost.ns / 1e9 * self.scheduler.scale(entry.name) for entry in self.entries()}
 
     def costs(self) -> list[dict[str, Any]]:
         """Return the time by hook and by argument, most expensive first; inner events are scaled up from samples.
@@ -465,7 +476,7 @@ class HookRegistry(Events):
         The time on an accelerator is included, for which this waits.
         """
         self.device_timer.collect(wait=True)
-        return cost_table(self.entries(), self.dispatch_table.argument_costs, self.dispatch_table.scale)
+        return cost_table(self.entries(), self.dispatch_table.argument_costs, self.scheduler.scale)
 
 
 def _event_method(spelling: str) -> Callable[..., None]:
@@ -474,7 +485,7 @@ def _event_method(spelling: str) -> Callable[..., None]:
 
     def fire(self: HookRegistry, *args: Any, **values: Any) -> None:
         if self.hooks:
-            self._manual.fire(event, self._orders.get(spelling, event.order), args, values)
+            self._fire(event, self._orders.get(spelling, event.order), args, values)
 
     fire.__name__, fire.__doc__ = spelling, event.doc
     return fire

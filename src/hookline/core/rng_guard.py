@@ -15,7 +15,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,14 +60,12 @@ class Library:
     """Return functions that count draws, instead of addresses."""
 
 
-@cache
-def _torch_seed_offset() -> int:
-    body = ctypes.string_at(_torch_body(torch.Generator().manual_seed(TRIAL_SEED)), 256)
-    return body.index(struct.pack("<Q", TRIAL_SEED))
-
-
-def _torch_body(generator: torch.Generator) -> int:
-    return int(ctypes.c_uint64.from_address(id(generator) + OBJECT_HEADER).value)
+def _torch_addresses(generator: torch.Generator) -> list[int]:
+    """Return where the position lies: in the C++ object, behind the seed, which is found with a trial generator."""
+    trial = torch.Generator().manual_seed(TRIAL_SEED)
+    body, trial_body = (ctypes.c_uint64.from_address(id(one) + OBJECT_HEADER).value for one in (generator, trial))
+    offset = ctypes.string_at(trial_body, 256).index(struct.pack("<Q", TRIAL_SEED))
+    return [body + offset + 16]  # Seed (8 bytes), left (4), seeded (4), then position (4) and state.
 
 
 def _torch_holds_spare(state: torch.Tensor) -> bool:
@@ -84,47 +82,32 @@ def as_tuples(value: Any) -> Any:
     return tuple(as_tuples(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 
-def _numpy_random() -> Any:
-    return sys.modules["numpy"].random
-
-
 TORCH = Library(
     make=lambda seed: torch.Generator().manual_seed(seed),
-    get=lambda generator: generator.get_state(),
-    put=lambda generator, state: generator.set_state(state),
+    get=torch.Generator.get_state,
+    put=torch.Generator.set_state,
     holds_spare=_torch_holds_spare,
     draw=lambda generator: torch.rand(1, generator=generator),
-    # Seed (8 bytes), left (4), seeded (4), then position (4) and state.
-    addresses=lambda generator: [_torch_body(generator) + _torch_seed_offset() + 16],
+    addresses=_torch_addresses,
 )
 PYTHON = Library(
     make=random.Random,
-    get=lambda generator: generator.getstate(),
+    get=random.Random.getstate,
     put=lambda generator, state: generator.setstate(as_tuples(state)),
     holds_spare=lambda state: state[2] is not None,
-    draw=lambda generator: generator.random(),
+    draw=random.Random.random,
     # Position (4 bytes), then state. Its first word is the same for every seed: hence the two words after it.
     addresses=lambda generator: [id(generator) + OBJECT_HEADER, id(generator) + OBJECT_HEADER + 8],
 )
 NUMPY = Library(
-    make=lambda seed: _numpy_random().RandomState(seed % 2**32),
+    make=lambda seed: sys.modules["numpy.random"].RandomState(seed % 2**32),
     get=lambda generator: generator.get_state(),
-    put=lambda generator, state: generator.set_state(tuple(state)),
+    put=lambda generator, state: generator.set_state(state),
     holds_spare=lambda state: bool(state[3]),
     draw=lambda generator: generator.random_sample(),
     # State, then position (4 bytes).
     addresses=lambda generator: [int(generator._bit_generator.ctypes.state_address) + MERSENNE_BYTES - 4],
 )
-
-
-def _device_library(index: int) -> Library:
-    """Return the functions of an accelerator's generators, which count their draws and hold no spare normals."""
-    return replace(
-        TORCH,
-        make=lambda seed: torch.Generator(f"cuda:{index}").manual_seed(seed),
-        holds_spare=lambda state: False,
-        counters=lambda generator: [generator.initial_seed, generator.get_offset],
-    )
 
 
 def _words(addresses: Iterable[int]) -> list[memoryview]:
@@ -177,6 +160,18 @@ class Stream:
         else:
             self.words, self.read = [lambda: _comparable(self.get())], "()"
 
+    @classmethod
+    def of_device(cls, index: int) -> Stream:
+        """Return the stream of an accelerator, whose generator counts its draws and holds no spare normals."""
+        generator = _device.generator(index)
+        library = replace(
+            TORCH,
+            make=lambda seed: torch.Generator(generator.device).manual_seed(seed),
+            holds_spare=lambda state: False,
+            counters=lambda generator: [generator.initial_seed, generator.get_offset],
+        )
+        return cls(str(generator.device), library, generator)
+
     def get(self) -> Any:
         """Return the generator's state, as its library gives it."""
         return self.library.get(self._generator)
@@ -199,13 +194,11 @@ class TrainingStreams:
     """Every stream that training may draw from: torch, Python, NumPy once it is imported, and the devices'."""
 
     def __init__(self, device_indices: Iterable[int] = ()) -> None:
-        host = [("torch", TORCH, torch.default_generator), ("python", PYTHON, random._inst)]
+        self.streams = [Stream("torch", TORCH, torch.default_generator), Stream("python", PYTHON, random._inst)]
         if "numpy.random" in sys.modules:
-            host.append(("numpy", NUMPY, _numpy_random().mtrand._rand))
-        self.streams = [Stream(*one) for one in host]
-        self.streams += [
-            Stream(f"cuda:{index}", _device_library(index), _device.generator(index)) for index in device_indices
-        ]
+            self.streams.append(Stream("numpy", NUMPY, sys.modules["numpy.random"].mtrand._rand))
+        self.streams += [Stream.of_device(index) for index in device_indices]
+        # One expression reads all words: it runs twice at every event, and a loop would take twice as long.
         words = [(word, stream.read) for stream in self.streams for word in stream.words]
         ends = list(accumulate(len(stream.words) for stream in self.streams))
         self._spans = [slice(start, end) for start, end in pairwise([0, *ends])]
@@ -213,7 +206,7 @@ class TrainingStreams:
         self.positions: Callable[[], tuple[Any, ...]] = eval(
             f"lambda: ({source})", {f"word{index}": word for index, (word, _) in enumerate(words)}
         )
-        """Reads where all streams are. It runs twice at every event; a loop over the words would take twice as long."""
+        """Reads where all streams are."""
         self.last = Snapshot((), (), (), True)
 
     def _is_at(self, index: int, positions: tuple[Any, ...], snapshot: Snapshot) -> bool:
@@ -330,15 +323,15 @@ class RngGuard:
         self._suspects: set[str] = set()  # Events at which a hook drew that is not identified yet.
         self._hook_streams: dict[str, HookStreams] = {}
 
-    def begin(self, seed: int, step: Callable[[], int], cuda_devices: Iterable[int] = ()) -> None:
+    def begin(self, seed: int, step: Callable[[], int], device_indices: Iterable[int] = ()) -> None:
         """Protect the streams of a run that begins.
 
         Args:
             seed: The run's seed, from which hooks that draw get theirs.
             step: Returns the current step, for reports.
-            cuda_devices: Indices of the devices whose streams are protected, too.
+            device_indices: The accelerators whose streams are protected, too.
         """
-        self._training, self._seed, self._step = TrainingStreams(cuda_devices), seed, step
+        self._training, self._seed, self._step = TrainingStreams(device_indices), seed, step
         self._changed()
 
     def end(self) -> None:
@@ -352,23 +345,21 @@ class RngGuard:
         if training is None:
             return list(hooks)
         one_by_one = self._must_check_each(event, hooks)
-        return [self._wrapped(training, event, hook, one_by_one) for hook in hooks]
-
-    def _wrapped(self, training: TrainingStreams, event: Event, hook: BoundHook, one_by_one: bool) -> BoundHook:
-        if hook.hook in self._hook_streams:
-            call = self._hook_streams[hook.hook].used_by(hook.listener.call)
-        elif one_by_one and self._protects_from(hook):
-            call = training.guard(hook.listener.call, lambda snapshot: self._drew(event, [hook.hook], snapshot))
-        else:
-            return hook
-        return replace(hook, listener=replace(hook.listener, call=call))
+        wrapped = []
+        for hook in hooks:
+            if hook.hook in self._hook_streams:
+                hook = hook.with_call(self._hook_streams[hook.hook].used_by(hook.listener.call))
+            elif one_by_one and self._protects_from(hook):
+                hook = hook.with_call(training.guard(hook.listener.call, partial(self._drew, event, [hook.hook])))
+            wrapped.append(hook)
+        return wrapped
 
     def around(self, event: Event, hooks: Sequence[BoundHook], dispatch: Dispatch | None) -> Dispatch | None:
         """Return an event's callable with one check around it, if that is enough to protect from these hooks."""
         checked = [hook.hook for hook in hooks if self._protects_from(hook)]
         if self._training is None or not checked or dispatch is None or self._must_check_each(event, hooks):
             return dispatch
-        return self._training.guard(dispatch, lambda snapshot: self._drew(event, checked, snapshot))
+        return self._training.guard(dispatch, partial(self._drew, event, checked))
 
     def _must_check_each(self, event: Event, hooks: Sequence[BoundHook]) -> bool:
         """Return whether one check would not identify the hook, or would undo what one of them does on purpose."""
@@ -382,7 +373,7 @@ class RngGuard:
         assert self._training is not None
         moved = ", ".join(self._training.restore(snapshot))
         if len(among) > 1:
-            self._suspects.add(event.name)
+            self._suspects.add(event.name)  # The hook that drew is found when the event fires again.
         else:
             (hook,) = among
             self._hook_streams[hook] = HookStreams(self._training, self._seed, hook)

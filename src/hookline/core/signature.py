@@ -38,6 +38,7 @@ class Listener:
         dropped = self.optional & set(missing)
         sources = {name: self.event.attribute(name, self.spelling) or name for name in self.event.attributes}
         left = {name: source for name, source in sources.items() if source not in dropped}
+        # Read again instead of filtering: after a parameter that keeps its default, the others come by keyword.
         reduced = read_signature(self.call, replace(self.event, attributes=left, respelled={}), self.spelling, "")
         return replace(self, positional=reduced.positional, keywords=reduced.keywords)
 
@@ -73,9 +74,15 @@ def read_signature(call: Callable[..., Any], event: Event, spelling: str, owner:
     keywords: dict[str, str] = {}
     required: set[str] = set()
     in_order = True  # After a positional parameter that keeps its default, the later ones are passed by keyword.
-    for parameter in _parameters(call, where):
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            keywords.update(_free_arguments(event, spelling, {*positional, *keywords.values()}))
+    try:
+        parameters = list(inspect.signature(call).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise RegistrationError(f"{where}: its signature cannot be read ({error}); wrap it in a def") from error
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:  # Receives what costs nothing and is not named already.
+            taken = {*positional, *keywords.values()}
+            free = {name: event.attribute(name, spelling) for name in event.attributes if event.free(name)}
+            keywords.update({name: source for name, source in free.items() if source and source not in taken})
             continue
         attribute = _attribute(parameter, event, spelling, where)
         if attribute is not None and parameter.default is inspect.Parameter.empty:
@@ -88,13 +95,6 @@ def read_signature(call: Callable[..., Any], event: Event, spelling: str, owner:
             keywords[parameter.name] = attribute
     optional = frozenset({*positional, *keywords.values()} - required)
     return Listener(event, spelling, call, tuple(positional), keywords, optional)
-
-
-def _parameters(call: Callable[..., Any], where: str) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(call).parameters.values())
-    except (TypeError, ValueError) as error:
-        raise RegistrationError(f"{where}: its signature cannot be read ({error}); wrap it in a def") from error
 
 
 def _attribute(parameter: inspect.Parameter, event: Event, spelling: str, where: str) -> str | None:
@@ -111,16 +111,6 @@ def _attribute(parameter: inspect.Parameter, event: Event, spelling: str, where:
             f"{nearest(parameter.name, event.argument_names, 40)}"
         )
     return attribute
-
-
-def _free_arguments(event: Event, spelling: str, taken: set[str]) -> dict[str, str]:
-    """Return what `**kwargs` receives: the arguments that cost nothing and are not named already."""
-    free = {}
-    for name in event.attributes:
-        attribute = event.attribute(name, spelling)
-        if attribute is not None and event.free(name) and attribute not in taken:
-            free[name] = attribute
-    return free
 
 
 def _reject_deferred(call: Callable[..., Any], where: str) -> None:

@@ -60,6 +60,7 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
         Whether all batches were read.
     """
     trainer, progress, args, slots, table = loop.trainer, loop.progress, loop.args, loop.slots, loop.table
+    scheduler = loop.hooks.scheduler
     optimizers, plain, steps_directly, more_to_do = trainer.optimizers, loop.plain, loop.steps_directly, loop.more_to_do
     recent, unrecorded, unowned, several = loop.stats.recent, loop.unrecorded, loop.unowned, len(optimizers) > 1
 
@@ -74,8 +75,8 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
         args.batch = batch
         if loop.counts_tuples or type(batch) is not tuple:
             progress.tokens_seen += trainer.count_tokens(batch)
-        if table.countdown > 0:  # until a schedule or a sample is due
-            table.countdown -= 1
+        if scheduler.countdown > 0:  # until a schedule or a sample is due
+            scheduler.countdown -= 1
         else:
             loop.hooks.decide_due_hooks(progress)
         if handler := slots.on_train_batch_start:
