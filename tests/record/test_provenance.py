@@ -152,7 +152,7 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_is_described_before_it_begins() -> None:
     """Every field that run.json promises is there from the start, with no outcome yet."""
-    record = Record.in_memory({"lr": 1}, 7, "r1")
+    record = Record.in_memory({"lr": 1}, 7)
     record.start([{"name": "slack", "params": {"webhook": "https://x"}}])
     assert list(record.run) == [
         "run_id", "started", "git", "config_hash", "environment", "seed", "hooks", "lineage", "attempts", "outcome",
