@@ -22,7 +22,7 @@ from hookline.errors import RecordError, nearest
 from hookline.record.layers import LayerRow, LayerStep, SeriesHeader
 from hookline.record.metrics import RESERVED, Entry, MetricBatch, snapshot
 from hookline.record.provenance import config_hash, new_run_id, unknown_git_state, utc_now
-from hookline.record.redaction import find_secrets, redact, redact_text, secrets_of_run
+from hookline.record.redaction import SecretValues, find_secrets, redact, redact_text
 from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, Sink, SinkHandle
 
 OUTCOMES = ("completed", "stopped", "interrupted", "failed")
@@ -54,7 +54,8 @@ class Record:
         self.run: dict[str, Any] = {}  # the fields of run.json, empty before `start`
         self._storage = storage
         self._sinks = AddedSinks()
-        self._secrets = secrets_of_run(config)
+        self._secrets = SecretValues()
+        self._secrets.add(find_secrets([config, os.environ]))
         self._config = redact(config or {})
         self._seed = seed
         self._closed = False
