@@ -187,18 +187,21 @@ def test_a_full_disk_does_not_stop_training(tmp_path: Path, monkeypatch: pytest.
     assert [line["step"] for line in read_metrics(record.path)] == [4]
 
 
-def test_a_disk_that_fails_at_the_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If run.json cannot be written, the close warns instead of raising, and the old run.json stays."""
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_disk_that_fails_at_the_close(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If run.json cannot be written, the close warns, the old run.json stays, and nothing is left beside it."""
     record = Record.on_disk(tmp_path, config={}, seed=None)
     record.start([])
+    files = {file.name for file in record.path.iterdir()}
 
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.warns(RuntimeWarning, match="No space left"):
+    with monkeypatch.context() as broken, pytest.warns(RuntimeWarning, match=r"run\.json: No space left"):
+        broken.setattr(os if call == "fsync" else Path, call, full)
         close(record)
     assert run_json(record)["outcome"] is None
+    assert {file.name for file in record.path.iterdir()} == files - {".lock"}
 
 
 def test_a_failed_device_does_not_lose_the_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
