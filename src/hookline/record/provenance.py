@@ -27,6 +27,7 @@ from hookline.record import strict_json
 from hookline.record.redaction import redact
 
 GIT_TIMEOUT_S = 5.0
+UNKNOWN_GIT_STATE: dict[str, Any] = {"commit": "unknown", "dirty": None, "diff_hash": None}
 
 _DIGITS = string.digits + string.ascii_lowercase
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -53,11 +54,6 @@ def utc_now() -> str:
 # ---- code and machine ------------------------------------------------------------------------------------------------
 
 
-def unknown_git_state() -> dict[str, Any]:
-    """Return what is recorded if there is no commit."""
-    return {"commit": "unknown", "dirty": None, "diff_hash": None}
-
-
 def git_state(directory: Path | str) -> dict[str, Any]:
     """Return the commit, whether tracked files differ from it, and a hash of the difference (None if there is none).
 
@@ -65,7 +61,7 @@ def git_state(directory: Path | str) -> dict[str, Any]:
     commit, or if git does not answer within 5 s in total, unknown fields are "unknown" or None.
     """
     deadline = time.monotonic() + GIT_TIMEOUT_S
-    state = unknown_git_state()
+    state = dict(UNKNOWN_GIT_STATE)
     head = _git(directory, deadline, "rev-parse", "--verify", "HEAD") or b""
     commit = head.decode("ascii", "replace").strip()
     if not _COMMIT.fullmatch(commit):

@@ -21,7 +21,7 @@ import torch
 from hookline.errors import RecordError, nearest
 from hookline.record.layers import LayerRow, LayerStep, SeriesHeader
 from hookline.record.metrics import RESERVED, Entry, MetricBatch, snapshot
-from hookline.record.provenance import config_hash, new_run_id, unknown_git_state, utc_now
+from hookline.record.provenance import UNKNOWN_GIT_STATE, config_hash, new_run_id, utc_now
 from hookline.record.redaction import SecretValues, find_secrets, redact, redact_text
 from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, Sink, SinkHandle
 
@@ -155,7 +155,7 @@ class Record:
         self.run = {
             "run_id": self.run_id,
             "started": now,
-            "git": unknown_git_state(),  # asking git and the machine is left to the storage
+            "git": UNKNOWN_GIT_STATE,  # asking git and the machine is left to the storage
             "config_hash": config_hash(self._config),  # of the redacted config, so that it reveals no secret
             "environment": {},
             "seed": self._seed,
