@@ -67,6 +67,7 @@ class NameTemplate:
             if field is not None:
                 name += f"{field}=" if self.with_names else ""
                 name += format(values[field], form) if field in values else "none"
+        # Metrics may have any name and value, so what was filled in is checked again.
         safe = _UNSAFE.sub("_", name)[:MAX_LENGTH]
         return f"_{safe}" if safe.startswith(".") or safe in RESERVED else safe
 

@@ -284,7 +284,7 @@ class Record:
             raise RecordError(f"{outcome!r} is not an outcome of a run; {nearest(outcome, OUTCOMES)}")
         if self._closed:
             return
-        self._closed = True
+        self._closed = True  # before anything can fail, so that a close after an error in this one does nothing
         if not self.run:  # the run failed before it began
             try:
                 self.start(hooks)

@@ -86,6 +86,8 @@ class AddedSinks:
 
         Reporting queues an event for the other sinks, which is delivered at once: this may be the end of the run.
         """
+        # Delivering is reentrant, because a sink may log and flush; rows are taken out of the queue before sinks are
+        # called, so that the lock of the queue is not held meanwhile.
         with self._delivering:
             failed = True
             while failed and any(self._rows.values()):
