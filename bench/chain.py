@@ -18,7 +18,7 @@ from bench.table import Table
 from bench.turns import in_turn, wanted
 from hookline.core.registry import HookRegistry
 from hookline.gradients.chain import UpdateChain
-from hookline.record.metrics import MetricBuffer
+from hookline.record.record import Record
 
 TITLE = "A chain of update hooks over 124M parameters"
 COLUMNS = ("what is done with the gradients", "time", "ratio", "± s.e.", "goal", "host alone", "device alone", "ratio")
@@ -85,7 +85,7 @@ class Run:
         self.step, self.model, self.trainer = 0, model, self
         self.registry = HookRegistry({"update": hooks})
         self.chain = UpdateChain(self.registry, lambda: params, model)
-        self.record = MetricBuffer(drop)
+        self.record = Record.in_memory()
 
     def update(self) -> None:
         """Do what the training loop does with the chain at each step."""
@@ -94,17 +94,13 @@ class Run:
             on_update(self)
 
     def log(self, name: str, value: Any) -> None:
-        """Record a value of this step; the values are dropped every 50 steps, as often as a run may flush them."""
+        """Record a value of this step; flushed every 50 steps, as often as a run may do so."""
         self.record.log(self.step, self.epoch, name, value)
         if self.step % 50 == 0:
-            self.record = MetricBuffer(drop)
+            self.record.flush()
 
     def clipped(self, norm: Tensor, is_global: bool) -> None:
         """Ignore that gradients were clipped."""
-
-
-def drop(rows: list[dict[str, Any]]) -> None:
-    """Do nothing with rows of metrics."""
 
 
 def contenders(gradients: Gradients) -> dict[str, Callable[[], object]]:

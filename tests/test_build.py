@@ -33,7 +33,7 @@ from hookline.config.hooks import read_hook_specs
 from hookline.config.schema import as_run_config
 from hookline.core.plugins import DATA, HOOKS, MODELS
 from hookline.errors import ConfigError
-from hookline.record.record import Record
+from hookline.record import Record
 from hookline.trainer.event_args import EventArgs
 from hookline.trainer.loop import Loop
 

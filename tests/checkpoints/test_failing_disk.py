@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hookline import _fs
-from hookline.checkpoints import newest_good, read_checkpoint, store, verify_checkpoint, write_checkpoint
+from hookline.checkpoints import newest_good, read_checkpoint, verify_checkpoint, write_checkpoint
 from hookline.errors import CheckpointError
 
 CALLS = ("open", "write", "fsync", "rename")
@@ -72,7 +72,7 @@ def break_disk(patched: pytest.MonkeyPatch, fail_at: int, error: int | None) -> 
     faulty = FaultyOs(fail_at, error)
     patched.setattr(_fs, "os", faulty)
     real = shutil.rmtree
-    patched.setattr(store.shutil, "rmtree", lambda *a, **k: None if faulty.dead else real(*a, **k))
+    patched.setattr(shutil, "rmtree", lambda *a, **k: None if faulty.dead else real(*a, **k))
     return faulty
 
 

@@ -3,29 +3,41 @@
 import copy
 import json
 import math
+import os
 import random
 import struct
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from enum import Enum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from hookline.checkpoints import decode, encode
-from hookline.checkpoints.format import DTYPE_CODES, safetensors_parts
+from hookline.checkpoints import read_checkpoint, write_checkpoint
 from hookline.errors import CheckpointError
 
 
+def save(tree: Any, directory: Path | str) -> Path:
+    """Write a checkpoint with one section."""
+    return write_checkpoint(Path(directory), "x", {"s": tree}, {})
+
+
 def round_trip(tree: Any) -> Any:
-    """Encode to strict JSON text and decode again."""
-    skeleton, tensors = encode(tree)
-    return decode(json.loads(json.dumps(skeleton, allow_nan=False)), tensors)
+    """Write a checkpoint and read it again."""
+    with TemporaryDirectory() as directory:
+        return read_checkpoint(save(tree, directory))[0]["s"]
+
+
+def stored_tensors(tree: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors in the file of a section, by name."""
+    with TemporaryDirectory() as directory:
+        return load_file(save(tree, directory) / "s.safetensors")
 
 
 def bits(value: float) -> bytes:
@@ -58,6 +70,7 @@ trees = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(trees)
 def test_any_tree_of_plain_values_comes_back(tree: Any) -> None:
     """Dicts with any keys, tuples, lists, floats, huge ints, bytes and text are the same in type and bits."""
@@ -68,7 +81,7 @@ def test_huge_integers() -> None:
     """Integers with more digits than Python prints are valid values and keys."""
     tree = {10**5000: -(10**5000), 1: torch.ones(1)}
     assert round_trip(tree)[10**5000] == -(10**5000)
-    assert "1" in encode(tree)[1]
+    assert "1" in stored_tensors(tree)
 
 
 def test_a_nan_keeps_its_bits() -> None:
@@ -115,9 +128,8 @@ def test_tensors_of_every_dtype_and_shape(dtype: torch.dtype, shape: tuple[int, 
 )
 def test_views_and_parameters(tensor: torch.Tensor) -> None:
     """A tensor's visible values are stored, whatever its layout in memory, and without its graph."""
-    _, tensors = encode({"t": tensor})
-    assert all(stored.is_contiguous() and not stored.requires_grad for stored in tensors.values())
     back = round_trip({"t": tensor})["t"]
+    assert back.is_contiguous() and not back.requires_grad
     assert torch.allclose(back, tensor.detach(), equal_nan=True, rtol=0, atol=0)
 
 
@@ -125,9 +137,8 @@ def test_tied_tensors_are_stored_once_and_tied_again() -> None:
     """The same tensor, or the same memory seen the same way, is one entry and one object; other views are not."""
     weight = torch.randn(2, 3)
     tree = {"embed": weight, "head": weight.detach(), "flat": weight.view(-1), "copy": weight.clone()}
-    skeleton, tensors = encode(tree)
-    assert set(tensors) == {"embed", "flat", "copy"}
-    back = decode(skeleton, tensors)
+    assert set(stored_tensors(tree)) == {"embed", "flat", "copy"}
+    back = round_trip(tree)
     assert back["embed"] is back["head"]
     assert back["embed"] is not back["copy"]
     assert torch.equal(back["flat"], weight.view(-1))
@@ -152,8 +163,7 @@ def test_empty_tensors_are_not_tied_by_accident() -> None:
 def test_names_are_readable_and_never_collide() -> None:
     """Tensors are named by their dotted paths; equal paths and the reserved name get a mark."""
     tree = {"a.b": torch.zeros(1), "a": {"b": torch.ones(1)}, "__metadata__": torch.ones(2), "m": [torch.ones(3)]}
-    _, tensors = encode(tree)
-    assert set(tensors) == {"a.b", "a.b#2", "__metadata__#2", "m.0"}
+    assert set(stored_tensors(tree)) == {"a.b", "a.b#2", "__metadata__#2", "m.0"}
     assert torch.equal(round_trip(tree)["a"]["b"], torch.ones(1))
     assert torch.equal(round_trip(torch.ones(2)), torch.ones(2))
 
@@ -259,51 +269,32 @@ class Odd(torch.Tensor):
         (torch.zeros(2).as_subclass(Odd), r"a\.0: Odd is a tensor subclass"),
     ],
 )
-def test_what_has_no_exact_form_raises(value: Any, message: str) -> None:
+def test_what_has_no_exact_form_raises(value: Any, message: str, tmp_path: Path) -> None:
     """The error names the dotted path, the type and the remedy."""
     with pytest.raises(CheckpointError, match=message):
-        encode({"a": [value]})
+        save({"a": [value]}, tmp_path)
 
 
-def test_cycles_and_bottomless_nesting() -> None:
+def test_cycles_and_bottomless_nesting(tmp_path: Path) -> None:
     """A structure that contains itself or never ends is an error, not a crash; shared parts are fine."""
     items: list[Any] = []
     items.append(items)
     with pytest.raises(CheckpointError, match="it contains itself"):
-        encode(items)
+        save(items, tmp_path)
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(CheckpointError, match="nested too deeply"):
-        encode(deep)
+        save(deep, tmp_path)
     shared = [1]
     assert round_trip([shared, shared]) == [[1], [1]]
-
-
-@pytest.mark.parametrize(
-    "skeleton",
-    [
-        {"!": "pickle", "v": "x"}, {"!": "tensor", "v": "missing"}, {"!": "tensor"}, {"!": "dtype", "v": "nn"},
-        {"!": "dtype", "v": "__name__"}, {"!": "float", "v": "00"}, {"!": "int", "v": "zz"}, {"!": "bytes", "v": "?"},
-        {"!": "dict", "v": [[1]]}, {"!": "dict", "v": [[[], 1]]}, {"!": ["x"], "v": 1}, {"!": "device", "v": "moon"},
-        {"!": "size", "v": "x"}, {"!": "tuple", "v": 5}, {"!": "numpy", "dtype": "<f4", "v": "00"},
-        {"!": "tensor", "v": "t", "dtype": "os", "shape": []}, {"!": "ndarray", "v": "t", "dtype": "O", "shape": [1]},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_damaged_skeleton_raises(skeleton: Any) -> None:
-    """What the encoder did not write is an error and never chooses code."""
-    with pytest.raises(CheckpointError, match="damaged or from a newer version"):
-        decode({"a": [skeleton]}, {"t": torch.zeros(8, dtype=torch.uint8)})
 
 
 def test_a_namedtuple_keeps_its_names() -> None:
     """Batches are read by field name; the class is a new one, because a file imports nothing."""
     Pair = namedtuple("Pair", "x y")
-    found = decode(*encode({"batch": [Pair(torch.ones(2), (1, Pair(2, 3)))]}))["batch"][0]
+    found = round_trip({"batch": [Pair(torch.ones(2), (1, Pair(2, 3)))]})["batch"][0]
     assert torch.equal(found.x, torch.ones(2)) and found.y[1].y == 3 and type(found).__name__ == "Pair"
-    with pytest.raises(CheckpointError, match="damaged"):
-        decode({"!": "namedtuple", "name": "a;b", "fields": ["x"], "v": [1]}, {})
 
 
 def test_a_reused_address_ties_nothing() -> None:
@@ -313,7 +304,7 @@ def test_a_reused_address_ties_nothing() -> None:
         def items(self) -> Any:
             return ((str(index), torch.full((8, 2), float(index)).t()) for index in range(50))
 
-    _, tensors = encode(Fresh({str(index): None for index in range(50)}))
+    tensors = stored_tensors(Fresh({str(index): None for index in range(50)}))
     assert len(tensors) == 50
     assert all(float(tensor[0, 0]) == float(name) for name, tensor in tensors.items())
 
@@ -321,33 +312,40 @@ def test_a_reused_address_ties_nothing() -> None:
 # ---- safetensors files -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPE_CODES, ids=str)
-def test_every_dtype_is_read_back_by_safetensors(dtype: torch.dtype, tmp_path: Path) -> None:
-    """Matrices, scalars and empty tensors, with names that JSON must escape."""
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_safetensors_reads_what_was_written(dtype: torch.dtype) -> None:
+    """Matrices, scalars and empty tensors, with names that JSON must escape; dtypes it does not have are bytes."""
     tensors = {'a "quoted" ü': torch.arange(6).reshape(2, 3).to(dtype), "one": torch.ones((), dtype=dtype),
                "none": torch.zeros(0, 4, dtype=dtype), "turned": torch.arange(6).view(2, 3).t().to(dtype)}  # fmt: skip
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(b"".join(safetensors_parts(tensors)))
-    found = load_file(path)
+    found = stored_tensors(tensors)
     assert set(found) == set(tensors)
-    assert all(torch.equal(found[name], tensors[name]) and found[name].dtype == dtype for name in tensors)
+    if dtype.is_complex or dtype in (torch.float8_e4m3fn, torch.uint16, torch.uint32, torch.uint64):
+        tensors = {name: tensor.contiguous().reshape(-1).view(torch.uint8) for name, tensor in tensors.items()}
+    assert all(torch.equal(found[name], tensors[name]) and found[name].dtype == tensors[name].dtype for name in tensors)
 
 
 def test_mixed_widths_are_aligned(tmp_path: Path) -> None:
     """Odd numbers of bytes do not push a wide tensor off its boundary: the widest come first."""
     tensors = {"bytes": torch.ones(3, dtype=torch.uint8), "half": torch.ones(5, dtype=torch.bfloat16),
                "wide": torch.ones(2, dtype=torch.float64), "word": torch.ones(1, dtype=torch.int32)}  # fmt: skip
-    parts = safetensors_parts(tensors)
-    assert len(parts[0]) % 8 == 0
-    assert [len(part) for part in parts[1:]] == [16, 4, 10, 3]
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(b"".join(parts))
-    assert all(torch.equal(found, tensors[name]) for name, found in load_file(path).items())
+    data = (save(tensors, tmp_path) / "s.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    entries = json.loads(data[8 : 8 + length])
+    assert length % 8 == 0
+    assert {name: entry["data_offsets"] for name, entry in entries.items()} == {
+        "wide": [0, 16], "word": [16, 20], "half": [20, 30], "bytes": [30, 33],
+    }  # fmt: skip
 
 
-def test_memory_is_not_copied() -> None:
-    """The parts are the tensors' own memory, so a later write is visible in them."""
-    tensor = torch.zeros(4)
-    part = safetensors_parts({"x": tensor})[1]
-    tensor.fill_(1.0)
-    assert bytes(part) == torch.ones(4).numpy().tobytes()
+def test_memory_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor is written from its own memory, because a copy of a large model may not fit."""
+    written: list[int] = []
+    write = os.write
+
+    def watch(fd: int, data: memoryview) -> int:
+        written.append(np.frombuffer(data, np.uint8).ctypes.data)
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", watch)
+    save({"x": (tensor := torch.ones(1000))}, tmp_path)
+    assert tensor.data_ptr() in written

@@ -22,11 +22,9 @@ from hookline.checkpoints import (
     list_checkpoints,
     newest_good,
     read_checkpoint,
-    store,
     verify_checkpoint,
     write_checkpoint,
 )
-from hookline.checkpoints.store import set_aside_later
 from hookline.errors import CheckpointError
 
 DEAD_PID = 2**22 + 1  # larger than any id that the kernel assigns
@@ -127,7 +125,7 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "write_file", interrupt)
+    monkeypatch.setattr("hookline.checkpoints.store.write_file", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 1)
     assert names(tmp_path) == []
@@ -308,27 +306,23 @@ def test_sizes_and_hashes(tmp_path: Path) -> None:
 
 
 def test_hashing_runs_beside_the_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The largest is hashed first, and no write waits for a hash."""
-    order: list[int] = []
-    written = threading.Event()
-    real_hash, real_write = store._sha256, store.write_file
+    """No write waits for a hash."""
+    written, real_hash, real_write = threading.Event(), hashlib.sha256, _fs.write_file
 
-    def hash_late(parts: list[bytes]) -> str:
-        order.append(sum(map(len, parts)))
+    def hash_late() -> Any:
         assert written.wait(10)
-        return real_hash(parts)
+        return real_hash()
 
     def write(path: Path, parts: list[bytes]) -> None:
         real_write(path, parts)
         if path.name == "state.json":  # the last one
             written.set()
 
-    monkeypatch.setattr(store, "HASHERS", 1)
-    monkeypatch.setattr(store, "_sha256", hash_late)
-    monkeypatch.setattr(store, "write_file", write)
-    state = {name: {"w": torch.ones(size)} for name, size in (("a", 1), ("b", 3000), ("c", 2000))}
-    path = write_checkpoint(tmp_path, "x", state, {"step": 1})
-    assert len(order) == 4 and order == sorted(order, reverse=True) and verify_checkpoint(path) == []
+    monkeypatch.setattr(hashlib, "sha256", hash_late)
+    monkeypatch.setattr("hookline.checkpoints.store.write_file", write)
+    path = write_checkpoint(tmp_path, "x", {"a": {"w": torch.ones(1)}, "b": {"w": torch.ones(3000)}}, {"step": 1})
+    monkeypatch.undo()
+    assert verify_checkpoint(path) == []
 
 
 def test_a_failing_write_ends_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +332,7 @@ def test_a_failing_write_ends_the_threads(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(path: Path, parts: list[bytes]) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(store, "write_file", fail)
+    monkeypatch.setattr("hookline.checkpoints.store.write_file", fail)
     with pytest.raises(CheckpointError, match="no space left"):
         write_checkpoint(tmp_path, "x", sections(), {"step": 1})
     assert threading.active_count() == before
@@ -393,27 +387,6 @@ def test_names_that_lead_out(tmp_path: Path, name: str) -> None:
 # ---- abandoned checkpoints -------------------------------------------------------------------------------------------
 
 
-def test_later_checkpoints_are_set_aside_whole(tmp_path: Path) -> None:
-    """They are found by their step, whatever their names."""
-    holder = tmp_path / "checkpoints"
-    for step, name in ((8, "step-8"), (16, "best"), (24, "step-24")):
-        write_checkpoint(holder, name, {"x": step}, {"step": step})
-    moved = set_aside_later(holder, 8)
-    assert sorted(path.name for path in list_checkpoints(holder)) == ["step-8"]
-    assert sorted(Path(path).name for path in moved) == ["best", "step-24"]
-    assert all(not verify_checkpoint(Path(path)) for path in moved)
-    assert set_aside_later(holder, 8) == []
-
-
-def test_nothing_is_overwritten_when_set_aside_again(tmp_path: Path) -> None:
-    """The same step may be abandoned more than once."""
-    holder = tmp_path / "checkpoints"
-    for _ in range(2):
-        write_checkpoint(holder, "step-24", {"x": 1}, {"step": 24})
-        set_aside_later(holder, 8)
-    assert sorted(path.name for path in (tmp_path / "abandoned").iterdir()) == ["step-24", "step-24-1"]
-
-
 def make_trainer(root: Path, steps: int) -> Any:
     torch.manual_seed(0)
     model = torch.nn.Linear(2, 1)
@@ -439,3 +412,8 @@ def test_resuming_the_run_follows_the_new_branch(tmp_path: Path, caplog: pytest.
     assert third.step == 20
     lines = [json.loads(line) for line in (first.run_dir / "events.jsonl").read_text().splitlines()]
     assert sum(line["kind"] == "checkpoint_abandoned" for line in lines) == 2
+    moved = first.run_dir / "abandoned"
+    assert names(moved) == ["step-00000016", "step-00000024"]
+    assert not any(verify_checkpoint(path) for path in list_checkpoints(moved))
+    make_trainer(tmp_path, 10).fit(resume=early)  # the same step is abandoned again, and nothing is overwritten
+    assert names(moved) == ["step-00000016", "step-00000016-1", "step-00000024"]

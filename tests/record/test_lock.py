@@ -4,7 +4,6 @@ import errno
 import gc
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -13,16 +12,13 @@ from typing import Any
 
 import pytest
 
-from hookline._fs import describe_process, is_process_alive
 from hookline.errors import RecordError
-from hookline.record import Record, lock
-from hookline.record.lock import RunLock
+from hookline.record import Record
 
 HOLD = """
 import sys, time, os
-from pathlib import Path
-from hookline.record.lock import RunLock
-held = RunLock(Path(sys.argv[1]))
+from hookline.record import Record
+held = Record.on_disk(sys.argv[1], config={{}}, seed=None, run_id="r")
 {more}
 print("held", flush=True)
 time.sleep(60)
@@ -34,6 +30,16 @@ if child == 0:
     os._exit(0)
 print("child", child)
 """
+
+
+def open_record(root: Path) -> Record:
+    """Open the record of one run, which is always the same."""
+    return Record.on_disk(root, config={}, seed=None, run_id="r")
+
+
+def close(record: Record) -> None:
+    """Close the record."""
+    record.close("completed", None, [], [], {})
 
 
 def start_holder(directory: Path, more: str = "") -> subprocess.Popen[str]:
@@ -58,10 +64,10 @@ def test_a_second_writer_raises(tmp_path: Path) -> None:
     with start_holder(tmp_path) as holder:
         read_until_held(holder)
         with pytest.raises(RecordError, match=rf"is being written by process {holder.pid} on "):
-            RunLock(tmp_path)
+            open_record(tmp_path)
         holder.kill()
-    RunLock(tmp_path).release()
-    assert not (tmp_path / ".lock").exists()
+    close(open_record(tmp_path))
+    assert not (tmp_path / "r" / ".lock").exists()
 
 
 def test_children_of_a_killed_owner_do_not_keep_it(tmp_path: Path) -> None:
@@ -72,77 +78,79 @@ def test_children_of_a_killed_owner_do_not_keep_it(tmp_path: Path) -> None:
     assert child is not None
     try:
         os.kill(child, 0)
-        RunLock(tmp_path).release()
+        close(open_record(tmp_path))
     finally:
         os.kill(child, signal.SIGKILL)
 
 
 def test_a_second_writer_in_the_same_process_raises(tmp_path: Path) -> None:
-    """Two trainers of one process cannot write one run; once the first lock is released or dropped, the second can."""
-    first = RunLock(tmp_path)
+    """Two trainers of one process cannot write one run, until the first record is closed."""
+    first = open_record(tmp_path)
     with pytest.raises(RecordError, match="is being written by this process"):
-        RunLock(tmp_path / ".." / tmp_path.name)
-    first.release()
-    first.release()
-    second = RunLock(tmp_path)
-    del second
-    RunLock(tmp_path).release()
-
-
-def test_a_record_holds_the_lock_until_its_close(tmp_path: Path) -> None:
-    """From the record's construction until its close."""
-    record = Record.on_disk(tmp_path, config={}, seed=None, run_id="r")
-    with pytest.raises(RecordError, match="is being written by"):
-        Record.on_disk(tmp_path, config={}, seed=None, run_id="r")
-    record.start([])
-    record.close("completed", None, [], [], {})
-    Record.on_disk(tmp_path, config={}, seed=None, run_id="r").close("completed", None, [], [], {})
+        open_record(tmp_path / ".." / tmp_path.name)
+    close(first)
+    close(first)
+    close(open_record(tmp_path))
 
 
 def test_a_record_that_is_dropped_releases_the_lock_at_once(tmp_path: Path) -> None:
     """It is not part of a reference cycle, which would keep the lock until the next garbage collection."""
     gc.disable()
     try:
-        record = Record.on_disk(tmp_path, config={}, seed=None, run_id="r")
+        record = open_record(tmp_path)
         record.log(1, 0, "loss", 1.0)
+        record.flush()
         del record
-        Record.on_disk(tmp_path, config={}, seed=None, run_id="r").close("completed", None, [], [], {})
+        close(open_record(tmp_path))
     finally:
         gc.enable()
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["file system without locks", "system without locks"])
 @pytest.mark.parametrize(
-    ("owner", "lives"),
+    ("change", "lives"),
     [
-        (describe_process(), True),
-        ({**describe_process(), "started": "1"}, False),
-        ({**describe_process(), "pid": 2**22 + 1}, False),
-        ({**describe_process(), "host": "elsewhere"}, True),
-        ({"host": platform.node()}, False),
-        ({"host": platform.node(), "pid": -1}, False),
+        ({}, True),
+        ({"started": "1"}, False),
+        ({"pid": 2**22 + 1}, False),
+        ({"host": "elsewhere"}, True),
+        ({"pid": None}, False),
+        ({"pid": -1}, False),
     ],
     ids=["itself", "the id was reused", "gone", "another machine", "no id", "no process"],
 )
-def test_process_liveness(owner: dict[str, Any], lives: bool) -> None:
-    """Id and start time together identify a process; those of other hosts count as alive."""
-    assert is_process_alive(owner) is lives
-
-
-@pytest.mark.parametrize("known", [True, False], ids=["file system without locks", "system without locks"])
-def test_without_record_locks_the_file_decides(known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A living owner keeps the lock; a dead one, a torn file or an empty one does not."""
-    if known:
-
-        def refuse(*_: Any) -> None:
-            raise OSError(errno.ENOLCK, "No locks available")
-
-        monkeypatch.setattr(lock.fcntl, "lockf", refuse)
+def test_without_record_locks_the_file_decides(
+    known: bool, change: dict[str, Any], lives: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Id and start time together identify the owner; a living one, or one of another host, keeps the lock."""
+    remove_locks(known, monkeypatch)
+    record, file = open_record(tmp_path), tmp_path / "r" / ".lock"
+    owner = {**json.loads(file.read_text()), **change}
+    close(record)
+    file.write_text(json.dumps(owner))
+    if lives:
+        with pytest.raises(RecordError, match=f"process {owner['pid']} on {owner['host']}"):
+            open_record(tmp_path)
     else:
-        monkeypatch.setattr(lock, "fcntl", None)
-    owner = {**describe_process(), "host": "another-host"}
-    (tmp_path / ".lock").write_text(json.dumps(owner))
-    with pytest.raises(RecordError, match=f"process {os.getpid()} on another-host"):
-        RunLock(tmp_path)
-    for stale in (json.dumps({**describe_process(), "started": "1"}), "{torn", "[]", ""):
-        (tmp_path / ".lock").write_text(stale)
-        RunLock(tmp_path).release()
+        close(open_record(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{torn", "[]", ""])
+def test_a_damaged_lock_file_keeps_no_writer_out(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner died while it wrote the file."""
+    remove_locks(False, monkeypatch)
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / ".lock").write_text(text)
+    close(open_record(tmp_path))
+
+
+def remove_locks(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulate a file system without record locks, or a system that does not even know them."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    if known:
+        monkeypatch.setattr("hookline.record.lock.fcntl.lockf", refuse)
+    else:
+        monkeypatch.setattr("hookline.record.lock.fcntl", None)

@@ -1,6 +1,6 @@
 """Test that a run knows where it came from, and that finding out never raises."""
 
-import dataclasses
+import contextlib
 import re
 import subprocess
 import sys
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hookline.errors import RecordError
-from hookline.record import Record, config_hash, environment, git_state, new_run_id, provenance
+from hookline.record import Record
 
 
 def git(directory: Path, *arguments: str) -> str:
@@ -34,10 +34,30 @@ def repository(tmp_path: Path) -> Path:
     return directory
 
 
+def started(root: Path, config: Any = None) -> dict[str, Any]:
+    """Return what the record of a new run describes."""
+    record = Record.on_disk(root / "runs", config=config or {}, seed=None)
+    record.start([])
+    return record.run
+
+
+def git_state(directory: Path, tmp_path: Path) -> Any:
+    """Return what a run that starts in a directory records about its code."""
+    with contextlib.chdir(directory):
+        return started(tmp_path)["git"]
+
+
+def config_hash(config: Any) -> str:
+    """Return the hash that a run with a config records."""
+    record = Record.in_memory(config)
+    record.start([])
+    return str(record.run["config_hash"])
+
+
 @pytest.mark.req("000-29")
 def test_run_ids_are_unique_sortable_and_safe() -> None:
     """Two runs differ even in the same microsecond, a later one sorts later, and the id can name a file."""
-    ids = [new_run_id() for _ in range(2000)]
+    ids = [Record.in_memory().run_id for _ in range(1000)]
     assert len(set(ids)) == len(ids)
     assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-z]{8}", one) for one in ids)
     assert [one[:20] for one in ids] == sorted(one[:20] for one in ids)
@@ -46,42 +66,41 @@ def test_run_ids_are_unique_sortable_and_safe() -> None:
 def test_run_ids_leave_random_streams_alone() -> None:
     """Making an id draws no number from training's generators."""
     before = torch.get_rng_state()
-    new_run_id()
+    Record.in_memory()
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_git_state_of_a_clean_repository(repository: Path) -> None:
+def test_git_state_of_a_clean_repository(repository: Path, tmp_path: Path) -> None:
     """A clean repository gives its commit and no difference; untracked files do not count."""
     (repository / "runs.txt").write_text("x")
-    state = git_state(repository)
+    state = git_state(repository, tmp_path)
     assert state == {"commit": git(repository, "rev-parse", "HEAD"), "dirty": False, "diff_hash": None}
 
 
-def test_git_state_of_a_changed_repository(repository: Path) -> None:
+def test_git_state_of_a_changed_repository(repository: Path, tmp_path: Path) -> None:
     """A change makes it dirty, and another change gives another hash, staged or not."""
     (repository / "model.py").write_text("width = 2\n")
-    first = git_state(repository)
+    first = git_state(repository, tmp_path)
     git(repository, "add", ".")
-    staged = git_state(repository)
+    staged = git_state(repository, tmp_path)
     (repository / "model.py").write_text("width = 3\n")
-    second = git_state(repository)
+    second = git_state(repository, tmp_path)
     assert first["dirty"] is second["dirty"] is True
     assert first["diff_hash"] == staged["diff_hash"] != second["diff_hash"]
 
 
 def test_git_state_without_a_commit(tmp_path: Path) -> None:
-    """The state is unknown outside a repository, without commits and for a missing directory."""
+    """The state is unknown outside a repository and without commits."""
     unknown = {"commit": "unknown", "dirty": None, "diff_hash": None}
     git(tmp_path, "init", "-q", "empty")
-    assert git_state(tmp_path / "empty") == unknown
-    assert git_state(tmp_path / "missing") == unknown
-    assert git_state("/") == unknown
+    assert git_state(tmp_path / "empty", tmp_path) == unknown
+    assert git_state(Path("/"), tmp_path) == unknown
 
 
-def test_git_state_without_git(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_state_without_git(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without git is not an error."""
     monkeypatch.setenv("PATH", "")
-    assert git_state(repository)["commit"] == "unknown"
+    assert git_state(repository, tmp_path)["commit"] == "unknown"
 
 
 def test_git_state_with_a_git_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,32 +109,25 @@ def test_git_state_with_a_git_that_hangs(tmp_path: Path, monkeypatch: pytest.Mon
     slow.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(30)\n")
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(provenance, "GIT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("hookline.record.provenance.GIT_TIMEOUT_S", 0.3)
     started = time.monotonic()
-    assert git_state(tmp_path)["commit"] == "unknown"
+    assert git_state(tmp_path, tmp_path)["commit"] == "unknown"
     assert time.monotonic() - started < 25  # the command itself would take 30
 
 
-@dataclasses.dataclass
-class Settings:
-    """Settings as a dataclass."""
-
-    lr: float
-
-
-SAME: list[tuple[Any, Any]] = [
-    ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
-    ({"x": (1, 2)}, {"x": [1, 2]}),
-    ({"x": {"c", "d"}}, {"x": {"d", "c"}}),
-    ({"f": test_run_ids_leave_random_streams_alone}, {"f": test_run_ids_leave_random_streams_alone}),
-    ({"o": object()}, {"o": object()}),
-]
-
-
 @pytest.mark.req("000-34")
-@pytest.mark.parametrize(("one", "other"), SAME)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        ({"a": {"x": 1, "y": [1]}}, {"a": {"y": [1], "x": 1}}),
+        ({"x": (1, 2)}, {"x": [1, 2]}),
+        ({"x": {"c", "d"}}, {"x": {"d", "c"}}),
+        ({"f": print}, {"f": print}),
+    ],
+)
 def test_the_same_meaning_has_the_same_hash(one: Any, other: Any) -> None:
-    """Order of keys, tuple or list, and an object's address make no difference."""
+    """Order of keys, and tuple or list make no difference."""
     assert config_hash(one) == config_hash(other)
 
 
@@ -123,28 +135,24 @@ def test_every_change_changes_the_hash() -> None:
     """Any other value or type, key or nesting gives another hash; 1, 1.0, "1" and True are four values."""
     values: list[Any] = [
         1, 1.0, "1", True, None, "None", float("nan"), "NaN", float("inf"), 0.0, -0.0, 0, False, "", [], {}, [[]],
-        [1], [1, 1], {"1": 1}, {1: 1}, {True: 1}, ["list", 1], {"list": 1}, Path("a"), "a", torch.float32, "float32",
-        torch.device("cpu"), torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([1]), Settings(1.0), Settings(2.0),
-        {1}, 10**5000, 10**5000 + 1, int, float, b"a",
+        [1], [1, 1], {"1": 1}, {1: 1}, {True: 1}, ["list", 1], {"list": 1}, ["int", "x"], "a", "float32",
+        torch.device("cpu"), 10**5000, 10**5000 + 1, hex(10**5000), int, float, b"a",
     ]  # fmt: skip
     hashes = [config_hash({"x": value}) for value in values]
     assert len(set(hashes)) == len(values)
     assert all(re.fullmatch(r"[0-9a-f]{64}", one) for one in hashes)
 
 
-def test_the_hash_is_the_same_in_another_process() -> None:
-    """Hashes can be compared between runs: the seed of string hashing does not matter."""
-    code = "from hookline.record import config_hash; print(config_hash({'b': {'x', 'y', 'z'}, 'a': 1.5}))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, check=True
-    )
-    assert done.stdout.decode().strip() == config_hash({"a": 1.5, "b": {"z", "y", "x"}})
+def test_the_hash_is_the_same_in_another_version_and_process() -> None:
+    """Hashes can be compared between runs."""
+    config = {"b": {"x", "y", "z"}, "a": 1.5, "n": {1: None, "t": [True, "ü", float("-inf"), -3]}}
+    assert config_hash(config) == "0202fe0236573c74b978375c94c16e8121b3ac6365d1a1cbb905de90f753f26c"
 
 
-def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment names the software and the machine, and hides secrets of the command line."""
+def test_the_environment_is_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The software and the machine are named, and secrets of the command line hidden."""
     monkeypatch.setattr(sys, "argv", ["train", "--token", "abc"])
-    found = environment()
+    found = started(tmp_path)["environment"]
     assert found["torch"] == str(torch.__version__)
     assert found["argv"] == ["train", "--token", "<redacted>"]
     assert {"hookline", "python", "cuda", "platform", "cpu_count", "hostname"} <= set(found)
@@ -152,7 +160,7 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_is_described_before_it_begins() -> None:
     """Every field that run.json promises is there from the start, with no outcome yet."""
-    record = Record.in_memory({"lr": 1}, 7, "r1")
+    record = Record.in_memory({"lr": 1}, 7)
     record.start([{"name": "slack", "params": {"webhook": "https://x"}}])
     assert list(record.run) == [
         "run_id", "started", "git", "config_hash", "environment", "seed", "hooks", "lineage", "attempts", "outcome",

@@ -16,9 +16,9 @@ import torch
 import yaml
 
 from hookline import read_metrics
+from hookline._host_copy import HostCopy
 from hookline.errors import RecordError
 from hookline.record import Record, read_jsonl
-from hookline.record.metrics import MetricBuffer
 
 
 def run_json(record: Record) -> dict[str, Any]:
@@ -187,18 +187,21 @@ def test_a_full_disk_does_not_stop_training(tmp_path: Path, monkeypatch: pytest.
     assert [line["step"] for line in read_metrics(record.path)] == [4]
 
 
-def test_a_disk_that_fails_at_the_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If run.json cannot be written, the close warns instead of raising, and the old run.json stays."""
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_disk_that_fails_at_the_close(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If run.json cannot be written, the close warns, the old run.json stays, and nothing is left beside it."""
     record = Record.on_disk(tmp_path, config={}, seed=None)
     record.start([])
+    files = {file.name for file in record.path.iterdir()}
 
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.warns(RuntimeWarning, match="No space left"):
+    with monkeypatch.context() as broken, pytest.warns(RuntimeWarning, match=r"run\.json: No space left"):
+        broken.setattr(os if call == "fsync" else Path, call, full)
         close(record)
     assert run_json(record)["outcome"] is None
+    assert {file.name for file in record.path.iterdir()} == files - {".lock"}
 
 
 def test_a_failed_device_does_not_lose_the_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,10 +211,10 @@ def test_a_failed_device_does_not_lose_the_outcome(tmp_path: Path, monkeypatch: 
     record.log(1, 0, "loss", torch.tensor(1.0))
     record.log(1, 0, "lr", 0.1)
 
-    def broken(_: MetricBuffer) -> None:
+    def broken(_: HostCopy) -> None:
         raise RuntimeError("device-side assert")
 
-    monkeypatch.setattr(MetricBuffer, "drain", broken)
+    monkeypatch.setattr(HostCopy, "wait", broken)
     with pytest.warns(RuntimeWarning, match="device-side assert"):
         close(record, "failed")
     assert (run_json(record)["outcome"], run_json(record)["lost"]) == ("failed", 1)
@@ -293,7 +296,7 @@ def test_everything_is_in_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """Metrics, events and the run are dicts; no file is created and git is not called."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", None)
-    record = Record.in_memory({"token": "abc"}, seed=4, run_id="r")
+    record = Record.in_memory({"token": "abc"}, seed=4)
     record.start([{"name": "x", "api_key": "k"}], lineage={"parent": "p"})
     record.log(1, 0, "loss", torch.tensor(float("inf")))
     record.log(1, 0, "n", 2)
@@ -305,7 +308,7 @@ def test_everything_is_in_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         {"step": 1, "epoch": 0, "loss": float("inf"), "n": 2}
     ]
     assert (record.events[0]["kind"], record.events[0]["token"]) == ("saved", "<redacted>")
-    assert (record.run["run_id"], record.run["seed"], record.run["outcome"]) == ("r", 4, "completed")
+    assert (record.run["run_id"], record.run["seed"], record.run["outcome"]) == (record.run_id, 4, "completed")
     assert (record.run["lineage"], record.run["git"]["commit"]) == ({"parent": "p"}, "unknown")
     assert list(tmp_path.iterdir()) == []
 
@@ -329,6 +332,6 @@ def test_a_failed_device_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Any) -> None:
         raise RuntimeError("device-side assert")
 
-    monkeypatch.setattr(MetricBuffer, "drain", broken)
+    monkeypatch.setattr(HostCopy, "wait", broken)
     record.close("failed", None, [], [], {})
     assert (record.lost, record.run["lost"], record.metrics) == (1, 1, [])

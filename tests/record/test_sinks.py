@@ -12,7 +12,6 @@ import torch
 from hookline import get_trainer, read_layers, read_metrics
 from hookline.errors import RecordError
 from hookline.record import Record, read_jsonl
-from hookline.record.layers import LayerRow
 
 
 class ListSink:
@@ -24,7 +23,7 @@ class ListSink:
     def write_metrics(self, rows: Sequence[dict[str, Any]]) -> None:
         self.calls.append(("metrics", list(rows)))
 
-    def write_layers(self, rows: Sequence[LayerRow]) -> None:
+    def write_layers(self, rows: Sequence[Any]) -> None:
         self.calls.append(("layers", list(rows)))
 
     def write_events(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -59,7 +58,7 @@ class Tracker:
             self.upload(step, row)
             self.summary.update(row)
 
-    def write_layers(self, rows: Sequence[LayerRow]) -> None:
+    def write_layers(self, rows: Sequence[Any]) -> None:
         """Upload every statistic of every layer, without histograms."""
         for row in rows:
             if row.header.bins is not None:

@@ -6,7 +6,7 @@ may import it.
 
 from __future__ import annotations
 
-from hookline.checkpoints.format import decode, encode
+from hookline.checkpoints.format import encode
 from hookline.checkpoints.store import (
     list_checkpoints,
     newest_good,
@@ -15,6 +15,4 @@ from hookline.checkpoints.store import (
     write_checkpoint,
 )
 
-__all__ = [
-    "decode", "encode", "list_checkpoints", "newest_good", "read_checkpoint", "verify_checkpoint", "write_checkpoint",
-]  # fmt: skip
+__all__ = ["encode", "list_checkpoints", "newest_good", "read_checkpoint", "verify_checkpoint", "write_checkpoint"]

@@ -43,7 +43,13 @@ class NameTemplate:
             raise self._error(f"{error}; write fields as {{epoch}} or {{val/loss:.2f}}") from None
         self._parts = [(text, field, form or "") for text, field, form, _ in parts]
         for text, field, form, conversion in parts:
-            self._check(text, field, form or "", conversion)
+            if not _SAFE.fullmatch(text):
+                raise self._error(f"{_UNSAFE.findall(text)[0]!r} cannot be in a name; use letters, digits and . _ = -")
+            if field == "" or conversion:
+                raise self._error("a field is a metric's name, optionally with a format: {val/loss:.2f}")
+            if field is not None and not _accepts(field, form or ""):
+                example = "08d" if field in COUNTERS else ".2f"
+                raise self._error(f"{form!r} is not a format for {field}; try {example!r}")
         if not template or template.startswith(".") or len(template) > MAX_LENGTH or template in RESERVED:
             rule = f"not empty, without a leading dot, at most {MAX_LENGTH} characters, and not {' or '.join(RESERVED)}"
             raise self._error(f"a name must be {rule}")
@@ -61,17 +67,9 @@ class NameTemplate:
             if field is not None:
                 name += f"{field}=" if self.with_names else ""
                 name += format(values[field], form) if field in values else "none"
+        # Metrics may have any name and value, so what was filled in is checked again.
         safe = _UNSAFE.sub("_", name)[:MAX_LENGTH]
         return f"_{safe}" if safe.startswith(".") or safe in RESERVED else safe
-
-    def _check(self, text: str, field: str | None, form: str, conversion: str | None) -> None:
-        if not _SAFE.fullmatch(text):
-            raise self._error(f"{_UNSAFE.findall(text)[0]!r} cannot be in a name; use letters, digits and . _ = -")
-        if field == "" or conversion:
-            raise self._error("a field is a metric's name, optionally with a format: {val/loss:.2f}")
-        if field is not None and not _accepts(field, form):
-            example = "08d" if field in COUNTERS else ".2f"
-            raise self._error(f"{form!r} is not a format for {field}; try {example!r}")
 
     def _error(self, problem: str) -> ConfigError:
         return ConfigError(self._path, f"{self.template!r}: {problem}")
@@ -79,7 +77,7 @@ class NameTemplate:
 
 def _accepts(field: str, form: str) -> bool:
     """Return whether a field's value accepts the format: epoch and step are integers, metrics are floats."""
-    if not _FORMAT.fullmatch(form):
+    if not _FORMAT.fullmatch(form):  # first: a width of ten digits would take gigabytes
         return False
     try:
         format(1 if field in COUNTERS else 1.0, form)

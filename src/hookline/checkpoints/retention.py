@@ -86,6 +86,7 @@ def delete_checkpoints(directory: Path, names: Sequence[str], trusted: Collectio
 
 def delete_checkpoint(path: Path) -> None:
     """Rename a checkpoint durably, then delete it: a crash leaves it whole or as a leftover of the next save."""
+    # Files deleted one by one under the checkpoint's own name would leave a damaged checkpoint after a crash.
     leftover = temporary_name(path)
     path.rename(leftover)
     sync_directory(path.parent)
@@ -96,6 +97,7 @@ def update_link(link: Path, name: str) -> None:
     """Make `link` a symbolic link to its neighbour `name`; a reader finds the old target or the new one."""
     if link.is_symlink() and os.readlink(link) == name:  # noqa: PTH115 - the text, not a path
         return
+    # A link cannot be overwritten: making the new one beside it and renaming never leaves a moment without a link.
     temporary = temporary_name(link)
     temporary.symlink_to(name, target_is_directory=True)
     temporary.replace(link)

@@ -22,14 +22,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from hookline._fs import (
-    Part,
-    is_pid_alive,
-    make_directory,
-    rename_to_free_name,
-    sync_directory,
-    write_file,
-)
+from hookline._fs import Part, is_pid_alive, make_directory, rename_to_free_name, sync_directory, write_file
 from hookline.checkpoints.format import decode, encode, encode_section, safetensors_parts
 from hookline.errors import CheckpointError
 
@@ -100,17 +93,16 @@ def read_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> tup
     state = _load_state(path)
     sections = {}
     for name, skeleton in state["sections"].items():
-        file, tensors = path / f"{name}{_TENSORS}", {}
+        file = path / f"{name}{_TENSORS}"
         try:
-            if file.exists():  # a section may have no tensors; `verify_checkpoint` has noticed missing files
-                tensors = load_file(file, device=str(map_location))
-        except Exception as error:
-            problem = f"cannot load {file} to {map_location}: {error}"
-            raise CheckpointError(f"{path}, section {name!r}: {problem}") from error
-        try:
+            # A section may have no tensors; `verify_checkpoint` has noticed missing files.
+            tensors = load_file(file, device=str(map_location)) if file.exists() else {}
             sections[name] = decode(skeleton, tensors)
         except CheckpointError as error:
             raise CheckpointError(f"{path}, section {name!r}: {error}") from error
+        except Exception as error:
+            problem = f"cannot load {file} to {map_location}: {error}"
+            raise CheckpointError(f"{path}, section {name!r}: {problem}") from error
     return sections, decode(state["meta"], {})
 
 

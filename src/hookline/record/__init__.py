@@ -5,13 +5,9 @@ Imports `core` and the shared modules. `hooks`, `trainer` and what is above them
 
 from __future__ import annotations
 
-from hookline.record.provenance import config_hash, environment, git_state, new_run_id
 from hookline.record.reader import LayerSeries, read_json, read_jsonl, read_layers, read_metrics
 from hookline.record.record import Record
 from hookline.record.redaction import redact
 from hookline.record.sinks import Sink
 
-__all__ = [
-    "LayerSeries", "Record", "Sink", "config_hash", "environment", "git_state", "new_run_id", "read_json",
-    "read_jsonl", "read_layers", "read_metrics", "redact",
-]  # fmt: skip
+__all__ = ["LayerSeries", "Record", "Sink", "read_json", "read_jsonl", "read_layers", "read_metrics", "redact"]

@@ -7,10 +7,7 @@ would be 90 kB of JSON a step; packed they are 8 kB.
 from __future__ import annotations
 
 import binascii
-import threading
 from base64 import b64decode, b64encode
-from collections import deque
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,82 +51,47 @@ class LayerRow(NamedTuple):
         return self.header.series
 
 
-class LayerBuffer:
-    """A buffer of values per layer. Safe to use from several threads.
+class LayerStep:
+    """One step of a series on its way to the host.
 
-    The values are copied when they are added, so the caller may change them afterwards.
+    On CUDA the copy starts here, on the stream that computed the values. They may be changed afterwards.
 
     Args:
-        deliver: Receives batches of rows whose values are on the host, in the order in which they were added.
+        step: The step of the values.
+        header: What the values mean.
+        values: Real numbers of the header's shape.
+
+    Raises:
+        RecordError: If the values are not real numbers.
     """
 
-    def __init__(self, deliver: Callable[[list[LayerRow]], None]) -> None:
-        self._deliver = deliver
-        self._waiting: deque[tuple[int, SeriesHeader, HostCopy]] = deque()
-        self._headers: dict[str, SeriesHeader] = {}  # the newest of each series
-        self._flushing = threading.RLock()
+    kind = "layers"
 
-    def add(self, series: str, step: int, names: Sequence[str], columns: Sequence[str], values: torch.Tensor) -> None:
-        """Add one step; on CUDA the copy to the host starts here, on the stream that computed the values.
-
-        Args:
-            series: The name of the series.
-            step: The step of the values.
-            names: The layers. Names and columns are written once, so keep their order from step to step.
-            columns: The statistics.
-            values: Real numbers, [names, columns] or [names, columns, bins].
-        """
-        shape, header = tuple(values.shape), self._headers.get(series)
-        # Lists are not equal to the header's tuples; a caller who wants to save time passes the same tuples each step.
-        if header is None or (header.names, header.columns, header.shape) != (names, columns, shape):
-            header = SeriesHeader(series, tuple(names), tuple(columns), shape[2] if len(shape) == 3 else None)
-            if shape != header.shape:
-                expected = f"[{len(names)} names, {len(columns)} columns], or one more dimension for bins"
-                raise RecordError(f"layers {series!r}: the values have the shape {list(shape)}; expected {expected}")
-            self._headers[series] = header
+    def __init__(self, step: int, header: SeriesHeader, values: torch.Tensor) -> None:
         if values.is_complex() or values.is_meta:
             kind = "complex" if values.is_complex() else "on the meta device"
-            raise RecordError(f"layers {series!r}: the values are {kind}; give real numbers that have a value")
+            raise RecordError(f"layers {header.series!r}: the values are {kind}; give real numbers that have a value")
+        self.lost: list[Exception] = []  # one if the values could not be read
         values = values.detach() if values.requires_grad else values
         # On an accelerator the copy to the host is the snapshot; elsewhere it would only refer to the values.
         snapshot = values.to(torch.float32, copy=not _device.is_accelerator(values.device))
-        self._waiting.append((step, header, HostCopy(snapshot)))
+        self._step, self._header, self._copy = step, header, HostCopy(snapshot)
 
-    def flush(self) -> None:
-        """Deliver what is on the host; waits for nothing."""
-        self._deliver_rows(wait=False)
+    def is_ready(self) -> bool:
+        """Return whether the copy is complete; never waits."""
+        return self._copy.is_ready()
 
-    def drain(self) -> None:
-        """Deliver everything added so far, waiting for the devices."""
-        self._deliver_rows(wait=True)
-
-    def salvage(self) -> int:
-        """Deliver what can still be read after a device failed, and return how many steps are lost."""
-        lost = 0
-        with self._flushing:
-            while self._waiting:
-                try:
-                    self._deliver_rows(wait=True)
-                except Exception:
-                    self._waiting.popleft()
-                    lost += 1
-        return lost
-
-    def _deliver_rows(self, wait: bool) -> None:
-        rows = []
-        with self._flushing:
-            try:
-                while self._waiting and (wait or self._waiting[0][2].is_ready()):
-                    step, header, copy = self._waiting[0]
-                    rows.append(LayerRow(step, header, copy.wait()))
-                    self._waiting.popleft()
-            finally:  # also when a device failed: what was read before is good
-                if rows:
-                    self._deliver(rows)
+    def rows(self) -> list[LayerRow]:
+        """Wait for the copy and return the row, or nothing if the device failed."""
+        try:
+            return [LayerRow(self._step, self._header, self._copy.wait())]
+        except Exception as error:
+            self.lost.append(error)
+            return []
 
 
-class LayerLines:
-    """The file layers.jsonl, created with its first line.
+class LayerLines(JsonLines):
+    """The file layers.jsonl.
 
     A line ``{"series", "name", "names", "columns"}`` defines an id, once per process, with ``"bins"`` for histograms.
     Each step is a line ``{"series", "step", "data"}`` with base64 of little-endian float32; histograms of counts have
@@ -137,48 +99,28 @@ class LayerLines:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lines: JsonLines | None = None
+        super().__init__(path)
         self._ids: dict[SeriesHeader, int] = {}
 
-    def write(self, row: LayerRow) -> None:
+    def write_row(self, row: LayerRow) -> None:
         """Append one step, after its header if that is new. Raises `RecordError` if the disk refuses."""
         header = row.header
         number = self._ids.get(header)
         if number is None:
             number = len(self._ids)
             fields = {"series": number, "name": header.series, "names": header.names, "columns": header.columns}
-            self._file().write(fields if header.bins is None else {**fields, "bins": header.bins})
+            self.write(fields if header.bins is None else {**fields, "bins": header.bins})
             self._ids[header] = number  # only now: a header that the disk refused is written again
-        name, text = pack(row.values.numpy(), binned=header.bins is not None)
-        # Formatted by hand, because an encoder would scan every character of the numbers.
-        self._file().write_line(b'{"series":%d,"step":%d,"%s":"%s"}' % (number, row.step, name.encode("ascii"), text))
-
-    def resume_at(self, step: int) -> None:
-        """Discard what was written about later steps; does nothing if there is no file."""
-        if self._path.exists():
-            self._file().write({"resumed": step})
-
-    def close(self) -> None:
-        """Close the file, if there is one."""
-        if self._lines is not None:
-            self._lines.close()
-
-    def _file(self) -> JsonLines:
-        if self._lines is None:
-            self._lines = JsonLines(self._path)
-        return self._lines
+        # Bins of whole numbers are packed as counts. The line is formatted by hand, because an encoder would scan
+        # every character of the numbers.
+        values = row.values.numpy()
+        counts = None if header.bins is None else pack_counts(values.reshape(-1))
+        field = b"data" if counts is None else b"counts"
+        text = b64encode(values.astype("<f4", copy=False).tobytes() if counts is None else counts)
+        self.write_line(b'{"series":%d,"step":%d,"%s":"%s"}' % (number, row.step, field, text))
 
 
 # ---- numbers as text -------------------------------------------------------------------------------------------------
-
-
-def pack(values: Floats, binned: bool) -> tuple[str, bytes]:
-    """Return the field and text for the values of one line: ``counts`` for bins of whole numbers, else ``data``."""
-    counts = pack_counts(values.reshape(-1)) if binned else None
-    if counts is not None:
-        return "counts", b64encode(counts)
-    return "data", b64encode(values.astype("<f4", copy=False).tobytes())
 
 
 def unpack(record: dict[str, Any], size: int) -> Floats | None:

@@ -80,6 +80,7 @@ def _lock(fd: int, path: Path) -> None:
             return
         except OSError as error:  # otherwise the file system has no locks, and the file's process is checked
             locked_elsewhere = isinstance(error, (BlockingIOError, PermissionError))
+    # The owner is read even if the system decides, because the error names it.
     try:
         owner = json.loads(os.pread(fd, 4096, 0))
     except (OSError, ValueError):

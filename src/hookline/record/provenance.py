@@ -15,7 +15,6 @@ import string
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -28,11 +27,10 @@ from hookline.record import strict_json
 from hookline.record.redaction import redact
 
 GIT_TIMEOUT_S = 5.0
+UNKNOWN_GIT_STATE: dict[str, Any] = {"commit": "unknown", "dirty": None, "diff_hash": None}
 
 _DIGITS = string.digits + string.ascii_lowercase
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_MAX_DEPTH = 48
 
 
 def new_run_id() -> str:
@@ -56,11 +54,6 @@ def utc_now() -> str:
 # ---- code and machine ------------------------------------------------------------------------------------------------
 
 
-def unknown_git_state() -> dict[str, Any]:
-    """Return what is recorded if there is no commit."""
-    return {"commit": "unknown", "dirty": None, "diff_hash": None}
-
-
 def git_state(directory: Path | str) -> dict[str, Any]:
     """Return the commit, whether tracked files differ from it, and a hash of the difference (None if there is none).
 
@@ -68,7 +61,7 @@ def git_state(directory: Path | str) -> dict[str, Any]:
     commit, or if git does not answer within 5 s in total, unknown fields are "unknown" or None.
     """
     deadline = time.monotonic() + GIT_TIMEOUT_S
-    state = unknown_git_state()
+    state = dict(UNKNOWN_GIT_STATE)
     head = _git(directory, deadline, "rev-parse", "--verify", "HEAD") or b""
     commit = head.decode("ascii", "replace").strip()
     if not _COMMIT.fullmatch(commit):
@@ -119,35 +112,23 @@ def environment() -> dict[str, Any]:
 
 
 def config_hash(config: Any) -> str:
-    """Return the sha256 of a config's meaning: the order of keys does not count, and a tuple equals a list.
+    """Return the sha256 of the meaning of a redacted config: the order of keys does not count.
 
     ``1``, ``1.0``, ``"1"`` and ``True`` are four different values.
     """
-    text = json.dumps(_canonical(config, 0), separators=(",", ":"))
+    text = json.dumps(_canonical(config), separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def _canonical(value: Any, depth: int) -> Any:
-    """Return a JSON value that differs whenever the meaning does: containers and unusual types carry their kind."""
-    if depth > _MAX_DEPTH:  # a config that contains itself
-        return ["deep", type(value).__name__]
-    if isinstance(value, Mapping):
-        pairs = [[_canonical(key, depth + 1), _canonical(item, depth + 1)] for key, item in value.items()]
+def _canonical(value: Any) -> Any:
+    """Return a JSON value that differs whenever the meaning does: containers and unusual numbers carry their kind."""
+    if isinstance(value, dict):
+        pairs = [[_canonical(key), _canonical(item)] for key, item in value.items()]
         return ["dict", *sorted(pairs, key=json.dumps)]
-    if isinstance(value, (list, tuple)):
-        return ["list", *(_canonical(item, depth + 1) for item in value)]
-    if isinstance(value, (set, frozenset)):
-        return ["set", *sorted((_canonical(item, depth + 1) for item in value), key=json.dumps)]
-    if strict_json.is_dataclass_instance(value):
-        return [type(value).__qualname__, _canonical(strict_json.field_values(value), depth + 1)]
-    if value is None or type(value) in (bool, str):
+    if isinstance(value, list):
+        return ["list", *map(_canonical, value)]
+    if value is None or isinstance(value, (bool, str)):
         return value
+    # JSON keeps 1 and 1.0 apart; NaN must differ from the string "NaN", and a huge integer from its digits.
     plain = strict_json.simplify(value)
-    if type(value) in (int, float):  # JSON keeps 1 and 1.0 apart; NaN must differ from the string "NaN"
-        return [type(value).__name__, plain] if isinstance(plain, str) else plain
-    if isinstance(value, torch.Tensor):
-        return ["tensor", str(value.dtype), _canonical(value.tolist(), depth + 1)]
-    if callable(value) and hasattr(value, "__qualname__"):
-        return ["callable", getattr(value, "__module__", None), value.__qualname__]
-    # An address in a repr would change from process to process.
-    return [type(value).__qualname__, _ADDRESS.sub("", strict_json.dumps(plain))]
+    return [type(value).__name__, plain] if isinstance(plain, str) else plain

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakSet
 
@@ -65,7 +64,6 @@ _SHORTEST_PART = 12  # characters of a URL's path: a shorter part may be an ordi
 
 _logger = logging.getLogger("hookline")
 _formatter = logging.Formatter()
-_open_log_filters = 0
 
 
 # ---- secrets known by their origin -----------------------------------------------------------------------------------
@@ -85,13 +83,6 @@ class SecretValues:
 
 _instances: WeakSet[SecretValues] = WeakSet()
 for_good = SecretValues()  # of no run in particular, kept until the process ends
-
-
-def secrets_of_run(config: Any) -> SecretValues:
-    """Collect the secrets of a run's config and of the environment."""
-    secrets = SecretValues()
-    secrets.add(find_secrets([config, os.environ]))
-    return secrets
 
 
 def add_secret_url(url: str) -> None:
@@ -129,7 +120,7 @@ def find_secrets(value: Any, under_secret_key: bool = False, depth: int = 0) -> 
 # ---- structures ------------------------------------------------------------------------------------------------------
 
 
-def redact(value: Any) -> Any:
+def redact(value: Any, *, is_secret: bool = False, depth: int = 0) -> Any:
     """Return a plain copy of a config or an ``argv`` with every secret replaced.
 
     Values that came from a reference (a string with an attribute ``reference``, or the text itself) become the
@@ -138,82 +129,60 @@ def redact(value: Any) -> Any:
 
     >>> redact({"lr": 0.1, "api_key": "abc", "url": "https://me:pw@host/x", "pad_token": "<pad>"})
     {'lr': 0.1, 'api_key': '<redacted>', 'url': '<redacted>', 'pad_token': '<pad>'}
+
+    Args:
+        value: The config, or a part of it.
+        is_secret: Whether the value is under a key that names a secret.
+        depth: How many containers are around the value.
     """
-    return _redact(value, 0)
+    if type(value) in _NO_SECRETS:  # first, because most of what is written are numbers
+        return REDACTED if is_secret and type(value) in (int, float) else value
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return _reference_of(value) or (REDACTED if is_secret and value else redact_text(value))
+    if depth > _MAX_DEPTH:  # a config that contains itself
+        return f"<{type(value).__name__}>"
+    if is_secret and not isinstance(value, Mapping):
+        return REDACTED
+    if strict_json.is_dataclass_instance(value):
+        value = strict_json.field_values(value)
+    if isinstance(value, Mapping):  # under a secret's name, the keys help a reader and the values stay hidden
+        clean: dict[Any, Any] = {}
+        for key, item in value.items():
+            name, hide = key, is_secret
+            if type(key) not in _NO_SECRETS:
+                name, names_secret = _read_key(key if type(key) is str else strict_json.key_text(key))
+                name, hide = strict_json.free_name(name, clean) if name in clean else name, is_secret or names_secret
+            if hide or type(item) not in _NO_SECRETS:  # most fields of a record need no call
+                item = redact(item, is_secret=hide, depth=depth + 1)
+            clean[name] = item
+        return clean
+    plain = value if isinstance(value, (list, tuple)) else strict_json.simplify(value)
+    if isinstance(plain, (list, tuple)):
+        items: list[Any] = []
+        after_secret_flag = False  # in an ``argv``, what follows ``--token`` is its value
+        for item in plain:
+            is_flag = isinstance(item, str) and _FLAG.fullmatch(item) is not None
+            items.append(redact(item, is_secret=after_secret_flag and not is_flag, depth=depth + 1))
+            after_secret_flag = is_flag and is_secret_key(item)
+        return items
+    return redact_text(plain) if isinstance(plain, str) else plain
 
 
 def is_secret_key(key: Any) -> bool:
     """Return whether a key's name says that its value is a secret: ``hf_token`` does, ``pad_token`` does not."""
-    return isinstance(key, str) and _names_secret(str.__str__(key))
-
-
-def _redact(value: Any, depth: int) -> Any:
-    if type(value) in _NO_SECRETS:  # first, because most of what is written are numbers
-        return value
-    if type(value) is str:  # next, because `isinstance(…, Mapping)` takes longer
-        return _redact_leaf(value)
-    if depth > _MAX_DEPTH:  # a config that contains itself
-        return f"<{type(value).__name__}>"
-    if isinstance(value, Mapping):
-        return _redact_items(value, depth)
-    if strict_json.is_dataclass_instance(value):
-        return _redact_items(strict_json.field_values(value), depth)
-    if isinstance(value, (list, tuple)):
-        return _redact_sequence(value, depth)
-    if isinstance(value, (set, frozenset)):
-        return _redact_sequence(strict_json.simplify(value), depth)
-    return _redact_leaf(value)
-
-
-def _redact_items(mapping: Mapping[Any, Any], depth: int) -> dict[Any, Any]:
-    clean: dict[Any, Any] = {}
-    for key, value in mapping.items():
-        if type(key) is str and type(value) in _NO_SECRETS and not _names_secret(key):  # most fields of a record
-            name, plain = _redact_name(key), value
-        else:
-            name, plain = _redact_key(key), _hide(value, depth) if is_secret_key(key) else _redact(value, depth + 1)
-        clean[strict_json.free_name(name, clean) if name in clean else name] = plain
-    return clean
-
-
-def _redact_sequence(values: Iterable[Any], depth: int) -> list[Any]:
-    """Redact items; in an ``argv``, what follows ``--token`` is its value."""
-    clean: list[Any] = []
-    after_secret_flag = False
-    for value in values:
-        is_flag = isinstance(value, str) and _FLAG.fullmatch(value) is not None
-        clean.append(_hide(value, depth) if after_secret_flag and not is_flag else _redact(value, depth + 1))
-        after_secret_flag = is_flag and is_secret_key(value)
-    return clean
-
-
-def _redact_key(key: Any) -> Any:
-    if type(key) in _NO_SECRETS:
-        return key
-    return _redact_name(key if type(key) is str else strict_json.key_text(key))
+    return isinstance(key, str) and _read_key(str.__str__(key))[1]
 
 
 @lru_cache(maxsize=1024)  # a record has the same keys line after line
-def _redact_name(name: str) -> str:
-    return _TOKEN.sub(REDACTED, _URL.sub(_redact_url, name))
-
-
-def _redact_leaf(value: Any) -> Any:
-    if isinstance(value, str) and not isinstance(value, Enum):
-        return _reference_of(value) or redact_text(value)
-    plain = strict_json.simplify(value)
-    return redact_text(plain) if isinstance(plain, str) else plain
-
-
-def _hide(value: Any, depth: int) -> Any:
-    """Replace a value under a secret's name."""
-    if value is None or value == "" or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return _reference_of(value) or REDACTED
-    if isinstance(value, Mapping) and depth < _MAX_DEPTH:  # the keys help a reader, the values stay hidden
-        return {_redact_key(key): _hide(item, depth + 1) for key, item in value.items()}
-    return REDACTED
+def _read_key(name: str) -> tuple[str, bool]:
+    """Return a key without what has the shape of a secret, and whether it names one."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    names_secret = (
+        not _SECRET_WORDS.isdisjoint(words)
+        or not _SECRET_PAIRS.isdisjoint(itertools.pairwise(words))
+        or (words[-1:] == ["token"] and _TEXT_TOKEN_WORDS.isdisjoint(words))
+    )
+    return _TOKEN.sub(REDACTED, _URL.sub(_redact_url, name)), names_secret
 
 
 def _reference_of(value: str) -> str | None:
@@ -227,14 +196,6 @@ def _reference_of(value: str) -> str | None:
     around = _REFERENCE.sub("", written)
     harmless = not around or (written is not value and redact_text(around) == around)
     return str.__str__(written) if harmless else None
-
-
-@lru_cache(maxsize=1024)  # a record has the same keys line after line
-def _names_secret(name: str) -> bool:
-    words = [word.lower() for word in _WORDS.findall(name)]
-    if not _SECRET_WORDS.isdisjoint(words) or not _SECRET_PAIRS.isdisjoint(itertools.pairwise(words)):
-        return True
-    return words[-1:] == ["token"] and _TEXT_TOKEN_WORDS.isdisjoint(words)
 
 
 # ---- texts -----------------------------------------------------------------------------------------------------------
@@ -280,19 +241,14 @@ def _redact_yaml_pair(match: re.Match[str]) -> str:
 
 @contextmanager
 def redacted_log() -> Iterator[None]:
-    """Keep secrets out of Hookline's log inside the block: a hook that raises may quote one in its traceback.
-
-    Runs may overlap; the last one to end removes the filter.
-    """
-    global _open_log_filters
-    _open_log_filters += 1
-    _logger.addFilter(_redact_log_record)  # a logger adds the same filter once
+    """Keep secrets out of Hookline's log inside the block: a hook that raises may quote one in its traceback."""
+    # Runs may overlap, and a logger has the same filter only once, so each run adds one that equals no other.
+    redact_record = partial(_redact_log_record)
+    _logger.addFilter(redact_record)
     try:
         yield
     finally:
-        _open_log_filters -= 1
-        if not _open_log_filters:
-            _logger.removeFilter(_redact_log_record)
+        _logger.removeFilter(redact_record)
 
 
 def _redact_log_record(record: logging.LogRecord) -> bool:

@@ -1,6 +1,6 @@
-"""Sinks, which receive a record's rows: the run's files (metrics.jsonl and others), lists in memory, or a tracker.
+"""Where a record's rows go: the run's files (metrics.jsonl and others) or lists in memory, and any number of sinks.
 
-A sink for a tracker or a database is an object with three methods; see `Sink`.
+A sink, for a tracker or a database, is an object with three methods; see `Sink`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from hookline.errors import RecordError, shown
@@ -20,7 +19,8 @@ from hookline.record.lock import RunLock
 from hookline.record.provenance import environment, git_state
 from hookline.record.reader import read_json
 
-_METHODS = ("write_metrics", "write_layers", "write_events")
+KINDS = ("metrics", "layers", "events")  # of rows; a sink has a method ``write_<kind>`` for each
+LAYERS = "layers.jsonl"
 _LAYER_ROW_WEIGHT = 100  # a row of layers takes about as much memory as 100 rows of metrics
 
 
@@ -49,9 +49,7 @@ class SinkHandle:
     def __enter__(self) -> SinkHandle:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.remove()
 
 
@@ -60,13 +58,13 @@ class AddedSinks:
 
     def __init__(self) -> None:
         self._sinks: list[Sink] = []
-        self._rows: dict[str, list[Any]] = {method: [] for method in _METHODS}
+        self._rows: dict[str, list[Any]] = {kind: [] for kind in KINDS}
         self._queueing = threading.Lock()  # held for moments only: no thread waits for a slow sink to queue a row
         self._delivering = threading.RLock()
 
     def add(self, sink: Sink) -> SinkHandle:
         """Add a sink unless it is there. Raises `RecordError` if it lacks one of the three methods."""
-        missing = [name for name in _METHODS if not callable(getattr(sink, name, None))]
+        missing = [f"write_{kind}" for kind in KINDS if not callable(getattr(sink, f"write_{kind}", None))]
         if missing:
             raise RecordError(f"{shown(sink)} is not a sink: it has no method {', '.join(missing)}")
         if not any(one is sink for one in self._sinks):
@@ -77,48 +75,44 @@ class AddedSinks:
         """Use the same sinks as another record; removing one removes it from both."""
         self._sinks = other._sinks
 
-    def put(self, method: str, rows: Sequence[Any]) -> None:
+    def put(self, kind: str, rows: Sequence[Any]) -> None:
         """Queue rows for the next delivery."""
         if self._sinks:
             with self._queueing:
-                self._rows[method].extend(rows)
+                self._rows[kind].extend(rows)
 
     def deliver(self, report_failure: Callable[[Sink, int | None, Exception], None]) -> None:
         """Call every sink with the queued rows; one that raises is removed and reported.
 
         Reporting queues an event for the other sinks, which is delivered at once: this may be the end of the run.
         """
+        # Delivering is reentrant, because a sink may log and flush; rows are taken out of the queue before sinks are
+        # called, so that the lock of the queue is not held meanwhile.
         with self._delivering:
             failed = True
             while failed and any(self._rows.values()):
+                failed = False
                 with self._queueing:
-                    rows, self._rows = self._rows, {method: [] for method in _METHODS}
-                failures = [self._deliver_to(sink, rows, report_failure) for sink in list(self._sinks)]
-                failed = any(failures)
-
-    def _deliver_to(
-        self, sink: Sink, rows: dict[str, list[Any]], report_failure: Callable[[Sink, int | None, Exception], None]
-    ) -> bool:
-        """Call one sink and return whether it raised."""
-        for method, batch in rows.items():
-            if not batch:
-                continue
-            try:
-                # Each sink has its own dicts, so that it may change or keep them.
-                getattr(sink, method)([dict(row) if isinstance(row, dict) else row for row in batch])
-            except Exception as error:
-                self._remove(sink)
-                last = batch[-1]
-                report_failure(sink, last["step"] if isinstance(last, dict) else last.step, error)
-                return True
-        return False
+                    rows, self._rows = self._rows, {kind: [] for kind in KINDS}
+                batches = [(kind, batch) for kind, batch in rows.items() if batch]
+                for sink in list(self._sinks):
+                    try:
+                        for kind, batch in batches:
+                            # Each sink has its own dicts, so that it may change or keep them.
+                            own = [dict(row) if isinstance(row, dict) else row for row in batch]
+                            getattr(sink, f"write_{kind}")(own)
+                    except Exception as error:
+                        failed = True
+                        self._remove(sink)
+                        last = batch[-1]  # of the kind that the sink failed at
+                        report_failure(sink, last["step"] if isinstance(last, dict) else last.step, error)
 
     def _remove(self, sink: Sink) -> None:
         self._sinks[:] = [one for one in self._sinks if one is not sink]
 
 
-class MemorySink:
-    """Lists of rows, for tests and for runs that leave nothing on disk.
+class MemoryStorage:
+    """A record in lists, for tests and for runs that leave nothing on disk.
 
     Args:
         keep: How many rows each list keeps at least, so that a long run does not fill the memory.
@@ -127,30 +121,23 @@ class MemorySink:
     path: Path | None = None
 
     def __init__(self, keep: int = 100_000) -> None:
-        self.metrics: list[dict[str, Any]] = []
-        self.events: list[dict[str, Any]] = []
-        self.layer_rows: list[LayerRow] = []
+        self.rows: dict[str, list[Any]] = {kind: [] for kind in KINDS}
         self.lost = 0
         self._keep = keep
 
-    def write_metrics(self, rows: Sequence[dict[str, Any]], /) -> None:
-        """Append rows of metrics."""
-        self._append(self.metrics, rows, self._keep)
-
-    def write_layers(self, rows: Sequence[LayerRow], /) -> None:
-        """Append rows of layers."""
-        self._append(self.layer_rows, rows, self._keep // _LAYER_ROW_WEIGHT)
-
-    def write_events(self, rows: Sequence[dict[str, Any]], /) -> None:
-        """Append events."""
-        self._append(self.events, rows, self._keep)
+    def write(self, kind: str, rows: Sequence[Any]) -> None:
+        """Append rows of a kind."""
+        stored, keep = self.rows[kind], max(self._keep // (_LAYER_ROW_WEIGHT if kind == "layers" else 1), 1)
+        stored.extend(rows)
+        if len(stored) >= 2 * keep:  # trimmed rarely, because it moves the rest
+            del stored[:-keep]
 
     def start(self, run: dict[str, Any], config: Any) -> None:
         """Do nothing: git and the environment stay unknown, because asking would touch the disk."""
 
     def resume_at(self, step: int) -> None:
         """Discard layers of later steps."""
-        self.layer_rows[:] = [row for row in self.layer_rows if row.step <= step]
+        self.rows["layers"][:] = [row for row in self.rows["layers"] if row.step <= step]
 
     def report_loss(self, error: Exception, count: int = 1) -> None:
         """Count values that could not be stored."""
@@ -162,13 +149,8 @@ class MemorySink:
     def close(self, run: dict[str, Any]) -> None:
         """Do nothing."""
 
-    def _append(self, stored: list[Any], rows: Sequence[Any], keep: int) -> None:
-        stored.extend(rows)
-        if len(stored) >= 2 * max(keep, 1):  # trimmed rarely, because it moves the rest
-            del stored[: -max(keep, 1)]
 
-
-class FileSink:
+class FileStorage:
     """A run's directory: run.json, config.yaml, metrics.jsonl, events.jsonl and, once there are any, layers.jsonl.
 
     Before the first step a directory that cannot be written is an error. From then on nothing here stops the run: a
@@ -178,26 +160,15 @@ class FileSink:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lost = 0
-        self._warned = False
         self._lock = RunLock(path)  # first: a second writer must not open the files
-        self._events = JsonLines(path / "events.jsonl")
-        self._metrics = JsonLines(path / "metrics.jsonl")
-        self._layers = LayerLines(path / "layers.jsonl")
+        self._files = {kind: JsonLines(path / f"{kind}.jsonl") for kind in ("events", "metrics")}
+        self._layers: LayerLines | None = None  # opened with its first line
 
-    def write_metrics(self, rows: Sequence[dict[str, Any]], /) -> None:
-        """Append lines to metrics.jsonl."""
+    def write(self, kind: str, rows: Sequence[Any]) -> None:
+        """Append rows of a kind to its file."""
+        write = self._write_layers if kind == "layers" else self._files[kind].write
         for row in rows:
-            self._try(self._metrics.write, row)
-
-    def write_layers(self, rows: Sequence[LayerRow], /) -> None:
-        """Append lines to layers.jsonl."""
-        for row in rows:
-            self._try(self._layers.write, row)
-
-    def write_events(self, rows: Sequence[dict[str, Any]], /) -> None:
-        """Append lines to events.jsonl."""
-        for row in rows:
-            self._try(self._events.write, row)
+            self._try(write, row)
 
     def start(self, run: dict[str, Any], config: Any) -> None:
         """Add commit, environment and earlier attempts to the run's description, and write it with the config."""
@@ -222,28 +193,38 @@ class FileSink:
             raise
 
     def resume_at(self, step: int) -> None:
-        """Discard layers of later steps."""
-        self._try(self._layers.resume_at, step)
+        """Discard layers of later steps; a run without layers gets no file of them."""
+        if (self.path / LAYERS).exists():
+            self._try(self._write_layers, {"resumed": step})
 
     def report_loss(self, error: Exception, count: int = 1) -> None:
         """Count lines or values that could not be written, and warn of the first."""
+        is_first = not self.lost
         self.lost += count
-        if not self._warned:
-            self._warned = True
+        if is_first:
             message = f"the record in {self.path} is losing data, training continues: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=4)
 
     def sync(self) -> None:
-        """Wait until the disk has what was written."""
-        for lines in (self._metrics, self._events):
+        """Wait until the disk has the metrics and events that were written."""
+        for lines in self._files.values():
             self._try(lines.sync)
 
     def close(self, run: dict[str, Any]) -> None:
         """Write run.json, close the files and release the lock."""
         self._try(write_json_atomic, self.path / "run.json", run)
-        for lines in (self._metrics, self._events, self._layers):
-            lines.close()
+        for lines in (*self._files.values(), self._layers):
+            if lines is not None:
+                lines.close()
         self._lock.release()
+
+    def _write_layers(self, row: LayerRow | Mapping[str, Any]) -> None:
+        if self._layers is None:
+            self._layers = LayerLines(self.path / LAYERS)
+        if isinstance(row, LayerRow):
+            self._layers.write_row(row)
+        else:
+            self._layers.write(row)
 
     def _try(self, write: Callable[..., None], *arguments: Any) -> None:
         try:
