@@ -155,10 +155,6 @@ class EventArgs:
         """Skip the optimizer step of the current window."""
         self.skip_reason, self.skip_requested_at = reason, self.step
 
-    def mark_overflow(self) -> None:
-        """Note that the scaled gradients of this step overflowed."""
-        self.overflowed_at = self.step
-
     def forget_step(self) -> None:
         """Forget what was stored for a step's number: the counters were restored."""
         self.skip_requested_at = self.overflowed_at = -1

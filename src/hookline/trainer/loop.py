@@ -342,7 +342,7 @@ class Loop:
         window = self.args.window
         self.find_new_parameters()
         if self.engine.unscale(self.trainer.optimizers):
-            self.args.mark_overflow()
+            self.args.overflowed_at = self.progress.step
             self.trainer.skip_step(OVERFLOW_REASON)
         if self.weighted:
             if not (total := sum(part.weight for part in window)):
@@ -395,10 +395,10 @@ class Loop:
         return False
 
     def step_or_skip(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Step through the scaler or the user's function unless the step is skipped; return whether it stepped."""
+        """Step, by the user's function if there is one, unless the step is skipped; return whether it stepped."""
         args, progress = self.args, self.progress
-        wanted = args.skip_requested_at != progress.step
-        if wanted and self.engine.step(optimizer, self.trainer.optimizer_step):
+        if args.skip_requested_at != progress.step:
+            self.engine.step(optimizer, self.trainer.optimizer_step)
             return True
         args.reason = args.skip_reason
         self.record.event("step_skipped", progress.step, reason=args.reason, optimizer_idx=args.optimizer_idx)
