@@ -8,7 +8,7 @@ fire in run.py, validation.py and checkpointing.py. An event without listeners i
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from time import time
@@ -19,20 +19,18 @@ from torch import Tensor
 
 from hookline._tensors import count_samples
 from hookline.core.costs import CostMonitor
-from hookline.core.dispatch import Dispatch, EventSlots
+from hookline.core.dispatch import Dispatch
 from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
 from hookline.gradients.local_storage import multiply_
 from hookline.trainer.data.epoch_batches import EpochBatches, epoch_batches
 from hookline.trainer.data.loaders import TrainLoaders
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
-from hookline.trainer.event_args import single_numbers
 from hookline.trainer.parameters import group_sizes, unowned_parameters
 from hookline.trainer.step_fn import check_trainable, count_tokens, loss_and_metrics
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
-    from hookline.trainer.validation import Measure
 
 FLUSH_STEPS, FLUSH_SECONDS = 47, 2.0  # a prime: it seldom falls on the steps at which hooks are due
 OVERFLOW_REASON = "non-finite gradients under GradScaler"
@@ -296,9 +294,8 @@ class Loop:
 
     def log_added_metrics(self) -> None:
         """Record what hooks added to the metrics of a micro-batch."""
-        if self.args.metrics_were_read:
-            for name, value in self.args.added_metrics().items():
-                self.trainer.log(name, value)
+        for name, value in self.args.added_metrics().items():
+            self.trainer.log(name, value)
 
     def find_loss(self, result: Any) -> Tensor:
         """Return the loss in the result of a step; the first one is checked."""
@@ -482,33 +479,3 @@ class Loop:
         """Release the loaders' iterators."""
         if self.batches is not None:
             self.batches.close()
-
-    # ---- validation ------------------------------------------------------------------------------------------------
-
-    def validation_batches(
-        self, loaders: Mapping[str, Iterable[Any]], slots: EventSlots, measure: Measure
-    ) -> Iterator[tuple[str, int, Any]]:
-        """Run the validation loaders through the model.
-
-        Args:
-            loaders: The validation loaders by name.
-            slots: The dispatch of each event.
-            measure: Computes the user's metrics of a batch.
-
-        Yields:
-            For each batch its loader, the number of samples, and the loss and metrics.
-        """
-        args = self.args
-        for loader_index, (name, loader) in enumerate(loaders.items()):
-            for index, batch in enumerate(loader):
-                placed = self.engine.place(batch)
-                args.enter_validation_batch(placed, index, loader_index, name)
-                if handler := slots.on_validation_batch_start:
-                    handler(args)
-                result = self.trainer.compute(placed)
-                loss, metrics = loss_and_metrics(result)
-                args.set_batch_result(loss, {**metrics, **measure(name, placed, result)})
-                if handler := slots.on_validation_batch_end:
-                    handler(args)
-                added = single_numbers(args.added_metrics()) if args.metrics_were_read else {}
-                yield name, count_samples(placed), {"loss": loss.detach(), **args.step_metrics, **added}

@@ -198,7 +198,7 @@ def _outcome(trainer: Trainer, signals: SignalHandler) -> tuple[str, str | None]
 def _fail(trainer: Trainer, error: BaseException) -> None:
     """Fire on_exception, and finish a checkpoint that is being written."""
     trainer.run_status.close(failed=True)
-    trainer.event_args.set_exception(error)
+    trainer.event_args.exception = error
     trainer.record.event("exception", trainer.progress.step, error=_describe_error(error))
     try:
         if handler := trainer.hooks.slots.on_exception:

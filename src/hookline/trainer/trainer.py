@@ -33,7 +33,7 @@ from hookline.trainer.rng import preserve_rng, rng_state
 from hookline.trainer.run import close_at_exit, run_context
 from hookline.trainer.run_state import Progress, RunStatus
 from hookline.trainer.step_fn import StepFunction, count_tokens, make_step
-from hookline.trainer.validation import ValidationMetrics, eval_mode, validate
+from hookline.trainer.validation import check_metrics, eval_mode, validate
 
 if TYPE_CHECKING:
     from hookline.core.run_control import RunControl
@@ -99,7 +99,7 @@ class Trainer:
         self.hooks.failures.debug = self.hooks.failures.debug or self.options.debug
         # The model as the run calls it.
         self.called_model: Any = torch.compile(self.model) if self.options.compile else self.model
-        self.validation_metrics = ValidationMetrics(parts.metrics, self.called_model)
+        self.validation_metrics = check_metrics(parts.metrics)
         self.compute = self._make_step()  # batch -> what step_fn, loss_fn or the model returns
         self.checkpointer = Checkpointer(self)
         self._loop: Loop | None = None
