@@ -23,7 +23,7 @@ from hookline.core.dispatch import Dispatch
 from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
 from hookline.gradients.local_storage import multiply_
-from hookline.trainer.data.epoch_batches import EpochBatches, epoch_batches
+from hookline.trainer.data.epoch_batches import MixedBatches, SequentialBatches, epoch_batches
 from hookline.trainer.data.loaders import TrainLoaders
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
 from hookline.trainer.parameters import group_sizes, unowned_parameters
@@ -193,7 +193,7 @@ class Loop:
         )
         self.unowned = unowned_parameters(trainer.model, trainer.params)
         self._group_sizes = group_sizes(trainer.optimizers)
-        self.batches: EpochBatches | None = None  # of the current epoch; None for manual steps
+        self.batches: SequentialBatches | MixedBatches | None = None  # of the current epoch; None for manual steps
         self.in_window = 0  # micro-batches of the current step; not counted if a step is one micro-batch
         self.bare_loss = False  # whether the step returns the loss as a 0-dim tensor; known after the first batch
         self.unrecorded: list[tuple[int, int, str, Any, float]] = []

@@ -138,7 +138,8 @@ def _resume(trainer: Trainer, path: Path) -> None:
 
 def _warn_before_start(trainer: Trainer) -> None:
     """Warn about loaders that cannot resume exactly and about before/after targets that are not registered."""
-    for why in resume_warnings(trainer.train_loaders) if trainer.run_dir is not None else []:
+    is_cut = trainer.train_loaders.limit is not None
+    for why in resume_warnings(trainer.train_loaders, is_cut) if trainer.run_dir is not None else []:
         logger.warning("resuming this run inside an epoch may not be exact: %s", why)
         trainer.note("resume_not_exact", why=why)
     for entry in trainer.hooks.entries():

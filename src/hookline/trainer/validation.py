@@ -19,8 +19,9 @@ from hookline._tensors import count_samples
 from hookline.core.catalog import find_event
 from hookline.core.dispatch import EventSlots
 from hookline.errors import TrainingError
-from hookline.trainer.data.loader_state import preserve_order
+from hookline.trainer.data.loader_state import preserve_parts
 from hookline.trainer.data.loaders import raise_no_batches, why_empty
+from hookline.trainer.data.sampler import ResumableSampler
 from hookline.trainer.event_args import single_numbers
 from hookline.trainer.rng import preserve_rng
 from hookline.trainer.step_fn import as_python_number, is_numpy_number, loss_and_metrics
@@ -61,7 +62,7 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
         TrainingError: If a loader gives no batch, or a hook validates inside the validation that it called.
     """
     args, slots = trainer.event_args, trainer.hooks.slots
-    order = preserve_order(trainer.train_loaders, loaders)
+    order = preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
     with (
         args.validation(trainer.hooks.calling_hook()),
         args.preserve_train_batch("validation"),
@@ -92,7 +93,7 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
     if not readable:
         return
     args, hooks = trainer.event_args, trainer.hooks
-    slots, order = EventSlots(), preserve_order(trainer.train_loaders, loaders)
+    slots, order = EventSlots(), preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
     with args.preserve_train_batch("validation"), preserve_rng(), order, eval_mode(trainer.model), hooks.silenced():
         for event in map(find_event, SANITY_EVENTS):
             bound = [one for one in hooks.listeners(event, due=None) if getattr(one.owner, "hears_sanity_check", False)]
