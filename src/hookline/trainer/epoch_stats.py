@@ -76,7 +76,11 @@ class EpochStats:
     def means(self) -> dict[str, float]:
         """Return the means by recorded name (`train/epoch_acc`, `train/books/epoch_loss`); waits for the device."""
         self.fold()
-        return {epoch_name(name): float(total) / self._counts[name] for name, total in self._sums.items()}
+        means = {}
+        for name, total in self._sums.items():
+            place, slash, last = name.rpartition("/")
+            means[f"{place}{slash}epoch_{last}"] = float(total) / self._counts[name]
+        return {**means, "train/epoch_loss": self.mean_loss()}
 
     def latest(self, since: int | None = None) -> dict[str, float]:
         """Return the latest values of steps after `since`, or else of this epoch; waits for the device."""
@@ -109,12 +113,6 @@ class EpochStats:
         self._sums = {name: total for name, (_, total) in metrics.get("sums", {}).items()}
         self._latest = {name: (step, value) for name, (step, value) in metrics.get("newest", {}).items()}
         self._began = metrics.get("began", -1)
-
-
-def epoch_name(name: str) -> str:
-    """Return the recorded name of a metric's mean over an epoch."""
-    place, slash, last = name.rpartition("/")
-    return f"{place}{slash}epoch_{last}"
 
 
 def detached_copy(value: Any) -> Any:

@@ -248,17 +248,13 @@ class Loop:
         if self.validate_epochs and (self.progress.epoch + 1) % self.validate_epochs == 0:
             trainer.step_plateau_schedulers(trainer.validate())
         self.record_non_finite_losses(self.stats.take_non_finite())
-        for name, mean in self.epoch_metrics().items():
+        for name, mean in self.stats.means().items():
             trainer.log(name, mean)
         if handler := self.slots.on_epoch_end:
             handler(self.args)
         self.progress.end_epoch()
         self.flush()
         trainer.checkpointer.save_requested()
-
-    def epoch_metrics(self) -> dict[str, float]:
-        """Return the means of the epoch so far by recorded name; waits for the device."""
-        return {**self.stats.means(), "train/epoch_loss": self.stats.mean_loss()}
 
     def record_non_finite_losses(self, count: int) -> None:
         """Record how many losses of an epoch were NaN or infinite."""
