@@ -27,7 +27,7 @@ from hookline.trainer.data.epoch_batches import MixedBatches, SequentialBatches,
 from hookline.trainer.data.loaders import TrainLoaders
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
 from hookline.trainer.parameters import group_sizes, unowned_parameters
-from hookline.trainer.step_fn import check_trainable, count_tokens, loss_and_metrics
+from hookline.trainer.step_fn import LOSS_SOURCES, count_tokens, loss_and_metrics
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
@@ -211,17 +211,17 @@ class Loop:
         epoch = progress.epoch + progress.epoch_over
         batches = self.batches = epoch_batches(loaders, self.accumulate > 1, progress.enter_loader, epoch)
         if progress.position is not None:
-            batches.resume(progress.position, progress.batch_idx + 1)
+            iterator = batches.resume(progress.position, progress.batch_idx + 1)
         else:
             progress.begin_epoch()
             self.stats = self.stats.next_epoch(progress.step)
             if handler := self.slots.on_epoch_start:
                 handler(self.args)
-            batches.start()
+            iterator = batches.start()
             progress.position = batches.position
         self.hooks.replan()
         # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
-        return batches if batches.length is None else islice(batches, batches.length - batches.offset)
+        return iterator if batches.length is None else islice(iterator, batches.length - batches.offset)
 
     @property
     def is_last_of_epoch(self) -> bool:
@@ -300,8 +300,11 @@ class Loop:
         for key, value in found.items():
             self.stats.add(f"train/{key}", value)
         self.args.step_metrics = found
-        if not self.bare_loss:
-            check_trainable(loss)
+        if not self.bare_loss and not loss.requires_grad:
+            raise TrainingError(
+                "the loss does not require grad, so nothing would be trained: was it detached, made under no_grad, or "
+                f"are all parameters frozen? ({LOSS_SOURCES})"
+            )
         self.bare_loss = loss is result
         return loss
 
@@ -470,8 +473,3 @@ class Loop:
         """Pass the metrics of the last steps to the record."""
         self.record.extend(self.unrecorded)
         self.unrecorded.clear()
-
-    def close(self) -> None:
-        """Release the loaders' iterators."""
-        if self.batches is not None:
-            self.batches.close()

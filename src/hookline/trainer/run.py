@@ -198,7 +198,6 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     """Fire on_train_end, close hooks and record, and print a line that hides nothing."""
     args, hooks, loop = trainer.event_args, trainer.hooks, trainer.loop
     args.end_run(reason or outcome)
-    loop.close()
     try:
         non_finite = loop.stats.take_non_finite()
     except Exception:  # the device is gone; the failure itself is recorded

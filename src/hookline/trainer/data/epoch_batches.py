@@ -50,7 +50,7 @@ def epoch_batches(
 
 
 class _EpochBatches:
-    """What both kinds have: the iterator over an epoch's batches, and the checks of a saved position."""
+    """What both kinds have: where an epoch ends, and the checks of a saved position."""
 
     length: int | None  # the batches of the epoch, if that is certain
 
@@ -59,15 +59,6 @@ class _EpochBatches:
         self.offset = 0  # the batches before the position that the epoch was resumed at
         self._loaders, self._limit = loaders, loaders.limit
         self._names, self._on_loader = list(loaders), on_loader
-        self._batches: Iterator[Any] | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        assert self._batches is not None, "neither started nor resumed"
-        return self._batches
-
-    def close(self) -> None:
-        """Release the loaders' iterators: workers left to the garbage collector take seconds to end."""
-        self._batches = None
 
     def raise_empty(self) -> None:
         """Raise TrainingError because no batch came."""
@@ -113,11 +104,11 @@ class SequentialBatches(_EpochBatches):
         self._position: dict[str, Any] = {}
         self._enter(0)
 
-    def start(self) -> None:
+    def start(self) -> Iterator[Any]:
         """Start the epoch with the first loader."""
-        self._batches = self._read(self._start_loader(0, before=0))
+        return self._read(self._start_loader(0, before=0))
 
-    def resume(self, position: Mapping[str, Any], count: int) -> None:
+    def resume(self, position: Mapping[str, Any], count: int) -> Iterator[Any]:
         """Continue after `count` batches, at a saved position; random streams keep their states."""
         self._check_schedule(position, "sequential")
         name, before, states = position["loader"], position["before"], position["states"]
@@ -140,7 +131,7 @@ class SequentialBatches(_EpochBatches):
             self._check_limit(count)
             if self._is_ahead and skip and "ahead" in position:
                 restore_rng(position["ahead"])
-            self._batches = self._read(batches)
+            return self._read(batches)
 
     @property
     def position(self) -> dict[str, Any]:
@@ -322,12 +313,12 @@ class MixedBatches(_EpochBatches):
         self._following = 0  # the loader that the next batch comes from
         self._members = [MixedLoader(name, loader, loaders.idle_states) for name, loader in loaders.items()]
 
-    def start(self) -> None:
+    def start(self) -> Iterator[Any]:
         """Start the epoch; each loader starts with its first batch."""
         self._following = self._order.next()
-        self._batches = self._mix()
+        return self._mix()
 
-    def resume(self, position: Mapping[str, Any], count: int) -> None:
+    def resume(self, position: Mapping[str, Any], count: int) -> Iterator[Any]:
         """Continue after `count` batches, at a saved position; random streams keep their states."""
         self._check_schedule(position, self._schedule.kind)
         if list(position["loaders"]) != self._names:
@@ -341,7 +332,7 @@ class MixedBatches(_EpochBatches):
         self._check_limit(count)
         self._order.restore(position["turns"])
         self._following, self.offset = position["turn"], count
-        self._batches = self._mix()
+        return self._mix()
 
     @property
     def position(self) -> dict[str, Any]:
@@ -357,18 +348,15 @@ class MixedBatches(_EpochBatches):
         """Return the loaders' own states as they were between two passes."""
         return {name: state for member in self._members for name, state in member.idle_state().items()}
 
-    def close(self) -> None:
-        """Release the iterators of all loaders."""
-        super().close()
-        for member in self._members:
-            member.close()
-
     def _mix(self) -> Iterator[Any]:
-        while not self.last:
-            member = self._members[self._following]
-            batch = member.next()
-            self._on_loader(self._following, member.name)
-            self._following = self._order.next()
-            self.last = self._schedule.is_over([member.ended for member in self._members], self._following)
-            yield batch
-        self.close()
+        try:
+            while not self.last:
+                member = self._members[self._following]
+                batch = member.next()
+                self._on_loader(self._following, member.name)
+                self._following = self._order.next()
+                self.last = self._schedule.is_over([member.ended for member in self._members], self._following)
+                yield batch
+        finally:  # also when a run stops inside the epoch: workers left to the garbage collector take seconds to end
+            for member in self._members:
+                member.close()
