@@ -24,7 +24,7 @@ from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
 from hookline.gradients.local_storage import multiply_
 from hookline.trainer.data.epoch_batches import MixedBatches, SequentialBatches, epoch_batches
-from hookline.trainer.data.loaders import TrainLoaders
+from hookline.trainer.data.loaders import TrainLoaders, why_empty
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
 from hookline.trainer.parameters import group_sizes, unowned_parameters
 from hookline.trainer.step_fn import LOSS_SOURCES, count_tokens, loss_and_metrics
@@ -233,7 +233,7 @@ class Loop:
         """Raise TrainingError if the loaders gave no batch, or ended in the middle of a window."""
         batches, read = self.batches, self.progress.batch_idx + 1
         if batches is not None and not read:
-            batches.raise_empty()
+            raise TrainingError(f"the training loader gave no batches{why_empty(self.trainer.train_loaders)}")
         if self.in_window and batches is not None:
             raise TrainingError(
                 f"the training loader promised {batches.length} batches and gave {read}, which leaves "

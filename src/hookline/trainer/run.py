@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,14 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
     outcome, reason = "completed", None
     with SignalHandler(trainer.stop_on_signal) as signals, redacted_log():
         try:
-            with _deterministic(trainer.options.deterministic), _check_loader_schedules(trainer):
+            with ExitStack() as during_training:
+                if trainer.options.deterministic:
+                    before = torch.are_deterministic_algorithms_enabled()
+                    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+                    during_training.callback(torch.use_deterministic_algorithms, before, warn_only=warn_only)
+                    torch.use_deterministic_algorithms(True)
+                check = partial(_check_loader_schedule, trainer)
+                during_training.callback(trainer.hooks.add_registration_check(check))
                 _prepare(trainer, resume)
                 if handler := trainer.hooks.slots.on_train_start:
                     handler(trainer.event_args)
@@ -145,38 +152,12 @@ def _resume(trainer: Trainer, path: Path) -> None:
             trainer.note("checkpoint_abandoned", path=moved)
 
 
-@contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
-    """Use deterministic algorithms inside the block, if wanted."""
-    if not wanted:
-        yield
-        return
-    before, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
-
-
-@contextmanager
-def _check_loader_schedules(trainer: Trainer) -> Iterator[None]:
-    """Reject hooks inside the block whose schedule counts the batches of a loader that does not exist."""
-
-    def check(entry: Entry) -> None:
-        for name in entry.schedule.loaders:
-            if name not in trainer.train_loaders:
-                why = f"{entry.schedule}: there is no training loader {name!r}; {nearest(name, trainer.train_loaders)}"
-                raise ConfigError(f"{entry.name}.every", why)
-
-    remove_check = trainer.hooks.add_registration_check(check)
-    try:
-        yield
-    finally:
-        remove_check()
+def _check_loader_schedule(trainer: Trainer, entry: Entry) -> None:
+    """Reject a hook whose schedule counts the batches of a loader that does not exist."""
+    for name in entry.schedule.loaders:
+        if name not in trainer.train_loaders:
+            why = f"{entry.schedule}: there is no training loader {name!r}; {nearest(name, trainer.train_loaders)}"
+            raise ConfigError(f"{entry.name}.every", why)
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hookline.errors import CheckpointError, TrainingError
+from hookline.errors import CheckpointError
 from hookline.trainer.data.loader_state import (
     has_state,
     iterate_from,
@@ -25,7 +25,6 @@ from hookline.trainer.data.loaders import (
     raise_no_batches,
     smallest,
     trusted_length,
-    why_empty,
 )
 from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
 
@@ -59,10 +58,6 @@ class _EpochBatches:
         self.offset = 0  # the batches before the position that the epoch was resumed at
         self._loaders, self._limit = loaders, loaders.limit
         self._names, self._on_loader = list(loaders), on_loader
-
-    def raise_empty(self) -> None:
-        """Raise TrainingError because no batch came."""
-        raise TrainingError(f"the training loader gave no batches{why_empty(self._loaders)}")
 
     def _check_schedule(self, position: Mapping[str, Any], kind: str) -> None:
         """Raise CheckpointError if the position was saved under another schedule."""
