@@ -1,5 +1,6 @@
 """Loaders that take turns: the declared order, names and counters in every event, and exact resuming anywhere."""
 
+import multiprocessing
 import random
 from bisect import bisect
 from collections.abc import Iterator
@@ -476,6 +477,14 @@ def test_with_workers(tmp_path: Path) -> None:
     whole = stopped(loaders, tmp_path / "whole", [], **options)
     parts = stopped(loaders, tmp_path / "parts", [5], **options)
     assert fingerprint(parts) == fingerprint(whole)
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "round_robin"])
+def test_no_worker_outlives_a_run_that_stops_inside_an_epoch(schedule: str) -> None:
+    """Workers that are left to the garbage collector would take seconds to end."""
+    loaders = {"a": shuffling(8, num_workers=1), "b": shuffling(8, num_workers=1)}
+    make_small(loaders, loader_schedule=schedule, max_steps=3).train()
+    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "stateful"])
