@@ -1,15 +1,16 @@
 """With async_save training continues while a checkpoint is written, and nothing else is different."""
 
 import errno
+import gc
 import json
 import os
 import signal
 import threading
 import time
-from concurrent.futures import wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -22,9 +23,6 @@ from hookline.checkpoints.format import encode_section
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.errors import CheckpointError
 from hookline.record import read_json, read_jsonl
-from hookline.trainer.async_save import AsyncSave
-from hookline.trainer.checkpointing import Draft
-from hookline.trainer.event_args import EventArgs
 
 NEXT_STEP_S = 0.3  # how long a slow disk waits for the next step, which the last one of a run never gets
 
@@ -103,6 +101,11 @@ class Story(TrainingHook):
         self.told.append("end")
 
 
+def writing_threads() -> list[threading.Thread]:
+    """Return the threads that write a checkpoint; such a thread ends when the checkpoint is written."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("hookline-save")]
+
+
 class Gate:
     """A disk that blocks until the test lets it continue, or fail."""
 
@@ -118,26 +121,27 @@ class Gate:
             raise OSError(self.error, os.strerror(self.error))
         return self._real(fd, data)
 
-    def open(self, trainer: Trainer) -> None:
+    def open(self) -> None:
         """Let everything through, and wait until the pending save is done, so that the next boundary reports it."""
         self.opened.set()
-        wait([trainer.checkpointer._async.pending.written])  # type: ignore[union-attr]
+        for thread in writing_threads():
+            thread.join()
 
-    def fail(self, trainer: Trainer) -> None:
+    def fail(self) -> None:
         """The same, but the disk is full."""
         self.error = errno.ENOSPC
-        self.open(trainer)
+        self.open()
         self.error = 0
 
 
 def slow_disk(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A save in the background begins to write when training has made another step; returns how many wrote at once."""
-    real, real_start, begun, writers, seen = os.write, AsyncSave.start, set[threading.Thread](), [0], list[int]()
+    real, real_snapshot, begun, writers, seen = os.write, HostMemory.snapshot, set[threading.Thread](), [0], list[int]()
     saved_at = [0]
 
-    def start(self: AsyncSave, draft: Draft, args: EventArgs) -> None:
+    def snapshot(self: HostMemory, sections: Any) -> Any:
         saved_at[0] = trainer.step
-        real_start(self, draft, args)
+        return real_snapshot(self, sections)
 
     def write(fd: int, data: Any) -> int:
         writers[0] += 1
@@ -150,7 +154,7 @@ def slow_disk(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         writers[0] -= 1
         return real(fd, data)
 
-    monkeypatch.setattr(AsyncSave, "start", start)
+    monkeypatch.setattr(HostMemory, "snapshot", snapshot)
     monkeypatch.setattr(_fs, "os", SimpleNamespace(**{**vars(os), "write": write}))
     return seen
 
@@ -234,7 +238,7 @@ def test_training_continues_and_hooks_are_called_at_a_later_boundary(monkeypatch
     def look(trainer: Trainer) -> None:
         assert trainer.saving == "step-00000002" and gate.reached.wait(20)
         assert list_checkpoints(trainer.checkpoint_dir) == []  # type: ignore[arg-type]
-        gate.open(trainer)
+        gate.open()
 
     trainer.train()
     steps = [f"step {step}" for step in range(1, 17)]
@@ -247,14 +251,23 @@ def test_training_continues_and_hooks_are_called_at_a_later_boundary(monkeypatch
 
 
 def test_it_is_reported_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run does not end before what was asked for is durable."""
-    trainer = make_trainer()
+    """A run does not end before what was asked for is durable; then nothing of the state is held on to."""
+    trainer, real, copies = make_trainer(), HostMemory.snapshot, WeakSet[torch.Tensor]()
+
+    def snapshot(self: HostMemory, sections: Any) -> Any:
+        copied = real(self, sections)
+        copies.update(tensor for section in copied.values() for tensor in section.tensors.values())
+        return copied
+
+    monkeypatch.setattr(HostMemory, "snapshot", snapshot)
+    trainer.on("checkpoint_save")(lambda: copies or pytest.fail("nothing was copied"))
     slow_disk(trainer, monkeypatch)
     story = ask_at(trainer, 8)
     trainer.train()
     assert story.told[-2:] == ["saved 8", "end"]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("hookline-save")]
-    assert not trainer.checkpointer._async._memory._buffers  # nothing of the state is held on to
+    assert not writing_threads()
+    gc.collect()
+    assert not copies
 
 
 def test_the_next_save_waits_for_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +304,7 @@ def test_a_failure_ends_the_run(when: str, monkeypatch: pytest.MonkeyPatch) -> N
     trainer, gate = make_trainer(), Gate(monkeypatch)
     story = ask_at(trainer, 2 if when == "on the way" else 8)
     if when == "on the way":
-        trainer.on("step_end", at=5)(lambda trainer: gate.fail(trainer))
+        trainer.on("step_end", at=5)(lambda: gate.fail())
     else:
         gate.error = errno.ENOSPC
         gate.opened.set()
@@ -307,7 +320,7 @@ def test_a_failure_may_be_warned_of(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     """With on_save_error: warn, training continues, the step is named, and the next checkpoint is written."""
     trainer, gate = make_trainer(on_save_error="warn"), Gate(monkeypatch)
     story = ask_at(trainer, 2, 7)
-    trainer.on("step_end", at=5)(lambda trainer: gate.fail(trainer))
+    trainer.on("step_end", at=5)(lambda: gate.fail())
     trainer.train()
     assert [line for line in story.told if "saved" in line] == ["saved 7"]
     assert trainer.failed_saves == 1 and trainer.step == 8
@@ -349,7 +362,7 @@ def test_a_failed_save_replaces_no_other_failure(monkeypatch: pytest.MonkeyPatch
     """It is a note on the exception that ended the run, and counted."""
     trainer, gate = make_trainer(), Gate(monkeypatch)
     ask_at(trainer, 2)
-    trainer.on("exception")(lambda trainer: gate.fail(trainer))
+    trainer.on("exception")(lambda: gate.fail())
 
     @trainer.on("before_backward", at=4, on_error="raise")
     def fail() -> None:
@@ -401,7 +414,7 @@ def test_loaders_may_fork_while_a_save_is_written(monkeypatch: pytest.MonkeyPatc
     trainer, gate = make_trainer(), Gate(monkeypatch)
     data = TensorDataset(torch.randn(16, 3), torch.randn(16, 1))
     story = ask_at(trainer, 3)
-    trainer.on("step_end", at=6)(lambda trainer: gate.open(trainer))
+    trainer.on("step_end", at=6)(lambda: gate.open())
     trainer.fit(DataLoader(data, batch_size=4, num_workers=2), max_epochs=2)
     assert story.told[5:8] == ["step 6", "saved 3", "step 7"]
 
@@ -437,7 +450,7 @@ def test_a_pending_failure_is_not_charged_to_a_hook_that_saves(monkeypatch: pyte
 
     @trainer.on("epoch_end")
     def save(trainer: Trainer) -> None:
-        gate.fail(trainer)
+        gate.fail()
         saved.append(trainer.save_checkpoint("now").name)
 
     with pytest.raises(CheckpointError, match="step-00000007"):
@@ -457,7 +470,7 @@ def test_half_a_validation_is_rejected_without_waiting(monkeypatch: pytest.Monke
             with pytest.raises(CheckpointError, match="half a validation"):
                 trainer.save_checkpoint()
             refused.append(trainer.saving)
-            gate.open(trainer)
+            gate.open()
 
     trainer.train()
     assert refused == ["step-00000002"] and story.told == ["step 1", "step 2", "step 3", "step 4", "saved 2", "end"]
@@ -510,7 +523,7 @@ def test_one_that_is_worse_than_what_is_being_written_is_not_saved(monkeypatch: 
     trainer, gate = make_scored([0.5, 0.9, 0.7, 0.6, 0.4]), Gate(monkeypatch)
     trainer.add_checkpointing(monitor="val/score")
     story = ask_at(trainer)
-    trainer.on("step_end", at=4)(lambda trainer: gate.open(trainer))
+    trainer.on("step_end", at=4)(lambda: gate.open())
     trainer.train()
     assert [line for line in story.told if "saved" in line] == ["saved 1", "saved 5"]
 

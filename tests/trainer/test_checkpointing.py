@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -385,3 +386,32 @@ def test_a_stopped_run_continues_in_the_same_process() -> None:
     parts.train()
     parts.fit(max_steps=9)
     assert losses == expected
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("name", [None, "step-00000002", "mine"])
+def test_what_was_requested_by_save_is_not_deleted(name: str | None, asynchronous: bool) -> None:
+    """The hook keeps the newest checkpoints only; one that was requested, also under a name of the hook, stays."""
+    trainer = make_trainer(async_save=asynchronous, max_epochs=2)
+    trainer.add_checkpointing(save_every_n_epochs=None, save_every_n_steps=1, save_top_k=1)
+    trainer.on("step_end", at=2)(lambda trainer: trainer.save(name))
+    trainer.train()
+    found = {path.name for path in list_checkpoints(trainer.checkpoint_dir)}  # type: ignore[arg-type]
+    assert {name or "step-00000002", "step-00000006"} <= found
+    assert not found & {"step-00000001", "step-00000003", "step-00000004"}
+
+
+def test_slow_saves_are_not_a_stall() -> None:
+    """Each takes less than a stall, all of them at one boundary more: every save is a sign of life."""
+    trainer = make_trainer(max_steps=2)
+    trainer.add_hook("stall_watchdog", seconds=0.8)
+    trainer.model.register_state_dict_pre_hook(lambda *_: time.sleep(0.4))
+
+    @trainer.on("step_end", at=1)
+    def save(trainer: Trainer) -> None:
+        for name in ("one", "two", "three"):
+            trainer.save(name)
+
+    trainer.train()
+    events = (trainer.run_dir / "events.jsonl").read_text()  # type: ignore[operator]
+    assert events.count('"checkpoint_saved"') == 3 and '"stall"' not in events

@@ -1,4 +1,4 @@
-"""The engine places, runs backward, scales and steps; here on the CPU."""
+"""Devices and precisions: where models and batches go, autocast, loss scaling, and the user's optimizer step."""
 
 from collections import namedtuple
 from typing import Any
@@ -6,94 +6,98 @@ from typing import Any
 import pytest
 import torch
 
+from hookline import SimpleTrainer
 from hookline.errors import TrainingError
-from hookline.trainer.engine import Engine, find_device
+
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-def model_and_optimizer() -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
-    """One weight of one."""
+def make_trainer(device: Any = "cpu", data: list[Batch] | None = None, **options: Any) -> SimpleTrainer:
+    """Make a trainer for one weight of one; a step lowers it by one. Half of the first loss scale fits into fp16."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.ones_(model.weight)
-    return model, torch.optim.SGD(model.parameters(), lr=1.0)
+    batches = [(torch.ones(1, 1), torch.zeros(1, 1))] if data is None else data
+    options = {"loss_fn": lambda output, target: output.float().sum() / 2, "record": False, "console": False, **options}
+    return SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), lr=2.0), device, **options)
 
 
 def test_devices() -> None:
     """A name, a device, or nothing, which means the best there is."""
     best = "cuda" if torch.cuda.is_available() else "cpu"
-    assert find_device("cpu") == find_device(torch.device("cpu")) == torch.device("cpu")
-    assert find_device(None).type == best
+    assert make_trainer("cpu").device == make_trainer(torch.device("cpu")).device == torch.device("cpu")
+    assert make_trainer(None).device.type == best
     with pytest.raises(TrainingError, match="'gpu' is not a device"):
-        find_device("gpu")
+        make_trainer("gpu")
 
 
-def test_a_batch_is_moved_as_a_whole() -> None:
+class Receives(torch.nn.Module):
+    """Returns what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1, device="meta"))
+
+    def forward(self, **batch: Any) -> dict[str, Any]:
+        return batch
+
+
+def test_models_and_batches_are_moved_as_a_whole() -> None:
     """Tensors in any nest go to the device, other things stay, and types are kept."""
     Pair = namedtuple("Pair", "x y")
-    engine = Engine(torch.device("meta"))
+    model = Receives()
+    trainer = SimpleTrainer(model, None, torch.optim.SGD(model.parameters(), lr=1.0), "meta", console=False)
     tensor = torch.ones(2)
     batch: Any = {"a": tensor, "b": [tensor, "text"], "c": (tensor, 3), "d": Pair(tensor, None)}
-    moved = engine.place(batch)
+    (moved,) = trainer.predict([batch])
+    assert trainer.model is model and trainer.engine.prepare(torch.nn.Linear(2, 2)).weight.is_meta  # type: ignore[union-attr]
     assert moved["a"].is_meta and moved["b"][0].is_meta and moved["c"][0].is_meta and moved["d"].x.is_meta
     assert (moved["b"][1], moved["c"][1], moved["d"].y) == ("text", 3, None)
     assert isinstance(moved["d"], Pair) and isinstance(moved["b"], list)
     assert not tensor.is_meta
 
 
-def test_a_model_is_moved_only_if_it_must_be() -> None:
-    """A model that is in place already is not touched; another one goes where it trains."""
-    model = torch.nn.Linear(2, 2)
-    assert Engine(torch.device("cpu")).prepare(model) is model
-    assert next(Engine(torch.device("meta")).prepare(model).parameters()).is_meta
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_the_forward_pass_runs_in_the_precision_and_the_step_uses_the_true_gradient(precision: str) -> None:
+    """Autocast is on inside the forward pass only; a scaled gradient is unscaled before hooks and optimizers see it."""
+    trainer, seen = make_trainer(precision=precision), list[Any]()
+    trainer.model.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    trainer.on("after_backward")(lambda model: seen.append(model.weight.grad.item()))
+    trainer.on("gradients_ready", name="unscaled")(lambda grads: seen.append(grads["weight"].item()))
+    trainer.train()
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    assert seen == [dtype, 32768.0 if precision == "fp16" else 0.5, 0.5]
+    assert trainer.uses_grad_scaler == (precision == "fp16")
+    assert trainer.model.weight.item() == 0.0
+    assert trainer.model(torch.ones(1, 1)).dtype is torch.float32
 
 
-def test_full_precision_has_no_scaler() -> None:
-    """Backward and step are the plain ones."""
-    model, optimizer = model_and_optimizer()
-    engine = Engine(torch.device("cpu"))
-    assert engine.scaler is None
-    engine.backward(model(torch.ones(1, 1)).sum())
-    engine.unscale([optimizer])
-    assert engine.step(optimizer, None)
-    engine.end_step()
-    assert model.weight.item() == 0.0
+def test_an_overflow_is_skipped_and_lowers_the_scale() -> None:
+    """The next step is scaled by half as much, and is made."""
+    data = [(torch.full((1, 1), value), torch.zeros(1, 1)) for value in (1.0, torch.inf, 1.0)]
+    trainer, scaled = make_trainer(data=data, precision="fp16"), list[float]()
+    trainer.on("after_backward")(lambda model: scaled.append(model.weight.grad.item()))
+    trainer.train()
+    assert scaled == [32768.0, torch.inf, 16384.0]
+    assert trainer.skipped_steps == 1 and trainer.model.weight.item() == -1.0
 
 
-def test_bf16_runs_the_forward_in_bf16() -> None:
-    """Autocast is on inside the block only."""
-    model, _ = model_and_optimizer()
-    engine = Engine(torch.device("cpu"), "bf16")
-    with engine.autocast():
-        assert model(torch.ones(1, 1)).dtype is torch.bfloat16
-    assert model(torch.ones(1, 1)).dtype is torch.float32
-    assert engine.scaler is None
-
-
-def test_fp16_scales_unscales_and_says_when_it_skipped() -> None:
-    """A finite gradient is stepped with its true value; a non-finite one is skipped and lowers the scale."""
-    model, optimizer = model_and_optimizer()
-    engine = Engine(torch.device("cpu"), "fp16")
-    assert engine.scaler is not None
-    engine.backward(model(torch.ones(1, 1)).sum())
-    assert model.weight.grad is not None and model.weight.grad.item() > 1000
-    engine.unscale([optimizer])
-    assert model.weight.grad.item() == 1.0
-    assert engine.step(optimizer, None)
-    engine.end_step()
-    scale = engine.scaler.get_scale()
-    model.weight.grad = torch.full((1, 1), float("inf"))
-    engine.unscale([optimizer])
-    assert not engine.step(optimizer, None)
-    engine.end_step()
-    assert engine.scaler.get_scale() < scale
-    assert model.weight.item() == 0.0
+def test_training_can_continue_after_a_failure_between_unscaling_and_the_step() -> None:
+    """The scaler would refuse to unscale the gradients of the same optimizer twice."""
+    trainer = make_trainer(data=[(torch.ones(1, 1), torch.zeros(1, 1))] * 3, precision="fp16", max_epochs=2)
+    trainer.on("before_optimizer_step", name="fails", on_error="raise", at=2)(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    trainer.remove_hook("fails")
+    trainer.train()
+    assert trainer.skipped_steps == 0 and trainer.step == 5
 
 
 @pytest.mark.req("004-32")
 def test_a_custom_step() -> None:
     """A custom optimizer step takes the place of the optimizer's; with a GradScaler, which owns it, that is refused."""
-    _, optimizer = model_and_optimizer()
     stepped: list[Any] = []
-    assert Engine(torch.device("cpu")).step(optimizer, stepped.append)
-    assert stepped == [optimizer]
+    trainer = make_trainer(optimizer_step=stepped.append)
+    trainer.train()
+    assert stepped == trainer.optimizers and trainer.model.weight.item() == 1.0
     with pytest.raises(TrainingError, match="optimizer_step cannot be combined with precision='fp16'"):
-        Engine(torch.device("cpu"), "fp16").step(optimizer, stepped.append)
+        make_trainer(optimizer_step=stepped.append, precision="fp16").train()

@@ -1,7 +1,13 @@
 """Loaders that take turns: the declared order, names and counters in every event, and exact resuming anywhere."""
 
+import multiprocessing
+import random
+from bisect import bisect
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, count, cycle
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -9,145 +15,110 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from read_batches import ONE_WINDOW, Boastful, Reader, Unknown, make_reader
 from stopped_runs import bits_of, curve_of, run_in_parts
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from hookline import GenericTrainer, ResumableSampler, SimpleTrainer, TrainingHook, read_metrics
 from hookline.errors import CheckpointError, ConfigError, TrainingError
-from hookline.trainer.data.epoch_batches import MixedBatches, epoch_batches
-from hookline.trainer.data.loaders import TrainLoaders
-from hookline.trainer.data.mixing import LoaderSchedule
 
 Sample = tuple[torch.Tensor, torch.Tensor]
-Mixture = tuple[list[int], list[type], LoaderSchedule, int]
 SCHEDULES = [(schedule, end) for schedule in ("round_robin", "weighted") for end in ("longest", "shortest")]
-
-
-class Unknown:
-    """A loader that does not know its length."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items, self.read = items, 0
-
-    def __iter__(self) -> Iterator[Any]:
-        for item in self.items:
-            self.read += 1
-            yield item
-
-
-class Boastful(Unknown):
-    """A loader whose length is a promise that it does not keep."""
-
-    def __len__(self) -> int:
-        return len(self.items) + 3
-
-
 KINDS = (list, Unknown, Boastful)
 
 
 # ---- the order -----------------------------------------------------------------------------------------------------
 
 
-class Told:
-    """An epoch that records index and name of the loader, the batch, and whether it is the last."""
+@dataclass(frozen=True)
+class Mixture:
+    """Lengths and kinds of some loaders, and the options that mix them."""
 
-    def __init__(
-        self, loaders: dict[str, Any], mixing: LoaderSchedule, epoch: int = 0, limit: int | None = None
-    ) -> None:
-        self.where = (-1, "")
-        self.batches = epoch_batches(TrainLoaders(loaders, mixing, limit), True, self.enter, epoch)
+    lengths: list[int]
+    kinds: list[type]
+    schedule: str
+    end: str
+    weights: dict[str, float] | None = None
+    seed: int = 0
 
-    def enter(self, index: int, name: str) -> None:
-        self.where = (index, name)
+    @property
+    def options(self) -> dict[str, Any]:
+        return {
+            "loader_schedule": self.schedule, "loader_end": self.end, "loader_weights": self.weights,
+            "seed": self.seed, "max_epochs": 2,
+        }  # fmt: skip
 
-    def take(self, count: int | None = None) -> list[tuple[int, str, Any, bool]]:
-        """Return the next `count` items, or all that are left."""
-        told: list[tuple[int, str, Any, bool]] = []
-        while count is None or len(told) < count:
-            batch = next(iter(self.batches), None)
-            if batch is None:
+    def loaders(self) -> dict[str, Any]:
+        """Make loaders named by their index, whose batches say where they come from."""
+        return {
+            str(index): kind([(index, number) for number in range(length)])
+            for index, (length, kind) in enumerate(zip(self.lengths, self.kinds, strict=True))
+        }
+
+    def turns(self, epoch: int) -> Iterator[int]:
+        """Return the declared order of an epoch's loaders, without end."""
+        if self.schedule == "round_robin":
+            return cycle(range(len(self.lengths)))
+        bounds = list(accumulate((self.weights or {}).get(name, 1.0) for name in self.loaders()))
+        drawn = random.Random(f"loaders of epoch {epoch}, seed {self.seed}")
+        return (bisect(bounds, drawn.random() * bounds[-1]) for _ in count())
+
+    def epoch(self, epoch: int) -> list[tuple[int, int]]:
+        """Return the declared batches of an epoch as (loader, batch), computed in the plainest way."""
+        given, order = [0] * len(self.lengths), list[tuple[int, int]]()
+        for turn in self.turns(epoch):
+            if self.end == "shortest" and given[turn] == self.lengths[turn]:
                 break
-            told.append((*self.where, batch, self.batches.last))
-            if self.batches.last and count is None:
+            order.append((turn, given[turn] % self.lengths[turn]))
+            given[turn] += 1
+            if self.end == "longest" and all(have >= want for have, want in zip(given, self.lengths, strict=True)):
                 break
-        return told
-
-
-def declared(lengths: list[int], mixing: LoaderSchedule, epoch: int) -> list[tuple[int, int]]:
-    """The order that a schedule declares, as (loader, batch), written in the plainest way."""
-    turns = mixing.order([str(index) for index in range(len(lengths))], epoch)
-    given = [0] * len(lengths)
-    order: list[tuple[int, int]] = []
-    while True:
-        turn = turns.next()
-        if mixing.end == "shortest" and given[turn] == lengths[turn]:
-            return order
-        order.append((turn, given[turn] % lengths[turn]))
-        given[turn] += 1
-        if mixing.end == "longest" and all(have >= want for have, want in zip(given, lengths, strict=True)):
-            return order
+        return order
 
 
 @st.composite
 def mixtures(draw: st.DrawFn) -> Mixture:
-    """Lengths and kinds of two to four loaders, how they are mixed, and an epoch."""
+    """Two to four loaders."""
     lengths = draw(st.lists(st.integers(1, 5), min_size=2, max_size=4))
     kinds = [draw(st.sampled_from(KINDS)) for _ in lengths]
     schedule, end = draw(st.sampled_from(SCHEDULES))
     drawn = st.fixed_dictionaries({str(index): st.integers(1, 5) for index in range(len(lengths))})
     weights = draw(st.none() | drawn) if schedule == "weighted" else None
-    return lengths, kinds, LoaderSchedule(schedule, weights, end, draw(st.integers(0, 99))), draw(st.integers(0, 3))
-
-
-def make(lengths: list[int], kinds: list[type]) -> dict[str, Any]:
-    """Loaders named by their index, whose batches say where they come from."""
-    return {
-        str(index): kind([(index, number) for number in range(length)])
-        for index, (length, kind) in enumerate(zip(lengths, kinds, strict=True))
-    }
+    return Mixture(lengths, kinds, schedule, end, weights, draw(st.integers(0, 99)))
 
 
 @given(mixtures())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 def test_a_mixture_is_what_was_declared(mixture: Mixture) -> None:
-    """Over random lengths, kinds, weights and ends: order, names, and which batch is known to be the last."""
-    lengths, kinds, mixing, epoch = mixture
-    order = declared(lengths, mixing, epoch)
-    told = Told(make(lengths, kinds), mixing, epoch).take()
-    assert [batch for _, _, batch, _ in told] == order
-    assert [(index, name) for index, name, _, _ in told] == [(index, str(index)) for index, _ in order]
-    assert [last for *_, last in told] == [False] * (len(order) - 1) + [True]
-    if mixing.kind == "round_robin":
-        assert mixing.length(lengths) == len(order)
+    """Over random lengths, kinds, weights and ends: order, names, and which batch is known to be an epoch's last."""
+    expected = [mixture.epoch(0), mixture.epoch(1)]
+    read = Reader(mixture.loaders(), accumulate=ONE_WINDOW, **mixture.options)
+    assert read.by_epoch() == expected
+    assert read.loaders == [(index, str(index)) for index, _ in expected[0] + expected[1]]
+    if mixture.schedule == "round_robin" and set(mixture.kinds) == {list}:
+        assert make_reader(mixture.loaders(), **mixture.options).total_steps == sum(map(len, expected))
 
 
 @given(mixtures(), st.data())
-@settings(deadline=None, max_examples=150)
-def test_a_mixture_is_resumed_anywhere(
-    mixture: tuple[list[int], list[type], LoaderSchedule, int], data: st.DataObject
-) -> None:
-    """The position after any number of batches leads to the rest, also with new loaders, and again from there."""
-    lengths, kinds, mixing, epoch = mixture
-    order = declared(lengths, mixing, epoch)
-    first, second = sorted(data.draw(st.tuples(*[st.integers(0, len(order) - 1)] * 2)))
-    told = Told(make(lengths, kinds), mixing, epoch)
-    told.batches.start()
-    told.take(first)
-    again = Told(make(lengths, kinds), mixing, epoch=99)
-    again.batches.resume(told.batches.position, first)
-    assert [batch for _, _, batch, _ in again.take(second - first)] == order[first:second]
-    third = Told(make(lengths, kinds), mixing, epoch=99)
-    third.batches.resume(again.batches.position, second)
-    assert [batch for _, _, batch, _ in third.take()] == order[second:]
-    assert third.batches.offset == second
+@settings(deadline=None, max_examples=25)
+def test_a_mixture_is_resumed_anywhere(mixture: Mixture, data: st.DataObject) -> None:
+    """The position after any number of batches leads to the rest, with new loaders, and again from there."""
+    order = mixture.epoch(0) + mixture.epoch(1)
+    first, second = sorted(data.draw(st.tuples(*[st.integers(1, len(order) - 1)] * 2)))
+    with TemporaryDirectory() as root:
+        read = Reader(mixture.loaders(), first, root=Path(root), **mixture.options)
+        assert read.batches == order[:first]
+        if second > first:
+            read = Reader(mixture.loaders(), second - first, read, **mixture.options)
+            assert read.batches == order[first:second]
+        assert Reader(mixture.loaders(), resume=read, **mixture.options).batches == order[second:]
 
 
 def test_only_what_must_is_read_ahead() -> None:
     """A loader whose length is known is asked for no batch before its turn; one that does not know it, for one."""
-    known = DataLoader(Watched(4), batch_size=1)
-    unknown = Unknown([1, 2, 3, 4])
-    Told({"a": known, "b": unknown}, LoaderSchedule("round_robin")).take(4)
+    known, unknown = DataLoader(Watched(4), batch_size=1), Unknown([1, 2, 3, 4])
+    Reader({"a": known, "b": unknown}, loader_schedule="round_robin", max_steps=4)
     assert (known.dataset.read, unknown.read) == (2, 3)  # type: ignore[attr-defined]
 
 
@@ -165,63 +136,51 @@ class Watched(Dataset[torch.Tensor]):
         return torch.tensor(index)
 
 
-def test_one_loader_is_not_mixed() -> None:
-    """A single loader is iterated over as it is, whatever the schedule; so are several one after the other."""
-    alone = epoch_batches(TrainLoaders({"a": [1]}, LoaderSchedule("round_robin")), False, lambda *_: None, 0)
-    chained = epoch_batches(TrainLoaders({"a": [1], "b": [2]}, LoaderSchedule()), False, lambda *_: None, 0)
-    assert not isinstance(alone, MixedBatches) and not isinstance(chained, MixedBatches)
-
-
 @pytest.mark.parametrize(("items", "said"), [([], "check the dataset"), (None, "an iterator, which can be read only")])
 def test_a_loader_that_gives_nothing_is_named(items: Any, said: str) -> None:
     """Found at its turn when its length is not known; an iterator has nothing left when it should begin again."""
     loader = Unknown([]) if items is not None else iter([1])
     with pytest.raises(TrainingError, match=f"the training loader 'b' gave no batch.*{said}"):
-        Told({"a": [1, 2, 3], "b": loader}, LoaderSchedule("round_robin")).take()
+        Reader({"a": [1, 2, 3], "b": loader}, loader_schedule="round_robin")
 
 
-def test_another_schedule_or_other_loaders_cannot_resume() -> None:
+def test_another_schedule_or_other_loaders_cannot_resume(tmp_path: Path) -> None:
     """Half an epoch says nothing about the rest of another one."""
-    told = Told({"a": [1, 2], "b": [3]}, LoaderSchedule("round_robin"))
-    told.take(1)
+    read = Reader({"a": [1, 2], "b": [3]}, 1, root=tmp_path, loader_schedule="round_robin")
     with pytest.raises(CheckpointError, match="loader_schedule='round_robin', which is 'weighted' now"):
-        Told({"a": [1, 2], "b": [3]}, LoaderSchedule("weighted")).batches.resume(told.batches.position, 1)
+        Reader({"a": [1, 2], "b": [3]}, resume=read, loader_schedule="weighted")
     with pytest.raises(CheckpointError, match="loader_schedule='round_robin', which is 'sequential' now"):
-        Told({"a": [1, 2], "b": [3]}, LoaderSchedule()).batches.resume(told.batches.position, 1)
+        Reader({"a": [1, 2], "b": [3]}, resume=read)
     with pytest.raises(CheckpointError, match="was mixing the loaders a, b; now there are b, a"):
-        Told({"b": [3], "a": [1, 2]}, LoaderSchedule("round_robin")).batches.resume(told.batches.position, 1)
+        Reader({"b": [3], "a": [1, 2]}, resume=read, loader_schedule="round_robin")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("left", [1, 2])
-def test_a_mixture_does_not_resume_with_a_shorter_loader(kind: type, left: int) -> None:
+def test_a_mixture_does_not_resume_with_a_shorter_loader(kind: type, left: int, tmp_path: Path) -> None:
     """It was inside a pass that had more batches: the loader is named, with both numbers."""
-    told = Told({"a": kind([1, 2, 3]), "b": kind([4, 5, 6])}, LoaderSchedule("round_robin"))
-    told.take(4)
-    again = Told({"a": kind([1, 2, 3]), "b": kind([4, 5, 6][:left])}, LoaderSchedule("round_robin"))
+    read = Reader({"a": kind([1, 2, 3]), "b": kind([4, 5, 6])}, 4, root=tmp_path, loader_schedule="round_robin")
+    loaders = {"a": kind([1, 2, 3]), "b": kind([4, 5, 6][:left])}
     with pytest.raises(
         CheckpointError, match=f"trained on 2 batches of the loader 'b'.* has only {left}: resume with the"
     ):
-        again.batches.resume(told.batches.position, 4)
+        Reader(loaders, resume=read, loader_schedule="round_robin")
 
 
-def test_a_loader_that_was_a_list_may_resume_as_another() -> None:
+@pytest.mark.parametrize(("before", "now"), [(list, Unknown), (Unknown, list)])
+def test_a_loader_that_was_a_list_may_resume_as_another(before: type, now: type, tmp_path: Path) -> None:
     """What was read ahead then and is not now, or the other way round, comes all the same."""
-    for before, now in ((list, Unknown), (Unknown, list)):
-        told = Told({"a": before([1, 2, 3]), "b": before([4, 5, 6])}, LoaderSchedule("round_robin"))
-        told.take(3)
-        again = Told({"a": now([1, 2, 3]), "b": now([4, 5, 6])}, LoaderSchedule("round_robin"))
-        again.batches.resume(told.batches.position, 3)
-        assert [batch for _, _, batch, _ in again.take()] == [5, 3, 6]
+    read = Reader({"a": before([1, 2, 3]), "b": before([4, 5, 6])}, 3, root=tmp_path, loader_schedule="round_robin")
+    loaders = {"a": now([1, 2, 3]), "b": now([4, 5, 6])}
+    assert Reader(loaders, resume=read, loader_schedule="round_robin").batches == [5, 3, 6]
 
 
-def test_a_mixture_is_not_resumed_after_its_limit() -> None:
+def test_a_mixture_is_not_resumed_after_its_limit(tmp_path: Path) -> None:
     """A resumed run may have a lower limit for its epochs."""
-    told = Told({"a": [1, 2, 3], "b": [4, 5, 6]}, LoaderSchedule("round_robin"))
-    told.take(4)
-    again = Told({"a": [1, 2, 3], "b": [4, 5, 6]}, LoaderSchedule("round_robin"), limit=3)
+    loaders, options = {"a": [1, 2, 3], "b": [4, 5, 6]}, {"loader_schedule": "round_robin"}
+    read = Reader(loaders, 4, root=tmp_path, **options)
     with pytest.raises(CheckpointError, match="had read 4 batches of an epoch, and epochs are cut off after 3 now"):
-        again.batches.resume(told.batches.position, 4)
+        Reader(loaders, resume=read, limit_train_batches=3, **options)
 
 
 # ---- in a run ------------------------------------------------------------------------------------------------------
@@ -518,6 +477,14 @@ def test_with_workers(tmp_path: Path) -> None:
     whole = stopped(loaders, tmp_path / "whole", [], **options)
     parts = stopped(loaders, tmp_path / "parts", [5], **options)
     assert fingerprint(parts) == fingerprint(whole)
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "round_robin"])
+def test_no_worker_outlives_a_run_that_stops_inside_an_epoch(schedule: str) -> None:
+    """Workers that are left to the garbage collector would take seconds to end."""
+    loaders = {"a": shuffling(8, num_workers=1), "b": shuffling(8, num_workers=1)}
+    make_small(loaders, loader_schedule=schedule, max_steps=3).train()
+    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "stateful"])

@@ -1,117 +1,126 @@
-"""The losses of an epoch are added up where they are and read only when asked for."""
+"""The losses and metrics of an epoch are added up where they are, read only when needed, and saved in its middle."""
 
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from read_batches import make_reader
 
+from hookline import SimpleTrainer
+from hookline.checkpoints import read_checkpoint, write_checkpoint
 from hookline.trainer.epoch_stats import EpochStats
 
 
+def returns(model: Any, batch: dict[str, Any]) -> dict[str, Any]:
+    """A step whose loss and metrics are what the batch says."""
+    return {**batch, "loss": model.weight.sum() * 0.0 + batch["loss"]}
+
+
+def make_trainer(losses: Any, accuracies: Any = None, **options: Any) -> SimpleTrainer:
+    """Make a trainer whose steps have these losses and metrics."""
+    batches = [{"loss": torch.as_tensor(loss)} for loss in losses]
+    for batch, accuracy in zip(batches, accuracies or (), strict=False):
+        batch["acc"] = accuracy
+    return make_reader({"a": batches}, step_fn=returns, **options)
+
+
+def recorded(trainer: SimpleTrainer, name: str) -> list[float]:
+    """Return the recorded values of a metric."""
+    return [line[name] for line in trainer.record.metrics if name in line]
+
+
 def test_the_mean_is_that_of_all_losses() -> None:
-    """Folding now and then changes nothing about the mean."""
-    stats = EpochStats()
-    values = [float(value) for value in range(1000)]
-    for index, value in enumerate(values):
-        stats.recent.append(torch.tensor(value))
-        if index % 300 == 0:
-            stats.fold()
-    assert stats.mean_loss() == pytest.approx(sum(values) / len(values))
+    """Of half-precision losses, too, which are added in double precision."""
+    trainer = make_trainer([0.1] * 300 + [0.3] * 300)
+    trainer.train()
+    assert recorded(trainer, "train/epoch_loss") == [pytest.approx(0.2)]
+    trainer = make_trainer([0.1] * 600)
+    trainer.step_fn = lambda model, batch: returns(model, batch)["loss"].bfloat16()
+    trainer.train()
+    assert recorded(trainer, "train/epoch_loss") == [pytest.approx(float(torch.tensor(0.1, dtype=torch.bfloat16)))]
 
 
-def test_no_bit_tells_when_losses_were_folded() -> None:
-    """On the host, the mean has the same bits whether losses were added to the sums often, once or at the end."""
-    values = torch.rand(257, generator=torch.Generator().manual_seed(0)).unbind()
-    means = []
-    for often in (1, 10, 50, 1000):
-        stats = EpochStats()
-        for index, value in enumerate(values):
-            stats.recent.append(value)
-            if index % often == 0:
-                stats.fold()
-        means.append(stats.mean_loss())
-    assert len(set(means)) == 1
+@pytest.mark.parametrize("seed", range(4))
+def test_no_bit_tells_when_losses_were_added(seed: int) -> None:
+    """On the host, the mean has the same bits whether it was read often, now and then, or at the end."""
+    generator = torch.Generator().manual_seed(seed)
+    losses = torch.rand(150, dtype=torch.float64, generator=generator) * 10.0 ** (torch.arange(150) % 9)
+    means = set()
+    for every in (1, 10, 1000):
+        trainer = make_trainer(losses)
+        trainer.on("step_end", every=every)(lambda trainer: trainer.epoch_metrics())
+        trainer.train()
+        means.update(recorded(trainer, "train/epoch_loss"))
+    assert len(means) == 1
 
 
-def test_the_sums_resume_in_another_process() -> None:
-    """Saved in the middle of an epoch and put back, mean and bad losses are those of the whole epoch."""
-    stats, again = EpochStats(), EpochStats()
-    stats.recent += [torch.tensor(0.1), torch.tensor(float("inf")), torch.tensor(0.3)]
-    again.load_state_dict(stats.state_dict())
-    for one in (stats, again):
-        one.recent.append(torch.tensor(0.7))
-    assert again.state_dict() == stats.state_dict()
-    assert again.mean_loss() == stats.mean_loss() and again.take_non_finite() == 1
+@pytest.mark.parametrize("early_version", [False, True])
+def test_the_sums_resume_in_another_process(early_version: bool, tmp_path: Path) -> None:
+    """Means, latest values and bad losses are those of the whole epoch; early checkpoints had no metrics."""
+    losses, accuracies = [0.1, math.inf, 0.3, 0.7], [0.25, 0.5, 0.75, 1.0]
+    first = make_trainer(losses, accuracies, record=True, output_dir=str(tmp_path), max_steps=3)
+    first.on("step_end", at=3)(lambda trainer: trainer.save())
+    first.train()
+    path = tmp_path / "early"
+    if early_version:
+        sections, meta = read_checkpoint(first.checkpoint_dir / "step-00000003")  # type: ignore[operator]
+        del sections["losses"]["beside"]
+        path = write_checkpoint(tmp_path, "early", sections, meta)
+    again, latest = make_trainer(losses, accuracies), list[Any]()
+    again.on("train_start")(lambda trainer: latest.append(trainer.latest_metrics(-1)))
+    again.fit(resume=path if early_version else first.run_dir)
+    assert latest == [{} if early_version else {"train/acc": 0.75}]
+    assert recorded(again, "train/epoch_loss") == [math.inf]
+    assert recorded(again, "train/epoch_acc") == [1.0 if early_version else 0.625]
+    assert again.non_finite_losses == 1
 
 
 def test_nothing_yet_is_nan() -> None:
     """Before the first batch the mean is nan, not an error and not zero."""
-    assert math.isnan(EpochStats().mean_loss())
+    trainer = make_trainer([1.0])
+    assert math.isnan(trainer.epoch_metrics()["train/epoch_loss"]) and math.isnan(trainer.refresh_state()["avg_loss"])
 
 
 def test_non_finite_losses_are_counted_once() -> None:
-    """NaN and infinities are counted once."""
-    stats = EpochStats()
-    stats.recent.extend(map(torch.tensor, [1.0, math.nan, math.inf, -math.inf]))
-    assert stats.take_non_finite() == 3
-    assert stats.take_non_finite() == 0
-    stats.recent.append(torch.tensor(math.nan))
-    assert stats.take_non_finite() == 1
-
-
-def test_small_losses_are_added_in_double_precision() -> None:
-    """A long epoch of half-precision losses keeps its mean."""
-    stats = EpochStats()
-    stats.recent.extend([torch.tensor(0.1, dtype=torch.bfloat16)] * 5000)
-    assert stats.mean_loss() == pytest.approx(float(torch.tensor(0.1, dtype=torch.bfloat16)))
+    """NaN and infinities are counted once, at the end of their epoch."""
+    trainer = make_trainer([1.0, math.nan, math.inf, -math.inf], max_epochs=2)
+    trainer.train()
+    counts = [event["count"] for event in trainer.record.events if event["kind"] == "non_finite_losses"]
+    assert counts == [3, 3] and trainer.non_finite_losses == 6
 
 
 def test_numbers_of_any_kind_are_averaged() -> None:
-    """Over those that came, folded or not."""
-    means = EpochStats()
-    for value in (torch.tensor(1.0), 2, torch.tensor([3]), True):
-        means.add("train/acc", value)
-        means.fold()
-    means.add("train/a/loss", torch.tensor(0.5, dtype=torch.bfloat16))
-    assert means.means() == {"train/epoch_acc": 1.75, "train/a/epoch_loss": 0.5}
+    """Over those that came, in this epoch."""
+    trainer = make_trainer([1.0] * 4, [torch.tensor(1.0), 2, torch.tensor([3]), True], max_epochs=2)
+    trainer.train()
+    assert recorded(trainer, "train/epoch_acc") == [1.75, 1.75]
 
 
 def test_on_a_device_they_are_added_there() -> None:
     """A device without memory stands for one: to read it would be an error."""
-    means = EpochStats()
-    for _ in range(2):
-        means.add("train/acc", torch.ones((), device="meta"))
-    means.fold()
+    stats = EpochStats()
+    stats.recent += [torch.ones((), device="meta")] * 2
+    stats.add("train/acc", torch.ones((), device="meta"))
+    stats.fold()
+    assert stats.recent == []
     with pytest.raises(RuntimeError):
-        means.means()
-
-
-def test_latest_values_after_a_step() -> None:
-    """Older ones are left out."""
-    means = EpochStats()
-    means.set_latest(1, "a", torch.tensor(1.0))
-    means.set_latest(2, "a", torch.tensor(2.0))
-    means.set_latest(1, "b", 3)
-    assert (means.latest(-1), means.latest(1), means.latest(2)) == ({"a": 2.0, "b": 3.0}, {"a": 2.0}, {})
+        stats.means()
 
 
 def test_latest_values_survive_the_end_of_an_epoch() -> None:
     """Means start again; without a step, only values of this epoch are returned."""
-    means = EpochStats()
-    means.add("train/a/loss", 1.0)
-    means.set_latest(7, "train/a/loss", 1.0)
-    following = EpochStats()
-    following.load_state_dict(means.next_epoch(7).state_dict())
-    assert following.means() == following.latest() == {} and following.latest(6) == {"train/a/loss": 1.0}
+    trainer, seen = make_trainer([1.0, 2.0], [0.25, 0.5], max_epochs=2), list[Any]()
 
+    @trainer.on("epoch_start", name="start")
+    def start(trainer: Any, epoch: int) -> None:
+        if epoch == 0:
+            return
+        metrics = trainer.epoch_metrics()
+        assert list(metrics) == ["train/epoch_loss"] and math.isnan(metrics["train/epoch_loss"])
+        seen.append((trainer.latest_metrics(), trainer.latest_metrics(1), trainer.latest_metrics(2)))
 
-def test_metrics_are_saved_with_the_losses() -> None:
-    """One of an earlier version knows nothing of them."""
-    stats, again = EpochStats(), EpochStats()
-    stats.add("train/acc", 0.25)
-    stats.set_latest(4, "train/acc", 0.25)
-    again.load_state_dict(stats.state_dict())
-    again.add("train/acc", 0.75)
-    assert again.means() == {"train/epoch_acc": 0.5} and again.latest(3) == {"train/acc": 0.25}
-    again.load_state_dict({"count": 0, "sum": 0.0, "bad": 0})
-    assert again.means() == again.latest(-1) == {}
+    trainer.on("step_end", at=3, name="step")(lambda trainer: seen.append(trainer.latest_metrics()))
+    trainer.train()
+    assert seen == [({}, {"train/acc": 0.5}, {}), {"train/acc": 0.25}]

@@ -1,21 +1,17 @@
 """Everything inside a loader that decides which samples come is found, saved once and put back."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
+from read_batches import Reader
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from hookline import ResumableSampler
+from hookline.checkpoints import list_checkpoints, read_checkpoint
 from hookline.errors import CheckpointError
-from hookline.trainer.data.loader_state import (
-    iterate_from,
-    loader_states,
-    restore_loader_states,
-    restore_source_states,
-    source_states,
-)
 
 
 class Stateful(Sampler[int]):
@@ -40,6 +36,12 @@ class StatefulStream(IterableDataset[int]):
         return iter(range(4))
 
 
+def saved_states(read: Reader) -> dict[str, Any]:
+    """Return the states of the training loaders' parts in the newest checkpoint of a run."""
+    sections, _ = read_checkpoint(list_checkpoints(read.trainer.checkpoint_dir)[-1])  # type: ignore[arg-type]
+    return sections["loaders"]["train"]  # type: ignore[no-any-return]
+
+
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(1)
 
@@ -58,49 +60,65 @@ def generator() -> torch.Generator:
     ],
     ids=["plain", "generator", "sampler's generator", "sampler", "inside a batch sampler", "dataset", "ours", "list"],
 )  # fmt: skip
-def test_what_has_a_state(loader: Any, names: list[str]) -> None:
+def test_what_has_a_state(loader: Any, names: list[str], tmp_path: Path) -> None:
     """Each once, by where it is."""
-    assert list(source_states({"x": loader()})) == names
+    assert list(saved_states(Reader({"x": loader()}, 1, root=tmp_path))) == names
 
 
-def test_states_come_back() -> None:
+def test_states_come_back(tmp_path: Path) -> None:
     """Generators and samplers are put where they were; one that two loaders share is saved once."""
     shared, sampler = generator(), Stateful()
     loaders: dict[str, Any] = {
         "a": DataLoader(range(4), shuffle=True, generator=shared),  # type: ignore[arg-type]
         "b": DataLoader(range(4), sampler=sampler, generator=shared),  # type: ignore[arg-type]
     }
-    states = source_states(loaders)
-    assert list(states) == ["a.generator", "b.sampler"]
+    read = Reader(loaders, 8, root=tmp_path)
+    assert list(saved_states(read)) == ["a.generator", "b.sampler"]
     drawn = torch.rand(3, generator=shared)
     sampler.place = 9
-    restore_source_states(loaders, states)
+    read.trainer.load_checkpoint(read.trainer.run_dir)  # type: ignore[arg-type]
     assert torch.equal(torch.rand(3, generator=shared), drawn) and sampler.place == 0
-    restore_source_states({"a": [1]}, states)
 
 
-def test_a_loader_that_rejects_its_state() -> None:
+def test_a_loader_that_rejects_its_state(tmp_path: Path) -> None:
     """The error says whose it was."""
 
     class Changed(Stateful):
         def load_state_dict(self, state: dict[str, int]) -> None:
             raise ValueError("another number of shards")
 
-    assert loader_states({"a": Changed(), "b": [1]}) == {"a": {"place": 0}}
+    read = Reader({"a": Changed(), "b": [1]}, 1, root=tmp_path)
     with pytest.raises(CheckpointError, match=r"loader 'a' does not take its saved state.*another number of shards"):
-        restore_loader_states({"a": Changed()}, {"a": {"place": 0}})
+        Reader({"a": Changed(), "b": [1]}, resume=read)
 
 
-@pytest.mark.parametrize(("draws", "read"), [(False, 4), (True, 6)])
-def test_where_a_loader_begins(draws: bool, read: int) -> None:
+class Watched(Dataset[int]):
+    """Counts what workers read of it, too."""
+
+    def __init__(self) -> None:
+        self.read = torch.zeros(1).share_memory_()
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        self.read += 1
+        return index
+
+
+@pytest.mark.parametrize(("draws", "workers", "samples"), [(False, 0, 8), (True, 0, 8), (False, 1, 8), (True, 1, 12)])
+def test_where_a_loader_begins(draws: bool, workers: int, samples: int, tmp_path: Path) -> None:
     """With workers, a dataset that draws is read again; one that does not is entered in the middle."""
-    sampler = ResumableSampler(range(12), seed=1, dataset_draws=draws)
-    loader: Any = DataLoader(range(12), batch_size=2, sampler=sampler, num_workers=1)  # type: ignore[arg-type]
-    whole = [batch.tolist() for batch in loader]
-    sampler.epoch = 0
-    rest = iterate_from("a", loader, 2)
-    assert [batch.tolist() for batch in rest] == whole[2:]
-    assert rest._rcvd_idx == read  # type: ignore[attr-defined]
+
+    def loader(data: Watched) -> DataLoader[int]:
+        sampler = ResumableSampler(data, seed=1, dataset_draws=draws)
+        return DataLoader(data, batch_size=2, sampler=sampler, num_workers=workers)
+
+    whole = [batch.tolist() for batch in loader(Watched())]
+    read, again = Reader(loader(Watched()), 2, root=tmp_path), Watched()
+    rest = Reader(loader(again), resume=read)
+    assert [batch.tolist() for batch in read.batches + rest.batches] == whole
+    assert again.read.item() == samples
 
 
 @pytest.mark.parametrize(
@@ -113,8 +131,9 @@ def test_where_a_loader_begins(draws: bool, read: int) -> None:
     ],
     ids=["list", "iterator", "loader", "counted"],
 )
-def test_no_loader_starts_after_its_end(loader: Any) -> None:
+def test_no_loader_starts_after_its_end(loader: Any, tmp_path: Path) -> None:
     """However it is passed over; an iterator is named as what it is."""
     once = r" \(an iterator can be read only once\)" if isinstance(loader, Iterator) else ""
+    read = Reader({"a": [1, 2, 3, 4]}, 3, root=tmp_path)
     with pytest.raises(CheckpointError, match=f"trained on 3 batches of the loader 'a'.* has only 2{once}: resume"):
-        iterate_from("a", loader, 3)
+        Reader({"a": loader}, resume=read)

@@ -1,10 +1,12 @@
 """One loader or several become one stream that knows its end without reading further than it must."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from read_batches import ONE_WINDOW, Modest, Reader, Unknown, make_reader
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
@@ -15,43 +17,8 @@ from torch.utils.data import (
 )
 
 from hookline import get_trainer
+from hookline.checkpoints import read_checkpoint
 from hookline.errors import CheckpointError, ConfigError, TrainingError
-from hookline.trainer.data.epoch_batches import SequentialBatches
-from hookline.trainer.data.loaders import TrainLoaders, epoch_length, named_loaders, trusted_length
-from hookline.trainer.data.mixing import LoaderSchedule
-
-
-class Endless:
-    """A loader that does not know its length."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self.read = count, 0
-
-    def __iter__(self) -> Iterator[int]:
-        for number in range(1, self.count + 1):
-            self.read = number
-            yield number
-
-
-class Modest(Endless):
-    """A loader that gives more than it says."""
-
-    def __len__(self) -> int:
-        return 2
-
-
-class Told:
-    """Iterates over an epoch and records loader, batch, and whether it is known to be the last."""
-
-    def __init__(self, loaders: Any, limit: int | None = None, look_ahead: bool = False) -> None:
-        self.where = (-1, "")
-        self.batches = SequentialBatches(TrainLoaders(loaders, LoaderSchedule(), limit), look_ahead, self.enter)
-
-    def enter(self, index: int, name: str) -> None:
-        self.where = (index, name)
-
-    def all(self) -> list[tuple[int, str, Any, bool]]:
-        return [(*self.where, batch, self.batches.last) for batch in self.batches]
 
 
 @pytest.mark.parametrize(
@@ -67,91 +34,88 @@ class Told:
 )
 def test_one_loader_is_named_after_its_role(loaders: Any) -> None:
     """A DataLoader is one loader, and so is a plain list of batches of any kind."""
-    assert list(named_loaders(loaders, "train")) == ["train"]
+    assert Reader(loaders, max_steps=1).loaders == [(0, "train")]
 
 
 def test_several_loaders_are_named() -> None:
     """By key in a dict, by index in a list."""
     loader: Any = DataLoader([1, 2])  # type: ignore[arg-type]
-    assert list(named_loaders({"small": loader, 7: loader}, "val")) == ["small", "7"]
-    assert list(named_loaders([loader, loader], "val")) == ["0", "1"]
-    assert named_loaders(None, "val") == {}
+    assert list(make_reader(None, val_loaders={"small": loader, 7: loader}).val_loaders) == ["small", "7"]
+    assert Reader([loader, loader]).loaders == [(0, "0")] * 2 + [(1, "1")] * 2
 
 
 @pytest.mark.parametrize("loaders", [[], {"a": []}, DataLoader([])])  # type: ignore[arg-type]
 def test_an_empty_loader_is_rejected(loaders: Any) -> None:
     """Before anything runs, and by name."""
     with pytest.raises(TrainingError, match=r"train loader '(train|a)' is empty"):
-        named_loaders(loaders, "train")
+        make_reader(loaders)
 
 
 @pytest.mark.parametrize("role", ["train", "val"])
 def test_two_keys_of_one_text_are_rejected(role: str) -> None:
     """One of the two loaders would be lost."""
+    loaders = {1: [torch.ones(2)], "1": [torch.ones(2)]}
     with pytest.raises(ConfigError, match=f"{role} loaders: the keys 1 and '1' are the same string"):
-        named_loaders({1: [torch.ones(2)], "1": [torch.ones(2)]}, role)
+        make_reader(loaders) if role == "train" else make_reader(None, val_loaders=loaders)
 
 
 def test_what_cannot_be_iterated_is_rejected() -> None:
     """A dataset's length, say, in the place of a loader."""
     with pytest.raises(TrainingError, match="val loader 'x' is a int"):
-        named_loaders({"x": 3}, "val")
-
-
-def test_the_length_of_an_epoch() -> None:
-    """The sum of all lengths; unknown as soon as one is."""
-    assert epoch_length(TrainLoaders({"a": [1, 2], "b": [3]}, LoaderSchedule())) == 3
-    assert epoch_length(TrainLoaders({"a": [1, 2], "b": Endless(2)}, LoaderSchedule())) is None
+        make_reader(None, val_loaders={"x": 3})
 
 
 def test_a_length_that_is_not_implemented() -> None:
     """It is not known, as if the method were not there."""
 
-    class Silent(Endless):
+    class Silent(Unknown):
         def __len__(self) -> int:
             raise NotImplementedError
 
-    assert epoch_length(TrainLoaders({"a": Silent(2)}, LoaderSchedule())) is None
+    read = Reader(Silent([1, 2]), accumulate=ONE_WINDOW)
+    assert read.trainer.total_steps is None and read.ends == [2]
 
 
-def test_loader_after_loader() -> None:
-    """Index and name of a loader are reported with its first batch."""
-    told = [item[:3] for item in Told({"a": [1, 2], "b": [3]}).all()]
-    assert told == [(0, "a", 1), (0, "a", 2), (1, "b", 3)]
+@pytest.mark.parametrize("schedule", ["sequential", "round_robin"])
+def test_loader_after_loader(schedule: str) -> None:
+    """Index and name are those of the batch; one loader alone is read as it is, whatever the schedule."""
+    read = Reader({"a": [1, 2], "b": [3]})
+    assert (read.batches, read.loaders) == ([1, 2, 3], [(0, "a"), (0, "a"), (1, "b")])
+    read = Reader({"a": [1, 2]}, loader_schedule=schedule, accumulate=ONE_WINDOW)
+    assert (read.batches, read.loaders, read.ends) == ([1, 2], [(0, "a")] * 2, [2])
 
 
-def test_an_unknown_length_looks_ahead_only_if_asked() -> None:
-    """Reading ahead would move the random streams of a dataset that draws."""
-    assert [item[3] for item in Told({"a": Endless(3)}, look_ahead=True).all()] == [False, False, True]
-    assert not any(item[3] for item in Told({"a": Endless(3)}).all())
-    loader = Endless(3)
-    next(iter(Told({"a": loader}).batches))
-    assert loader.read == 1
+def read_at_each_batch(loader: Any, **options: Any) -> list[int]:
+    """Return how many batches of a loader had been read at each batch that was trained on."""
+    trainer, read = make_reader({"a": loader}, **options), list[int]()
+    trainer.on("train_batch_end")(lambda: read.append(loader.read))
+    trainer.train()
+    return read
 
 
-@pytest.mark.parametrize("look_ahead", [True, False])
-def test_a_promised_length_is_not_the_end(look_ahead: bool) -> None:
+def test_an_unknown_length_looks_ahead_only_if_it_must() -> None:
+    """Reading ahead would move the random streams of a dataset that draws; the last window of an epoch needs it."""
+    assert read_at_each_batch(Unknown([1, 2, 3])) == [1, 2, 3]
+    assert read_at_each_batch(Unknown([1, 2, 3]), accumulate=2) == [2, 3, 3]
+    assert Reader(Unknown([1, 2, 3]), accumulate=2).ends == [2, 3]
+
+
+@pytest.mark.parametrize("accumulate", [1, ONE_WINDOW])
+def test_a_promised_length_is_not_the_end(accumulate: int) -> None:
     """What comes beyond it is read, and so are the loaders behind; the last one is known in time."""
-    assert [item[2:] for item in Told({"a": Modest(4)}, look_ahead=look_ahead).all()] == [
-        (1, False), (2, False), (3, False), (4, True),
-    ]  # fmt: skip
-    told = Told({"a": Modest(4), "b": [7, 8]}, look_ahead=look_ahead)
-    assert told.all() == [
-        (0, "a", 1, False), (0, "a", 2, False), (0, "a", 3, False), (0, "a", 4, False),
-        (1, "b", 7, False), (1, "b", 8, True),
-    ]  # fmt: skip
-    assert Told({"a": Modest(2)}, look_ahead=look_ahead).all()[-1][3]  # a promise that is kept
-    assert len(Told({"a": Modest(1)}, look_ahead=look_ahead).all()) == 1
+    read = Reader(Modest([1, 2, 3, 4]), accumulate=accumulate)
+    assert read.batches == [1, 2, 3, 4] and read.ends[-1] == 4
+    read = Reader({"a": Modest([1, 2, 3, 4]), "b": [7, 8]}, accumulate=accumulate)
+    assert read.batches == [1, 2, 3, 4, 7, 8] and read.ends[-1] == 6
+    assert read.loaders == [(0, "a")] * 4 + [(1, "b")] * 2
+    assert Reader(Modest([1, 2]), accumulate=accumulate).ends[-1] == 2  # a promise that is kept
+    assert Reader(Modest([1]), accumulate=accumulate).batches == [1]
 
 
 def test_a_promise_is_believed_until_its_last_batch() -> None:
     """Nothing is read ahead before that, nor for a limit that comes first."""
-    loader = Modest(4)
-    batches = iter(Told({"a": loader}).batches)
-    assert (next(batches), loader.read) == (1, 1)
-    assert (next(batches), loader.read) == (2, 3)
-    batches = iter(Told({"a": loader}, limit=2).batches)
-    assert (next(batches), next(batches), loader.read) == (1, 2, 2)
+    assert read_at_each_batch(Modest([1, 2, 3, 4])) == [1, 3, 4, 4]
+    assert read_at_each_batch(Modest([1, 2, 3, 4]), limit_train_batches=2) == [1, 2]
 
 
 @pytest.mark.parametrize(("accumulate", "steps"), [(1, 4), (2, 2)])
@@ -177,35 +141,45 @@ class Twice(DataLoader[Any]):
         return (batch for _ in range(2) for batch in list(DataLoader(self.dataset)))
 
 
-def test_whose_length_is_certain() -> None:
-    """Lists, and DataLoaders as torch made them whose samplers count."""
-    data: Any = [1, 2, 3]
-    certain: list[Any] = [
-        data,
-        DataLoader(data),
-        DataLoader(data, shuffle=True, batch_size=None),
-        DataLoader(data, sampler=SubsetRandomSampler([0, 2])),
-        DataLoader(data, sampler=WeightedRandomSampler([1, 2, 3], 2)),
-        DataLoader(data, sampler=DistributedSampler(data, 2, 0)),
-    ]
-    for loader in certain:
-        assert (
-            trusted_length(loader) is not None and len(Told({"a": loader}).all()) == Told({"a": loader}).batches.length
-        )
-    assert trusted_length(Twice(data)) is None and len(Told({"a": Twice(data)}).all()) == 6
+class Watched(list[int]):
+    """A dataset that counts what is read of it."""
+
+    read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read += 1
+        return super().__getitem__(index)
 
 
+@pytest.mark.parametrize(
+    ("make", "length"),
+    [
+        (lambda data: DataLoader(data), 3),
+        (lambda data: DataLoader(data, shuffle=True, batch_size=None), 3),
+        (lambda data: DataLoader(data, sampler=SubsetRandomSampler([0, 2])), 2),
+        (lambda data: DataLoader(data, sampler=WeightedRandomSampler([1, 2, 3], 2)), 2),
+        (lambda data: DataLoader(data, sampler=DistributedSampler(data, 2, 0)), 2),
+        (lambda data: Twice(data), 6),
+    ],
+    ids=["plain", "shuffled", "subset", "weighted", "distributed", "another iterator"],
+)
+def test_whose_length_is_certain(make: Any, length: int) -> None:
+    """DataLoaders as torch made them whose samplers count are not read ahead, but the last batch is known in time."""
+    data = Watched([1, 2, 3])
+    trainer, read, ends = make_reader(make(data), accumulate=ONE_WINDOW), list[int](), list[int]()
+    trainer.on("train_batch_end", name="read")(lambda: read.append(data.read))
+    trainer.on("step_end", name="end")(lambda batch_idx: ends.append(batch_idx + 1))
+    trainer.train()
+    assert ends == [length]
+    assert read == (list(range(1, length + 1)) if length < 6 else [3, 3, 6, 6, 6, 6])
+
+
+@pytest.mark.parametrize("kind", [list, Unknown])
 @pytest.mark.parametrize(("limit", "length"), [(2, 2), (9, 3)])
-def test_a_limit(limit: int, length: int) -> None:
+def test_a_limit(kind: type, limit: int, length: int) -> None:
     """A trial run takes the first few batches, and is content with fewer."""
-    assert Told({"a": [1, 2, 3]}, limit).batches.length == length
-    assert Told({"a": Endless(3)}, limit).batches.length == limit
-
-
-def test_a_single_loader_is_iterated_over_as_it_is() -> None:
-    """No frame of ours stands between it and the loop."""
-    loader = [1, 2]
-    assert type(iter(Told({"a": loader}).batches)) is type(iter(loader))
+    read = Reader({"a": kind([1, 2, 3])}, limit_train_batches=limit, accumulate=ONE_WINDOW)
+    assert read.batches == [1, 2, 3][:length] and read.ends == [length]
 
 
 class Stream(IterableDataset[int]):
@@ -217,63 +191,52 @@ class Stream(IterableDataset[int]):
 
 def test_a_data_loader_without_a_length() -> None:
     """It is a loader like any other."""
-    loaders = named_loaders(DataLoader(Stream(), batch_size=2), "train")
-    assert epoch_length(TrainLoaders(loaders, LoaderSchedule())) is None
-    assert [item[3] for item in Told(loaders, look_ahead=True).all()] == [False, True]
+    read = Reader(DataLoader(Stream(), batch_size=2), accumulate=ONE_WINDOW)
+    assert read.trainer.total_steps is None and read.ends == [2]
 
 
-@pytest.mark.parametrize("look_ahead", [True, False])
-@pytest.mark.parametrize("count", range(5))
-@pytest.mark.parametrize("first", [Endless(2), [1, 2], Modest(2)], ids=["unknown", "list", "promised"])
-def test_an_epoch_is_resumed_anywhere(first: Any, look_ahead: bool, count: int) -> None:
+@pytest.mark.parametrize(("accumulate", "count"), [(1, 1), (1, 2), (1, 3), (2, 2)])
+@pytest.mark.parametrize("kind", [Unknown, list, Modest], ids=["unknown", "list", "promised"])
+def test_an_epoch_is_resumed_anywhere(kind: type, accumulate: int, count: int, tmp_path: Path) -> None:
     """The position after any batch leads to the rest of them, each under its own loader's name."""
-    loaders = {"a": first, "b": [3, 4]}
-    told = Told(loaders, look_ahead=look_ahead)
-    for _ in range(count):
-        next(iter(told.batches))
-    told.batches.start() if count == 0 else None
-    again = Told(loaders, look_ahead=look_ahead)
-    again.batches.resume(told.batches.position, count)
-    expected = [(0, "a", 1), (0, "a", 2), (1, "b", 3), (1, "b", 4)]
-    assert [item[:3] for item in again.all()] == expected[count:] and again.batches.offset == count
+    options = {"accumulate": accumulate, "max_epochs": 2}
+    read = Reader({"a": kind([1, 2]), "b": [3, 4]}, count, root=tmp_path, **options)
+    again = Reader({"a": kind([1, 2]), "b": [3, 4]}, resume=read, **options)
+    assert read.batches + again.batches == [1, 2, 3, 4] * 2
+    assert read.loaders + again.loaders == [(0, "a"), (0, "a"), (1, "b"), (1, "b")] * 2
 
 
-def test_a_missing_loader() -> None:
+def test_a_missing_loader(tmp_path: Path) -> None:
     """A run that was inside a loader cannot resume without it."""
-    told = Told({"a": [1, 2], "b": [3]})
-    next(iter(told.batches))
+    read = Reader({"a": [1, 2], "b": [3]}, 1, root=tmp_path)
     with pytest.raises(CheckpointError, match="inside the loader 'a'; now there are b, c"):
-        Told({"b": [3], "c": [4]}).batches.resume(told.batches.position, 1)
+        Reader({"b": [3], "c": [4]}, resume=read)
 
 
-def test_the_rest_of_an_epoch_is_what_the_loaders_have_now() -> None:
+def test_the_rest_of_an_epoch_is_what_the_loaders_have_now(tmp_path: Path) -> None:
     """A loader that was read to its end may have another length now; the current one is read to its end."""
-    told = Told({"a": [1, 2, 3, 4], "b": [5, 6, 7]})
-    batches = iter(told.batches)
-    for _ in range(5):
-        next(batches)
-    again = Told({"a": [1], "b": [5, 6, 7]}).batches
-    again.resume(told.batches.position, 5)
-    assert again.length == 7 and list(again) == [6, 7]
+    read = Reader({"a": [1, 2, 3, 4], "b": [5, 6, 7]}, 5, root=tmp_path)
+    assert Reader({"a": [1], "b": [5, 6, 7]}, resume=read).batches == [6, 7]
 
 
-def test_a_loader_with_a_state_is_saved_also_when_the_epoch_was_resumed_after_it() -> None:
+class Stateful(Unknown):
+    """A loader with a state."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self.read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.read = state["read"]
+
+
+def test_a_loader_with_a_state_is_saved_also_when_the_epoch_was_resumed_after_it(tmp_path: Path) -> None:
     """It is still the one that begins the next epoch."""
-
-    class Stateful(Endless):
-        def state_dict(self) -> dict[str, int]:
-            return {"read": self.read}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.read = state["read"]
-
-    told = Told({"a": Stateful(2), "b": [5, 6, 7]})
-    batches = iter(told.batches)
-    for _ in range(3):
-        next(batches)
-    again = Told({"a": Stateful(2), "b": [5, 6, 7]}).batches
-    again.resume(told.batches.position, 3)
-    assert list(again) == [6, 7] and list(again.end_states()) == ["a"]
+    read = Reader({"a": Stateful([1, 2]), "b": [5, 6]}, 3, root=tmp_path)
+    again = make_reader({"a": Stateful([1, 2]), "b": [5, 6]}, record=True)
+    again.on("epoch_end")(lambda trainer: trainer.save("end"))
+    again.fit(resume=read.trainer.run_dir)
+    sections, _ = read_checkpoint(again.checkpoint_dir / "end")  # type: ignore[operator]
+    assert again.step == 4 and list(sections["loaders"]["own"]) == ["a"]
 
 
 def seen_by(loaders: Any, **options: Any) -> list[list[float]]:

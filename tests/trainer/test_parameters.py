@@ -8,7 +8,6 @@ from torch import nn
 
 from hookline import SimpleTrainer, UpdateHook
 from hookline.errors import TrainingError
-from hookline.trainer.parameters import trained_parameters, unowned_parameters
 
 
 def make_model() -> nn.Sequential:
@@ -32,9 +31,12 @@ def test_names_inside_and_outside_the_model() -> None:
     """The model's own names in its order; a parameter outside it goes by its place in the optimizer."""
     model, outside = make_model(), nn.Parameter(torch.ones(()))
     optimizer = torch.optim.SGD([*model[2].parameters(), outside], lr=0.1)
-    trained = trained_parameters(model, [optimizer])
-    assert list(trained) == ["2.weight", "2.bias", "optimizers.0.0.2"]
-    assert [param.shape for param in unowned_parameters(model, trained)] == [(4, 3), (4,)]
+    trainer, names = make_trainer(model, optimizer, batches(2)), list[list[str]]()
+    trainer.step_fn = lambda model, batch: model(batch[0]).sum() * outside
+    trainer.on("gradients_ready")(lambda grads: names.append(list(grads)))
+    trainer.train()
+    assert names == [["2.weight", "2.bias", "optimizers.0.0.2"]] * 2
+    assert all(param.grad is None for param in model.parameters())  # those of no optimizer are cleared, too
 
 
 def test_an_optimizer_of_another_model_is_rejected() -> None:

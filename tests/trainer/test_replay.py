@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from hookline import Trainer, get_trainer
-from hookline.trainer.replay import unwrap_ddp
 
 
 def make_trainer(**options: Any) -> Trainer:
@@ -71,10 +70,20 @@ def test_a_step_fn_is_run_again_too() -> None:
     assert [first for first, _ in hook.losses] == [second for _, second in hook.losses]
 
 
-def test_a_distributed_wrapper_is_removed() -> None:
-    """Its forward would wait for the others; a plain model is itself."""
-    model = nn.Linear(1, 1)
-    wrapper = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
-    nn.Module.__init__(wrapper)
-    wrapper.module = model
-    assert unwrap_ddp(wrapper) is model and unwrap_ddp(model) is model
+def test_a_distributed_wrapper_is_not_called() -> None:
+    """Its forward would wait for the other ranks, which do not run the batch again."""
+
+    class Wrapper(nn.parallel.DistributedDataParallel):
+        def __init__(self, model: nn.Module) -> None:
+            nn.Module.__init__(self)
+            self.module, self.calls = model, 0
+
+        def forward(self, *inputs: Any) -> Any:
+            self.calls += 1
+            return self.module(*inputs)
+
+    model, hook = Wrapper(nn.Linear(3, 1)), Again()
+    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, "hooks": [hook]}
+    batches = [(torch.randn(4, 3), torch.randn(4, 1))]
+    get_trainer("simple", model, batches, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options).train()
+    assert model.calls == 1 and hook.losses[0][0] == hook.losses[0][1]

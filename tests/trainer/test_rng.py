@@ -1,14 +1,15 @@
-"""Training's random streams can be kept, put back and left untouched, all of them together."""
+"""Training's random streams are seeded, saved, restored and left untouched, all of them together."""
 
-import json
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from read_batches import make_reader
 
-from hookline.trainer.rng import preserve_rng, restore_rng, rng_state, seed_everything
+from hookline import SimpleTrainer
 
 
 def draw() -> list[float]:
@@ -16,50 +17,53 @@ def draw() -> list[float]:
     return [torch.rand(1).item(), torch.randn(1).item(), random.random(), random.gauss(0, 1), float(np.random.randn())]
 
 
+def make_trainer(drawn: list[list[float]], **options: Any) -> SimpleTrainer:
+    """Make a trainer whose steps draw from every stream."""
+
+    def step(model: Any, batch: Any) -> torch.Tensor:
+        drawn.append(draw())
+        return model.weight.sum()  # type: ignore[no-any-return]
+
+    return make_reader({"a": [0] * 4}, step_fn=step, **options)
+
+
 def test_the_same_seed_draws_the_same() -> None:
     """torch, Python and NumPy are all seeded; a seed above 32 bits is fine."""
-    seed_everything(2**40 + 3)
-    first = draw()
-    seed_everything(2**40 + 3)
-    assert draw() == first
-    seed_everything(4)
-    assert draw() != first
+    drawn: list[list[float]] = []
+    for seed in (2**40 + 3, 2**40 + 3, 4):
+        make_trainer(drawn, seed=seed, max_steps=1).train()
+    first, again, other = drawn
+    assert first == again and not set(first) & set(other)
 
 
-def test_a_state_brings_back_every_stream() -> None:
-    """What is drawn after restoring is what was drawn after saving, spare normals included."""
+@pytest.mark.parametrize("stop_at", [1, 2])
+def test_a_checkpoint_brings_back_every_stream(stop_at: int, tmp_path: Path) -> None:
+    """What is drawn after resuming is what an uninterrupted run draws, spare normals included."""
+    whole, parts = list[list[float]](), list[list[float]]()
+    make_trainer(whole, seed=1).train()
+    trainer = make_trainer(parts, seed=1, record=True, output_dir=str(tmp_path), max_steps=stop_at)
+    trainer.on("step_end", at=stop_at)(lambda trainer: trainer.save())
+    trainer.train()
     draw()
-    state = rng_state()
-    first = draw()
-    draw()
-    restore_rng(state)
-    assert draw() == first
-
-
-def test_a_state_survives_json() -> None:
-    """Lists in the places of tuples, as a checkpoint brings them, are fine."""
-    state = rng_state()
-    first = draw()
-    state["python"] = json.loads(json.dumps(state["python"]))
-    state["numpy"] = list(state["numpy"])
-    restore_rng(state)
-    assert draw() == first
+    make_trainer(parts, seed=1).fit(resume=trainer.run_dir)
+    assert parts == whole and len(whole) == 4
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_streams_are_preserved(fails: bool) -> None:
     """Whatever is drawn or raised inside the block, the streams continue as if nothing had happened."""
-    state = rng_state()
-    expected = draw()
-    restore_rng(state)
-    error: Any = None
-    try:
-        with preserve_rng():
-            draw()
-            seed_everything(1)
-            if fails:
-                raise ValueError
-    except ValueError as raised:
-        error = raised
-    assert (error is not None) == fails
-    assert draw() == expected
+    trainer = make_trainer([])
+    expected = []
+    for inside in (False, True):
+        torch.manual_seed(3), random.seed(3), np.random.seed(3)
+        try:
+            with trainer.inference():
+                if inside:
+                    draw()
+                    torch.manual_seed(1)
+                    if fails:
+                        raise ValueError
+        except ValueError:
+            assert fails
+        expected.append(draw())
+    assert expected[0] == expected[1]

@@ -1,4 +1,4 @@
-"""A run makes one loop and one record, its state has three owners, and it ends in order even at interpreter exit."""
+"""A run makes one record, its state has three owners, and it ends in order even at interpreter exit."""
 
 import json
 import subprocess
@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from hookline import SimpleTrainer, TrainingHook, UpdateHook
-from hookline.trainer.loop import Loop
 
 
 def make_trainer(**options: Any) -> SimpleTrainer:
@@ -22,25 +21,17 @@ def make_trainer(**options: Any) -> SimpleTrainer:
     return SimpleTrainer(model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
 
 
-def test_a_run_makes_one_loop_and_one_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Neither is made by the constructor, and a second run gets its own."""
-    loops: list[Loop] = []
-    real = Loop.__init__
-
-    def count(self: Loop, trainer: Any) -> None:
-        loops.append(self)
-        real(self, trainer)
-
-    monkeypatch.setattr(Loop, "__init__", count)
+def test_a_run_makes_one_record(tmp_path: Path) -> None:
+    """It is not made by the constructor, and a second run gets its own."""
     trainer = make_trainer(record=True, output_dir=str(tmp_path))
-    assert (loops, trainer.run_id, trainer.run_dir, trainer.checkpoint_dir) == ([], None, None, None)
+    assert (trainer.run_id, trainer.run_dir, trainer.checkpoint_dir) == (None, None, None)
     records = set()
     trainer.on("train_start", name="start")(lambda trainer: records.add(trainer.record))
     trainer.on("step_end", name="step")(lambda trainer: records.add(trainer.record))
     trainer.train()
-    assert len(loops) == len(records) == len(list(tmp_path.iterdir())) == 1
+    assert len(records) == len(list(tmp_path.iterdir())) == 1
     trainer.fit(max_epochs=2)
-    assert len(loops) == len(records) == 2
+    assert len(records) == len(list(tmp_path.iterdir())) == 2
 
 
 def test_the_state_of_a_run_is_read_from_the_trainer_and_not_written() -> None:

@@ -15,15 +15,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import Trainer, TrainingHook, get_trainer
 from hookline.errors import CheckpointError
-from hookline.trainer import signals
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @pytest.fixture(autouse=True)
 def handlers_are_put_back() -> Iterator[None]:
     """Every test leaves the process' handlers as it found them."""
-    before = [signal.getsignal(number) for number in signals.SIGNALS]
+    before = [signal.getsignal(number) for number in SIGNALS]
     yield
-    assert [signal.getsignal(number) for number in signals.SIGNALS] == before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def make_trainer(**options: Any) -> Trainer:
@@ -267,7 +268,7 @@ def test_workers_that_get_ctrl_c_too() -> None:
     assert json.loads((trainer.run_dir / "run.json").read_text())["reason"] == "SIGINT"  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("number", signals.SIGNALS)
+@pytest.mark.parametrize("number", SIGNALS)
 def test_a_forked_process_dies_as_it_should(number: signal.Signals) -> None:
     """The handler that it has inherited is not its own."""
     ends: list[int] = []

@@ -6,17 +6,23 @@ from typing import Any
 import pytest
 import torch
 
+from hookline import SimpleTrainer
 from hookline.errors import TrainingError
-from hookline.trainer.step_fn import check_trainable, count_tokens, loss_and_metrics, make_step
 
 ONE = torch.ones(2, 3)
 
 
-class Echo:
-    """A model that returns what it was called with."""
+class Model(torch.nn.Module):
+    """Notes what it is called with; its output is a loss."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return args, kwargs
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(()))
+        self.calls: list[Any] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self.calls.append((args, kwargs))
+        return self.weight * 2.0
 
 
 @dataclass
@@ -26,11 +32,32 @@ class Output:
     loss: torch.Tensor
 
 
+def make_trainer(batch: Any = 7, **options: Any) -> SimpleTrainer:
+    """Make a trainer for one batch of any kind."""
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    return SimpleTrainer(model, {"a": [batch]}, optimizer, "cpu", record=False, console=False, **options)
+
+
+def train(result: Any) -> tuple[float, dict[str, Any]]:
+    """Train one step that returns something, and return its loss and metrics."""
+    trainer, found = make_trainer(step_fn=lambda model, batch: result(model.weight)), list[Any]()
+    trainer.on("step_end")(lambda trainer, loss: found.append((loss, trainer.step_metrics())))
+    trainer.train()
+    return found[0]  # type: ignore[no-any-return]
+
+
 def test_a_step_function_gets_model_and_batch() -> None:
     """step_fn is the one extension point and comes before everything else."""
-    model = Echo()
-    assert make_step(model, lambda *given: given, None)(3) == (model, 3)
-    assert make_step(model, lambda *given: given, lambda *_: 1 / 0)(3) == (model, 3)
+    given: list[Any] = []
+
+    def step(model: Any, batch: Any) -> torch.Tensor:
+        given.append((model, batch))
+        return model.weight * 1.0  # type: ignore[no-any-return]
+
+    trainer = make_trainer(step_fn=step, loss_fn=lambda *_: 1 / 0)
+    trainer.train()
+    assert given == [(trainer.model, 7)] and trainer.model.calls == []
 
 
 @pytest.mark.parametrize(
@@ -45,7 +72,9 @@ def test_a_step_function_gets_model_and_batch() -> None:
 )
 def test_without_a_loss_function(batch: Any, called_with: Any) -> None:
     """A dict goes in as keywords, a tuple or list as arguments, anything else as it is."""
-    assert make_step(Echo(), None, None)(batch) == called_with
+    trainer = make_trainer(batch)
+    trainer.train()
+    assert trainer.model.calls == [called_with]
 
 
 @pytest.mark.parametrize(
@@ -55,23 +84,24 @@ def test_without_a_loss_function(batch: Any, called_with: Any) -> None:
 )
 def test_with_a_loss_function(batch: Any, called_with: Any, target: Any) -> None:
     """Of a tuple the first item goes into the model and the second to loss_fn; else loss_fn gets the batch."""
-    assert make_step(Echo(), None, lambda output, wanted: (output, wanted))(batch) == (called_with, target)
+    given: list[Any] = []
+
+    def loss(output: torch.Tensor, wanted: Any) -> torch.Tensor:
+        given.append((output.item(), wanted))
+        return output
+
+    trainer = make_trainer(batch, loss_fn=loss)
+    trainer.train()
+    assert trainer.model.calls == [called_with] and given == [(2.0, target)]
 
 
 def test_where_the_loss_is_found() -> None:
-    """A tensor, a dict's 'loss' or an attribute; single numbers beside it are metrics."""
-    loss = torch.tensor(2.0)
-    assert loss_and_metrics(loss) == (loss, {})
-    assert loss_and_metrics(Output(loss)) == (loss, {})
-    accuracy = torch.tensor([0.5])
-    found, metrics = loss_and_metrics({"loss": loss, "accuracy": accuracy, "n": 3, "logits": ONE, 5: 1.0, "s": "x"})
-    assert found is loss
-    assert metrics == {"accuracy": accuracy, "n": 3}
-
-
-def test_a_loss_of_one_element_becomes_a_scalar() -> None:
-    """Shape [1] is as good as none."""
-    assert loss_and_metrics(torch.ones(1))[0].shape == ()
+    """A tensor (shape [1] is fine), a dict's 'loss' or an attribute; single numbers beside it are metrics."""
+    assert train(lambda weight: weight * 2) == (2.0, {})
+    assert train(lambda weight: weight.reshape(1) * 2) == (2.0, {})
+    assert train(lambda weight: Output(weight * 2)) == (2.0, {})
+    more = {"accuracy": torch.tensor([0.5]), "n": 3, "logits": ONE, 5: 1.0, "s": "x"}
+    assert train(lambda weight: {"loss": weight * 2, **more}) == (2.0, {"accuracy": 0.5, "n": 3})
 
 
 @pytest.mark.parametrize(
@@ -81,22 +111,16 @@ def test_a_loss_of_one_element_becomes_a_scalar() -> None:
         ((ONE, ONE), "no loss was found in tuple"),
         ({"loss": 3.0}, "no loss was found"),
         (ONE, r"the loss must be one number, got shape \(2, 3\)"),
+        (torch.tensor(1.0), "does not require grad, so nothing would be trained"),
     ],
-    ids=str,
+    ids=["dict", "tuple", "not a tensor", "several numbers", "no graph"],
 )
 def test_a_missing_loss_names_the_four_ways(result: Any, words: str) -> None:
     """The error says what came back and the four places where a loss is looked for."""
     with pytest.raises(TrainingError, match=words) as error:
-        loss_and_metrics(result)
+        train(lambda weight: result)
     for way in ("step_fn", "loss_fn", "'loss'", "scalar requiring grad"):
         assert way in str(error.value)
-
-
-def test_a_loss_without_a_graph_is_rejected() -> None:
-    """It would train nothing."""
-    with pytest.raises(TrainingError, match="does not require grad, so nothing would be trained"):
-        check_trainable(torch.tensor(1.0))
-    check_trainable(torch.tensor(1.0, requires_grad=True))
 
 
 @pytest.mark.parametrize(
@@ -106,14 +130,18 @@ def test_a_loss_without_a_graph_is_rejected() -> None:
         (torch.ones(3, 4, dtype=torch.int32), 12),
         (ONE, 0),
         ((torch.ones(2, 5, dtype=torch.long), ONE), 0),
+        ([torch.ones(2, 5, dtype=torch.long), ONE], 0),
         ({"x": ONE}, 0),
         ("text", 0),
     ],
-    ids=["input_ids", "integers", "floats", "tuple", "other keys", "text"],
+    ids=["input_ids", "integers", "floats", "tuple", "list", "other keys", "text"],
 )
 def test_counting_tokens(batch: Any, tokens: int) -> None:
     """Elements of input_ids, or of a batch that is itself an integer tensor."""
-    assert count_tokens(batch) == tokens
+    trainer, seen = make_trainer(batch, step_fn=lambda model, batch: model.weight * 1.0), list[int]()
+    trainer.on("step_end")(lambda tokens_seen: seen.append(tokens_seen))
+    trainer.train()
+    assert seen == [tokens]
 
 
 def test_numpy_numbers_are_metrics() -> None:
@@ -129,6 +157,6 @@ def test_numpy_numbers_are_metrics() -> None:
         "word": numpy.str_("good"),
         "imaginary": numpy.complex64(1j),
     }
-    _, metrics = loss_and_metrics({"loss": torch.tensor(1.0), **given})
+    _, metrics = train(lambda weight: {"loss": weight * 1.0, **given})
     assert metrics == {"f32": 1.5, "n": 3, "yes": True, "long": 2.0, "array": 2.5}
     assert [type(value) for value in metrics.values()] == [float, int, bool, float, float]

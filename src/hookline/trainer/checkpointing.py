@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,46 +12,59 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hookline._tensors import map_tensors
+from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
 from hookline.core.failures import logger
 from hookline.errors import CheckpointError
-from hookline.trainer.async_save import AsyncSave
 from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
 from hookline.trainer.rng import restore_rng, rng_state
 
 if TYPE_CHECKING:
+    from hookline.trainer.event_args import EventArgs
     from hookline.trainer.trainer import Trainer
 
 SaveName = str | Callable[[], str] | None
 
 
+class SavedArgs:
+    """The current event arguments, except for the counters: those are of the step that was saved."""
+
+    def __init__(self, args: EventArgs) -> None:
+        self.step, self.epoch, self.tokens_seen = args.step, args.epoch, args.tokens_seen
+        self._args = args
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._args, name)
+
+
 @dataclass(frozen=True)
-class Draft:
-    """A checkpoint that is ready to be written."""
+class PendingSave:
+    """A checkpoint that is being written while training continues, or was written and is not reported yet."""
 
-    directory: Path
     name: str
-    sections: Mapping[str, Any]
-    meta: Mapping[str, Any]
-
-    def write(self) -> Path:
-        """Write the checkpoint; it is durable when this returns."""
-        return write_checkpoint(self.directory, self.name, self.sections, self.meta)
+    args: SavedArgs
+    written: Future[Path]
 
 
 class Checkpointer:
-    """The checkpoints of a trainer's runs: those that were requested, and the one that is being written."""
+    """The checkpoints of a trainer's runs: those that were requested, and the one that is being written.
+
+    With `async_save` a checkpoint is copied to the host at a boundary, a thread writes the copy, and a later boundary
+    fires on_checkpoint_save. Everything in here runs on the training thread; the other thread gets a copy that nothing
+    else touches, and writes it as any checkpoint is written.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._async = AsyncSave()
+        self._memory = HostMemory()
+        self._pending: PendingSave | None = None
         self.requests: list[SaveName] = []  # names of the checkpoints to write at the next boundary
         self.requested_names: set[str] = set()  # those that were requested by `save`
 
     @property
     def saving(self) -> str | None:
         """The name of the checkpoint that is being written in the background, if any."""
-        return None if self._async.pending is None else self._async.pending.name
+        return None if self._pending is None else self._pending.name
 
     # ---- saving ----------------------------------------------------------------------------------------------------
 
@@ -65,7 +79,8 @@ class Checkpointer:
     def save_requested(self) -> None:
         """Write the requested checkpoints, each name once, in the background with `async_save`.
 
-        A `fast_dev_run` writes nothing.
+        A `fast_dev_run` writes nothing. No request is dropped for a newer one: when saves are requested faster than the
+        disk takes them, training waits, as it does without `async_save`.
         """
         trainer = self._trainer
         names, self.requests = self.requests, []
@@ -74,22 +89,28 @@ class Checkpointer:
         self.finish()  # before functions are called for names: they may look at what is on disk
         unnamed = self._step_name()
         for name in dict.fromkeys((one() if callable(one) else one) or unnamed for one in names):
-            self.finish()  # one at a time
+            self.finish()  # one at a time: the copy of the pending save would be overwritten
             with self._on_save_error(trainer.progress.steps_done):
                 if trainer.options.async_save and trainer.status == "training":
-                    self._async.start(self.draft(name), trainer.event_args)
+                    directory, meta = self._prepare()
+                    copied = self._memory.snapshot(_collect(trainer))
+                    threads = ThreadPoolExecutor(1, thread_name_prefix="hookline-save")
+                    written = threads.submit(write_checkpoint, directory, name, copied, meta)
+                    self._pending = PendingSave(name, SavedArgs(trainer.event_args), written)
+                    threads.shutdown(wait=False)  # the thread ends with its work: between saves there is none to fork
                 else:  # a run that is closing has nothing else to do
                     trainer.save_checkpoint(name)
         self.requested_names.update(one or unnamed for one in names if not callable(one))
 
     def save_now(self, name: str | None) -> Path:
         """Write a checkpoint and fire on_checkpoint_save once it is durable."""
-        path = self.draft(name).write()
+        directory, meta = self._prepare()
+        path = write_checkpoint(directory, name or self._step_name(), _collect(self._trainer), meta)
         self._report_saved(path, self._trainer.event_args)
         return path
 
-    def draft(self, name: str | None) -> Draft:
-        """Return a checkpoint of the current state with live tensors; everything logged so far is on disk.
+    def _prepare(self) -> tuple[Path, dict[str, Any]]:
+        """Bring everything logged so far to the disk, and return directory and meta of a checkpoint of this state.
 
         After a failure in the middle of a step the unfinished step is left out: a run that resumes there starts after
         the batch that failed. The uninterrupted run never was in that state, so such a checkpoint is written where
@@ -109,28 +130,22 @@ class Checkpointer:
         if directory is None:
             why = "this run keeps no record on disk (record=False)" if trainer.running else "there is no run yet"
             raise CheckpointError(f"{why}, so there is no directory to write a checkpoint to")
-        self._report_stateless_hooks()
-        meta = {
+        if trainer.run_status.first_time("hooks_without_state"):  # those start without a state when the run is resumed
+            saved = trainer.hooks.state_dict()
+            entries = [entry for entry in trainer.hooks.entries() if not entry.built_in]
+            if stateless := [entry.name for entry in entries if entry.name not in saved]:
+                trainer.note("hooks_without_state", hooks=stateless)
+        return directory, {
             "run_id": trainer.run_id,
             "step": progress.steps_done,
             "epoch": progress.epoch,
             "lineage": trainer.record.lineage,
         }
-        return Draft(directory, name or self._step_name(), _collect(trainer), meta)
 
     def _step_name(self) -> str:
         return f"step-{self._trainer.progress.steps_done:08d}"
 
-    def _report_stateless_hooks(self) -> None:
-        """Record once, at the first save, which hooks start without a state when the run is resumed."""
-        trainer = self._trainer
-        if trainer.run_status.first_time("hooks_without_state"):
-            saved = trainer.hooks.state_dict()
-            entries = [entry for entry in trainer.hooks.entries() if not entry.built_in]
-            if stateless := [entry.name for entry in entries if entry.name not in saved]:
-                trainer.note("hooks_without_state", hooks=stateless)
-
-    def _report_saved(self, path: Path, args: Any) -> None:
+    def _report_saved(self, path: Path, args: EventArgs | SavedArgs) -> None:
         """Record a durable checkpoint and fire on_checkpoint_save, with the arguments of the step that was saved."""
         self._trainer.event_args.set_checkpoint(str(path))
         self._trainer.note("checkpoint_saved", args.step, path=str(path))
@@ -149,23 +164,24 @@ class Checkpointer:
                 raise
             logger.warning("step %d has no checkpoint, training continues: %s", step, error)
 
-    # ---- saving in the background ----------------------------------------------------------------------------------
+    # ---- the save in the background --------------------------------------------------------------------------------
 
     def poll(self) -> None:
         """Report the background save if it is done."""
-        if self._async.is_done():
+        if self._pending is not None and self._pending.written.done():
             self.finish()
 
     def finish(self) -> None:
         """Wait for the background save, if any, and report it."""
-        save = self._async.take()
-        if save is not None:
+        if self._pending is not None:
+            wait([self._pending.written])  # an interruption in here leaves it pending
+            save, self._pending = self._pending, None
             with self._on_save_error(save.args.step):
                 self._report_saved(save.written.result(), save.args)
 
     def finish_unless_failed(self) -> None:
         """Do the same before a checkpoint is written or loaded at once; a failure is reported at the boundary."""
-        if not self._async.has_failed():
+        if self._pending is not None and self._pending.written.exception() is None:
             self.finish()
 
     def finish_after(self, error: BaseException) -> None:
@@ -178,7 +194,7 @@ class Checkpointer:
 
     def close(self) -> None:
         """Release the memory of background saves."""
-        self._async = AsyncSave()
+        self._memory, self._pending = HostMemory(), None
 
     # ---- loading ---------------------------------------------------------------------------------------------------
 
@@ -330,4 +346,3 @@ def load_weights(model: torch.nn.Module, path: str | Path) -> None:
     """Load the weights of a checkpoint and nothing else."""
     sections, _ = read_checkpoint(find_checkpoint(Path(path))[0])
     model.load_state_dict(sections["model"])
-

@@ -30,7 +30,7 @@ class Engine:
         self.device = device
         self.precision = precision
         self.scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
-        self._unscaled: list[torch.optim.Optimizer] = []  # in the current step
+        self._unscaled: _AllOptimizers | None = None  # in the current step
         # Loaders give CPU tensors: a run on the CPU has nothing to move, and does not look for it either.
         self.moves = device.type != "cpu"
 
@@ -58,51 +58,53 @@ class Engine:
 
         This waits for the device once, as the scaler would in its step.
         """
-        self._unscaled = [one for one in optimizers if _has_gradients(one)] if self.scaler is not None else []
-        if self.scaler is None or not self._unscaled:
+        if self.scaler is None:
             return False
-        for optimizer in self._unscaled:
-            self.scaler.unscale_(optimizer)
-        states = self.scaler._per_optimizer_states
-        return any(bool(found) for one in self._unscaled for found in states[id(one)]["found_inf_per_device"].values())
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        if not any(param.grad is not None for group in groups for param in group["params"]):
+            return False  # the scaler would raise; there is nothing to scale
+        self._unscaled = _AllOptimizers(groups)
+        self.scaler.unscale_(self._unscaled)  # type: ignore[arg-type]
+        self.scaler.step(self._unscaled)  # type: ignore[arg-type]
+        return not self._unscaled.stepped
 
-    def step(self, optimizer: torch.optim.Optimizer, step_function: Callable[..., Any] | None) -> bool:
-        """Step an optimizer.
+    def step(self, optimizer: torch.optim.Optimizer, step_function: Callable[..., Any] | None) -> None:
+        """Step an optimizer, whose gradients are unscaled.
 
         Args:
             optimizer: The optimizer.
             step_function: The user's replacement for ``optimizer.step()``, if any.
 
-        Returns:
-            Whether the optimizer stepped; a GradScaler skips non-finite gradients.
-
         Raises:
             TrainingError: If there is both a step function and a GradScaler.
         """
-        if self.scaler is None:
-            optimizer.step() if step_function is None else step_function(optimizer)
-            return True
-        if step_function is not None:
-            raise TrainingError("optimizer_step cannot be combined with precision='fp16': the GradScaler owns the step")
-        if not _has_gradients(optimizer):  # the scaler would raise; there is nothing to scale
+        if step_function is None:
             optimizer.step()
-            return True
-        stepped: list[bool] = []
-        handle = optimizer.register_step_post_hook(lambda *_: stepped.append(True))
-        try:
-            self.scaler.step(optimizer)
-        finally:
-            handle.remove()
-        return bool(stepped)
+        elif self.scaler is None:
+            step_function(optimizer)
+        else:
+            raise TrainingError("optimizer_step cannot be combined with precision='fp16': the GradScaler owns the step")
 
     def end_step(self) -> None:
         """Update the scale, once per step that had gradients."""
-        if self.scaler is not None and self._unscaled:
+        if self.scaler is not None and self._unscaled is not None:
             self.scaler.update()
+            self._unscaled = None
 
 
-def _has_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    return any(param.grad is not None for group in optimizer.param_groups for param in group["params"])
+class _AllOptimizers:
+    """All optimizers of a step as one, for the GradScaler.
+
+    The scaler does not say whether it found an overflow, but it steps an optimizer only if it found none. The loop then
+    steps or skips the real optimizers together.
+    """
+
+    def __init__(self, param_groups: list[dict[str, Any]]) -> None:
+        self.param_groups, self.stepped = param_groups, False
+
+    def step(self) -> None:
+        """Note that no gradient overflowed."""
+        self.stepped = True
 
 
 def find_device(device: Any) -> torch.device:

@@ -42,41 +42,44 @@ class EpochStats:
         """Store a detached metric of a step."""
         self._latest[name] = step, value
 
-    def fold(self) -> None:
-        """Add the recent values to the sums; never waits for an accelerator."""
+    def fold(self, wait: bool = False) -> None:
+        """Add the recent values to the sums.
+
+        Args:
+            wait: Whether to bring losses on a device to the host, which is one operation there instead of eight.
+        """
         for name, values in self._recent.items():
             self._sums[name] = _add(self._sums.get(name, 0.0), values)
             self._counts[name] = self._counts.get(name, 0) + len(values)
         self._recent.clear()
-        if self.recent and self.recent[0].is_cpu:
-            self._fold_losses_on_host()
-        elif self.recent:
-            stacked = torch.stack(self.recent).double()
-            self._sum = self._sum + stacked.sum()
-            self._non_finite = self._non_finite + (~torch.isfinite(stacked)).sum()
-            self._count += len(self.recent)
-            self.recent.clear()
-
-    def _fold_losses_on_host(self) -> None:
-        """Add the recent losses with one operation instead of eight; one by one, so that no bit depends on when."""
-        if self.recent:
-            losses, total = torch.stack(self.recent).tolist(), float(self._sum)
-            for loss in losses:
+        if not self.recent:
+            return
+        stacked = torch.stack(self.recent)
+        self._count += len(self.recent)
+        self.recent.clear()
+        if wait or stacked.is_cpu:
+            losses, total = stacked.tolist(), float(self._sum)
+            for loss in losses:  # one by one, so that no bit depends on when they are added
                 total += loss
             self._sum = total
             self._non_finite = int(self._non_finite) + sum(not math.isfinite(loss) for loss in losses)
-            self._count += len(losses)
-            self.recent.clear()
+        else:
+            self._sum = self._sum + stacked.double().sum()
+            self._non_finite = self._non_finite + (~torch.isfinite(stacked)).sum()
 
     def mean_loss(self) -> float:
         """Return the mean loss of the epoch so far, NaN before the first batch; waits for the device."""
-        self._fold_losses_on_host()
+        self.fold(wait=True)
         return float(self._sum) / self._count if self._count else math.nan
 
     def means(self) -> dict[str, float]:
         """Return the means by recorded name (`train/epoch_acc`, `train/books/epoch_loss`); waits for the device."""
         self.fold()
-        return {epoch_name(name): float(total) / self._counts[name] for name, total in self._sums.items()}
+        means = {}
+        for name, total in self._sums.items():
+            place, slash, last = name.rpartition("/")
+            means[f"{place}{slash}epoch_{last}"] = float(total) / self._counts[name]
+        return {**means, "train/epoch_loss": self.mean_loss()}
 
     def latest(self, since: int | None = None) -> dict[str, float]:
         """Return the latest values of steps after `since`, or else of this epoch; waits for the device."""
@@ -109,12 +112,6 @@ class EpochStats:
         self._sums = {name: total for name, (_, total) in metrics.get("sums", {}).items()}
         self._latest = {name: (step, value) for name, (step, value) in metrics.get("newest", {}).items()}
         self._began = metrics.get("began", -1)
-
-
-def epoch_name(name: str) -> str:
-    """Return the recorded name of a metric's mean over an epoch."""
-    place, slash, last = name.rpartition("/")
-    return f"{place}{slash}epoch_{last}"
 
 
 def detached_copy(value: Any) -> Any:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -78,7 +79,9 @@ class EventArgs:
         self._norm: torch.Tensor | float = math.nan
         self._norm_at = self._kept_at = self._clipped_at = 0  # steps
         self.kept_gradients: list[torch.Tensor] = []
-        self._state = StateDict(trainer)
+        self._state: dict[str, Any] = {}
+        self._parameters = 0
+        self._counted_for: tuple[int, int] | None = None  # the epoch, and how many tensors were trained
 
     # ---- the run -------------------------------------------------------------------------------------------------
 
@@ -115,8 +118,34 @@ class EventArgs:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The run as a dict."""
-        return self._state.refresh()
+        """The run as a dict: one for the life of the trainer, updated when it is read; hooks may add keys.
+
+        This waits for the device, because two of the values are losses.
+        """
+        trainer, progress = self.trainer, self.progress
+        # Count once per epoch and per change of the trained tensors: walking a model takes longer than the rest.
+        if self._counted_for != (progress.epoch, len(trainer.params)):
+            self._counted_for = progress.epoch, len(trainer.params)
+            self._parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+        latest = average = math.nan
+        try:
+            latest = self.train_loss
+            average = trainer.loop.stats.mean_loss()
+        except RuntimeError:  # after a device error no loss can be read, and the closing events must still fire
+            if trainer.status != "error":
+                raise
+        self._state.update(
+            model=trainer.model,
+            optimizer=trainer.optimizers[0],
+            device=trainer.device,
+            current_epoch=progress.epoch,
+            current_batch_idx=max(progress.batch_idx, 0),
+            latest_loss=latest,
+            avg_loss=average,
+            model_params=self._parameters,
+            status=trainer.status,
+        )
+        return self._state
 
     @property
     def ctx(self) -> StepContext:
@@ -141,10 +170,6 @@ class EventArgs:
             self._loss_ref = detached if self._loss_ref() is live else _no_loss
             self._metrics_ref = detached if self._metrics_ref() is live else _no_loss
 
-    def set_exception(self, error: BaseException) -> None:
-        """Set what ended the run."""
-        self.exception = error
-
     def set_checkpoint(self, path: str, resumed: bool = False) -> None:
         """Set the checkpoint that was written, or loaded to resume from it."""
         self.checkpoint_path, self.resumed = path, self.resumed or resumed
@@ -154,10 +179,6 @@ class EventArgs:
     def skip_step(self, reason: str) -> None:
         """Skip the optimizer step of the current window."""
         self.skip_reason, self.skip_requested_at = reason, self.step
-
-    def mark_overflow(self) -> None:
-        """Note that the scaled gradients of this step overflowed."""
-        self.overflowed_at = self.step
 
     def forget_step(self) -> None:
         """Forget what was stored for a step's number: the counters were restored."""
@@ -188,7 +209,7 @@ class EventArgs:
     @property
     def metrics(self) -> dict[str, Any]:
         """One dict per event, which its hooks share."""
-        if not self.metrics_were_read:
+        if self._metrics_ref() is not self.live_loss:
             numbers = {
                 key: value.item() if isinstance(value, torch.Tensor) else value
                 for key, value in self.step_metrics.items()
@@ -197,13 +218,10 @@ class EventArgs:
             self._metrics_ref = _no_loss if self.live_loss is None else ref(self.live_loss)
         return self._metrics
 
-    @property
-    def metrics_were_read(self) -> bool:
-        """Whether a hook named `metrics` at this batch."""
-        return self._metrics_ref() is self.live_loss
-
     def added_metrics(self) -> dict[str, Any]:
         """Return the single numbers that hooks added to this event's metrics."""
+        if self._metrics_ref() is not self.live_loss:  # no hook named `metrics` at this batch
+            return {}
         added = {key: value for key, value in self._metrics.items() if key != "loss" and key not in self.step_metrics}
         return single_numbers(added)
 
@@ -213,10 +231,6 @@ class EventArgs:
             self.eval_metrics.update(replace_prefix(self.val_metrics, "val/", "eval/"))
         elif name == "eval_metrics":
             self.val_metrics.update(replace_prefix(self.eval_metrics, "eval/", "val/"))
-
-    def set_validation_metrics(self, metrics: dict[str, Any]) -> None:
-        """Set the metrics of on_validation_end, under both spellings."""
-        self.val_metrics, self.eval_metrics = metrics, replace_prefix(metrics, "val/", "eval/")
 
     def window_tensor(self) -> torch.Tensor:
         """Return the step's loss on its device: the weighted mean over the window's micro-batches."""
@@ -350,10 +364,6 @@ class EventArgs:
         """Set the validation batch that runs next."""
         self.batch, self._source = batch, ValidationBatch(index, loader_index, loader)
 
-    def set_batch_result(self, loss: torch.Tensor, metrics: dict[str, Any]) -> None:
-        """Set loss and metrics of the validation batch."""
-        self.live_loss, self.step_metrics = loss, metrics
-
 
 class LazyStepContext(StepContext):
     """A `StepContext` whose loss and grad_norm are computed when they are first read."""
@@ -366,68 +376,22 @@ class LazyStepContext(StepContext):
         self.model = args.model
         self.optimizer = args.trainer.optimizers[0]
 
-    def _read(self, name: str, attribute: str) -> float:
+    def _args_of(self, name: str) -> EventArgs:
+        """Return the event arguments if they are still those of this step."""
         now = self._args.step
         if now != self.step:
             raise RuntimeError(
                 f"ctx.{name} of step {self.step} was not read in on_step_end; step {now} has begun since"
             )
-        return float(getattr(self._args, attribute))
+        return self._args
 
-    @property
+    @cached_property
     def loss(self) -> float:  # type: ignore[override]
-        if "_loss" not in self.__dict__:
-            self._loss = self._read("loss", "window_loss")
-        return self._loss
+        return self._args_of("loss").window_loss
 
-    @property
+    @cached_property
     def grad_norm(self) -> float:  # type: ignore[override]
-        if "_norm" not in self.__dict__:
-            self._norm = self._read("grad_norm", "grad_norm")
-        return self._norm
-
-
-class StateDict:
-    """The argument `state`: one dict for the life of the trainer, updated when it is read; hooks may add keys."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._values: dict[str, Any] = {}
-        self._parameters = 0
-        self._counted_for: tuple[int, int] | None = None  # the epoch, and how many tensors were trained
-
-    def refresh(self) -> dict[str, Any]:
-        """Return the dict with current values; waits for the device, because two of them are losses."""
-        trainer, args, progress = self._trainer, self._trainer.event_args, self._trainer.progress
-        self._values.update(
-            model=trainer.model,
-            optimizer=trainer.optimizers[0],
-            device=trainer.device,
-            current_epoch=progress.epoch,
-            current_batch_idx=max(progress.batch_idx, 0),
-            latest_loss=self._read_loss(lambda: args.train_loss),
-            avg_loss=self._read_loss(trainer.loop.stats.mean_loss),
-            model_params=self._count_parameters(),
-            status=trainer.status,
-        )
-        return self._values
-
-    def _count_parameters(self) -> int:
-        """Count once per epoch and per change of the trained tensors: walking a model takes longer than the rest."""
-        now = self._trainer.progress.epoch, len(self._trainer.params)
-        if now != self._counted_for:
-            self._counted_for = now
-            self._parameters = sum(parameter.numel() for parameter in self._trainer.model.parameters())
-        return self._parameters
-
-    def _read_loss(self, read: Callable[[], float]) -> float:
-        """Read a loss; after a device error that is impossible, and the closing events must still fire."""
-        try:
-            return read()
-        except RuntimeError:
-            if self._trainer.status != "error":
-                raise
-            return math.nan
+        return self._args_of("grad_norm").grad_norm
 
 
 def _weighted_mean(parts: Sequence[MicroBatch]) -> torch.Tensor:

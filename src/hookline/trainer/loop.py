@@ -8,7 +8,7 @@ fire in run.py, validation.py and checkpointing.py. An event without listeners i
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
 from time import time
@@ -19,20 +19,18 @@ from torch import Tensor
 
 from hookline._tensors import count_samples
 from hookline.core.costs import CostMonitor
-from hookline.core.dispatch import Dispatch, EventSlots
+from hookline.core.dispatch import Dispatch
 from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
 from hookline.gradients.local_storage import multiply_
-from hookline.trainer.data.epoch_batches import EpochBatches, epoch_batches
-from hookline.trainer.data.loaders import TrainLoaders
+from hookline.trainer.data.epoch_batches import MixedBatches, SequentialBatches, epoch_batches
+from hookline.trainer.data.loaders import TrainLoaders, why_empty
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
-from hookline.trainer.event_args import single_numbers
 from hookline.trainer.parameters import group_sizes, unowned_parameters
-from hookline.trainer.step_fn import check_trainable, count_tokens, loss_and_metrics
+from hookline.trainer.step_fn import LOSS_SOURCES, count_tokens, loss_and_metrics
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
-    from hookline.trainer.validation import Measure
 
 FLUSH_STEPS, FLUSH_SECONDS = 47, 2.0  # a prime: it seldom falls on the steps at which hooks are due
 OVERFLOW_REASON = "non-finite gradients under GradScaler"
@@ -196,7 +194,7 @@ class Loop:
         )
         self.unowned = unowned_parameters(trainer.model, trainer.params)
         self._group_sizes = group_sizes(trainer.optimizers)
-        self.batches: EpochBatches | None = None  # of the current epoch; None for manual steps
+        self.batches: SequentialBatches | MixedBatches | None = None  # of the current epoch; None for manual steps
         self.in_window = 0  # micro-batches of the current step; not counted if a step is one micro-batch
         self.bare_loss = False  # whether the step returns the loss as a 0-dim tensor; known after the first batch
         self.unrecorded: list[tuple[int, int, str, Any, float]] = []
@@ -214,17 +212,17 @@ class Loop:
         epoch = progress.epoch + progress.epoch_over
         batches = self.batches = epoch_batches(loaders, self.accumulate > 1, progress.enter_loader, epoch)
         if progress.position is not None:
-            batches.resume(progress.position, progress.batch_idx + 1)
+            iterator = batches.resume(progress.position, progress.batch_idx + 1)
         else:
             progress.begin_epoch()
             self.stats = self.stats.next_epoch(progress.step)
             if handler := self.slots.on_epoch_start:
                 handler(self.args)
-            batches.start()
+            iterator = batches.start()
             progress.position = batches.position
         self.hooks.replan()
         # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
-        return batches if batches.length is None else islice(batches, batches.length - batches.offset)
+        return iterator if batches.length is None else islice(iterator, batches.length - batches.offset)
 
     @property
     def is_last_of_epoch(self) -> bool:
@@ -236,7 +234,7 @@ class Loop:
         """Raise TrainingError if the loaders gave no batch, or ended in the middle of a window."""
         batches, read = self.batches, self.progress.batch_idx + 1
         if batches is not None and not read:
-            batches.raise_empty()
+            raise TrainingError(f"the training loader gave no batches{why_empty(self.trainer.train_loaders)}")
         if self.in_window and batches is not None:
             raise TrainingError(
                 f"the training loader promised {batches.length} batches and gave {read}, which leaves "
@@ -251,17 +249,13 @@ class Loop:
         if self.validate_epochs and (self.progress.epoch + 1) % self.validate_epochs == 0:
             trainer.step_plateau_schedulers(trainer.validate())
         self.record_non_finite_losses(self.stats.take_non_finite())
-        for name, mean in self.epoch_metrics().items():
+        for name, mean in self.stats.means().items():
             trainer.log(name, mean)
         if handler := self.slots.on_epoch_end:
             handler(self.args)
         self.progress.end_epoch()
         self.flush()
         trainer.checkpointer.save_requested()
-
-    def epoch_metrics(self) -> dict[str, float]:
-        """Return the means of the epoch so far by recorded name; waits for the device."""
-        return {**self.stats.means(), "train/epoch_loss": self.stats.mean_loss()}
 
     def record_non_finite_losses(self, count: int) -> None:
         """Record how many losses of an epoch were NaN or infinite."""
@@ -297,9 +291,8 @@ class Loop:
 
     def log_added_metrics(self) -> None:
         """Record what hooks added to the metrics of a micro-batch."""
-        if self.args.metrics_were_read:
-            for name, value in self.args.added_metrics().items():
-                self.trainer.log(name, value)
+        for name, value in self.args.added_metrics().items():
+            self.trainer.log(name, value)
 
     def find_loss(self, result: Any) -> Tensor:
         """Return the loss in the result of a step; the first one is checked."""
@@ -308,8 +301,11 @@ class Loop:
         for key, value in found.items():
             self.stats.add(f"train/{key}", value)
         self.args.step_metrics = found
-        if not self.bare_loss:
-            check_trainable(loss)
+        if not self.bare_loss and not loss.requires_grad:
+            raise TrainingError(
+                "the loss does not require grad, so nothing would be trained: was it detached, made under no_grad, or "
+                f"are all parameters frozen? ({LOSS_SOURCES})"
+            )
         self.bare_loss = loss is result
         return loss
 
@@ -343,7 +339,7 @@ class Loop:
         window = self.args.window
         self.find_new_parameters()
         if self.engine.unscale(self.trainer.optimizers):
-            self.args.mark_overflow()
+            self.args.overflowed_at = self.progress.step
             self.trainer.skip_step(OVERFLOW_REASON)
         if self.weighted:
             if not (total := sum(part.weight for part in window)):
@@ -396,10 +392,10 @@ class Loop:
         return False
 
     def step_or_skip(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Step through the scaler or the user's function unless the step is skipped; return whether it stepped."""
+        """Step, by the user's function if there is one, unless the step is skipped; return whether it stepped."""
         args, progress = self.args, self.progress
-        wanted = args.skip_requested_at != progress.step
-        if wanted and self.engine.step(optimizer, self.trainer.optimizer_step):
+        if args.skip_requested_at != progress.step:
+            self.engine.step(optimizer, self.trainer.optimizer_step)
             return True
         args.reason = args.skip_reason
         self.record.event("step_skipped", progress.step, reason=args.reason, optimizer_idx=args.optimizer_idx)
@@ -478,38 +474,3 @@ class Loop:
         """Pass the metrics of the last steps to the record."""
         self.record.extend(self.unrecorded)
         self.unrecorded.clear()
-
-    def close(self) -> None:
-        """Release the loaders' iterators."""
-        if self.batches is not None:
-            self.batches.close()
-
-    # ---- validation ------------------------------------------------------------------------------------------------
-
-    def validation_batches(
-        self, loaders: Mapping[str, Iterable[Any]], slots: EventSlots, measure: Measure
-    ) -> Iterator[tuple[str, int, Any]]:
-        """Run the validation loaders through the model.
-
-        Args:
-            loaders: The validation loaders by name.
-            slots: The dispatch of each event.
-            measure: Computes the user's metrics of a batch.
-
-        Yields:
-            For each batch its loader, the number of samples, and the loss and metrics.
-        """
-        args = self.args
-        for loader_index, (name, loader) in enumerate(loaders.items()):
-            for index, batch in enumerate(loader):
-                placed = self.engine.place(batch)
-                args.enter_validation_batch(placed, index, loader_index, name)
-                if handler := slots.on_validation_batch_start:
-                    handler(args)
-                result = self.trainer.compute(placed)
-                loss, metrics = loss_and_metrics(result)
-                args.set_batch_result(loss, {**metrics, **measure(name, placed, result)})
-                if handler := slots.on_validation_batch_end:
-                    handler(args)
-                added = single_numbers(args.added_metrics()) if args.metrics_were_read else {}
-                yield name, count_samples(placed), {"loss": loss.detach(), **args.step_metrics, **added}

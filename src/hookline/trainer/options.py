@@ -64,18 +64,15 @@ class TrainerOptions:
         for name in ("max_epochs", "max_steps"):
             if getattr(self, name) is not None:
                 _checks.integer(getattr(self, name), f"trainer.{name}", at_least=0)
-        self._check_limit_train_batches()
+        limit = self.limit_train_batches
+        is_count = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1
+        if limit is not None and not is_count and not (isinstance(limit, float) and 0 < limit <= 1):
+            raise ConfigError("trainer.limit_train_batches", f"expected a count, or a share such as 0.1, got {limit!r}")
         self._check_loader_schedule()
         if self.validate_every is not None:
             self.validation_period  # noqa: B018 - parsed here so that an invalid one is rejected at once
         if self.fast_dev_run:  # that many batches of each loader, which are not known here
             self.max_epochs, self.record, self.debug = 1, False, True
-
-    def _check_limit_train_batches(self) -> None:
-        limit = self.limit_train_batches
-        is_count = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 1
-        if limit is not None and not is_count and not (isinstance(limit, float) and 0 < limit <= 1):
-            raise ConfigError("trainer.limit_train_batches", f"expected a count, or a share such as 0.1, got {limit!r}")
 
     def _check_loader_schedule(self) -> None:
         """Reject weights that are not positive, and options that the loader schedule would ignore."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -23,13 +23,11 @@ from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, lo
 from hookline.trainer.data.loader_state import resume_warnings
 from hookline.trainer.data.loaders import epoch_length
 from hookline.trainer.rng import seed_everything
-from hookline.trainer.signals import SignalHandler, handle_signals
+from hookline.trainer.signals import SignalHandler
 from hookline.trainer.validation import sanity_check
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
-
-_unfinished: WeakSet[Generator[Any, Any, Any]] = WeakSet()
 
 
 @contextmanager
@@ -43,11 +41,20 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
         resume: A run or a checkpoint to resume from.
         fork: Whether to continue as a new run.
     """
-    stop_recording_incidents = _begin(trainer, resume, fork)
+    _begin(trainer, resume, fork)
+    # From here on everything is recorded.
+    stop_recording_incidents = trainer.hooks.failures.subscribe(partial(_record_incident, trainer))
     outcome, reason = "completed", None
-    with handle_signals(trainer.stop_on_signal) as signals, redacted_log():
+    with SignalHandler(trainer.stop_on_signal) as signals, redacted_log():
         try:
-            with _deterministic(trainer.options.deterministic), _check_loader_schedules(trainer):
+            with ExitStack() as during_training:
+                if trainer.options.deterministic:
+                    before = torch.are_deterministic_algorithms_enabled()
+                    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+                    during_training.callback(torch.use_deterministic_algorithms, before, warn_only=warn_only)
+                    torch.use_deterministic_algorithms(True)
+                check = partial(_check_loader_schedule, trainer)
+                during_training.callback(trainer.hooks.add_registration_check(check))
                 _prepare(trainer, resume)
                 if handler := trainer.hooks.slots.on_train_start:
                     handler(trainer.event_args)
@@ -55,11 +62,15 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                 trainer.checkpointer.save_requested()
                 trainer.checkpointer.finish()
             trainer.run_status.close(failed=False)
-            outcome, reason = _outcome(trainer, signals)
+            if signals.caught is not None:
+                outcome, reason = "interrupted", signals.caught.name
+                trainer.note("stop_requested", reason=reason, by="signal")
+            elif trainer.stop_reason is not None:
+                outcome, reason = "stopped", f"stopped by {trainer.stopped_by or 'request_stop'}: {trainer.stop_reason}"
         except BaseException as error:
             outcome = "failed" if isinstance(error, Exception) else "interrupted"
             reason = _describe_error(error)
-            _fail(trainer, error)
+            _fail(trainer, error, reason)
             raise
         finally:
             try:
@@ -70,26 +81,24 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
     signals.exit()
 
 
-def close_at_exit(steps: Generator[Any, Any, Any]) -> None:
-    """Close a stepper that is unfinished when the interpreter exits, while closing a record is still possible."""
-    _register_at_exit()
-    _unfinished.add(steps)
-
-
 @cache
-def _register_at_exit() -> None:
+def unfinished_steppers() -> WeakSet[Generator[Any, Any, Any]]:
+    """Return the steppers to close when the interpreter exits, while closing a record is still possible."""
+    steppers: WeakSet[Generator[Any, Any, Any]] = WeakSet()
+
     def close_all() -> None:
-        for steps in list(_unfinished):
+        for steps in list(steppers):
             steps.close()
 
     atexit.register(close_all)
+    return steppers
 
 
 # ---- the beginning ---------------------------------------------------------------------------------------------------
 
 
-def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> Callable[[], None]:
-    """Seed and open the record; from here on everything is recorded. Returns how to stop recording incidents."""
+def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> None:
+    """Seed and open the record."""
     options, hooks = trainer.options, trainer.hooks
     if options.seed is not None:
         seed_everything(options.seed)
@@ -99,11 +108,10 @@ def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> Callable[
     hooks.reopen()
     devices = _device.device_indices([*trainer.model.parameters(), *trainer.model.buffers()])
     hooks.rng_guard.begin(options.seed or 0, lambda: trainer.progress.step, devices)
-    return hooks.failures.subscribe(lambda incident: _record_incident(trainer, incident))
 
 
 def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
-    """Do what else comes before on_train_start: clear gradients, load weights, try a validation, print a line."""
+    """Do what else comes before on_train_start: clear gradients, load weights, warn, try a validation, print a line."""
     options = trainer.options
     trainer.model.zero_grad(set_to_none=True)
     if not trainer.model.training:  # as a model from a hub comes; single modules that are left in eval mode stay so
@@ -115,7 +123,15 @@ def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
         load_weights(trainer.model, options.init_from)
     if resume is not None:
         _resume(trainer, Path(resume))
-    _warn_before_start(trainer)
+    is_cut = trainer.train_loaders.limit is not None
+    for why in resume_warnings(trainer.train_loaders, is_cut) if trainer.run_dir is not None else []:
+        logger.warning("resuming this run inside an epoch may not be exact: %s", why)
+        trainer.note("resume_not_exact", why=why)
+    for entry in trainer.hooks.entries():
+        for target in (*entry.before, *entry.after):
+            if target not in trainer.hooks:
+                nearby = nearest(target, [name for name in trainer.hooks if name != entry.name])
+                logger.warning("%r is ordered by %r, which is not registered; %s", entry.name, target, nearby)
     if trainer.val_loaders and options.sanity_batches and resume is None:
         sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
     if options.console:
@@ -136,70 +152,22 @@ def _resume(trainer: Trainer, path: Path) -> None:
             trainer.note("checkpoint_abandoned", path=moved)
 
 
-def _warn_before_start(trainer: Trainer) -> None:
-    """Warn about loaders that cannot resume exactly and about before/after targets that are not registered."""
-    for why in resume_warnings(trainer.train_loaders) if trainer.run_dir is not None else []:
-        logger.warning("resuming this run inside an epoch may not be exact: %s", why)
-        trainer.note("resume_not_exact", why=why)
-    for entry in trainer.hooks.entries():
-        for target in (*entry.before, *entry.after):
-            if target not in trainer.hooks:
-                nearby = nearest(target, [name for name in trainer.hooks if name != entry.name])
-                logger.warning("%r is ordered by %r, which is not registered; %s", entry.name, target, nearby)
-
-
-@contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
-    """Use deterministic algorithms inside the block, if wanted."""
-    if not wanted:
-        yield
-        return
-    before, warn_only = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
-
-
-@contextmanager
-def _check_loader_schedules(trainer: Trainer) -> Iterator[None]:
-    """Reject hooks inside the block whose schedule counts the batches of a loader that does not exist."""
-
-    def check(entry: Entry) -> None:
-        for name in entry.schedule.loaders:
-            if name not in trainer.train_loaders:
-                why = f"{entry.schedule}: there is no training loader {name!r}; {nearest(name, trainer.train_loaders)}"
-                raise ConfigError(f"{entry.name}.every", why)
-
-    remove_check = trainer.hooks.add_registration_check(check)
-    try:
-        yield
-    finally:
-        remove_check()
+def _check_loader_schedule(trainer: Trainer, entry: Entry) -> None:
+    """Reject a hook whose schedule counts the batches of a loader that does not exist."""
+    for name in entry.schedule.loaders:
+        if name not in trainer.train_loaders:
+            why = f"{entry.schedule}: there is no training loader {name!r}; {nearest(name, trainer.train_loaders)}"
+            raise ConfigError(f"{entry.name}.every", why)
 
 
 # ---- the end ---------------------------------------------------------------------------------------------------------
 
 
-def _outcome(trainer: Trainer, signals: SignalHandler) -> tuple[str, str | None]:
-    """Return outcome and reason of a run that did not fail."""
-    if signals.caught is not None:
-        trainer.note("stop_requested", reason=signals.caught.name, by="signal")
-        return "interrupted", signals.caught.name
-    if trainer.stop_reason is None:
-        return "completed", None
-    return "stopped", f"stopped by {trainer.stopped_by or 'request_stop'}: {trainer.stop_reason}"
-
-
-def _fail(trainer: Trainer, error: BaseException) -> None:
+def _fail(trainer: Trainer, error: BaseException, described: str) -> None:
     """Fire on_exception, and finish a checkpoint that is being written."""
     trainer.run_status.close(failed=True)
-    trainer.event_args.set_exception(error)
-    trainer.record.event("exception", trainer.progress.step, error=_describe_error(error))
+    trainer.event_args.exception = error
+    trainer.record.event("exception", trainer.progress.step, error=described)
     try:
         if handler := trainer.hooks.slots.on_exception:
             handler(trainer.event_args)
@@ -211,7 +179,6 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     """Fire on_train_end, close hooks and record, and print a line that hides nothing."""
     args, hooks, loop = trainer.event_args, trainer.hooks, trainer.loop
     args.end_run(reason or outcome)
-    loop.close()
     try:
         non_finite = loop.stats.take_non_finite()
     except Exception:  # the device is gone; the failure itself is recorded

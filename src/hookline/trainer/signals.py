@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -16,7 +16,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class SignalHandler:
-    """Signals that arrive during one run.
+    """Handle the signals that arrive inside a ``with`` block; `exit` then does what the signal asked for.
 
     Args:
         on_signal: Called with the name of the first signal. It may run between any two instructions of the run, in the
@@ -29,19 +29,18 @@ class SignalHandler:
         self._pid = os.getpid()
         self._previous: dict[int, Any] = {}
 
-    def install(self) -> None:
+    def __enter__(self) -> SignalHandler:
         """Install the handlers if this is the main thread; an ignored signal stays ignored."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        for number in SIGNALS:
+        for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
             previous = signal.getsignal(number)
             if previous in (signal.SIG_IGN, None):  # None: not set from Python, so that it could not be restored
                 continue
             with contextlib.suppress(ValueError):  # a subinterpreter
                 signal.signal(number, self._handle)
                 self._previous[number] = previous
+        return self
 
-    def uninstall(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Restore the previous handlers, unless another one was set in the meantime."""
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._handle:
@@ -81,14 +80,3 @@ class SignalHandler:
         else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-
-
-@contextlib.contextmanager
-def handle_signals(on_signal: Callable[[str], None]) -> Iterator[SignalHandler]:
-    """Handle signals inside the block; call `exit` afterwards to do what the signal asked for."""
-    handler = SignalHandler(on_signal)
-    handler.install()
-    try:
-        yield handler
-    finally:
-        handler.uninstall()

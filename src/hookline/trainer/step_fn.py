@@ -78,15 +78,6 @@ def loss_and_metrics(result: Any) -> tuple[torch.Tensor, dict[str, Any]]:
     return loss if loss.dim() == 0 else loss.reshape(()), metrics
 
 
-def check_trainable(loss: torch.Tensor) -> None:
-    """Raise TrainingError for a loss without a graph, which would train nothing."""
-    if not loss.requires_grad:
-        raise TrainingError(
-            "the loss does not require grad, so nothing would be trained: was it detached, made under no_grad, or are "
-            f"all parameters frozen? ({LOSS_SOURCES})"
-        )
-
-
 def count_tokens(batch: Any) -> int:
     """Return the elements of `input_ids`, or of a batch that is an integer tensor; else 0."""
     if type(batch) in (tuple, list):

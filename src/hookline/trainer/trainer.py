@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -28,12 +28,11 @@ from hookline.trainer.event_args import EventArgs
 from hookline.trainer.loop import Loop, steps_of_run
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parameters import trained_parameters
-from hookline.trainer.replay import Forward, replaying
-from hookline.trainer.rng import preserve_rng, rng_state
-from hookline.trainer.run import close_at_exit, run_context
+from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
+from hookline.trainer.run import run_context, unfinished_steppers
 from hookline.trainer.run_state import Progress, RunStatus
-from hookline.trainer.step_fn import StepFunction, count_tokens, make_step
-from hookline.trainer.validation import ValidationMetrics, eval_mode, validate
+from hookline.trainer.step_fn import StepFunction, count_tokens, loss_and_metrics, make_step
+from hookline.trainer.validation import check_metrics, eval_mode, validate
 
 if TYPE_CHECKING:
     from hookline.core.run_control import RunControl
@@ -99,7 +98,7 @@ class Trainer:
         self.hooks.failures.debug = self.hooks.failures.debug or self.options.debug
         # The model as the run calls it.
         self.called_model: Any = torch.compile(self.model) if self.options.compile else self.model
-        self.validation_metrics = ValidationMetrics(parts.metrics, self.called_model)
+        self.validation_metrics = check_metrics(parts.metrics)
         self.compute = self._make_step()  # batch -> what step_fn, loss_fn or the model returns
         self.checkpointer = Checkpointer(self)
         self._loop: Loop | None = None
@@ -163,7 +162,7 @@ class Trainer:
         if count := self.options.overfit_batches:
             self._set_train_loaders(first_batches(self.train_loaders, count, self.options.seed))
         steps = steps_of_run(self, run_context(self, resume, fork))
-        close_at_exit(steps)
+        unfinished_steppers().add(steps)
         return steps
 
     def training_step(self, batch: Any) -> torch.Tensor:
@@ -211,13 +210,37 @@ class Trainer:
         """Return the state of every random stream that training draws from."""
         return rng_state()
 
-    def rerunning(self, random_state: dict[str, Any]) -> AbstractContextManager[Forward]:
-        """Run a batch again as training ran it, from these random streams, and leave no trace.
+    @contextmanager
+    def rerunning(self, random_state: dict[str, Any]) -> Iterator[Callable[[Any], torch.Tensor]]:
+        """Run a batch again as training ran it, with the same weights and random streams, and leave no trace.
+
+        Modules stay in their modes and the model runs eagerly, so that foreign hooks on any module fire; the run's own
+        hooks do not. Buffers that the forward pass updates (running means) are restored afterwards.
 
         >>> with trainer.rerunning(state) as forward:
-        ...     loss = forward(batch)
+        ...     loss = forward(batch)  # with its graph
+
+        Args:
+            random_state: The random streams that every call starts from, as `random_state` returned them.
         """
-        return replaying(self, random_state)
+        model = self.model
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            model = model.module  # the wrapper would wait for ranks that do not run this batch
+        compute = make_step(model, self.step_fn, self.loss_fn)
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+
+        def forward(batch: Any) -> torch.Tensor:
+            restore_rng(random_state)
+            with torch.enable_grad(), self.engine.autocast():
+                return loss_and_metrics(compute(self.engine.place(batch)))[0]
+
+        with self.event_args.preserve_train_batch("train"), preserve_rng(), self.hooks.silenced():
+            try:
+                yield forward
+            finally:
+                with torch.no_grad():
+                    for buffer, copy in buffers:
+                        buffer.copy_(copy)
 
     # ---- the run's objects -----------------------------------------------------------------------------------------
 
@@ -233,10 +256,6 @@ class Trainer:
         """The record of the current or last run; before the first run a record in memory, made when it is needed."""
         return Record.in_memory()
 
-    @property
-    def _existing_record(self) -> Record | None:
-        return vars(self).get("record")
-
     def begin_run(self, run_dir: Path | None, hooks: list[dict[str, Any]], lineage: Mapping[str, Any] | None) -> None:
         """Make record and loop of a run, and reset the state of the last one.
 
@@ -245,7 +264,7 @@ class Trainer:
             hooks: The hooks as the record describes them.
             lineage: The run and checkpoint that a new run starts from.
         """
-        options, config, before = self.options, self.describe(), self._existing_record
+        options, config, before = self.options, self.describe(), vars(self).get("record")
         if not options.record:
             self.record = Record.in_memory(config=config, seed=options.seed)
         elif run_dir is not None:
@@ -375,6 +394,10 @@ class Trainer:
         "checkpointer.requested_names",
         "Names of checkpoints that were requested by `save`, which no retention policy may delete.",
     )
+    run_dir: Path | None = _attribute("record.path", "The run's directory; None if the record is in memory.")
+    checkpoint_dir: Path | None = _attribute(
+        "record.checkpoint_dir", "The directory that holds the run's checkpoints; None if the record is in memory."
+    )
     device: torch.device = _attribute("engine.device", "The device the model is trained on.")
     hook_manager: HookRegistry = _attribute("hooks", "The registry of the hooks; equal to `hooks`.")
 
@@ -424,16 +447,6 @@ class Trainer:
         return self.record.run_id if self.running or self.run_dir is not None else None
 
     @property
-    def run_dir(self) -> Path | None:
-        """The run's directory; None if the record is in memory."""
-        return None if self._existing_record is None else self.record.path
-
-    @property
-    def checkpoint_dir(self) -> Path | None:
-        """The directory that holds the run's checkpoints; None if the record is in memory."""
-        return None if self._existing_record is None else self.record.checkpoint_dir
-
-    @property
     def total_steps(self) -> int | None:
         """The number of optimizer steps the run will make, if it can be known."""
         length, epochs = epoch_length(self.train_loaders), self.options.epochs
@@ -475,7 +488,7 @@ class Trainer:
 
     def epoch_metrics(self) -> dict[str, float]:
         """Return the means of the current epoch so far, by recorded name; waits for the device."""
-        return self.loop.epoch_metrics()
+        return self.loop.stats.means()
 
     def latest_metrics(self, since: int | None = None) -> dict[str, float]:
         """Return the newest value of each training metric, of steps after `since` or else of this epoch."""

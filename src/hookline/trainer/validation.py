@@ -7,27 +7,27 @@ such as torchmetrics': they get every batch as ``update(predictions, target)`` a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline._tensors import count_samples
 from hookline.core.catalog import find_event
 from hookline.core.dispatch import EventSlots
 from hookline.errors import TrainingError
-from hookline.trainer.data.loader_state import preserve_order
+from hookline.trainer.data.loader_state import preserve_parts
 from hookline.trainer.data.loaders import raise_no_batches, why_empty
+from hookline.trainer.data.sampler import ResumableSampler
 from hookline.trainer.event_args import single_numbers
 from hookline.trainer.rng import preserve_rng
-from hookline.trainer.step_fn import as_python_number, is_numpy_number
+from hookline.trainer.step_fn import as_python_number, is_numpy_number, loss_and_metrics
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
-
-Measure = Callable[[str, Any, Any], Mapping[str, Any]]  # loader, batch, result of the step -> numbers by name
 
 _TAKEN_NAMES = ("loss", "perplexity")
 _NO_OUTPUT = object()
@@ -62,7 +62,7 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
         TrainingError: If a loader gives no batch, or a hook validates inside the validation that it called.
     """
     args, slots = trainer.event_args, trainer.hooks.slots
-    order = preserve_order(trainer.train_loaders, loaders)
+    order = preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
     with (
         args.validation(trainer.hooks.calling_hook()),
         args.preserve_train_batch("validation"),
@@ -73,7 +73,8 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
         if handler := slots.on_validation_start:
             handler(args)
         metrics = _measure(trainer, loaders, limit, slots)
-        args.set_validation_metrics(metrics)
+        args.val_metrics, args.eval_metrics = metrics, {}
+        args.mirror_metrics("val_metrics")
         if handler := slots.on_validation_end:
             handler(args)
         args.mirror_metrics("eval_metrics")
@@ -92,7 +93,7 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
     if not readable:
         return
     args, hooks = trainer.event_args, trainer.hooks
-    slots, order = EventSlots(), preserve_order(trainer.train_loaders, loaders)
+    slots, order = EventSlots(), preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
     with args.preserve_train_batch("validation"), preserve_rng(), order, eval_mode(trainer.model), hooks.silenced():
         for event in map(find_event, SANITY_EVENTS):
             bound = [one for one in hooks.listeners(event, due=None) if getattr(one.owner, "hears_sanity_check", False)]
@@ -105,15 +106,27 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
 def _measure(
     trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None, slots: EventSlots
 ) -> dict[str, Any]:
-    """Return the metrics over all batches, those of the user included."""
-    averages, tokens = SampleAverages(), 0
-    nested = len(trainer.event_args.validating) > 1
-    with trainer.validation_metrics.measure(loaders, trainer.device, nested) as user:
-        read = {name: _limited(loader, limit) for name, loader in loaders.items()}
-        for name, samples, results in trainer.loop.validation_batches(read, slots, user.measure_batch):
-            averages.add(name, samples, results)
-            tokens += trainer.count_tokens(trainer.event_args.batch)
-        empty = {name: loader for name, loader in loaders.items() if name not in averages}
+    """Run the loaders through the model, and return the metrics over all batches, those of the user included."""
+    args, averages, tokens = trainer.event_args, SampleAverages(), 0
+    user = UserMetrics(trainer.validation_metrics, loaders, trainer.device, nested=len(args.validating) > 1)
+    with user.read_outputs(trainer.called_model):
+        for loader_index, (name, loader) in enumerate(loaders.items()):
+            # Not one batch more than the limit is read: an iterator would lose it.
+            for index, batch in enumerate(islice(loader, limit)):
+                placed = trainer.engine.place(batch)
+                args.enter_validation_batch(placed, index, loader_index, name)
+                if handler := slots.on_validation_batch_start:
+                    handler(args)
+                result = trainer.compute(placed)
+                loss, metrics = loss_and_metrics(result)
+                args.live_loss = loss
+                args.step_metrics = {**metrics, **user.measure_batch(name, placed, result)}
+                if handler := slots.on_validation_batch_end:
+                    handler(args)
+                results = {"loss": loss.detach(), **args.step_metrics, **args.added_metrics()}
+                averages.add(name, count_samples(placed), results)
+                tokens += trainer.count_tokens(placed)
+        empty = {name: loader for name, loader in loaders.items() if name not in averages.samples}
         if len(empty) == len(loaders):
             raise TrainingError(f"the validation loaders gave no batches{why_empty(empty)}")
         for name, loader in empty.items():  # if the others hid it, val/loss would mean something else
@@ -121,27 +134,18 @@ def _measure(
         return merge_metrics(averages.metrics(language_model=tokens > 0), user.compute())
 
 
-def _limited(loader: Iterable[Any], limit: int | None) -> Iterator[Any]:
-    """Read at most `limit` batches and not one more, which an iterator would lose; starts when it is first read."""
-    yield from islice(loader, limit)
-
-
 class SampleAverages:
     """Means weighted by samples, summed on the device and read once. A batch without a key has no part in its mean."""
 
     def __init__(self) -> None:
         self._sums: dict[str, dict[str, torch.Tensor | float]] = {}  # by loader and key
-        self._samples: dict[str, dict[str, int]] = {}
-
-    def __contains__(self, loader: str) -> bool:
-        """Return whether a loader gave a batch with samples."""
-        return loader in self._samples
+        self.samples: dict[str, dict[str, int]] = {}
 
     def add(self, loader: str, samples: int, results: Mapping[str, Any]) -> None:
         """Add the results of one batch; a batch without samples has no weight."""
         if not samples:
             return
-        sums, counts = self._sums.setdefault(loader, {}), self._samples.setdefault(loader, {})
+        sums, counts = self._sums.setdefault(loader, {}), self.samples.setdefault(loader, {})
         for key, value in results.items():
             wide = value.detach().double() if isinstance(value, torch.Tensor) else float(as_python_number(value))
             sums[key] = sums.get(key, 0.0) + wide * samples
@@ -163,67 +167,64 @@ class SampleAverages:
 
     def _mean(self, key: str, loaders: list[str]) -> float:
         total = sum(float(self._sums[loader][key]) for loader in loaders)
-        return total / sum(self._samples[loader][key] for loader in loaders)
+        return total / sum(self.samples[loader][key] for loader in loaders)
 
 
 # ---- the user's metrics ----------------------------------------------------------------------------------------------
 
 
-class ValidationMetrics:
-    """The metrics that a trainer was given.
+def check_metrics(metrics: Any) -> dict[str, Any]:
+    """Return the metrics that a trainer was given; reject what is not a metric."""
+    if not isinstance(metrics, Mapping | None):
+        raise TrainingError(f"metrics: expected a dict of metrics by name, got a {type(metrics).__name__}")
+    for name, metric in (metrics or {}).items():
+        if not isinstance(name, str) or name in _TAKEN_NAMES:
+            raise TrainingError(f"metrics: {name!r} cannot be a name; {' and '.join(_TAKEN_NAMES)} are always measured")
+        if isinstance(metric, type) or not (callable(metric) or _is_metric_object(metric)):
+            raise TrainingError(
+                f"metrics: {name!r} is {metric!r}; give a function of (output, batch), or an object with update, "
+                "compute and reset"
+            )
+    return dict(metrics or {})
+
+
+class UserMetrics:
+    """The user's metrics during one validation.
 
     Args:
-        metrics: Functions and metric objects by name, or None.
-        model: The model as the run calls it, compiled or not.
+        metrics: Functions and metric objects by name, as `check_metrics` returned them.
+        loaders: Names of the validation loaders.
+        device: Where metric modules are moved to.
+        nested: Whether this validation runs inside another one, whose metric objects still accumulate.
     """
 
-    def __init__(self, metrics: Any, model: Any) -> None:
-        given = _check_metrics(metrics)
-        self._objects = {name: metric for name, metric in given.items() if _is_metric_object(metric)}
-        self._functions = {name: metric for name, metric in given.items() if name not in self._objects}
-        self._model = model
-
-    @contextmanager
-    def measure(self, loaders: Collection[str], device: torch.device, nested: bool = False) -> Iterator[Measurement]:
-        """Measure one validation; inside the block the model's outputs are read by a forward hook.
-
-        Args:
-            loaders: Names of the validation loaders.
-            device: Where metric modules are moved to.
-            nested: Whether this validation runs inside another one, whose metric objects still accumulate.
-        """
-        objects = self._objects
-        if nested:
-            objects = {name: _copy(name, one, "a validation inside another") for name, one in objects.items()}
-        for name, metric in objects.items():
-            with _name_in_errors(name, "in reset"):
+    def __init__(
+        self, metrics: Mapping[str, Any], loaders: Collection[str], device: torch.device, nested: bool
+    ) -> None:
+        objects = {name: metric for name, metric in metrics.items() if _is_metric_object(metric)}
+        self._functions = {name: metric for name, metric in metrics.items() if name not in objects}
+        self._objects = _copies(objects, "a validation inside another") if nested else objects
+        for name, metric in self._objects.items():
+            with _note_in_errors(f"in the metric {name!r}, in reset"):
                 metric.reset()
             if isinstance(metric, torch.nn.Module):
                 metric.to(device)
-        measurement = Measurement(self._functions, objects, loaders)
-        handle = self._model.register_forward_hook(measurement.store_output) if self._functions or objects else None
-        try:
-            yield measurement
-        finally:
-            if handle is not None:
-                handle.remove()
-
-
-class Measurement:
-    """The user's metrics of one validation."""
-
-    def __init__(self, functions: Mapping[str, Any], objects: Mapping[str, Any], loaders: Collection[str]) -> None:
-        self._functions, self._objects = functions, objects
         # An object accumulates all batches; the values of each of several loaders need copies.
         each = list(loaders) if len(loaders) > 1 else []
         why = "each validation loader, because there are several"
-        self._copies = {loader: {name: _copy(name, one, why) for name, one in objects.items()} for loader in each}
+        self._copies = {loader: _copies(self._objects, why) for loader in each}
         self._measured: set[str] = set()  # loaders
         self._output: Any = _NO_OUTPUT
 
-    def store_output(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        """Store the model's output; if a step calls the model several times, the last output counts."""
-        self._output = output
+    def read_outputs(self, model: Any) -> AbstractContextManager[Any]:
+        """Read the model's outputs inside the block; if a step calls the model several times, the last one counts."""
+
+        def store_output(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            self._output = output
+
+        if not self._functions and not self._objects:
+            return nullcontext()
+        return model.register_forward_hook(store_output)  # type: ignore[no-any-return]
 
     def measure_batch(self, loader: str, batch: Any, result: Any) -> dict[str, Any]:
         """Update the objects and return what the functions say.
@@ -242,12 +243,12 @@ class Measurement:
         self._measured.add(loader)
         found: dict[str, Any] = {}
         for name, function in self._functions.items():
-            with _name_in_errors(name, f"on the validation loader {loader!r}"):
+            with _note_in_errors(f"in the metric {name!r}, on the validation loader {loader!r}"):
                 found.update(_as_numbers(name, function(output, batch)))
         arguments = _predictions(output), _target(result, batch)
         for objects in (self._objects, self._copies.get(loader, {})):
             for name, one in objects.items():
-                with _name_in_errors(name, f"on the validation loader {loader!r}"):
+                with _note_in_errors(f"in the metric {name!r}, on the validation loader {loader!r}"):
                     one.update(*arguments)
         return found
 
@@ -291,39 +292,24 @@ def merge_metrics(*parts: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def _check_metrics(metrics: Any) -> dict[str, Any]:
-    if not isinstance(metrics, Mapping | None):
-        raise TrainingError(f"metrics: expected a dict of metrics by name, got a {type(metrics).__name__}")
-    for name, metric in (metrics or {}).items():
-        if not isinstance(name, str) or name in _TAKEN_NAMES:
-            raise TrainingError(f"metrics: {name!r} cannot be a name; {' and '.join(_TAKEN_NAMES)} are always measured")
-        if isinstance(metric, type) or not (callable(metric) or _is_metric_object(metric)):
-            raise TrainingError(
-                f"metrics: {name!r} is {metric!r}; give a function of (output, batch), or an object with update, "
-                "compute and reset"
-            )
-    return dict(metrics or {})
-
-
 def _is_metric_object(metric: Any) -> bool:
     return all(callable(getattr(metric, method, None)) for method in ("update", "compute", "reset"))
 
 
-def _copy(name: str, metric: Any, why: str) -> Any:
-    try:
-        return deepcopy(metric)
-    except Exception as error:
-        error.add_note(f"the metric {name!r} is copied for {why}")
-        raise
+def _copies(objects: Mapping[str, Any], why: str) -> dict[str, Any]:
+    copies = {}
+    for name, metric in objects.items():
+        with _note_in_errors(f"the metric {name!r} is copied for {why}"):
+            copies[name] = deepcopy(metric)
+    return copies
 
 
 @contextmanager
-def _name_in_errors(name: str, where: str) -> Iterator[None]:
-    """Add the metric's name to an exception."""
+def _note_in_errors(note: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(f"in the metric {name!r}, {where}")
+        error.add_note(note)
         raise
 
 
@@ -345,7 +331,7 @@ def _target(result: Any, batch: Any) -> Any:
 def _compute(prefix: str, objects: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, one in objects.items():
-        with _name_in_errors(name, f"computing {prefix}{name}"):
+        with _note_in_errors(f"in the metric {name!r}, computing {prefix}{name}"):
             found.update({f"{prefix}{key}": float(value) for key, value in _as_numbers(name, one.compute()).items()})
     return found
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from hookline.errors import CheckpointError, TrainingError
+import torch
+
+from hookline.errors import CheckpointError
 from hookline.trainer.data.loader_state import (
     has_state,
     iterate_from,
     loader_states,
-    preserve_generators,
+    preserve_parts,
     raise_shorter_loader,
     restore_loader_states,
     restore_start,
@@ -23,7 +25,6 @@ from hookline.trainer.data.loaders import (
     raise_no_batches,
     smallest,
     trusted_length,
-    why_empty,
 )
 from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
 
@@ -31,8 +32,10 @@ OnLoader = Callable[[int, str], None]  # index and name of the loader that the n
 _NOTHING = object()
 
 
-def epoch_batches(loaders: TrainLoaders, look_ahead: bool, on_loader: OnLoader, epoch: int) -> EpochBatches:
-    """Return the batches of one epoch.
+def epoch_batches(
+    loaders: TrainLoaders, look_ahead: bool, on_loader: OnLoader, epoch: int
+) -> SequentialBatches | MixedBatches:
+    """Return the batches of one epoch, to be started or resumed.
 
     Args:
         loaders: The training loaders and how they are mixed.
@@ -45,8 +48,8 @@ def epoch_batches(loaders: TrainLoaders, look_ahead: bool, on_loader: OnLoader, 
     return SequentialBatches(loaders, look_ahead, on_loader)
 
 
-class EpochBatches:
-    """The batches of one epoch, with a position that can be saved and resumed from."""
+class _EpochBatches:
+    """What both kinds have: where an epoch ends, and the checks of a saved position."""
 
     length: int | None  # the batches of the epoch, if that is certain
 
@@ -55,38 +58,6 @@ class EpochBatches:
         self.offset = 0  # the batches before the position that the epoch was resumed at
         self._loaders, self._limit = loaders, loaders.limit
         self._names, self._on_loader = list(loaders), on_loader
-        self._batches: Iterator[Any] | None = None
-
-    def __iter__(self) -> Iterator[Any]:
-        if self._batches is None:
-            self.start()
-        assert self._batches is not None
-        return self._batches
-
-    def start(self) -> None:
-        """Start the epoch at its first batch."""
-        raise NotImplementedError
-
-    def resume(self, position: Mapping[str, Any], count: int) -> None:
-        """Continue after `count` batches, at a saved position; random streams keep their states."""
-        raise NotImplementedError
-
-    @property
-    def position(self) -> dict[str, Any]:
-        """Where the loaders are, as a checkpoint saves it."""
-        raise NotImplementedError
-
-    def end_states(self) -> dict[str, Any]:
-        """Return the state_dicts of the loaders that have one, after the end of the epoch."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Release the loaders' iterators: workers left to the garbage collector take seconds to end."""
-        self._batches = None
-
-    def raise_empty(self) -> None:
-        """Raise TrainingError because no batch came."""
-        raise TrainingError(f"the training loader gave no batches{why_empty(self._loaders)}")
 
     def _check_schedule(self, position: Mapping[str, Any], kind: str) -> None:
         """Raise CheckpointError if the position was saved under another schedule."""
@@ -107,7 +78,7 @@ class EpochBatches:
             )
 
 
-class SequentialBatches(EpochBatches):
+class SequentialBatches(_EpochBatches):
     """Read one loader after another. A single loader is iterated over directly, without a generator around it.
 
     Where a length cannot be trusted, one batch is read ahead to recognise the last one: always if `look_ahead` is set,
@@ -126,19 +97,20 @@ class SequentialBatches(EpochBatches):
         if not self._look_ahead and not is_cut and len(known) == len(lengths):
             self._promised = sum(known)
         self._position: dict[str, Any] = {}
-        self._index = 0  # of the loader that the last batch came from
+        self._enter(0)
 
-    def start(self) -> None:
+    def start(self) -> Iterator[Any]:
         """Start the epoch with the first loader."""
-        self._batches = self._read(self._start_loader(0, before=0))
+        return self._read(self._start_loader(0, before=0))
 
-    def resume(self, position: Mapping[str, Any], count: int) -> None:
+    def resume(self, position: Mapping[str, Any], count: int) -> Iterator[Any]:
         """Continue after `count` batches, at a saved position; random streams keep their states."""
         self._check_schedule(position, "sequential")
         name, before, states = position["loader"], position["before"], position["states"]
         if name not in self._names:
             raise CheckpointError(f"the run was inside the loader {name!r}; now there are {', '.join(self._names)}")
-        self._index, self.offset, self._position = self._names.index(name), count, dict(position)
+        self._enter(self._names.index(name))
+        self.offset, self._position = count, dict(position)
         if self._trusted:
             rest = [known_length(self._loaders[other]) or 0 for other in self._names[self._index :]]
             self.length = smallest(before + sum(rest), self._limit)
@@ -146,21 +118,20 @@ class SequentialBatches(EpochBatches):
             self._promised = position.get("promised", self._promised)
         if not self._look_ahead:
             del self._position["states"]  # `position` reads the loader's state when it is asked for
-        loader = self._current()
         with preserve_rng():
-            restore_start(loader, position["beginning"])
-            restore_loader_states(loader, states)
+            restore_start(self._loader, position["beginning"])
+            restore_loader_states(self._loader, states)
             skip = 0 if states else count - before
-            batches = iterate_from(name, loader[name], skip)
+            batches = iterate_from(name, self._loader[name], skip)
             self._check_limit(count)
             if self._is_ahead and skip and "ahead" in position:
                 restore_rng(position["ahead"])
-            self._batches = self._read(batches)
+            return self._read(batches)
 
     @property
     def position(self) -> dict[str, Any]:
         """The current loader, the state it was started with, and its own state_dict if it has one."""
-        states = {} if self._look_ahead else loader_states(self._current())
+        states = {} if self._look_ahead else loader_states(self._loader)
         return {"states": states, **self._position}
 
     def end_states(self) -> dict[str, Any]:
@@ -176,21 +147,22 @@ class SequentialBatches(EpochBatches):
         """Whether the batch after the resumed position had been read already."""
         return self._look_ahead or (self._promised is not None and self.offset >= self._promised)
 
-    def _current(self) -> dict[str, Iterable[Any]]:
-        name = self._names[self._index]
-        return {name: self._loaders[name]}
+    def _enter(self, index: int) -> str:
+        """Make a loader the one that batches come from, and return its name."""
+        name = self._names[index]
+        self._index, self._loader = index, {name: self._loaders[name]}
+        return name
 
     def _report_loader(self) -> None:
         self._on_loader(self._index, self._names[self._index])
 
     def _start_loader(self, index: int, before: int) -> Iterator[Any]:
         """Start a loader and note the states that decide its order first."""
-        self._index = index
-        loader = self._current()
-        self._position = {"loader": self._names[index], "before": before, "beginning": start_state(loader)}
+        name = self._enter(index)
+        self._position = {"loader": name, "before": before, "beginning": start_state(self._loader)}
         if self._promised is not None:
             self._position["promised"] = self._promised
-        return iter(loader[self._names[index]])
+        return iter(self._loader[name])
 
     def _read(self, batches: Iterator[Any]) -> Iterator[Any]:
         several = len(self._names) > 1
@@ -216,7 +188,7 @@ class SequentialBatches(EpochBatches):
                     self._report_loader()
                 yield batch
             if count == self._position["before"]:  # an iterator in its second epoch: other loaders would hide it
-                raise_no_batches("training", *next(iter(self._current().items())))
+                raise_no_batches("training", *next(iter(self._loader.items())))
             if self._index + 1 == len(self._names):
                 return
             batches = self._start_loader(self._index + 1, count)
@@ -234,7 +206,7 @@ class SequentialBatches(EpochBatches):
         while batch is not _NOTHING:
             self._report_loader()
             # Reading ahead moves the streams of a dataset that draws: a resumed run must read it from here, too.
-            self._position.update(ahead=rng_state(), states=loader_states(self._current()))
+            self._position.update(ahead=rng_state(), states=loader_states(self._loader))
             following = next(batches, _NOTHING)
             self.last = following is _NOTHING
             yield batch
@@ -325,7 +297,7 @@ class MixedLoader:
         self._batches, self._following = iter(()), _NOTHING
 
 
-class MixedBatches(EpochBatches):
+class MixedBatches(_EpochBatches):
     """Mix several loaders by a schedule. The last batch is recognised without reading another."""
 
     def __init__(self, loaders: TrainLoaders, on_loader: OnLoader, epoch: int) -> None:
@@ -336,12 +308,12 @@ class MixedBatches(EpochBatches):
         self._following = 0  # the loader that the next batch comes from
         self._members = [MixedLoader(name, loader, loaders.idle_states) for name, loader in loaders.items()]
 
-    def start(self) -> None:
+    def start(self) -> Iterator[Any]:
         """Start the epoch; each loader starts with its first batch."""
         self._following = self._order.next()
-        self._batches = self._mix()
+        return self._mix()
 
-    def resume(self, position: Mapping[str, Any], count: int) -> None:
+    def resume(self, position: Mapping[str, Any], count: int) -> Iterator[Any]:
         """Continue after `count` batches, at a saved position; random streams keep their states."""
         self._check_schedule(position, self._schedule.kind)
         if list(position["loaders"]) != self._names:
@@ -349,13 +321,13 @@ class MixedBatches(EpochBatches):
                 f"the run was mixing the loaders {', '.join(position['loaders'])}; now there are "
                 f"{', '.join(self._names)}: resume with the same loaders, or from a checkpoint between two epochs"
             )
-        with preserve_rng(), preserve_generators(self._loaders):
+        with preserve_rng(), preserve_parts(self._loaders, self._loaders, (torch.Generator,)):
             for member in self._members:
                 member.resume(position["loaders"][member.name])
         self._check_limit(count)
         self._order.restore(position["turns"])
         self._following, self.offset = position["turn"], count
-        self._batches = self._mix()
+        return self._mix()
 
     @property
     def position(self) -> dict[str, Any]:
@@ -371,18 +343,15 @@ class MixedBatches(EpochBatches):
         """Return the loaders' own states as they were between two passes."""
         return {name: state for member in self._members for name, state in member.idle_state().items()}
 
-    def close(self) -> None:
-        """Release the iterators of all loaders."""
-        super().close()
-        for member in self._members:
-            member.close()
-
     def _mix(self) -> Iterator[Any]:
-        while not self.last:
-            member = self._members[self._following]
-            batch = member.next()
-            self._on_loader(self._following, member.name)
-            self._following = self._order.next()
-            self.last = self._schedule.is_over([member.ended for member in self._members], self._following)
-            yield batch
-        self.close()
+        try:
+            while not self.last:
+                member = self._members[self._following]
+                batch = member.next()
+                self._on_loader(self._following, member.name)
+                self._following = self._order.next()
+                self.last = self._schedule.is_over([member.ended for member in self._members], self._following)
+                yield batch
+        finally:  # also when a run stops inside the epoch: workers left to the garbage collector take seconds to end
+            for member in self._members:
+                member.close()

@@ -7,9 +7,8 @@ enough to be exact, `resume_warnings` says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -22,7 +21,7 @@ from hookline.trainer.rng import restore_rng, rng_state
 
 Loaders = Mapping[str, Iterable[Any]]
 
-_PARTS = ("", ".sampler", ".batch_sampler", ".batch_sampler.sampler", ".dataset")
+_PARTS = ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset")
 
 
 def has_state(part: Any) -> bool:
@@ -33,84 +32,61 @@ def has_state(part: Any) -> bool:
 # ---- stateful parts of loaders ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Source:
-    """A stateful part of a loader: a generator, a sampler or a dataset."""
-
-    name: str
-    get: Callable[[], Any]
-    put: Callable[[Any], Any]
-
-
-def _parts(loaders: Loaders) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of loaders with their dotted names, without the loaders themselves."""
+def _stateful_parts(loaders: Loaders) -> dict[str, Any]:
+    """Return the generators, samplers and datasets of loaders that have a state, each once, by dotted name."""
+    found: dict[int, tuple[str, Any]] = {}
     for name, loader in loaders.items():
+        owners = {name: loader}
         for path in _PARTS:
-            try:
-                owner = attrgetter(path[1:])(loader) if path else loader
-            except AttributeError:
-                owner = None
-            yield f"{name}{path}.generator", getattr(owner, "generator", None)
-            if path:
-                yield f"{name}{path}", owner
+            with suppress(AttributeError):
+                owners[f"{name}.{path}"] = attrgetter(path)(loader)
+        for place, owner in owners.items():
+            for part_name, part in ((f"{place}.generator", getattr(owner, "generator", None)), (place, owner)):
+                if part is not loader and (isinstance(part, torch.Generator) or has_state(part)):
+                    found.setdefault(id(part), (part_name, part))
+    return dict(found.values())
 
 
-def _sources(loaders: Loaders) -> list[_Source]:
-    """Return every stateful part of the loaders once."""
-    found: dict[int, _Source] = {}
-    for name, part in _parts(loaders):
-        if isinstance(part, torch.Generator) or has_state(part):
-            found.setdefault(id(part), _source(name, part))
-    return list(found.values())
+def _part_state(part: Any) -> Any:
+    return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
 
 
-def _source(name: str, part: Any) -> _Source:
-    if isinstance(part, torch.Generator):
-        return _Source(name, part.get_state, part.set_state)
-    return _Source(name, part.state_dict, part.load_state_dict)
+def _restore_part(part: Any, state: Any) -> None:
+    part.set_state(state) if isinstance(part, torch.Generator) else part.load_state_dict(state)
 
 
 def source_states(loaders: Loaders) -> dict[str, Any]:
     """Return the states of the loaders' generators, samplers and datasets by dotted name."""
-    return {source.name: source.get() for source in _sources(loaders)}
+    return {name: _part_state(part) for name, part in _stateful_parts(loaders).items()}
 
 
 def restore_source_states(loaders: Loaders, states: Mapping[str, Any]) -> None:
     """Restore what `source_states` returned; a part that has no saved state is left alone."""
-    for source in _sources(loaders):
-        if source.name in states:
-            source.put(states[source.name])
+    for name, part in _stateful_parts(loaders).items():
+        if name in states:
+            _restore_part(part, states[name])
 
 
 @contextmanager
-def preserve_generators(loaders: Loaders) -> Iterator[None]:
-    """Restore the loaders' generators after the block; several loaders may share one."""
-    with _preserve([source for source in _sources(loaders) if source.name.endswith(".generator")]):
-        yield
-
-
-@contextmanager
-def preserve_order(training: Loaders, validating: Loaders) -> Iterator[None]:
-    """Restore the order of the training loaders after a block that reads the validation loaders.
+def preserve_parts(training: Loaders, validating: Loaders, kinds: tuple[type, ...]) -> Iterator[None]:
+    """Restore the parts of the training loaders after a block that reads other loaders, or the same ones.
 
     A validation may read a training loader, or one that shares its generator or sampler. Foreign samplers are left
     alone, because only their author knows what restoring one means while it is being read.
+
+    Args:
+        training: The training loaders.
+        validating: The loaders that are read in the block; parts that they do not share are left alone.
+        kinds: The types of the parts to restore.
     """
-    read = {id(part) for _, part in _parts(validating)}
-    kinds = torch.Generator, ResumableSampler
-    shared = {id(part): part for _, part in _parts(training) if isinstance(part, kinds) and id(part) in read}
-    with _preserve([_source("", part) for part in shared.values()]):
-        yield
-
-
-@contextmanager
-def _preserve(sources: list[_Source]) -> Iterator[None]:
-    states = [source.get() for source in sources]
+    read = {id(part) for part in _stateful_parts(validating).values()}
+    shared = [part for part in _stateful_parts(training).values() if id(part) in read and isinstance(part, kinds)]
+    states = [_part_state(part) for part in shared]
     try:
         yield
     finally:
-        for source, state in zip(sources, states, strict=True):
-            source.put(state)
+        for part, state in zip(shared, states, strict=True):
+            _restore_part(part, state)
 
 
 # ---- one pass over a loader ------------------------------------------------------------------------------------------
@@ -197,23 +173,31 @@ def _can_start_inside(loader: Any) -> bool:
     return plain and not (loader.num_workers and loader.sampler.dataset_draws)
 
 
-def resume_warnings(loaders: Loaders) -> list[str]:
-    """Return a sentence for each loader that might give other batches to a run that resumes inside an epoch."""
-    is_cut = getattr(loaders, "limit", None) is not None
-    return [f"loader {name!r} {why}" for name, loader in loaders.items() if (why := _why_not_exact(loader, is_cut))]
+def resume_warnings(loaders: Loaders, is_cut: bool) -> list[str]:
+    """Return a sentence for each loader that might give other batches to a run that resumes inside an epoch.
 
-
-def _why_not_exact(loader: Any, is_cut: bool) -> str | None:
-    if has_state(loader):
-        return "is cut off before its end: the next epoch starts it again, not at its saved state" if is_cut else None
-    if isinstance(loader, Iterator):
-        return "is an iterator, which can be read only once: give a loader, or one with state_dict and load_state_dict"
-    if not isinstance(loader, DataLoader):
-        return None
-    if isinstance(loader.dataset, IterableDataset) and not has_state(loader.dataset):
-        return "has an IterableDataset without state_dict: its stream is read again from the start of the epoch"
-    if loader.num_workers and loader.persistent_workers:
-        return "keeps its workers between epochs: if the dataset draws random numbers, theirs cannot be restored"
-    if loader.num_workers and not getattr(loader, "in_order", True):
-        return "gives batches as they are ready (in_order=False), which is another order every time"
-    return None
+    Args:
+        loaders: The training loaders by name.
+        is_cut: Whether an epoch may end before its loaders do.
+    """
+    warnings = []
+    for name, loader in loaders.items():
+        dataset = loader.dataset if isinstance(loader, DataLoader) else None
+        workers = loader.num_workers if isinstance(loader, DataLoader) else 0
+        if has_state(loader):
+            if not is_cut:
+                continue
+            why = "is cut off before its end: the next epoch starts it again, not at its saved state"
+        elif isinstance(loader, Iterator):
+            remedy = "give a loader, or one with state_dict and load_state_dict"
+            why = f"is an iterator, which can be read only once: {remedy}"
+        elif isinstance(dataset, IterableDataset) and not has_state(dataset):
+            why = "has an IterableDataset without state_dict: its stream is read again from the start of the epoch"
+        elif workers and getattr(loader, "persistent_workers", False):
+            why = "keeps its workers between epochs: if the dataset draws random numbers, theirs cannot be restored"
+        elif workers and not getattr(loader, "in_order", True):
+            why = "gives batches as they are ready (in_order=False), which is another order every time"
+        else:
+            continue
+        warnings.append(f"loader {name!r} {why}")
+    return warnings

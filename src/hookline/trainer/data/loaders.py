@@ -54,7 +54,13 @@ def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
     if loaders is None:
         return {}
     if isinstance(loaders, Mapping):
-        found = _string_keys(loaders, role)
+        found = {}
+        for key, loader in loaders.items():
+            if str(key) in found:  # one of the two loaders would be lost
+                keys = " and ".join(repr(other) for other in loaders if str(other) == str(key))
+                why = f"the keys {keys} are the same string; give every loader its own name"
+                raise ConfigError(f"{role} loaders", why)
+            found[str(key)] = loader
     elif isinstance(loaders, (list, tuple)) and loaders and not _is_list_of_batches(loaders):
         found = {str(index): loader for index, loader in enumerate(loaders)}
     else:
@@ -65,16 +71,6 @@ def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
         if known_length(loader) == 0:
             raise TrainingError(f"{role} loader {name!r} is empty: it has no batches")
     return found
-
-
-def _string_keys(loaders: Mapping[Any, Any], role: str) -> dict[str, Any]:
-    keys: dict[str, Any] = {}
-    for key in loaders:
-        if str(key) in keys:  # one of the two loaders would be lost
-            both = f"the keys {keys[str(key)]!r} and {key!r}"
-            raise ConfigError(f"{role} loaders", f"{both} are the same string; give every loader its own name")
-        keys[str(key)] = key
-    return {name: loaders[key] for name, key in keys.items()}
 
 
 def _is_list_of_batches(loaders: Any) -> bool:
@@ -119,24 +115,21 @@ def make_train_loaders(loaders: Loaders, options: TrainerOptions) -> TrainLoader
     schedule.check(found)
     if tried and not schedule.sequential:  # drawing by weight might leave a loader out
         found.schedule = replace(schedule, kind="round_robin", weights=None)
-    limits = [_limit_train_batches(found, options.limit_train_batches)]
+    limit = options.limit_train_batches
+    if isinstance(limit, float):
+        length = epoch_length(found)
+        if length is None:
+            weighted = found.schedule.kind == "weighted"
+            why = "loaders are drawn by weight" if weighted else "the length of a loader is unknown"
+            raise TrainingError(f"limit_train_batches={limit}: {why}; give an integer")
+        limit = max(1, int(limit * length))
+    limits = [limit]
     if options.overfit_batches:
         limits.append(_length_of_first(found, options.overfit_batches))
     if tried:  # a short loader of a mixture starts again
         limits.append(_length_of_first(found, tried) if schedule.sequential else tried * len(found))
     found.limit = smallest(*limits)
     return found
-
-
-def _limit_train_batches(loaders: TrainLoaders, limit: int | float | None) -> int | None:
-    if not isinstance(limit, float):
-        return limit
-    length = epoch_length(loaders)
-    if length is None:
-        weighted = loaders.schedule.kind == "weighted"
-        why = "loaders are drawn by weight" if weighted else "the length of a loader is unknown"
-        raise TrainingError(f"limit_train_batches={limit}: {why}; give an integer")
-    return max(1, int(limit * length))
 
 
 def _length_of_first(loaders: TrainLoaders, count: int) -> int | None:

@@ -7,28 +7,15 @@ from bisect import bisect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from hookline.core.rng_guard import as_tuples
 from hookline.errors import ConfigError, nearest
 from hookline.trainer.options import TrainerOptions
 
 
-class LoaderOrder(Protocol):
-    """An endless sequence of loader indices whose state can be saved."""
-
-    def next(self) -> int:
-        """Return the index of the next loader."""
-
-    def state(self) -> Any:
-        """Return the state as plain values."""
-
-    def restore(self, state: Any) -> None:
-        """Restore a saved state."""
-
-
 class RoundRobin:
-    """Every loader in turn, then again from the first."""
+    """An endless sequence of loader indices: every loader in turn, then again from the first."""
 
     def __init__(self, count: int) -> None:
         self._count, self._taken = count, 0
@@ -48,7 +35,10 @@ class RoundRobin:
 
 
 class Weighted:
-    """Loaders drawn by weight, from a separate generator: it does not move training's streams, nor do hooks move it."""
+    """An endless sequence of loader indices, drawn by weight from a separate generator.
+
+    Drawing does not move training's streams, nor do hooks move this one.
+    """
 
     def __init__(self, weights: Sequence[float], seed: int, epoch: int) -> None:
         self._bounds = list(accumulate(weights))
@@ -97,7 +87,7 @@ class LoaderSchedule:
         if missing:
             raise ConfigError("trainer.loader_weights", f"no weight for {', '.join(map(repr, missing))}")
 
-    def order(self, names: Sequence[str], epoch: int) -> LoaderOrder:
+    def order(self, names: Sequence[str], epoch: int) -> RoundRobin | Weighted:
         """Return the order in which one epoch reads the loaders."""
         if self.kind == "round_robin":
             return RoundRobin(len(names))
