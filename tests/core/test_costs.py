@@ -1,5 +1,6 @@
 """Costs: scaled up from samples, timed on the device, and reported if a hook takes too much of a run."""
 
+import gc
 import sys
 import time
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookline import HookRegistry, SimpleTrainer, TrainingHook, UpdateHook
+from hookline import HookRegistry, SimpleTrainer, TrainingHook, UpdateHook, get_trainer
 from hookline.core.schedule import Reading
 from hookline.hooks.console_log import print_costs
 
@@ -159,8 +160,36 @@ def test_the_clock_itself_is_not_charged_to_the_hook(with_device: None, monkeypa
     assert 0 < row["seconds"] < 17 * 0.02
 
 
-def test_without_a_device_nothing_is_added() -> None:
+def test_events_of_the_device_do_not_accumulate(with_device: None) -> None:
+    """A run may be long, and its costs are asked for at the end."""
+    DeviceClock.reached = float("inf")
+    registry = fired(17 * 8 * 20)
+    alive = sum(type(thing) is DeviceClock for thing in gc.get_objects())
+    assert alive <= 4 and DeviceClock.synchronized == 0  # of 40 that were made
+    assert registry.costs()[0]["device_seconds"] == pytest.approx(17 * 8 * 20 * 0.002)
+
+
+def test_timing_on_a_device_does_not_call_what_passes_gradients_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The default update hook is left out of the chain in sampled steps, too."""
+    monkeypatch.setattr(torch.cuda, "Event", DeviceClock)
+    model = torch.nn.Linear(2, 1)
+    batch = (torch.ones(1, 2), torch.ones(1, 1))
+    options: dict[str, Any] = {"loss_fn": torch.nn.functional.mse_loss, "record": False, "console": False}
+    trainer = get_trainer("simple", model, [batch] * 40, torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+    called: list[bool] = []
+    # From the first step on, as if another part of the program had used the device then.
+    trainer.on("train_start", name="start")(lambda: monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True))
+    trainer.on("train_end")(monkeypatch.undo)
+    trainer.on("before_optimizer_step", every=4)(lambda: called.append(trainer.hooks.slots.on_update is not None))
+    trainer.train()
+    assert called == [False] * 10
+
+
+def test_without_a_device_nothing_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows are as they always were."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     (row,) = fired(34).costs()
     assert set(row) == {"hook", "kind", "calls", "seconds"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from itertools import count
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -51,11 +52,13 @@ class DeviceTimer:
     def _wrapped(self, hook: BoundHook) -> Callable[..., Any]:
         call, pending, cost, calls = hook.listener.call, self._pending, hook.cost, count()
 
+        @wraps(call)  # also the mark of hooks that pass gradients through, which the chain reads
         def timed_on_device(*args: Any, **kwargs: Any) -> Any:
             # The first call is timed: a hook that is due once a run would otherwise have no time on the device.
             if next(calls) % DEVICE_TIMED_ONE_IN:
                 return call(*args, **kwargs)
             entered = perf_counter_ns()
+            self.collect()  # Otherwise a long run would keep the events of all its steps.
             began, ended = _device.timing_event(), _device.timing_event()
             began.record()
             called = perf_counter_ns()
