@@ -35,7 +35,7 @@ NOTES = [
     "Host alone: until the last call returned; the device may still be busy.",
     "Device alone: one step whose launches were all queued before the device began. Its ratio is that of the medians.",
     "By hand: the same five things in a loop over the parameters, with torch operations and without waits.",
-    "On CUDA a turn is some steps between two synchronisations; logged values are not written.",
+    "On CUDA a turn is some steps between two synchronisations.",
 ]
 
 
