@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookline import HooklineError, HookRegistry, StopTraining, TrainingHook, UpdateHook
+from hookline import HooklineError, HookRegistry, StopTraining, TrainingHook, UpdateHook, get_trainer
 from hookline.errors import GradientError, MissingArgument
 from hookline.gradients.transforms import ClipNorm, Identity, Mask
 
@@ -647,3 +647,29 @@ def test_a_users_hook_may_write_between_two_norms(rig: Any, params: Any) -> None
     made.step()
     assert incidents[1] == pytest.approx(incidents[0] / 2)
     assert made.trainer.logged["gradients/after/norm"].item() == pytest.approx(incidents[1])
+
+
+def test_inference_tensors_do_not_make_an_innocent_hook_suspect(caplog: pytest.LogCaptureFixture) -> None:
+    """A write into an inference tensor cannot be noticed, so a hook that fails is not accused of one."""
+
+    class Fails(UpdateHook):
+        def on_update(self, grads: Any) -> Any:
+            raise ValueError("not today")
+
+    model = torch.nn.Linear(2, 1)
+    batch = (torch.ones(1, 2), torch.ones(1, 1))
+    options: dict[str, Any] = {"loss_fn": torch.nn.functional.mse_loss, "record": False, "console": False}
+    trainer = get_trainer("simple", model, [batch], torch.optim.SGD(model.parameters(), 0.1), "cpu", **options)
+    trainer.add_hook(Fails())
+    caplog.set_level(logging.WARNING, "hookline")
+
+    @trainer.on("after_backward")
+    def replace() -> None:
+        with torch.inference_mode():
+            for param in model.parameters():
+                param.grad = torch.ones(param.shape)
+
+    before = model.weight.detach().clone()
+    trainer.train()
+    assert "not today" in caplog.text and "already written" not in caplog.text
+    assert torch.equal(model.weight, before - 0.1)  # the step was not skipped

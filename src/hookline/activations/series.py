@@ -205,7 +205,7 @@ class DeadUnits:
 
     def complete(self, wait: bool) -> Iterator[StepTable]:
         """Yield the counts of complete windows, each at its last step."""
-        for arrival in self._flush.drain() if wait else self._flush.ready():
+        for arrival in self._flush.ready(wait):
             sizes: Any = arrival.keys
             flags = torch.split(arrival.rows, [size for _, size in sizes])
             dead = {name: flag for (name, _), flag in zip(sizes, flags, strict=True)}

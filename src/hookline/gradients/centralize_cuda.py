@@ -45,7 +45,7 @@ def centralize(tensors: list[Tensor]) -> tuple[Tensor | None, list[Tensor]]:
         The norms afterwards of those that the kernels handle, and the other tensors, which are left as they were.
     """
     meta, others = tensor_meta(tensors), []
-    if not all_fit(meta) or not all(map(Tensor.is_contiguous, tensors)):  # seldom
+    if not all_fit(meta) or not all(map(Tensor.is_contiguous, tensors)):
         fitting = [tensor for tensor in tensors if tensor.is_contiguous() and _fits(tensor.shape, tensor.dtype)]
         taken = set(map(id, fitting))
         others = [tensor for tensor in tensors if id(tensor) not in taken]

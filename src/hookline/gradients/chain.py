@@ -207,6 +207,8 @@ class ChainItem:
         elif were_finite is not None:
             before = {name: param.grad for name, param in grads.params.items()}
         snapshot = Snapshot(self._memory()) if self._detects_writes else None
+        if snapshot is not None and snapshot.versions is None:  # Writes into inference tensors leave no trace.
+            snapshot = None
         try:
             if self._only_grads:
                 returned = self.bound.listener.call(grads)

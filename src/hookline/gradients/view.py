@@ -15,11 +15,11 @@ from hookline.errors import GradientError, nearest
 from hookline.gradients.local_storage import (
     group_by_kind,
     is_sharded,
-    is_uniform,
     local_tensor,
     norms_of,
     norms_of_one_kind,
 )
+from hookline.stats.tensor_meta import is_uniform
 
 Parameters = Mapping[str, torch.nn.Parameter]
 

@@ -197,7 +197,7 @@ class GradientMonitor(NamedHook):
 
     def on_epoch_end(self, trainer: RunControl) -> None:
         """Record everything in the epoch it belongs to; the loop waits for the device here anyway."""
-        self._record(self._flush.drain(), trainer)
+        self._record(self._flush.ready(wait=True), trainer)
 
     on_train_end = on_epoch_end
 

@@ -52,10 +52,6 @@ class HostQueue:
             step, keys, copy = self._waiting.popleft()
             yield StepRows(step, keys, copy.wait())
 
-    def drain(self) -> Iterator[StepRows]:
-        """Yield everything that was sent, oldest first; waits for copies in progress."""
-        return self.ready(wait=True)
-
 
 class StepCollector:
     """Collects tensors and returns the rows of each step once it is complete; only `drain` waits for the device.
