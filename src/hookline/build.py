@@ -137,8 +137,8 @@ def trainer_from_config(
     """Make a trainer, and everything that its run needs, from a config.
 
     Every name in the config is checked before anything is imported or made. With `trainer.seed`, the model's initial
-    weights are seeded, too. The record gets the config with all defaults of the trainer, and references
-    (``${env:NAME}``) as they were written.
+    weights are seeded, too. The record gets the config with references (``${env:NAME}``) as they were written, except
+    under `trainer`: there it gets the values of all options, because arguments of `fit` may have changed some.
 
     >>> config, from_file = load_config("run.yaml", ["trainer.max_steps=100"])
     >>> trainer_from_config(config, from_file=from_file).train()

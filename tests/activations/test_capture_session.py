@@ -91,6 +91,23 @@ def test_early_stop_ends_each_pass_after_the_last_selected_module() -> None:
     assert all(not module._forward_hooks for module in model[:2])
 
 
+def test_early_stop_raises_what_the_capture_raised() -> None:
+    """The failure is not lost when the same module is the last one, and the next pass stops again."""
+
+    def fail_once(output: torch.Tensor) -> torch.Tensor:
+        calls.append(output)
+        if len(calls) == 1:
+            raise ValueError("not reducible")
+        return output.sum()
+
+    calls: list[torch.Tensor] = []
+    with HookManager().capturing(make_model(), "1", early_stop=True, reduce=fail_once) as cache:
+        with pytest.raises(ValueError, match="not reducible"):
+            cache.run(INPUT)
+        assert cache.run(INPUT) is None
+    assert len(cache) == 1
+
+
 def test_saved_to_a_file(tmp_path: Path) -> None:
     """Every tensor is under its module, call, part and index."""
     model = make_model()

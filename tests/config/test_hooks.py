@@ -107,6 +107,7 @@ def test_reserved_keys_are_options_and_all_else_goes_to_the_constructor() -> Non
         ({"hooks": {}}, True),
         ({"hooks": None}, True),
         ({"update": []}, False),
+        ({"update": None}, False),
         ({"hooks": {"update": []}}, False),
         ({"update": [{"name": "clip_norm", "max_norm": 1.0}]}, False),
     ],
@@ -242,6 +243,12 @@ def test_dotted_paths_in_code_need_no_permission(package: str) -> None:
     """A dict written in code counts as code."""
     registry = HookRegistry({"hook_classes": [f"{package}.Mine"], "hook_configs": {"Mine": {"level": 3, "every": 5}}})
     assert registry.get("mine").level == 3 and str(registry.entry("mine").schedule) == "every 5 steps"
+
+
+def test_empty_values_of_a_yaml_file_are_empty(package: str) -> None:
+    """A key without a value is null in YAML: a class without parameters, a list without entries."""
+    config = {"hook_classes": [f"{package}.Mine"], "hook_configs": {"Mine": None}, "lifecycle": None}
+    assert HookRegistry(config).get("mine").level == 1
 
 
 def test_a_wrong_parameter_of_a_class_names_both_places(package: str) -> None:

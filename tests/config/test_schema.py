@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import BaseModel
 
 from hookline import (
     GenericTrainer,
@@ -35,6 +36,20 @@ def test_a_missing_update_list_means_the_identity_hook() -> None:
     """A config without an `update` list still gets the identity hook; one with a list does not."""
     assert "identity" in HookRegistry(HooksConfig(lifecycle=["console_log"]))
     assert "identity" not in HookRegistry(HooksConfig(update=[{"name": "clip_norm", "max_norm": 1.0}]))
+
+
+def test_another_pydantic_model_may_hold_the_hooks() -> None:
+    """A project's own schema may have a section `hooks`; a field that is None counts as absent."""
+
+    class Hooks(BaseModel):
+        lifecycle: list[str]
+        update: list[str] | None = None
+
+    class Project(BaseModel):
+        hooks: Hooks
+
+    for config in (Hooks(lifecycle=["console_log"]), Project(hooks=Hooks(lifecycle=["console_log"]))):
+        assert list(HookRegistry(config)) == ["console_log", "identity"]
 
 
 def test_an_object_in_a_list_of_the_config_is_refused() -> None:
@@ -86,10 +101,10 @@ def test_every_flag_makes_a_hook() -> None:
     assert {name for _, _, name in SWITCHED.values()} <= set(registry)
 
 
-def test_a_key_that_is_null_counts_as_absent() -> None:
-    """In code, a key of the hooks' config may be None."""
+def test_a_key_that_is_null_is_empty() -> None:
+    """In code, a key of the hooks' config may be None; `update` is then a list without hooks."""
     nothing = dict.fromkeys(HooksConfig.model_fields)
-    assert list(HookRegistry({**nothing, "lifecycle": ["console_log"]})) == ["console_log", "identity"]
+    assert list(HookRegistry({**nothing, "lifecycle": ["console_log"]})) == ["console_log"]
 
 
 @pytest.mark.parametrize(

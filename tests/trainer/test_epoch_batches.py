@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from read_batches import ONE_WINDOW, Boastful, Reader, Unknown, make_reader
 from stopped_runs import bits_of, curve_of, run_in_parts
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hookline import GenericTrainer, ResumableSampler, SimpleTrainer, TrainingHook, read_metrics
 from hookline.errors import CheckpointError, ConfigError, TrainingError
@@ -485,6 +485,43 @@ def test_no_worker_outlives_a_run_that_stops_inside_an_epoch(schedule: str) -> N
     loaders = {"a": shuffling(8, num_workers=1), "b": shuffling(8, num_workers=1)}
     make_small(loaders, loader_schedule=schedule, max_steps=3).train()
     assert multiprocessing.active_children() == []
+
+
+class Endless(IterableDataset[Any]):
+    """A dataset without a length."""
+
+    def __iter__(self) -> Iterator[Sample]:
+        return cycle(Pairs())
+
+
+WITH_WORKERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "one loader": (lambda: shuffling(8, num_workers=1), {}),
+    "unknown length": (lambda: DataLoader(Endless(), 2, num_workers=1), {"accumulate": 2}),
+    **{
+        schedule: (lambda: [shuffling(8, num_workers=1), shuffling(8, num_workers=1)], {"loader_schedule": schedule})
+        for schedule in ("sequential", "round_robin")
+    },
+}
+
+
+@pytest.mark.parametrize("kind", WITH_WORKERS)
+def test_no_worker_outlives_a_run_that_fails(kind: str) -> None:
+    """Workers end before on_train_end, although the exception's traceback still holds the frames of the loop."""
+    make_loaders, options = WITH_WORKERS[kind]
+    trainer, workers = make_small(make_loaders(), max_steps=4, **options), []
+
+    @trainer.on("step_end", on_error="raise")
+    def fail(step: int) -> None:
+        if step == 2:
+            raise ValueError(f"{len(multiprocessing.active_children())} workers")
+
+    @trainer.on("train_end")
+    def count() -> None:
+        workers.extend(multiprocessing.active_children())
+
+    with pytest.raises(ValueError, match=r"[12] workers"):
+        trainer.train()
+    assert workers == []
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "stateful"])

@@ -109,6 +109,21 @@ def test_on_a_device_they_are_added_there() -> None:
         stats.means()
 
 
+def test_the_mean_loss_leaves_the_metrics_alone() -> None:
+    """A hook may read the mean loss at every step; adding the metrics up then would cost several device operations."""
+
+    class Unread(float):
+        def __float__(self) -> float:
+            raise RuntimeError("it was read")
+
+    stats = EpochStats()
+    stats.recent.append(torch.tensor(2.0))
+    stats.add("train/acc", Unread())
+    assert stats.mean_loss() == 2.0
+    with pytest.raises(RuntimeError, match="it was read"):
+        stats.means()
+
+
 def test_latest_values_survive_the_end_of_an_epoch() -> None:
     """Means start again; without a step, only values of this epoch are returned."""
     trainer, seen = make_trainer([1.0, 2.0], [0.25, 0.5], max_epochs=2), list[Any]()

@@ -25,6 +25,7 @@ def test_a_run_makes_one_record(tmp_path: Path) -> None:
     """It is not made by the constructor, and a second run gets its own."""
     trainer = make_trainer(record=True, output_dir=str(tmp_path))
     assert (trainer.run_id, trainer.run_dir, trainer.checkpoint_dir) == (None, None, None)
+    assert "record" not in vars(trainer)  # making one draws an id and reads the environment
     records = set()
     trainer.on("train_start", name="start")(lambda trainer: records.add(trainer.record))
     trainer.on("step_end", name="step")(lambda trainer: records.add(trainer.record))

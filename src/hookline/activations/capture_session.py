@@ -20,6 +20,7 @@ import torch
 from hookline.activations.capture import Capture
 from hookline.activations.capture_store import CapturedState, save_states
 from hookline.activations.compile.detection import run_uncompiled
+from hookline.activations.forward_hooks import ForwardStopped
 from hookline.core.base import ForwardHook
 from hookline.errors import HooklineError, nearest
 
@@ -88,10 +89,6 @@ class Cache:
     def save(self, path: str | Path) -> Path:
         """Write every captured tensor to a safetensors file, keyed ``module/call/part/index``."""
         return save_states(self.states, path)
-
-
-class ForwardStopped(BaseException):
-    """Ends a forward pass after the last selected module; raised and caught only inside `Cache.run`."""
 
 
 class EarlyStop(ForwardHook):

@@ -38,6 +38,10 @@ Observe = Callable[[Any, Any, Any], None]
 """Observes the live inputs, keyword inputs and output of one module; must not change them."""
 
 
+class ForwardStopped(BaseException):
+    """Ends a forward pass after the last selected module; raised and caught only inside `Cache.run`."""
+
+
 # ---- event arguments -------------------------------------------------------------------------------------------------
 
 
@@ -296,6 +300,9 @@ class ForwardDispatcher:
                         hooked.fired[hook.hook] += 1
                 except Exception as error:
                     raised = first_raised(raised, error)
+                except ForwardStopped:
+                    if raised is None:  # Else the failure of an earlier hook ends the pass.
+                        raise
             if raised is not None:
                 raise raised
             return output

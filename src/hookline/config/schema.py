@@ -230,18 +230,26 @@ raise_config_errors(RunConfig, when_missing="; `hookline example` prints a whole
 def as_hooks_config(config: Any) -> HooksConfig:
     """Return the hooks of a config: of a mapping with them alone, or of a whole config with a section `hooks`.
 
-    A key whose value is null counts as absent.
+    A pydantic model counts as a mapping of its fields that are not None. In a mapping, null is an empty value, as in
+    YAML: `update: null` lists no update hooks, not even the default one.
     """
     if isinstance(config, HooksConfig):
         return config
     if isinstance(config, RunConfig):
         return config.hooks
+    if isinstance(config, BaseModel):
+        config = config.model_dump(exclude_none=True)
     if not isinstance(config, Mapping):
         raise ConfigError("hooks", f"expected a mapping with lifecycle, forward, update, {got(config)}")
     if "hooks" in config:
         return as_hooks_config(config["hooks"] or {})
     _check_string_keys(config)
-    return HooksConfig(**{key: value for key, value in config.items() if value is not None})
+    given = {key: value for key, value in config.items() if value is not None}
+    if "update" in config:
+        given.setdefault("update", [])
+    if isinstance(parameters := given.get("hook_configs"), Mapping):
+        given["hook_configs"] = {key: {} if value is None else value for key, value in parameters.items()}
+    return HooksConfig(**given)
 
 
 def as_run_config(config: Any) -> RunConfig:

@@ -31,7 +31,7 @@ class Engine:
         self.precision = precision
         self.scaler = torch.amp.GradScaler(device.type) if precision == "fp16" else None
         self._unscaled: _AllOptimizers | None = None  # in the current step
-        # Loaders give CPU tensors: a run on the CPU has nothing to move, and does not look for it either.
+        # Loaders give CPU tensors, so a run on the CPU does not search its batches for tensors to move.
         self.moves = device.type != "cpu"
 
     def prepare(self, model: torch.nn.Module) -> torch.nn.Module:
@@ -83,7 +83,10 @@ class Engine:
         elif self.scaler is None:
             step_function(optimizer)
         else:
-            raise TrainingError("optimizer_step cannot be combined with precision='fp16': the GradScaler owns the step")
+            raise TrainingError(
+                "optimizer_step cannot be combined with precision='fp16': with loss scaling, the trainer calls "
+                "optimizer.step() itself"
+            )
 
     def end_step(self) -> None:
         """Update the scale, once per step that had gradients."""

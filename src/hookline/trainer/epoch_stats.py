@@ -42,16 +42,21 @@ class EpochStats:
         """Store a detached metric of a step."""
         self._latest[name] = step, value
 
-    def fold(self, wait: bool = False) -> None:
-        """Add the recent values to the sums.
-
-        Args:
-            wait: Whether to bring losses on a device to the host, which is one operation there instead of eight.
-        """
+    def fold(self) -> None:
+        """Add the recent losses and metrics to the sums, on their device."""
         for name, values in self._recent.items():
             self._sums[name] = _add(self._sums.get(name, 0.0), values)
             self._counts[name] = self._counts.get(name, 0) + len(values)
         self._recent.clear()
+        self._fold_losses(wait=False)
+
+    def _fold_losses(self, wait: bool) -> None:
+        """Add the recent losses to their sum.
+
+        Args:
+            wait: Whether to copy losses from a device to the host and add them there. The caller waits for the device,
+                which has fewer operations to run than if it added them.
+        """
         if not self.recent:
             return
         stacked = torch.stack(self.recent)
@@ -69,7 +74,7 @@ class EpochStats:
 
     def mean_loss(self) -> float:
         """Return the mean loss of the epoch so far, NaN before the first batch; waits for the device."""
-        self.fold(wait=True)
+        self._fold_losses(wait=True)
         return float(self._sum) / self._count if self._count else math.nan
 
     def means(self) -> dict[str, float]:

@@ -42,17 +42,21 @@ def steps_of_run(trainer: Trainer, run: AbstractContextManager[None]) -> Generat
     with run:
         loop, progress, epochs = trainer.loop, trainer.progress, trainer.options.epochs
         while not loop.finished() and (epochs is None or progress.epoch + progress.epoch_over < epochs):
-            all_read = yield from micro_batches(loop, loop.begin_epoch(trainer.train_loaders))
+            all_read = yield from micro_batches(loop, [loop.begin_epoch(trainer.train_loaders)])
             if all_read or loop.is_last_of_epoch:
                 loop.end_epoch()
 
 
-def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None, bool]:
+def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, None, bool]:
     """Run forward, backward and, when a window is complete, the optimizer step; yield each micro-batch's loss.
 
     Python that runs once between two torch calls runs with cold caches: a call costs 1 to 2 µs there instead of 0.1,
     and an attribute more than a local variable. So everything that every step does is in this function, in the order
     in which it happens; what happens now and then is a method of the loop.
+
+    Args:
+        loop: The run's loop.
+        epoch: A list with the batches, which are removed from it.
 
     Returns:
         Whether all batches were read.
@@ -62,7 +66,9 @@ def micro_batches(loop: Loop, batches: Iterable[Any]) -> Generator[Tensor, None,
     optimizers, plain, steps_directly, more_to_do = trainer.optimizers, loop.plain, loop.steps_directly, loop.more_to_do
     recent, unrecorded, unowned, several = loop.stats.recent, loop.unrecorded, loop.unowned, len(optimizers) > 1
 
-    for batch in batches:
+    # No variable may hold the batches: if the run fails, the traceback would keep them, and the workers of a DataLoader
+    # with them, beyond on_train_end.
+    for batch in epoch.pop():
         # ---- the position of the run, and the hooks that are due
         if plain or loop.in_window == 0:
             progress.step += 1
@@ -283,7 +289,7 @@ class Loop:
     def manual_step(self, batch: Any) -> Tensor:
         """Run one micro-batch outside of an epoch and return its detached loss."""
         self.batches = None
-        return next(micro_batches(self, [batch]))
+        return next(micro_batches(self, [[batch]]))
 
     def step_changed(self) -> None:
         """Look for the loss in the next result again: the step function was replaced."""

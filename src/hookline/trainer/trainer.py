@@ -394,10 +394,17 @@ class Trainer:
         "checkpointer.requested_names",
         "Names of checkpoints that were requested by `save`, which no retention policy may delete.",
     )
-    run_dir: Path | None = _attribute("record.path", "The run's directory; None if the record is in memory.")
-    checkpoint_dir: Path | None = _attribute(
-        "record.checkpoint_dir", "The directory that holds the run's checkpoints; None if the record is in memory."
-    )
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run's directory; None if the record is in memory."""
+        return self.record.path if "record" in vars(self) else None  # reading `record` would make one
+
+    @property
+    def checkpoint_dir(self) -> Path | None:
+        """The directory that holds the run's checkpoints; None if the record is in memory."""
+        return self.record.checkpoint_dir if "record" in vars(self) else None
+
     device: torch.device = _attribute("engine.device", "The device the model is trained on.")
     hook_manager: HookRegistry = _attribute("hooks", "The registry of the hooks; equal to `hooks`.")
 

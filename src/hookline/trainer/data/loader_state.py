@@ -69,14 +69,15 @@ def restore_source_states(loaders: Loaders, states: Mapping[str, Any]) -> None:
 
 @contextmanager
 def preserve_parts(training: Loaders, validating: Loaders, kinds: tuple[type, ...]) -> Iterator[None]:
-    """Restore the parts of the training loaders after a block that reads other loaders, or the same ones.
+    """Restore parts of the training loaders after a block that iterates over loaders.
 
     A validation may read a training loader, or one that shares its generator or sampler. Foreign samplers are left
     alone, because only their author knows what restoring one means while it is being read.
 
     Args:
         training: The training loaders.
-        validating: The loaders that are read in the block; parts that they do not share are left alone.
+        validating: The loaders that the block iterates over, which may be the training loaders themselves. Only parts
+            that belong to both are restored.
         kinds: The types of the parts to restore.
     """
     read = {id(part) for part in _stateful_parts(validating).values()}
