@@ -28,6 +28,7 @@ from hookline import (
 from hookline.cli import main
 from hookline.core.plugins import HOOKS
 from hookline.errors import RegistrationError
+from hookline.hooks import notify
 from hookline.record.redaction import SecretValues, add_secret_url, redact_text
 
 from .conftest import Server, ok, send, silent, status
@@ -508,6 +509,36 @@ def test_without_messages_there_is_no_thread(server: Server) -> None:
     hook, before = NotifyHook(server.url, []), threading.active_count()
     hook.on_train_start(PlainRun())
     assert threading.active_count() == before
+
+
+def test_a_message_after_the_close_is_dropped(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """It starts no thread, which nothing would end, and is warned of; the next run sends again."""
+    hook = NotifyHook(server.url)
+    send(hook, "in time")
+    hook.tell("late")
+    assert not any(thread.name == "hookline-outbox" for thread in threading.enumerate())
+    assert "came after the end of the run and was dropped" in caplog.text
+    send(hook, "next run")
+    assert said(server) == ["in time", "next run"]
+
+
+def test_closing_in_another_thread_does_not_break_a_message(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks may fail, and be reported, in a thread that outlives the run."""
+    hook, began = NotifyHook(server.url), threading.Event()
+    closing = threading.Thread(target=lambda: (began.wait(5), hook.close()))
+    make = notify.Outbox
+
+    def make_slowly(*args: Any) -> Any:
+        made = make(*args)
+        began.set()
+        time.sleep(0.05)  # the other thread closes the hook now, or waits until the message is queued
+        return made
+
+    monkeypatch.setattr(notify, "Outbox", make_slowly)
+    closing.start()
+    hook.tell("at the last moment")
+    closing.join()
+    assert said(server) == ["at the last moment"]
 
 
 # ---- parts of the URL ------------------------------------------------------------------------------------------------
