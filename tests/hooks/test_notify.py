@@ -294,6 +294,13 @@ def test_a_config_cannot_allow_hosts() -> None:
         make_trainer(hooks=HooksConfig(lifecycle=[entry]))
 
 
+class Unprintable:
+    """A value that an error message cannot show."""
+
+    def __repr__(self) -> str:
+        raise ValueError("this value has no text")
+
+
 @pytest.mark.parametrize(
     ("parameters", "complaint"),
     [
@@ -308,8 +315,10 @@ def test_a_config_cannot_allow_hosts() -> None:
         ({"monitor": ["val/loss"]}, "monitor: expected a non-empty string"),
         ({"notify_on": "heartbeat", "heartbeat": "often"}, "heartbeat: 'often' is not a schedule"),
         ({"webhook_url": "http://example.org/SECRETPART"}, "http would send its secret unencrypted"),
+        ({"backoff": 10**400}, "int too large to convert to float"),
+        ({"mode": Unprintable()}, "this value has no text"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )
 def test_invalid_parameters_are_rejected_without_showing_the_url(parameters: dict[str, Any], complaint: str) -> None:
     """Also when the hook is made by name, where errors usually repeat the parameters."""

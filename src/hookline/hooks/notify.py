@@ -93,8 +93,9 @@ class NotifyHook(NamedHook):
             if period.amount <= 0:
                 raise ConfigError("heartbeat", f"{heartbeat!r} is never due; to have none, omit it from notify_on")
             self._webhook = Webhook(webhook_url, timeout)
-        except ConfigError as error:
-            # To errors of other types the registry adds the arguments, which include the URL.
+        except (ConfigError, TypeError, ValueError, OverflowError) as error:
+            # To errors of other types the registry adds the arguments, which include the URL. The checks are not meant
+            # to raise any but the first of these, but a value's own methods or a huge integer may.
             raise RegistrationError(f"notify: {error}") from None
         add_secret_url(webhook_url)
         self.best = self._worst = math.inf if mode == "min" else -math.inf
