@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from itertools import count
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -52,7 +51,6 @@ class DeviceTimer:
     def _wrapped(self, hook: BoundHook) -> Callable[..., Any]:
         call, pending, cost, calls = hook.listener.call, self._pending, hook.cost, count()
 
-        @wraps(call)  # also the mark of hooks that pass gradients through, which the chain reads
         def timed_on_device(*args: Any, **kwargs: Any) -> Any:
             # The first call is timed: a hook that is due once a run would otherwise have no time on the device.
             if next(calls) % DEVICE_TIMED_ONE_IN:
