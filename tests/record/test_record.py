@@ -323,6 +323,25 @@ def test_long_runs_do_not_fill_the_memory() -> None:
     assert record.metrics[-1]["step"] == 999
 
 
+def test_an_interrupt_while_waiting_for_a_device_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was waited for is written by the next flush."""
+    record, wait, interrupts = Record.in_memory(), HostCopy.wait, [KeyboardInterrupt()]
+
+    def interrupted(self: HostCopy) -> torch.Tensor:
+        if interrupts:
+            raise interrupts.pop()
+        return wait(self)
+
+    monkeypatch.setattr(HostCopy, "wait", interrupted)
+    record.log(1, 0, "loss", torch.tensor(0.5))
+    record.log_layers("norms", 1, ["a"], ["l2"], torch.tensor([[2.0]]))
+    with pytest.raises(KeyboardInterrupt):
+        record.flush(wait=True)
+    record.flush(wait=True)
+    assert [row["loss"] for row in record.metrics] == [0.5]
+    assert [row.values.tolist() for row in record.layer_rows] == [[[2.0]]] and record.lost == 0
+
+
 def test_a_failed_device_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values that cannot be read from a device are counted as lost."""
     record = Record.in_memory()
