@@ -57,6 +57,15 @@ def test_the_start_is_recorded(tmp_path: Path) -> None:
     assert run["attempts"][0]["pid"] == os.getpid()
 
 
+def test_what_is_added_to_one_run_is_not_in_the_next() -> None:
+    """Two records share no part of what they write."""
+    first, second = Record.in_memory(), Record.in_memory()
+    first.start([])
+    first.run["git"]["commit"] = "found later"
+    second.start([])
+    assert second.run["git"]["commit"] == "unknown"
+
+
 def test_the_config_is_readable_and_without_secrets(tmp_path: Path) -> None:
     """config.yaml holds the resolved config for safe_load, with secrets hidden and odd values as text."""
     config = {"lr": 1e-5, "betas": (0.9, 0.99), "hooks": [{"name": "s", "webhook": "https://h"}], "dir": Path("x"),

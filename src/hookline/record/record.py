@@ -155,7 +155,7 @@ class Record:
         self.run = {
             "run_id": self.run_id,
             "started": now,
-            "git": UNKNOWN_GIT_STATE,  # asking git and the machine is left to the storage
+            "git": dict(UNKNOWN_GIT_STATE),  # asking git and the machine is left to the storage
             "config_hash": config_hash(self._config),  # of the redacted config, so that it reveals no secret
             "environment": {},
             "seed": self._seed,
