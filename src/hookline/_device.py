@@ -82,6 +82,11 @@ def timing_event() -> Any:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
+def is_capturing() -> bool:
+    """Return whether the current stream is recorded into a graph; querying or recording an event would break that."""
+    return is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def synchronize(devices: Iterable[torch.device]) -> None:
     """Wait for the current stream of each accelerator among the devices."""
     for device in {one for one in devices if is_accelerator(one)}:

@@ -176,6 +176,15 @@ def test_tensor_files_that_promise_too_much(kind: str, tmp_path: Path) -> None:
     assert "section 'model': cannot load" in refused(path)
 
 
+def test_a_failure_to_decode_is_not_one_to_load(tmp_path: Path) -> None:
+    """The error says that the state is damaged; NumPy's own error for this dtype is a SyntaxError."""
+    path = write_good(tmp_path)
+    change_state(path, lambda state: state["sections"].update(hooks={"!": "numpy", "v": "", "dtype": ","}))
+    with pytest.raises(CheckpointError, match=r"section 'hooks': the saved state is damaged .*SyntaxError") as raised:
+        read_checkpoint(path)
+    assert "cannot load" not in str(raised.value)
+
+
 def nested(depth: int) -> str:
     return "[" * depth + "]" * depth
 

@@ -142,3 +142,13 @@ def test_a_hook_that_names_ctx_alone_is_called_directly() -> None:
 
     assert noted(make_trainer(Heartbeat())) == []
     assert callers["ctx"] == "<hookline dispatch>" and callers["trainer"].endswith("change_audit.py")
+
+
+def test_inference_tensors_have_no_versions_and_are_left_out() -> None:
+    """A frozen parameter or a learning rate may be one; the other parameters are still compared."""
+    trainer = make_trainer(Changes(change_params), debug=True)
+    with torch.inference_mode():
+        trainer.model.frozen = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+        trainer.optimizers[0].param_groups[0]["lr"] = torch.tensor(0.1)
+    assert {event["what"] for event in noted(trainer)} == {"parameters"}
+    assert trainer.hooks.entry("changes").failures.total == 0

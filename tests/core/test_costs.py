@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -119,6 +120,7 @@ class Quiet(TrainingHook):
 def with_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "Event", DeviceClock)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     DeviceClock.now = DeviceClock.reached = 0.0
     DeviceClock.synchronized = 0
 
@@ -127,10 +129,15 @@ def fired(batches: int) -> Any:
     """A registry that has seen a given number of batches."""
     registry = HookRegistry()
     registry.register(Quiet())
-    for number in range(1, batches + 1):
-        registry.begin_batch(Reading(steps=number, batches=number, epochs=1))
-        registry.slots.on_train_batch_end(SimpleNamespace(step=1))  # type: ignore[misc]
+    fire(registry, 1, batches)
     return registry
+
+
+def fire(registry: Any, first: int, last: int) -> None:
+    """Fire some batches, given by their numbers."""
+    for number in range(first, last + 1):
+        registry.begin_batch(Reading(steps=number, batches=number, epochs=1))
+        registry.slots.on_train_batch_end(SimpleNamespace(step=1))
 
 
 def test_sampled_batches_are_timed_on_the_device(with_device: None) -> None:
@@ -169,11 +176,47 @@ def test_events_of_the_device_do_not_accumulate(with_device: None) -> None:
     assert registry.costs()[0]["device_seconds"] == pytest.approx(17 * 8 * 20 * 0.002)
 
 
+def test_threads_that_collect_at_once_count_every_event_once(
+    with_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward hooks may run in several threads, and each collects what the others left."""
+    registry, query, counted = fired(17 * 16), DeviceClock.query, list[float]()
+    DeviceClock.reached = float("inf")
+    monkeypatch.setattr(DeviceClock, "elapsed_time", lambda self, other: counted.append(self.at) or 2.0)
+
+    def while_another_thread_fires(self: DeviceClock) -> bool:
+        monkeypatch.setattr(DeviceClock, "query", query)
+        other = threading.Thread(target=fire, args=(registry, 17 * 16 + 1, 17 * 32))
+        other.start()
+        other.join()
+        return query(self)
+
+    monkeypatch.setattr(DeviceClock, "query", while_another_thread_fires)
+    registry.device_timer.collect()
+    registry.device_timer.collect()
+    assert sorted(counted) == [2.0, 6.0, 10.0, 14.0]
+    assert registry.entry("quiet").inner_cost.device_calls == 4
+
+
+def test_a_capture_into_a_graph_is_not_interrupted(with_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event that is queried or recorded then would break the capture; what was pending is counted later."""
+    registry = fired(17 * 16)
+    made = DeviceClock.now
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(DeviceClock, "query", lambda self: pytest.fail("an event was queried"))
+    fire(registry, 17 * 16 + 1, 17 * 32)
+    assert "device_seconds" not in registry.costs()[0]
+    assert DeviceClock.now == made and DeviceClock.synchronized == 0
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert registry.costs()[0]["device_seconds"] == pytest.approx(17 * 32 * 0.002)
+
+
 def test_timing_on_a_device_does_not_call_what_passes_gradients_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The default update hook is left out of the chain in sampled steps, too."""
     monkeypatch.setattr(torch.cuda, "Event", DeviceClock)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     model = torch.nn.Linear(2, 1)
     batch = (torch.ones(1, 2), torch.ones(1, 1))
     options: dict[str, Any] = {"loss_fn": torch.nn.functional.mse_loss, "record": False, "console": False}

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from hookline import ForwardHook, HookRegistry, SimpleTrainer, TrainingHook, UpdateHook
+from hookline.gradients.transforms import Identity, LinkNorms
+from hookline.record import read_jsonl
 
 Run = tuple[list[torch.Tensor], list[float]]
 
@@ -229,3 +231,24 @@ def test_built_in_hooks_are_not_guarded(monkeypatch: pytest.MonkeyPatch) -> None
     trainer.add_json_logging(log_every_n_batches=1)
     trainer.train()
     assert not snapshots
+
+
+def test_a_guarded_hook_that_passes_gradients_through_is_still_known_as_one() -> None:
+    """Its norms before and after are the same and are not logged, whether it is checked for drawing or not."""
+
+    class Mine(Identity):
+        built_in = False
+        name = "mine"
+
+    class Seeds(UpdateHook):
+        isolate_rng = False  # so that every other hook of the event is checked by itself
+
+        def on_update(self, grads: Any) -> Any:
+            return grads
+
+    trainer = trained(Mine(), Seeds(), LinkNorms(), steps=2)
+    metrics, _ = read_jsonl(trainer.run_dir / "metrics.jsonl")
+    assert sorted(name for name in metrics[0] if name.startswith("update/")) == [
+        "update/seeds/norm_after",
+        "update/seeds/norm_before",
+    ]

@@ -1,5 +1,6 @@
 """`HookRunner`: the registry for a loop of one's own."""
 
+import gc
 import time
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from hookline import HookRegistry, HookRunner, StepContext, TrainingHook
 from hookline.core.catalog import SPELLINGS
+from hookline.core.dispatch import BoundHook
 from hookline.errors import MissingArgument
 
 
@@ -166,3 +168,16 @@ def test_what_a_hook_can_do_without_need_not_be_passed() -> None:
     runner.register(lambda batch: None, "insists", event="step_end")
     with pytest.raises(MissingArgument, match="'insists' names 'batch'"):
         runner.on_step_end(ctx(6))
+
+
+def test_a_long_run_with_many_schedules_takes_no_more_memory() -> None:
+    """Nearly every step has another set of due hooks; what was made for each is not kept for the whole run."""
+    called: list[int] = []
+    runner, periods = HookRunner(), range(2, 20)
+    for period in periods:
+        runner.register(lambda step, epoch=-1: called.append(step), f"every {period}", event="step_end", every=period)
+    for step in range(1, 1501):
+        runner.on_step_end(ctx(step))
+    assert len(called) == sum(1500 // period for period in periods)
+    listeners = sum(type(thing) is BoundHook for thing in gc.get_objects())
+    assert listeners < 600  # without a limit it would be a listener for each hook in each of the sets

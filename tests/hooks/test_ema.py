@@ -59,6 +59,19 @@ def test_the_average_is_that_of_the_formula(warmup: bool) -> None:
         torch.testing.assert_close(average.double(), expected[name], rtol=1e-6, atol=1e-7)
 
 
+def test_a_subclass_may_override_an_event_with_other_arguments() -> None:
+    """The other events do not call it with the arguments of the base class."""
+
+    class CountsSkips(EMAHook):
+        skips = 0
+
+        def on_step_skipped(self, reason: str) -> None:  # type: ignore[override]
+            self.skips += 1
+
+    make_trainer(hook := CountsSkips(0.9)).train()
+    assert hook.updates == 6 and hook.skips == 0
+
+
 def test_validation_uses_the_average_and_training_does_not() -> None:
     """Inside a validation the weights are the average; before and after they are training's own, bit for bit."""
     trainer = make_trainer(hook := EMAHook(0.9), max_epochs=3)

@@ -28,6 +28,7 @@ from hookline import (
 from hookline.cli import main
 from hookline.core.plugins import HOOKS
 from hookline.errors import RegistrationError
+from hookline.hooks import notify
 from hookline.record.redaction import SecretValues, add_secret_url, redact_text
 
 from .conftest import Server, ok, send, silent, status
@@ -293,6 +294,13 @@ def test_a_config_cannot_allow_hosts() -> None:
         make_trainer(hooks=HooksConfig(lifecycle=[entry]))
 
 
+class Unprintable:
+    """A value that an error message cannot show."""
+
+    def __repr__(self) -> str:
+        raise ValueError("this value has no text")
+
+
 @pytest.mark.parametrize(
     ("parameters", "complaint"),
     [
@@ -307,8 +315,10 @@ def test_a_config_cannot_allow_hosts() -> None:
         ({"monitor": ["val/loss"]}, "monitor: expected a non-empty string"),
         ({"notify_on": "heartbeat", "heartbeat": "often"}, "heartbeat: 'often' is not a schedule"),
         ({"webhook_url": "http://example.org/SECRETPART"}, "http would send its secret unencrypted"),
+        ({"backoff": 10**400}, "int too large to convert to float"),
+        ({"mode": Unprintable()}, "this value has no text"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else ",".join(value),
 )
 def test_invalid_parameters_are_rejected_without_showing_the_url(parameters: dict[str, Any], complaint: str) -> None:
     """Also when the hook is made by name, where errors usually repeat the parameters."""
@@ -508,6 +518,36 @@ def test_without_messages_there_is_no_thread(server: Server) -> None:
     hook, before = NotifyHook(server.url, []), threading.active_count()
     hook.on_train_start(PlainRun())
     assert threading.active_count() == before
+
+
+def test_a_message_after_the_close_is_dropped(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """It starts no thread, which nothing would end, and is warned of; the next run sends again."""
+    hook = NotifyHook(server.url)
+    send(hook, "in time")
+    hook.tell("late")
+    assert not any(thread.name == "hookline-outbox" for thread in threading.enumerate())
+    assert "came after the end of the run and was dropped" in caplog.text
+    send(hook, "next run")
+    assert said(server) == ["in time", "next run"]
+
+
+def test_closing_in_another_thread_does_not_break_a_message(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hooks may fail, and be reported, in a thread that outlives the run."""
+    hook, began = NotifyHook(server.url), threading.Event()
+    closing = threading.Thread(target=lambda: (began.wait(5), hook.close()))
+    make = notify.Outbox
+
+    def make_slowly(*args: Any) -> Any:
+        made = make(*args)
+        began.set()
+        time.sleep(0.05)  # the other thread closes the hook now, or waits until the message is queued
+        return made
+
+    monkeypatch.setattr(notify, "Outbox", make_slowly)
+    closing.start()
+    hook.tell("at the last moment")
+    closing.join()
+    assert said(server) == ["at the last moment"]
 
 
 # ---- parts of the URL ------------------------------------------------------------------------------------------------

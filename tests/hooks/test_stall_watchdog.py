@@ -4,7 +4,7 @@ import copy
 import json
 import threading
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -127,6 +127,22 @@ def test_a_sanity_check_that_hangs_is_reported(where: str) -> None:
     assert events_of(trainer)[0]["step"] == 0
     assert [thread.name for thread in threading.enumerate() if "watchdog" in thread.name] == []
     assert validations == []  # other hooks do not get the sanity check
+
+
+def test_a_subclass_may_override_an_event_with_other_arguments() -> None:
+    """The other events do not call it with the arguments of the base class."""
+
+    class Started(StallWatchdog):
+        models: ClassVar[list[Any]] = []
+
+        def on_train_start(self, model: torch.nn.Module) -> None:  # type: ignore[override]
+            self.models.append(model)
+
+    batch = (torch.ones(2, 2), torch.ones(2, 1))
+    trainer = make_trainer(steps=1, val_dataloader=[batch], sanity_batches=1)
+    trainer.add_hook(Started(), on_error="raise")
+    trainer.train()
+    assert Started.models == [trainer.model]
 
 
 def test_the_time_after_the_last_step_does_not_count() -> None:

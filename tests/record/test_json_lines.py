@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from hookline.errors import RecordError
 from hookline.record import Record, read_jsonl
+from hookline.record.json_lines import JsonLines
 
 
 def open_record(root: Path) -> Record:
@@ -93,3 +95,24 @@ def test_what_comes_after_the_close_is_counted(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="is closed"):
         record.event("late")
     assert events(tmp_path) == (["kept"], False) and record.lost == 1
+
+
+def test_two_writers_never_mix_lines(tmp_path: Path) -> None:
+    """Each line is one write in append mode, however long it is and whatever another writer does meanwhile."""
+    path, ready = tmp_path / "x.jsonl", threading.Barrier(2)
+
+    def append(writer: str, lines: JsonLines) -> None:
+        ready.wait(5)
+        for index in range(200):
+            lines.write({"writer": writer, "index": index, "text": writer * 50_000})  # longer than a file's buffer
+        lines.close()
+
+    threads = [threading.Thread(target=append, args=(writer, JsonLines(path))) for writer in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    records, torn = read_jsonl(path)
+    assert not torn and all(record["text"] == record["writer"] * 50_000 for record in records)
+    for writer in "ab":
+        assert [record["index"] for record in records if record["writer"] == writer] == list(range(200))

@@ -57,6 +57,15 @@ def test_the_start_is_recorded(tmp_path: Path) -> None:
     assert run["attempts"][0]["pid"] == os.getpid()
 
 
+def test_what_is_added_to_one_run_is_not_in_the_next() -> None:
+    """Two records share no part of what they write."""
+    first, second = Record.in_memory(), Record.in_memory()
+    first.start([])
+    first.run["git"]["commit"] = "found later"
+    second.start([])
+    assert second.run["git"]["commit"] == "unknown"
+
+
 def test_the_config_is_readable_and_without_secrets(tmp_path: Path) -> None:
     """config.yaml holds the resolved config for safe_load, with secrets hidden and odd values as text."""
     config = {"lr": 1e-5, "betas": (0.9, 0.99), "hooks": [{"name": "s", "webhook": "https://h"}], "dir": Path("x"),
@@ -321,6 +330,25 @@ def test_long_runs_do_not_fill_the_memory() -> None:
         record.flush()
     assert 10 <= len(record.metrics) < 20
     assert record.metrics[-1]["step"] == 999
+
+
+def test_an_interrupt_while_waiting_for_a_device_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was waited for is written by the next flush."""
+    record, wait, interrupts = Record.in_memory(), HostCopy.wait, [KeyboardInterrupt()]
+
+    def interrupted(self: HostCopy) -> torch.Tensor:
+        if interrupts:
+            raise interrupts.pop()
+        return wait(self)
+
+    monkeypatch.setattr(HostCopy, "wait", interrupted)
+    record.log(1, 0, "loss", torch.tensor(0.5))
+    record.log_layers("norms", 1, ["a"], ["l2"], torch.tensor([[2.0]]))
+    with pytest.raises(KeyboardInterrupt):
+        record.flush(wait=True)
+    record.flush(wait=True)
+    assert [row["loss"] for row in record.metrics] == [0.5]
+    assert [row.values.tolist() for row in record.layer_rows] == [[[2.0]]] and record.lost == 0
 
 
 def test_a_failed_device_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

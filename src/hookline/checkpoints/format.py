@@ -37,6 +37,7 @@ _SCALARS = (str, int, float, bool, type(None), bytes)
 # What decoding raises for a file that `encode` did not write; RecursionError is a RuntimeError.
 _DAMAGE = (
     KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, MemoryError, struct.error,
+    SyntaxError,  # NumPy parses the text of a dtype as Python does, without executing it
 )  # fmt: skip
 
 

@@ -97,12 +97,13 @@ def read_checkpoint(path: Path, map_location: str | torch.device = "cpu") -> tup
         try:
             # A section may have no tensors; `verify_checkpoint` has noticed missing files.
             tensors = load_file(file, device=str(map_location)) if file.exists() else {}
-            sections[name] = decode(skeleton, tensors)
-        except CheckpointError as error:
-            raise CheckpointError(f"{path}, section {name!r}: {error}") from error
         except Exception as error:
             problem = f"cannot load {file} to {map_location}: {error}"
             raise CheckpointError(f"{path}, section {name!r}: {problem}") from error
+        try:
+            sections[name] = decode(skeleton, tensors)
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}, section {name!r}: {error}") from error
     return sections, decode(state["meta"], {})
 
 

@@ -72,7 +72,7 @@ class ChangeAudit:
         return [_comparable(group["lr"]) for one in self._run.optimizers for group in one.param_groups]
 
     def _param_versions(self) -> int:
-        return sum([param._version for param in self._run.params.values()])
+        return sum([tensor_version(param) for param in self._run.params.values()])
 
     def _note(self, hook: str, event: Event, what: str, **values: Any) -> None:
         """Write to the record at the first, second, fourth, eighth … time; log the first, unless it was a rate."""
@@ -100,4 +100,4 @@ def _versions(batch: Any) -> int:
 
 def _comparable(rate: Any) -> Any:
     """Return a rate to compare; a tensor is compared by its version, so that nothing waits for a device."""
-    return f"tensor {id(rate)} version {rate._version}" if isinstance(rate, torch.Tensor) else rate
+    return f"tensor {id(rate)} version {tensor_version(rate)}" if isinstance(rate, torch.Tensor) else rate

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from itertools import count
 from time import perf_counter, perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -38,10 +39,14 @@ DEVICE_TIMED_ONE_IN = 8  # Of the calls whose host time is sampled: two device e
 
 
 class DeviceTimer:
-    """Time hooks on an accelerator, on some of the calls whose host time is sampled; only `collect` waits for it."""
+    """Time hooks on an accelerator, on some of the calls whose host time is sampled.
+
+    Nothing waits for the accelerator but ``collect(wait=True)``. Hooks may run in several threads.
+    """
 
     def __init__(self) -> None:
-        self._pending: list[tuple[Cost, Any, Any]] = []
+        self._pending: deque[tuple[Cost, Any, Any]] = deque()  # Oldest first.
+        self._collecting = threading.Lock()
 
     def wrap(self, event: Event, hooks: Sequence[BoundHook], timed: bool) -> list[BoundHook]:
         """Return the listeners of an event as they are called when it is timed."""
@@ -52,10 +57,9 @@ class DeviceTimer:
     def _wrapped(self, hook: BoundHook) -> Callable[..., Any]:
         call, pending, cost, calls = hook.listener.call, self._pending, hook.cost, count()
 
-        @wraps(call)  # also the mark of hooks that pass gradients through, which the chain reads
         def timed_on_device(*args: Any, **kwargs: Any) -> Any:
             # The first call is timed: a hook that is due once a run would otherwise have no time on the device.
-            if next(calls) % DEVICE_TIMED_ONE_IN:
+            if next(calls) % DEVICE_TIMED_ONE_IN or _device.is_capturing():
                 return call(*args, **kwargs)
             entered = perf_counter_ns()
             self.collect()  # Otherwise a long run would keep the events of all its steps.
@@ -74,17 +78,25 @@ class DeviceTimer:
         return timed_on_device
 
     def collect(self, wait: bool = False) -> None:
-        """Add what the device has finished to the costs; with `wait`, everything."""
-        unfinished = []
-        for cost, began, ended in self._pending:
-            if wait:
-                ended.synchronize()
-            if ended.query():
+        """Add what the device has finished to the costs; with `wait`, everything.
+
+        Does nothing while the current stream is captured into a graph, which must not be interrupted by queries.
+        """
+        # If another thread is collecting, a hook need not wait for it. Appending to the deque needs no lock.
+        if _device.is_capturing() or not self._collecting.acquire(blocking=wait):
+            return
+        try:
+            while self._pending:
+                cost, began, ended = self._pending[0]
+                if wait:
+                    ended.synchronize()
+                elif not ended.query():
+                    break  # Those after it have rarely finished; a later call finds them.
+                self._pending.popleft()
                 cost.device_calls += 1
                 cost.device_ns += round(began.elapsed_time(ended) * 1e6)
-            else:
-                unfinished.append((cost, began, ended))
-        self._pending[:] = unfinished
+        finally:
+            self._collecting.release()
 
 
 Scale = Callable[[str], float]

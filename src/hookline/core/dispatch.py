@@ -13,7 +13,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,8 +75,9 @@ class BoundHook:
     built_in: bool = False
 
     def with_call(self, call: Callable[..., Any]) -> BoundHook:
-        """Return the same hook with a function that is called instead of its listener's, such as a wrapper of it."""
-        return replace(self, listener=replace(self.listener, call=call))
+        """Return the same hook with a wrapper that is called instead of its listener's function."""
+        # The wrapper keeps the marks of the function, such as that of hooks that pass gradients through.
+        return replace(self, listener=replace(self.listener, call=wraps(self.listener.call)(call)))
 
 
 Compiler = Callable[[list[BoundHook], bool], Dispatch | None]

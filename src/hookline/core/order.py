@@ -145,4 +145,4 @@ def explanation(event: Event, positions: Iterable[Position], entries: Mapping[st
         named = ", ".join(event.arguments_of(entry.listeners[event.name].wanted)) or "nothing"
         yield f"  {index}. {position.name}{status}{when}: {position.why}; names {named}"
     if not listed:
-        yield "  nobody hears it"
+        yield "  no listeners"

@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 
 from hookline.core.catalog import SPELLINGS, Event, Events, find_event
 from hookline.core.costs import DeviceTimer, cost_table
-from hookline.core.dispatch import BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
-from hookline.core.due_hooks import Decision
+from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
 from hookline.core.entry import Entry, HookList, default_name, hook_parameters, read_hook
 from hookline.core.failures import FailureHandler, Incident, check_policy
 from hookline.core.manual_fire import ManualArgs, ManualClock, name_values
@@ -90,7 +89,7 @@ class HookRegistry(Events):
         self.device_timer = DeviceTimer()
         self.dispatch_table.add_wrapper(self.device_timer.wrap)
         self._manual_clock = ManualClock()
-        self._manual_dispatch: dict[tuple[str, frozenset[str], Decision], Dispatch | None] = {}
+        self._manual_dispatch: dict[tuple[Any, ...], Dispatch | None] = {}
         if config is not None:
             self.load(config, allow=allow, from_file=from_file)
 
@@ -455,14 +454,18 @@ class HookRegistry(Events):
 
     def _dispatch_without_missing(self, event: Event, passed: frozenset[str]) -> Dispatch | None:
         """Return the callable for a call that passed only these values: hooks keep their defaults for the rest."""
-        decision = self.scheduler.decision
-        key = event.name, passed, decision
-        if key not in self._manual_dispatch:
-            hooks = self.listeners(event, decision.due_for(event))
+        decision, known = self.scheduler.decision, self._manual_dispatch
+        due = decision.due_for(event)
+        key = event.name, passed, due, decision.timed
+        dispatch = known.get(key)
+        if dispatch is None:
+            hooks = self.listeners(event, due)
             missing = set(needed_arguments(hooks)) - passed
             reduced = [replace(hook, listener=hook.listener.without(missing)) for hook in hooks]
-            self._manual_dispatch[key] = self.dispatch_table.compile(event, reduced)
-        return self._manual_dispatch[key]
+            if len(known) >= MAX_TABLES:
+                known.clear()  # With many schedules nearly every step has another set of due hooks.
+            dispatch = known[key] = self.dispatch_table.compile(event, reduced)
+        return dispatch
 
     # ---- costs -------------------------------------------------------------------------------------------------
 

@@ -67,13 +67,16 @@ class EMAHook(NamedHook):
     def on_after_optimizer_step(self, trainer: RunControl, optimizer_idx: int) -> None:
         """Update the average after the step's last optimizer."""
         self._stepped = True
-        self.on_step_skipped(trainer, optimizer_idx)
+        self._update_after_last(trainer, optimizer_idx)
 
-    def on_step_skipped(self, trainer: RunControl, optimizer_idx: int) -> None:
+    def _update_after_last(self, trainer: RunControl, optimizer_idx: int) -> None:
         """Update the average after the step's last optimizer, if any of them has stepped."""
         if self._stepped and optimizer_idx == len(trainer.optimizers) - 1:
             self._stepped = False
             self.update(trainer.model)
+
+    # No event method calls another one: a subclass may override either with other arguments.
+    on_step_skipped = _update_after_last
 
     def update(self, model: torch.nn.Module) -> None:
         """Add the model's weights to the average."""

@@ -75,6 +75,7 @@ class NotifyHook(NamedHook):
         self._trainer: RunControl | None = None
         self._unsubscribe: Callable[[], None] | None = None
         self._outbox: Outbox | None = None  # from the first message to the end of the run
+        self._is_closed = False  # after the end of a run, until the next one begins
         self._reported_exception = False
         try:
             if not isinstance(notify_on, (str, list, tuple, set, frozenset)):
@@ -92,8 +93,9 @@ class NotifyHook(NamedHook):
             if period.amount <= 0:
                 raise ConfigError("heartbeat", f"{heartbeat!r} is never due; to have none, omit it from notify_on")
             self._webhook = Webhook(webhook_url, timeout)
-        except ConfigError as error:
-            # To errors of other types the registry adds the arguments, which include the URL.
+        except (ConfigError, TypeError, ValueError, OverflowError) as error:
+            # To errors of other types the registry adds the arguments, which include the URL. The checks are not meant
+            # to raise any but the first of these, but a value's own methods or a huge integer may.
             raise RegistrationError(f"notify: {error}") from None
         add_secret_url(webhook_url)
         self.best = self._worst = math.inf if mode == "min" else -math.inf
@@ -110,6 +112,7 @@ class NotifyHook(NamedHook):
     def setup(self, name: str, registry: HookRegistry | None = None) -> None:
         """Subscribe to failures of other hooks."""
         super().setup(name)
+        self._is_closed = False
         if "hook_failure" in self.notify_on and registry is not None:
             self._unsubscribe = registry.failures.subscribe(self._on_incident)
 
@@ -117,10 +120,12 @@ class NotifyHook(NamedHook):
         """Unsubscribe, and wait for the last messages to be sent."""
         if self._unsubscribe is not None:
             self._unsubscribe()
+        with _opening:
+            outbox, self._outbox, self._is_closed = self._outbox, None, True
         counts = dict.fromkeys(("sent", "failed", "dropped", "unsent"), 0)
-        if self._outbox is not None:
-            counts = self._outbox.close(self.wait_at_end)  # it notes failures in the run until it is closed
-        trainer, self._trainer, self._outbox, self._unsubscribe = self._trainer, None, None, None
+        if outbox is not None:
+            counts = outbox.close(self.wait_at_end)  # it notes failures in the run until it is closed
+        trainer, self._trainer, self._unsubscribe = self._trainer, None, None
         if counts["unsent"]:
             self.warn(f"{counts['unsent']} messages were not sent within {self.wait_at_end:g} s")
         if trainer is not None:
@@ -130,7 +135,7 @@ class NotifyHook(NamedHook):
 
     def on_train_start(self, trainer: RunControl, resumed: bool = False) -> None:
         """Start over, unless the run is resumed."""
-        self._trainer, self._reported_exception = trainer, False
+        self._trainer, self._reported_exception, self._is_closed = trainer, False, False
         self._incidents, self._warned_once = set(), frozenset()
         if not resumed:
             self.best = self._worst
@@ -179,17 +184,24 @@ class NotifyHook(NamedHook):
             self.tell(f"hook {incident.hook!r} in {incident.event}, step {incident.step}: {incident.message}")
 
     def tell(self, text: str) -> None:
-        """Queue a message; the run's name is put before it and secrets are removed."""
+        """Queue a message; the run's name is put before it and secrets are removed.
+
+        A message that comes after the hook was closed is dropped, with a warning: nothing would wait for its delivery.
+        """
         if self._trainer is not None and self._trainer.is_trial_run:
             return
         # Several runs may post to one channel, so each message says which run and which machine it is from.
         run = self._trainer.run_id if self._trainer is not None else None
         whole = redact_text(f"[{run or 'hookline'} on {platform.node()}] {text}")[:LONGEST_TEXT]
         escaped = whole.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # Slack's markup
+        # Under the lock, so that `close` in another thread does not come between making the queue and filling it.
         with _opening:
-            if self._outbox is None:  # a run without messages has no thread
-                self._outbox = Outbox(self._webhook, self.queue, self.retries, self.backoff, self._on_failure)
-        self._outbox.put(json.dumps({"text": escaped}).encode("ascii"))
+            if not self._is_closed:
+                if self._outbox is None:  # a run without messages has no thread
+                    self._outbox = Outbox(self._webhook, self.queue, self.retries, self.backoff, self._on_failure)
+                self._outbox.put(json.dumps({"text": escaped}).encode("ascii"))
+                return
+        self.warn("a message came after the end of the run and was dropped", once="closed")
 
     def _on_failure(self, why: str) -> None:
         """Warn of a message that was not delivered and note it; called in the outbox's thread."""

@@ -54,7 +54,7 @@ class StallWatchdog(NamedHook):
 
     on_train_end = close
 
-    def on_train_start(self, trainer: RunControl) -> None:
+    def _beat_and_watch(self, trainer: RunControl) -> None:
         """Note that the run is alive, and start the thread, which takes the calling thread for the one that trains.
 
         The thread may be running already, because the sanity check comes before `on_train_start`. A hook that was
@@ -67,12 +67,12 @@ class StallWatchdog(NamedHook):
             self._thread = threading.Thread(target=self._watch, args=arguments, name="hookline-watchdog", daemon=True)
             self._thread.start()
 
-    on_train_batch_start = on_train_start
+    on_train_start = on_train_batch_start = _beat_and_watch
 
     def on_validation_start(self, trainer: RunControl) -> None:
         """Start the thread for the sanity check."""
         if trainer.running:
-            self.on_train_start(trainer)
+            self._beat_and_watch(trainer)
 
     def beat(self) -> None:
         """Note that the run is alive; call it from long-running hooks."""

@@ -155,7 +155,7 @@ class Record:
         self.run = {
             "run_id": self.run_id,
             "started": now,
-            "git": UNKNOWN_GIT_STATE,  # asking git and the machine is left to the storage
+            "git": dict(UNKNOWN_GIT_STATE),  # asking git and the machine is left to the storage
             "config_hash": config_hash(self._config),  # of the redacted config, so that it reveals no secret
             "environment": {},
             "seed": self._seed,
@@ -249,8 +249,10 @@ class Record:
                 self._pending.append(MetricBatch(self._entries[:count]))
                 del self._entries[:count]
             while self._pending and (wait or self._pending[0].is_ready()):
-                batch = self._pending.popleft()
-                self._write(batch.kind, batch.rows())
+                batch = self._pending[0]
+                rows = batch.rows()
+                self._pending.popleft()  # after the wait: a later flush reads what an interrupt left unread
+                self._write(batch.kind, rows)
                 if batch.lost:  # a device failed
                     self._storage.report_loss(batch.lost[0], len(batch.lost))
         self._sinks.deliver(self._report_sink)
