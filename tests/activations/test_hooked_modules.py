@@ -300,3 +300,14 @@ def test_a_compiled_and_watched_model_can_be_pickled() -> None:
     model[0].compile(backend="eager")
     expected = model(INPUT)
     assert torch.equal(pickle.loads(pickle.dumps(model))(INPUT), expected)
+
+
+def test_a_removed_hook_is_freed() -> None:
+    """The manager forgets which modules it selected, and with that the hook."""
+    module, manager = nn.Linear(4, 4), HookManager()
+    manager.register_capture_hook(module, "kept")
+    module(INPUT)
+    hook = weakref.ref(manager.get("kept"))
+    manager.remove("kept")
+    gc.collect()
+    assert hook() is None

@@ -25,7 +25,6 @@ from hookline._tensors import iter_tensors
 from hookline.activations.capture import Capture
 from hookline.activations.capture_session import Cache, CaptureSession
 from hookline.activations.compile.detection import run_uncompiled
-from hookline.activations.hooked_modules import NO_BACKWARD, backward_id
 from hookline.core.patterns import select
 from hookline.errors import HooklineError, nearest
 
@@ -151,8 +150,8 @@ class AttentionMode(TorchFunctionMode):
         """Call the function unchanged; if it is an attention of a selected module, compute its weights."""
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
-        # Inside backward, checkpointing repeats a pass that was recorded already.
-        if function in ATTENTION_FUNCTIONS and self._running and backward_id() == NO_BACKWARD:
+        # A pass that checkpointing repeats is not seen: the mode is off inside the call of `backward`.
+        if function in ATTENTION_FUNCTIONS and self._running:
             name = self._names.get(self._running[-1])
             if name is not None:
                 self._record(name, function, result, args, kwargs)
