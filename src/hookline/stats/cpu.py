@@ -36,6 +36,7 @@ FEW = 4  # tensors of one dtype; fewer are read in place
 CONCATENATED = 16384  # elements; for larger tensors a copy costs more than the calls that it saves
 SMALL = 32768  # elements; for larger tensors calls no longer matter, and norms in float32 would lose digits
 _NORM_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_FAINT_NORM = sqrt(FAINT)
 _NUMPY_DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 Array = Any  # A NumPy array; its static type would name a shape and dtype that say nothing here.
@@ -299,24 +300,29 @@ def _merge_blocks(rows: list[list[float]]) -> list[float]:
 
 def norms(tensors: Sequence[Tensor], meta: TensorMeta) -> Tensor:
     """Return the L2 norm of each tensor, in less than half the time of all statistics."""
-    plan, found = plan_for(meta), np.empty(len(tensors))
+    # A list, because in the middle of training NumPy's operations on a few dozen numbers take longer than a loop.
+    plan, found = plan_for(meta), [0.0] * len(tensors)
     if plan.unlike:
         # torch reads each tensor in place: in training that takes half the time of copies and NumPy's products.
         some = [tensors[index] for index in plan.unlike]
         some = [tensor.to(wide_dtype(tensor.dtype)) for tensor in some] if plan.convert_for_norm else some
         # torch adds up memory with gaps element by element, which costs digits in float32.
         dtype = plan.norm_dtype if all(map(Tensor.is_contiguous, some)) else torch.float64
-        found[plan.unlike] = [norm.item() for norm in torch._foreach_norm(some, 2, dtype)]
-    with np.errstate(over="ignore", invalid="ignore"):
-        for chunk in (chunk for chunk in plan.chunks if chunk.alike):
+        for index, norm in zip(plan.unlike, torch._foreach_norm(some, 2, dtype), strict=True):
+            found[index] = norm.item()
+    for chunk in plan.chunks:
+        if chunk.alike:
             values = _values_of_chunk([tensors[index] for index in chunk.indices], chunk)
-            found[chunk.indices] = np.sqrt(_squares_of_rows(values.reshape(len(chunk.indices), -1)))
+            with np.errstate(over="ignore", invalid="ignore"):
+                squares = _squares_of_rows(values.reshape(len(chunk.indices), -1))
+            for index, square in zip(chunk.indices, squares.tolist(), strict=True):
+                found[index] = sqrt(square)
     for index in plan.large:
         # Large tensors are taken in blocks: over millions of elements float32 loses digits.
-        blocks = (
-            block.to(wide_dtype(block.dtype)) for block in torch.split(tensors[index].contiguous().view(-1), BLOCK)
-        )
-        found[index] = sqrt(sum(torch.dot(block, block).item() for block in blocks))
-    for index in np.flatnonzero(~((found > sqrt(FAINT)) & (found < inf))).tolist():  # over- or underflown in float32
-        found[index] = tensors[index].double().square().sum().sqrt().item()
-    return torch.from_numpy(found)
+        blocks = torch.split(tensors[index].contiguous().view(-1), BLOCK)
+        wide = (block.to(wide_dtype(block.dtype)) for block in blocks)
+        found[index] = sqrt(sum(torch.dot(block, block).item() for block in wide))
+    for index, norm in enumerate(found):
+        if not _FAINT_NORM < norm < inf:  # over- or underflown in float32
+            found[index] = tensors[index].double().square().sum().sqrt().item()
+    return torch.tensor(found, dtype=torch.float64)
