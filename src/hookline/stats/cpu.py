@@ -322,7 +322,7 @@ def norms(tensors: Sequence[Tensor], meta: TensorMeta) -> Tensor:
         blocks = torch.split(tensors[index].contiguous().view(-1), BLOCK)
         wide = (block.to(wide_dtype(block.dtype)) for block in blocks)
         found[index] = sqrt(sum(torch.dot(block, block).item() for block in wide))
-    for index, norm in enumerate(found):
-        if not _FAINT_NORM < norm < inf:  # over- or underflown in float32
+    for index, number in enumerate(found):
+        if not _FAINT_NORM < number < inf:  # over- or underflown in float32
             found[index] = tensors[index].double().square().sum().sqrt().item()
     return torch.tensor(found, dtype=torch.float64)
