@@ -252,7 +252,7 @@ def test_without_schedules_and_samples_nothing_is_evaluated_again() -> None:
     registry.register(lambda: None, "h", event="on_epoch_end")
     registry.begin_batch(Reading(1, 1, 1))
     for _ in range(100):
-        registry.begin_batch(None)  # type: ignore[arg-type]
+        registry.begin_batch(None)  # type: ignore[arg-type]  # evaluating a schedule would read it, and raise
 
 
 def timed_batches(registry: HookRegistry, run: list[Reading]) -> list[int]:
