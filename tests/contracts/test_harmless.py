@@ -210,9 +210,24 @@ def validating_in_an_event(trainer: Trainer) -> None:
     trainer.on("after_backward", every=4, name="validator")(lambda trainer: trainer.validate(make_batches()[:2]))
 
 
+def drawing(trainer: Trainer) -> None:
+    """Add observers that draw from every random stream, at events inside a step and inside the forward pass."""
+
+    def draw() -> None:
+        torch.randn(3), random.random(), np.random.rand()
+
+    class Draws(ForwardHook):
+        def on_forward(self, output: torch.Tensor) -> None:
+            draw()
+
+    trainer.add_hook(Draws())
+    for event in ("train_start", "train_batch_start", "before_backward", "gradients_ready", "step_end", "epoch_end"):
+        trainer.on(event, name=f"draws_at_{event}")(draw)
+
+
 DRESSES = [
     no_hooks, None, observing_built_ins, vandals, disabled, changing_set, failing, running_the_model,
-    validating_in_an_event,
+    validating_in_an_event, drawing,
 ]  # fmt: skip
 
 

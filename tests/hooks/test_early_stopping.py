@@ -89,6 +89,8 @@ def test_an_improvement_is_more_than_min_delta(options: dict[str, Any], stops_af
     """min_delta is a difference, or a share of the best value so far."""
     trainer = run([10.0, 9.8, 9.7, 9.6, 9.5], {"patience": 2, **options})
     assert ending(trainer)[0] == stops_after
+    trainer = run([10.0, 10.2, 10.3, 10.4, 10.5], {"patience": 2, "mode": "max", **options})
+    assert ending(trainer)[0] == stops_after
 
 
 @pytest.mark.req("002-32")
@@ -109,6 +111,15 @@ def test_it_checks_at_the_end_of_epochs_too() -> None:
     )  # fmt: skip
     trainer.fit([torch.ones(2), torch.ones(2)], max_epochs=9)
     assert ending(trainer)[2] == "stopped by early_stopping: train/epoch_loss has not improved on 0.5 for 2 checks"
+
+
+@pytest.mark.req("002-32")
+@pytest.mark.parametrize(("at_epoch_ends", "steps"), [(False, 3), (True, 6)])
+def test_without_epoch_ends_it_checks_after_every_validation(at_epoch_ends: bool, steps: int) -> None:
+    """Validated at every step of two-step epochs: three checks without improvement are three steps, or three epochs."""
+    config = {"patience": 2, "check_on_train_epoch_end": at_epoch_ends}
+    trainer = run([1.0] * 8, config, validate_every=1, max_epochs=4)
+    assert (trainer.step, trainer.record.run["outcome"]) == (steps, "stopped")
 
 
 def test_a_validation_s_metric_is_new_at_the_end_of_its_epoch_only() -> None:

@@ -1,6 +1,7 @@
 """Seed 004's code blocks, as written there; only the import lines are ours."""
 
 import dataclasses
+import math
 import sys
 import types
 
@@ -129,6 +130,19 @@ def test_interface_block_runs_in_training(tmp_path):
     rounds = [(set(metrics), step) for kind, metrics, step in (e for e in hook.calls if e[0] == "eval_end")]
     assert rounds == [({"eval/loss", "eval/perplexity"}, 6), ({"eval/loss", "eval/perplexity"}, 12)]
     assert hook.calls[-1] == ("train_end", 12, 12 * 12)
+
+
+@pytest.mark.req("004-18")
+def test_the_metrics_of_an_evaluation_are_those_of_its_data():
+    """eval/loss is the model's loss on the validation data at that step, eval/perplexity its exponential."""
+    hook = MyHook()
+    trainer = make_trainer(val_dataloader=(batches := token_batches(1)), max_epochs=1)
+    trainer.add_hook(hook)
+    trainer.train()
+    with torch.no_grad():
+        loss = trainer.model(**batches[0])["loss"].item()
+    (metrics,) = [entry[1] for entry in hook.calls if entry[0] == "eval_end"]
+    assert metrics == pytest.approx({"eval/loss": loss, "eval/perplexity": math.exp(loss)}, rel=1e-5)
 
 
 @pytest.mark.req("004-15", "004-14", "004-22")

@@ -1,5 +1,6 @@
 """Event arguments are computed when a hook names them, and stored only as long as they are right."""
 
+import copy
 import math
 from typing import Any
 
@@ -42,6 +43,36 @@ def test_the_step_context() -> None:
     assert all(ctx.model is trainer.model and ctx.optimizer is trainer.optimizers[0] for ctx in seen)
     assert all(ctx.lr == 0.1 for ctx in seen)
     assert all(ctx.grad_norm > 0 and ctx.loss > 0 for ctx in seen)  # still readable: they were read in time
+
+
+@pytest.mark.req("004-12")
+def test_the_values_of_the_step_context() -> None:
+    """Loss, gradient norm before clipping, learning rate and tokens are those of the step, as a plain loop has them."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    data = [torch.randn(2, 4, 3) for _ in range(3)]
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(plain.parameters(), 0.1)
+    expected = []
+    for step, batch in enumerate(data, 1):
+        loss = plain(batch).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.05)
+        optimizer.param_groups[0]["lr"] = 0.1 / step
+        optimizer.step()
+        expected.append((step, loss.item(), norm.item(), 0.1 / step, 8 * step))
+    trainer = get_trainer(
+        "simple", model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu", max_grad_norm=0.05, record=False,
+        console=False, step_fn=lambda model, batch: model(batch).pow(2).mean(), count_tokens=lambda batch: 8,
+    )  # fmt: skip
+    trainer.schedulers = [torch.optim.lr_scheduler.LambdaLR(trainer.optimizers[0], lambda done: 1 / (done + 1))]
+    seen: list[Any] = []
+    trainer.on("step_end")(lambda ctx: seen.append((ctx.step, ctx.loss, ctx.grad_norm, ctx.lr, ctx.tokens_seen)))
+    trainer.train()
+    assert len(seen) == 3 and all(norm > 0.05 for _, _, norm, *_ in expected)
+    for found, wanted in zip(seen, expected, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-5)
 
 
 def test_a_context_read_too_late_says_so() -> None:

@@ -1,5 +1,6 @@
 """How a run begins and ends: recorded before step 1, closed whatever happens, nothing hidden."""
 
+import copy
 import json
 import random
 import shutil
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from small_config import config_with
 
-from hookline import HooklineError, Trainer, TrainingHook, get_trainer
+from hookline import HooklineError, Trainer, TrainingHook, get_trainer, load_config, trainer_from_config
 from hookline.errors import RecordError
 
 BATCHES = [(torch.randn(4, 4), torch.randint(0, 2, (4,))) for _ in range(3)]
@@ -93,6 +95,28 @@ def test_the_config_hash() -> None:
     written = yaml.safe_load((trainer.run_dir / "config.yaml").read_text())  # type: ignore[operator]
     assert written["trainer"]["max_grad_norm"] == 1.0
     assert written["optimizers"][0]["class"] == "SGD"
+
+
+@pytest.mark.req("000-33")
+def test_the_config_hash_does_not_depend_on_the_order_of_keys() -> None:
+    """The same config has one hash, with its keys in any order at every level; another value has another hash."""
+    Path("run.yaml").write_text(config_with("{name: json_log, log_every_n_batches: 5, enabled: false}"))
+    config, _ = load_config("run.yaml")
+
+    def reverse(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: reverse(value[key]) for key in reversed(value)}
+        return [reverse(item) for item in value] if isinstance(value, list) else value
+
+    changed = copy.deepcopy(config)
+    changed["hooks"]["lifecycle"][0]["log_every_n_batches"] = 6
+    hashes = []
+    for one in (config, reverse(config), changed):
+        trainer = trainer_from_config(one)
+        trainer.train()
+        hashes.append(run_json(trainer)["config_hash"])
+    assert list(reverse(config)) != list(config)
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 def git(*arguments: str) -> str:
