@@ -1,5 +1,6 @@
 """Dispatch of forward hooks: they get activations while the model runs, and change nothing unless allowed to."""
 
+import contextlib
 import logging
 import sys
 import threading
@@ -525,6 +526,32 @@ def test_hooks_that_come_and_go_while_threads_run_the_model() -> None:
         for thread in threads:
             thread.join()
     assert failures == [] and torch_hooks(model) == 0
+
+
+@pytest.mark.req("003-05")
+def test_two_threads_that_attach_at_once_leave_one_torch_hook() -> None:
+    """A module whose registration is slow is attached once, however many threads register hooks on it meanwhile."""
+    both_inside = threading.Barrier(2)
+
+    class SlowToAttach(nn.Linear):
+        def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(threading.BrokenBarrierError):  # nobody else is inside, as it should be
+                both_inside.wait(timeout=0.3)
+            return super().register_forward_hook(*args, **kwargs)
+
+    module, manager = SlowToAttach(3, 3), HookManager()
+    names = ("one", "two")
+    threads = [threading.Thread(target=manager.register_capture_hook, args=(module, name)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    module(INPUT)
+    assert torch_hooks(module) == 1
+    assert [len(manager.get_captured_states(name)) for name in names] == [1, 1]
+    for name in names:
+        manager.remove(name)
+    assert torch_hooks(module) == 0
 
 
 @pytest.mark.req("003-05")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hookline import ClipNorm, ForwardHook, HooklineError, HookRegistry, TrainingHook, register_hook
+from hookline import ClipNorm, ForwardHook, HooklineError, HookRegistry, TrainingHook, load_config, register_hook
 from hookline.core import plugins
 from hookline.errors import ConfigError, RegistrationError
 
@@ -68,6 +68,23 @@ def test_a_registry_made_with_a_config_loads_its_hooks() -> None:
     assert [entry.name for entry in registry.entries("forward")] == ["watch", "second"]
     assert [entry.name for entry in registry.entries("update")] == ["clip_norm", "identity"]
     assert [entry.name for entry in registry.entries("lifecycle")] == ["report"]
+
+
+@pytest.mark.req("004-27")
+def test_a_toml_file_configures_hooks() -> None:
+    """Hooks written in TOML are registered by kind, with their parameters, in the order of the file."""
+    Path("run.toml").write_text(
+        '[[hooks.lifecycle]]\nname = "report"\n[[hooks.update]]\nname = "clip_norm"\nmax_norm = 0.5\n'
+        '[[hooks.update]]\nname = "identity"\nenabled = false\n',
+        encoding="utf-8",
+    )
+    registry = HookRegistry(load_config("run.toml")[0]["hooks"])
+    assert [entry.name for entry in registry.entries("lifecycle")] == ["report"]
+    assert [(entry.name, entry.enabled) for entry in registry.entries("update")] == [
+        ("clip_norm", True),
+        ("identity", False),
+    ]
+    assert registry.get("clip_norm").max_norm == 0.5
 
 
 @pytest.mark.req("000-04")

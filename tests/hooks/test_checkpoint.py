@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_control import PlainRun
+from safetensors.torch import load_file
 from torch import nn
 
 from hookline import CheckpointHook, GenericTrainer, HooksConfig, ModelCheckpoint, Trainer, get_trainer
@@ -57,6 +58,20 @@ def test_when_checkpoints_are_saved(parameters: dict[str, Any], steps: list[int]
     trainer.train()
     assert saved(trainer) == [f"step-{step:08d}" for step in steps]
     assert saved_steps == steps
+
+
+@pytest.mark.req("001-27")
+def test_each_checkpoint_has_the_weights_of_its_step() -> None:
+    """Every saved model equals the model at the end of that step, and no other."""
+    trainer = make_trainer(max_epochs=2)
+    trainer.add_hook(CheckpointHook())
+    weights: dict[int, torch.Tensor] = {}
+    trainer.on("step_end", name="copy")(lambda step, model: weights.update({step: model.weight.detach().clone()}))
+    trainer.train()
+    assert trainer.checkpoint_dir is not None and not torch.equal(weights[4], weights[8])
+    for step in (4, 8):
+        saved_model = load_file(trainer.checkpoint_dir / f"step-{step:08d}" / "model.safetensors")
+        assert torch.equal(saved_model["weight"], weights[step])
 
 
 @pytest.mark.req("001-27", "004-30", "002-67")

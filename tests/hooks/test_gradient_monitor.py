@@ -200,6 +200,25 @@ def test_histograms_count_every_element(per_octave: int) -> None:
     assert 2 ** top["top_octave"] <= top["absmax"] < 2 ** (top["top_octave"] + 1)
 
 
+@pytest.mark.req("002-11")
+def test_histograms_count_values_that_are_not_finite() -> None:
+    """NaN has the last bin and the infinities the outermost bins of their sign, so that every element is counted."""
+    trainer = make_trainer()
+    trainer.add_hook(GradientMonitor(log_frequency=1, log_histogram=True))
+
+    @trainer.on("after_backward", name="sabotage")
+    def sabotage(model: Any) -> None:
+        model[2].bias.grad[:] = torch.tensor([math.nan, math.inf, -math.inf])
+        model[2].weight.grad[0, :2] = math.nan
+
+    trainer.train()
+    found = [layers for layers in trainer.record.layer_rows if layers.header.series == "gradient_histograms"]  # type: ignore[attr-defined]
+    rows = dict(zip(found[0].header.names, found[0].values[:, 0], strict=True))
+    assert [rows[name][511].item() for name in ("0.weight", "2.weight", "2.bias")] == [0, 2, 1]
+    assert rows["2.bias"].nonzero().flatten().tolist() == [0, 510, 511]
+    assert [row.sum().item() for row in rows.values()] == [param.numel() for param in trainer.model.parameters()]
+
+
 def test_update_ratio_needs_no_learning_rate() -> None:
     """It is the size of what the optimizer added against the size of the weights before, per layer and in all."""
     model = make_model()
@@ -262,6 +281,7 @@ def test_moments_by_default_where_they_cost_nothing(given: dict[str, Any], recor
     assert ("gradients/zeros" in metrics_of(trainer)[2]) is recorded
 
 
+@pytest.mark.req("002-12")
 def test_norms_can_be_left_out_of_the_record() -> None:
     """`log_norm: false` leaves the norms out of the record; layers in trouble are still counted."""
     trainer = make_trainer()

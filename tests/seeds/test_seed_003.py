@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 import weakref
 
 import pytest
@@ -84,6 +85,35 @@ def test_any_module_by_itself_or_by_pattern():
     assert [state.name for state in manager.get_captured_states("by_pattern")] == ["0", "2"]
     torch_hooks = [hook for module in model for hook in module._forward_hooks.values()]
     assert {hook.__name__ for hook in torch_hooks} == {"hookline_tap"}
+
+
+@pytest.mark.req("003-02", "003-14")
+def test_every_module_of_a_model_can_be_hooked():
+    """The model itself, containers, layers without parameters and a layer used twice, each with its values."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.0), nn.Identity())
+            self.shared = self.again = nn.Tanh()
+
+        def forward(self, inputs):
+            return self.again(self.inner(self.shared(inputs)))
+
+    torch.manual_seed(0)
+    model, manager, expected = Twice(), HookManager(), {}
+    for index, module in enumerate(model.modules()):
+        calls = expected[manager.register_capture_hook(module, f"hook_{index}", index)] = []
+        module.register_forward_hook(
+            lambda _, args, output, calls=calls: calls.append((args[0].clone(), output.clone()))
+        )
+    model(INPUT)
+    assert [len(calls) for calls in expected.values()] == [1, 1, 1, 1, 1, 2]
+    for index, (hook_id, calls) in enumerate(expected.items()):
+        states = manager.get_captured_states(hook_id)
+        assert [state.layer_idx for state in states] == [index] * len(calls)
+        for state, (given, output) in zip(states, calls, strict=True):
+            assert torch.equal(state.inputs[0], given) and torch.equal(state.outputs, output)
 
 
 @pytest.mark.req("003-11", "003-20", "003-34")
@@ -170,8 +200,10 @@ def test_cleanup_interval_deletes_states_of_dead_modules():
     del passing
     gc.collect()
     assert gone() is None and len(manager.captures) == 1
-    for _ in range(4):
-        staying(INPUT)
+    staying(INPUT)
+    staying(INPUT)
+    assert len(manager.get_captured_states("passing")) == 1  # the first call was the dead module's: three of four
+    staying(INPUT)
     assert manager.get_captured_states("passing") == [] and len(manager.captures) == 1
 
 
@@ -318,6 +350,27 @@ def test_monitoring_hook_measures_what_it_is_asked_for():
     assert steps == [1, 2]
     with pytest.raises(HooklineError, match="did you mean 'absmax'"):
         manager.register_monitoring_hook(model[0], "typo", metrics=["absmx"])
+
+
+@pytest.mark.req("003-25")
+def test_time_is_in_seconds_and_spent_inside_the_module():
+    """At least what the module itself waits, at most what its caller measures around it."""
+
+    class Waits(nn.Module):
+        def forward(self, inputs):
+            start = time.perf_counter()
+            time.sleep(0.01)
+            inside.append(time.perf_counter() - start)
+            return inputs
+
+    inside, around = [], []
+    module, manager = Waits(), HookManager()
+    manager.register_monitoring_hook(module, "clock", metrics=["time"])
+    start = time.perf_counter()
+    module(INPUT)
+    around.append(time.perf_counter() - start)
+    measured = manager.get("clock").latest()["clock"]["time"]
+    assert inside[0] <= measured <= around[0]
 
 
 @pytest.mark.req("003-10", "003-03", "003-01")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import HookRunner, SimpleTrainer, StepContext, TrainingHook
+from hookline import HookRunner, SimpleTrainer, StepContext, TrainingHook, trainer_from_config
 
 
 class MyHook(TrainingHook):
@@ -190,6 +190,30 @@ def test_train_begin_gets_the_config_and_train_end_always_comes():
         trainer.train()
     assert [kind for kind, *_ in hook.calls] == ["train_begin", "train_end"]
     assert hook.calls[0][1] is trainer.config
+
+
+@pytest.mark.req("004-16")
+def test_train_begin_gets_the_full_configuration_before_the_first_batch(tmp_path, monkeypatch):
+    """Every part of the config can be read there: model, data, optimizer, trainer and hooks."""
+    monkeypatch.chdir(tmp_path)
+    order = []
+    config = {
+        "model": {"name": "char_gpt", "context": 16, "width": 8, "heads": 2, "layers": 1},
+        "data": {"name": "stdlib_text", "context": 16, "batch_size": 2, "max_bytes": 60000},
+        "optimizer": {"name": "sgd", "lr": 0.01},
+        "trainer": {"max_steps": 2, "validate_every": None, "sanity_batches": 0, "console": False},
+        "hooks": {"lifecycle": [{"name": "lr_monitor"}]},
+    }
+    trainer = trainer_from_config(config)
+    trainer.on("train_begin", name="begin")(lambda config: order.append(config))
+    trainer.on("train_batch_start", name="batch")(lambda: order.append("batch"))
+    trainer.train()
+    seen, *rest = order
+    assert rest == ["batch", "batch"]
+    assert (seen.model.name, seen.data.name, seen.optimizer.name) == ("char_gpt", "stdlib_text", "sgd")
+    assert (seen.model.width, seen.optimizer.lr) == (8, 0.01)
+    assert (seen.trainer.max_steps, seen.trainer.validate_every) == (2, None)
+    assert [spec["name"] for spec in seen.hooks.lifecycle] == ["lr_monitor"]
 
 
 class GradHistogramHook(TrainingHook):

@@ -160,6 +160,7 @@ def test_windows_never_cross_an_epoch(promised: int | None) -> None:
 # ---- how long ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.req("001-17")
 @pytest.mark.parametrize(
     ("options", "steps", "epochs_ended"),
     [

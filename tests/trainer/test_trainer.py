@@ -243,6 +243,48 @@ def test_a_hook_sees_gradients_before_and_after_clipping() -> None:
     assert [line["step"] for line in lines] == [1, 2]
 
 
+@pytest.mark.req("002-62", "002-63", "002-64", "002-65")
+def test_what_is_true_around_backward_and_each_optimizers_step() -> None:
+    """Backward's events get the batch's loss, without and with gradients; an optimizer's events surround its update."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    optimizers = [torch.optim.SGD(layer.parameters(), 0.1) for layer in model]
+    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(2)]
+    start = [layer.weight.detach().clone() for layer in model]
+    calls: list[Any] = []
+
+    class Watch(TrainingHook):
+        def on_before_backward(self, trainer: Any, loss: torch.Tensor) -> None:
+            calls.append(("before", loss.item(), [param.grad is None for param in model.parameters()]))
+
+        def on_after_backward(self, trainer: Any) -> None:
+            calls.append(("after", [param.grad is None for param in model.parameters()]))
+
+        def on_before_optimizer_step(self, trainer: Any, optimizer_idx: int) -> None:
+            calls.append(("step", optimizer_idx, self.moved()))
+
+        def on_after_optimizer_step(self, trainer: Any, optimizer_idx: int) -> None:
+            calls.append(("stepped", optimizer_idx, self.moved()))
+
+        def moved(self) -> list[bool]:
+            return [not torch.equal(layer.weight, old) for layer, old in zip(model, start, strict=True)]
+
+    mse = torch.nn.functional.mse_loss
+    first = mse(model(data[0][0]), data[0][1]).item()
+    trainer = get_trainer("simple", model, data, optimizers, "cpu", loss_fn=mse, record=False, console=False)
+    trainer.add_hook(Watch())
+    trainer.train()
+    assert calls[:6] == [
+        ("before", first, [True] * 4),
+        ("after", [False] * 4),
+        ("step", 0, [False, False]),
+        ("stepped", 0, [True, False]),
+        ("step", 1, [True, False]),
+        ("stepped", 1, [True, True]),
+    ]
+    assert calls[6][2] == [True] * 4 and [call[0] for call in calls[6:]] == [call[0] for call in calls[:6]]
+
+
 @pytest.mark.req("004-03", "004-04", "004-16")
 def test_the_events_of_a_bare_loop() -> None:
     """on_train_begin(config) comes once before the loop, on_step_end(ctx) with every step."""
