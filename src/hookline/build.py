@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
@@ -16,13 +16,34 @@ from hookline.core.plugins import TRAINERS as TRAINER_NAMES
 from hookline.errors import ConfigError, HooklineError, TrainingError
 from hookline.trainer.data.loaders import Loaders, epoch_length, make_train_loaders
 from hookline.trainer.engine import Engine, find_device
-from hookline.trainer.options import TrainerOptions
+from hookline.trainer.options import TrainerKeywords, TrainerOptions, show_keywords
 from hookline.trainer.rng import seed_everything
 from hookline.trainer.step_fn import StepFunction, count_tokens
 from hookline.trainer.trainer import Components, Trainer
 
 if TYPE_CHECKING:
     from hookline.config.schema import RunConfig
+
+
+class TrainingKeywords(TrainerKeywords, total=False):
+    """What the constructors of all trainers take beside the options of `TrainerOptions`.
+
+    Attributes:
+        scheduler: One learning-rate scheduler, or several.
+        step_fn: Computes the loss, ``(model, batch) -> loss`` or a dict with it; else `loss_fn` or the model does.
+        loss_fn: Computes the loss from the model's output and the target.
+        optimizer_step: Replaces ``optimizer.step()``; gets the optimizer.
+        metrics: Validation metrics by name.
+        count_tokens: Counts the tokens of a batch.
+    """
+
+    scheduler: Any
+    step_fn: StepFunction | None
+    loss_fn: Callable[..., Any] | None
+    optimizer_step: Callable[[torch.optim.Optimizer], Any] | None
+    metrics: Mapping[str, Any] | None
+    count_tokens: Callable[[Any], int]
+
 
 TRAINERS = {"simple": "hookline.build:SimpleTrainer", "generic": "hookline.build:generic_trainer"}
 
@@ -39,10 +60,10 @@ class SimpleTrainer(Trainer):
         val_loaders: The same as `val_dataloader`.
         hooks: A list of hooks, a config of hooks, or a `HookManager`.
         allow: Prefixes under which a config of hooks that was read from a file may name dotted paths.
-        **more: Options of `TrainerOptions`, and `scheduler`, `step_fn`, `loss_fn`, `optimizer_step`, `metrics`,
-            `count_tokens`.
+        **more: See `TrainingKeywords` and `TrainerOptions`.
     """
 
+    @show_keywords(TrainingKeywords)
     def __init__(
         self,
         model: torch.nn.Module,
@@ -54,7 +75,7 @@ class SimpleTrainer(Trainer):
         val_loaders: Loaders = None,
         hooks: Any = None,
         allow: Iterable[str] = (),
-        **more: Any,
+        **more: Unpack[TrainingKeywords],
     ) -> None:
         manager = make_manager(hooks, allow, intervene=more.get("enable_intervention", False))
         loaders = val_dataloader if val_loaders is None else val_loaders
@@ -76,9 +97,12 @@ class GenericTrainer(Trainer):
         schedulers: One learning-rate scheduler, or several.
         device: Where to train; the best device there is by default.
         allow: Prefixes under which a config that was read from a file may name dotted paths.
-        **more: Options that override those of the config, and what else `SimpleTrainer` takes.
+        train_loaders: One loader of training batches, or several by name; `fit` takes them, too.
+        val_loaders: One loader of validation batches, or several by name; `fit` takes them, too.
+        **more: See `TrainingKeywords` and `TrainerOptions`; options override those of the config.
     """
 
+    @show_keywords(TrainingKeywords)
     def __init__(
         self,
         config: Any,
@@ -88,17 +112,23 @@ class GenericTrainer(Trainer):
         *,
         device: Any = None,
         allow: Iterable[str] = (),
-        **more: Any,
+        train_loaders: Loaders = None,
+        val_loaders: Loaders = None,
+        **more: Unpack[TrainingKeywords],
     ) -> None:
         from hookline.config.schema import as_trainer_config
 
         settings = as_trainer_config(config)
-        changes = {item.name: more.pop(item.name) for item in fields(TrainerOptions) if item.name in more}
+        rest: dict[str, Any] = dict(more)
+        changes = {item.name: rest.pop(item.name) for item in fields(TrainerOptions) if item.name in rest}
         options = settings.options(**changes)
+        if schedulers is not None:
+            rest["scheduler"] = schedulers
         manager = make_manager(settings.hooks, allow, is_from_file(config), options.enable_intervention)
         parts = make_parts(
-            model, optimizers, device, manager, scheduler=schedulers, config=settings, options=options, **more
-        )
+            model, optimizers, device, manager, train_loaders=train_loaders, val_loaders=val_loaders, config=settings,
+            options=options, **rest,
+        )  # fmt: skip
         super().__init__(parts)
         attach(self, manager)
 
@@ -111,7 +141,28 @@ def generic_trainer(
     return GenericTrainer(trainer_config, model, optimizer, device=device, train_loaders=dataloader, **more)
 
 
-def get_trainer(kind: str, model: Any, dataloader: Any, optimizer: Any, device: Any = None, **options: Any) -> Trainer:
+class AnyTrainerKeywords(TrainingKeywords, total=False):
+    """What `get_trainer` takes: the keywords of the trainers that are built in.
+
+    A registered trainer may take others; type checkers then want a call of that trainer itself.
+    """
+
+    val_dataloader: Loaders
+    val_loaders: Loaders
+    hooks: Any
+    config: Any
+    allow: Iterable[str]
+
+
+@show_keywords(AnyTrainerKeywords)
+def get_trainer(
+    kind: str,
+    model: torch.nn.Module,
+    dataloader: Loaders,
+    optimizer: Any,
+    device: Any = None,
+    **options: Unpack[AnyTrainerKeywords],
+) -> Trainer:
     """Make a trainer by name: 'simple', 'generic', or one registered with `hookline.register_trainer`.
 
     Args:
@@ -120,7 +171,7 @@ def get_trainer(kind: str, model: Any, dataloader: Any, optimizer: Any, device: 
         dataloader: One loader of training batches, or several by name.
         optimizer: One optimizer, or several.
         device: Where to train; the best device there is by default.
-        **options: What else that trainer takes.
+        **options: What else that trainer takes: see `AnyTrainerKeywords` and `TrainerOptions`.
 
     Raises:
         HooklineError: If there is no trainer of that name, or what it makes is not a `Trainer`.

@@ -1,11 +1,37 @@
 """Options are checked where they are given, and a wrong one is named with the right ones."""
 
-from typing import Any
+import inspect
+from typing import Any, get_type_hints
 
 import pytest
 
+from hookline import GenericTrainer, SimpleTrainer, TrainingHook, get_trainer
+from hookline.core.catalog import CATALOG
 from hookline.errors import ConfigError
-from hookline.trainer.options import TrainerOptions
+from hookline.trainer.options import TrainerKeywords, TrainerOptions
+
+
+def test_type_checkers_know_the_options() -> None:
+    """The keywords that type checkers accept are the options, with the same types."""
+    options = get_type_hints(TrainerOptions)
+    assert get_type_hints(TrainerKeywords) == {name: options[name] for name in options if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("function", [SimpleTrainer, GenericTrainer, get_trainer])
+def test_help_lists_the_options(function: Any) -> None:
+    """Every option is a keyword of its own in the signature, with its default; nothing is hidden in ``**``."""
+    parameters = inspect.signature(function).parameters
+    assert not [one for one in parameters.values() if one.kind is one.VAR_KEYWORD]
+    assert (parameters["accumulate"].default, parameters["validate_every"].default) == (1, "1 epoch")
+    assert "loss_fn" in parameters and parameters["max_steps"].annotation == int | None
+
+
+@pytest.mark.parametrize("event", CATALOG.values(), ids=lambda event: event.name)
+def test_help_of_an_event_lists_its_arguments(event: Any) -> None:
+    """`help(TrainingHook.on_step_end)` has a line for each argument that a hook may name there."""
+    text = inspect.getdoc(getattr(TrainingHook, event.name)) or ""
+    listed = [line.partition(":")[0].strip() for line in text.splitlines() if line.startswith("    ")]
+    assert listed == event.argument_names and text.startswith(event.doc)
 
 
 def test_one_epoch_by_default() -> None:

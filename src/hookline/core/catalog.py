@@ -130,7 +130,10 @@ def event(names: str, *, order: str = "", **fields: Any) -> Callable[[Method], M
         pairs = [item.partition("=") for item in ("trainer " + names).split()]
         attributes = {name: source or name for name, _, source in pairs}
         doc = (method.__doc__ or "").strip()
-        _rows[method.__name__] = Event(method.__name__, doc, attributes, tuple(order.split()), **fields)
+        row = Event(method.__name__, doc, attributes, tuple(order.split()), **fields)
+        _rows[method.__name__] = row
+        lines = [f"    {name}: {ARGUMENTS[ARGUMENT_ALIASES.get(name, name)].meaning}" for name in row.argument_names]
+        method.__doc__ = "\n".join([doc, "", f"Fires: {row.fires}. A hook may name these arguments:", "", *lines])
         return method
 
     return add

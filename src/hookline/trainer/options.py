@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 from hookline import _checks
 from hookline.core.schedule import Quantity
 from hookline.errors import ConfigError, nearest
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 
 def option(default: Any, about: str) -> Any:
     """Return a dataclass field with its help text."""
     return field(default=default, metadata={"about": about})
+
+
+class TrainerKeywords(TypedDict, total=False):
+    """The options as keyword arguments, so that editors complete them and type checkers refuse others.
+
+    `TrainerOptions` says what they mean. Type checkers cannot derive one class from the other; a test compares them.
+    """
+
+    max_epochs: int | None
+    max_steps: int | None
+    accumulate: int
+    loss_weight: Literal["batches", "samples", "tokens"]
+    max_grad_norm: float | None
+    precision: Literal["fp32", "bf16", "fp16"]
+    validate_every: int | str | None
+    sanity_batches: int
+    scheduler_interval: Literal["step", "epoch"]
+    seed: int | None
+    deterministic: bool
+    compile: bool
+    init_from: str | None
+    fast_dev_run: int
+    limit_train_batches: int | float | None
+    overfit_batches: int
+    loader_schedule: Literal["sequential", "round_robin", "weighted"]
+    loader_weights: Mapping[str, float] | None
+    loader_end: Literal["longest", "shortest"]
+    on_save_error: Literal["stop", "warn"]
+    async_save: bool
+    output_dir: str
+    record: bool
+    console: bool
+    enable_intervention: bool
+    warn_above: float | None
+    debug: bool
 
 
 @dataclass(kw_only=True)
@@ -27,7 +65,7 @@ class TrainerOptions:
     max_steps: int | None = option(None, "optimizer steps to train")
     accumulate: int = option(1, "micro-batches per optimizer step")
     loss_weight: Literal["batches", "samples", "tokens"] = option("batches", "how a step weights its micro-batches")
-    max_grad_norm: float | None = option(None, "append a clip_norm link at the end of the update chain")
+    max_grad_norm: float | None = option(None, "append a clip_norm hook at the end of the update chain")
     precision: Literal["fp32", "bf16", "fp16"] = option("fp32", "autocast; fp16 uses a GradScaler")
     validate_every: int | str | None = option("1 epoch", "when to validate: 100, '2 epochs', or null for never")
     sanity_batches: int = option(2, "validation batches tried before the first step; 0 for none")
@@ -120,3 +158,20 @@ class TrainerOptions:
             if key not in known:
                 raise ConfigError(f"trainer.{key}", f"unknown option; {nearest(key, known, 40)}")
         return cls(**values)
+
+
+def show_keywords(keywords: type) -> Callable[[Function], Function]:
+    """Return a decorator that makes `help` and notebooks list the keywords of a TypedDict, instead of ``**more``."""
+    defaults = {item.name: item.default for item in fields(TrainerOptions)}
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        *own, _ = signature.parameters.values()
+        listed = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind)
+            for name, kind in get_type_hints(keywords).items()
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
+        return function
+
+    return decorate

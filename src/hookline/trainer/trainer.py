@@ -15,7 +15,7 @@ import torch
 
 from hookline.core.change_audit import ChangeAudit
 from hookline.core.failures import logger
-from hookline.core.registry import Handle, HookRegistry
+from hookline.core.registry import Handle
 from hookline.core.run_control import MicroBatch
 from hookline.errors import HooklineError, TrainingError
 from hookline.gradients.chain import UpdateChain
@@ -35,6 +35,7 @@ from hookline.trainer.step_fn import StepFunction, count_tokens, loss_and_metric
 from hookline.trainer.validation import check_metrics, eval_mode, validate
 
 if TYPE_CHECKING:
+    from hookline.activations.manager import HookManager
     from hookline.core.run_control import RunControl
 
 
@@ -44,7 +45,7 @@ class Components:
 
     model: torch.nn.Module
     optimizers: list[torch.optim.Optimizer]
-    hooks: HookRegistry
+    hooks: HookManager
     engine: Engine
     options: TrainerOptions
     schedulers: list[Any] = field(default_factory=list)
@@ -406,7 +407,7 @@ class Trainer:
         return self.record.checkpoint_dir if "record" in vars(self) else None
 
     device: torch.device = _attribute("engine.device", "The device the model is trained on.")
-    hook_manager: HookRegistry = _attribute("hooks", "The registry of the hooks; equal to `hooks`.")
+    hook_manager: HookManager = _attribute("hooks", "The registry of the hooks; equal to `hooks`.")
 
     @property
     def is_trial_run(self) -> bool:
