@@ -165,7 +165,7 @@ class RunControl(Protocol):
     def latest_metrics(self, since: int | None = None) -> dict[str, float]:
         """Return the newest value of each training metric, of steps after `since` or else of this epoch."""
 
-    def count_tokens(self, batch: Any) -> int:
+    def count_tokens(self, batch: Any, /) -> int:
         """Return the number of tokens in a batch."""
 
     def log(self, name: str, value: Any, step: int | None = None) -> None:
