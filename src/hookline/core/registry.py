@@ -18,7 +18,7 @@ from hookline.core.catalog import SPELLINGS, Event, Events, find_event
 from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
 from hookline.core.entry import Entry, HookList, default_name, hook_parameters, read_hook
-from hookline.core.failures import FailureHandler, Incident, check_policy
+from hookline.core.failures import FailureHandler, check_policy
 from hookline.core.manual_fire import ManualArgs, ManualClock, name_values
 from hookline.core.order import Position, explanation, in_order
 from hookline.core.plugins import load_reference
@@ -311,11 +311,21 @@ class HookRegistry(Events):
             self._changed()  # Forward hooks that were closed are called again.
 
     def close(self) -> None:
-        """Close every hook, once for each time it was set up."""
+        """Close every hook, once for each time it was set up.
+
+        Raises:
+            Exception: The first that a `close()` raised whose policy ends the run, after all hooks were closed.
+        """
+        raised: BaseException | None = None
         for entry in list(self._entries.values()):
-            self._close(entry)
+            try:
+                self._close(entry)
+            except BaseException as error:
+                raised = error if raised is None else raised
         if self.entries("forward"):
             self._changed()  # Closed forward hooks are not called.
+        if raised is not None:
+            raise raised
 
     def _close(self, entry: Entry) -> None:
         close = getattr(entry.hook, "close", None)
@@ -324,8 +334,8 @@ class HookRegistry(Events):
             try:
                 close()
             except Exception as error:
-                message = f"failed in close(): {error!r}"
-                self.failures.report(Incident("failed", entry.name, "close", 0, message, error), True)
+                if self.failures.apply_policy(entry, entry.name, "close", error) is not None:
+                    raise
 
     def silenced(self) -> AbstractContextManager[None]:
         """Return a context in which no forward hook is called; a registry without a model has none."""
