@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from hookline.core.catalog import Event
+from hookline.core.catalog import CATALOG, Event
 from hookline.errors import ConfigError, HooklineError, MissingArgument, StopTraining, error_text, nearest
 
 if TYPE_CHECKING:
@@ -76,6 +76,11 @@ def argument_if_any(args: Any, name: str, default: Any) -> Any:
         return getattr(args, name, default)
     except MissingArgument:
         return default
+
+
+def hook_notes(error: BaseException) -> list[str]:
+    """Return the notes of an exception that say which hook raised it and where; none if no hook did."""
+    return [note for note in getattr(error, "__notes__", ()) if note.startswith("raised by hook")]
 
 
 def step_of(args: Any) -> int:
@@ -187,7 +192,8 @@ class FailureHandler:
             return error if must_raise else None
         if original is not None and original is not error:
             original.add_note(f"hook {hook!r} then failed in {where}: {error_text(error)}")
-        self.report(incident, entry.failures.total == 1)
+        # In a method that is not an event a hook fails for another reason than at its events.
+        self.report(incident, entry.failures.total == 1 or (strikes == 1 and where not in CATALOG))
         if entry.policy != "disable" and strikes < STRIKES:
             if strikes == 1:
                 self._changed()  # From now on a success must be noticed, because it resets the strikes.
@@ -197,6 +203,28 @@ class FailureHandler:
             message = f"switched off after {strikes} failure{'s' if strikes > 1 else ''} in a row"
             self.report(Incident("disabled", entry.name, where, step, message), True)
         return None
+
+    def state_of(self, entry: Entry, read: Callable[[], Any], check: Callable[[Any], object] | None) -> Any:
+        """Return a state that a hook saves; if it cannot be read or saved, apply the hook's failure policy.
+
+        Args:
+            entry: What the registry stores about the hook.
+            read: Returns the state.
+            check: Called with the state; it raises if the state cannot be saved.
+
+        Returns:
+            The state; None if the hook failed and its policy lets the run continue.
+        """
+        try:
+            state = read()
+            if check is not None:
+                check(state)
+        except Exception as error:
+            if self.apply_policy(entry, entry.name, "state_dict", error) is not None:
+                raise
+            return None
+        entry.failures.in_a_row.pop("state_dict", None)
+        return state
 
     def reset_strikes(self, event: Event, hook: BoundHook) -> None:
         """Forget a hook's failures in a row at an event, because it succeeded."""

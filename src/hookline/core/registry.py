@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -24,7 +25,7 @@ from hookline.core.order import Position, explanation, in_order
 from hookline.core.plugins import load_reference
 from hookline.core.rng_guard import RngGuard
 from hookline.core.schedule import Clock, Schedule
-from hookline.errors import HooklineError, RegistrationError, nearest
+from hookline.errors import HooklineError, RegistrationError, error_text, nearest
 
 LOAD_HOOKS = "hookline.config.hooks:load_hooks"
 """Registers what a config lists; it belongs to the folder that reads configs, which is above this one."""
@@ -343,9 +344,16 @@ class HookRegistry(Events):
 
     # ---- the hooks' state --------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the hooks save with the run, by name."""
-        return {entry.name: state for entry in self.entries() if (state := entry.state()) is not None}
+    def state_dict(self, check: Callable[[Any], object] | None = None) -> dict[str, Any]:
+        """Return what the hooks save with the run, by name.
+
+        A state that cannot be read or saved is a failure of its hook: unless its policy ends the run, it is left out.
+
+        Args:
+            check: Called with each state; it raises if the state cannot be saved.
+        """
+        found = {entry.name: self.failures.state_of(entry, entry.state, check) for entry in self.entries()}
+        return {name: state for name, state in found.items() if state is not None}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> dict[str, list[str]]:
         """Restore the state of every hook, in place.
@@ -360,15 +368,16 @@ class HookRegistry(Events):
             entry = self._entries[name]
             try:
                 entry.load_state(states[name])
+            except BdbQuit:
+                raise
             except Exception as error:
                 raise HooklineError(
                     f"hook {name!r} ({type(entry.hook).__name__}) cannot take the state that was saved under its name: "
-                    f"{type(error).__name__}: {error}. If another hook saved it, register this one under another name"
+                    f"{error_text(error)}. If another hook saved it, register this one under another name"
                 ) from error
-        stateful = [entry.name for entry in self.entries() if entry.state() is not None]
         return {
             "without_hook": [name for name in states if name not in self._entries],
-            "without_state": [name for name in stateful if name not in states],
+            "without_state": [name for name in self.state_dict() if name not in states],
         }
 
     # ---- changes -----------------------------------------------------------------------------------------------

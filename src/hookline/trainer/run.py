@@ -16,7 +16,7 @@ import torch
 from hookline import _device
 from hookline.checkpoints.store import set_aside_later
 from hookline.core.entry import Entry
-from hookline.core.failures import Incident, logger
+from hookline.core.failures import Incident, hook_notes, logger
 from hookline.errors import ConfigError, TrainingError, error_text, nearest
 from hookline.record.redaction import redact_text, redacted_log
 from hookline.record.strict_json import field_values
@@ -251,8 +251,7 @@ def outcome_of(error: BaseException) -> str:
 
 def _describe_error(error: BaseException) -> str:
     """Return what went wrong and, if it was one, in which hook."""
-    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("raised by hook")]
-    return "; ".join([error_text(error), *notes])
+    return "; ".join([error_text(error), *hook_notes(error)])
 
 
 # ---- what is recorded and printed ------------------------------------------------------------------------------------
