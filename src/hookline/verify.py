@@ -33,7 +33,8 @@ class Verdict:
     """The first step at which training differed; None if it never did."""
     event: str = ""
     through: str = ""
-    """What differed first: random streams, batch, parameters, learning rate, activations, gradients."""
+    """What differed first: batch, random streams, parameters, learning rate, optimizer options or state, train or eval
+    mode, activations, loss, gradients or number of steps."""
     notes: tuple[str, ...] = ()
     """What the hook did that was undone, and where it failed."""
 
@@ -87,7 +88,7 @@ class Probe(TrainingHook):
             if trainer.event_args.phase != "train":
                 return compute(batch)
             self._observe(trainer.step, FORWARD, batch=batch, **{"random streams": rng_state()})
-            self._observe(trainer.step, FORWARD, **_parameters_and_rates(trainer))
+            self._observe(trainer.step, FORWARD, **_training_state(trainer))
             self._in_forward = True
             try:
                 return compute(batch)
@@ -106,18 +107,19 @@ class Probe(TrainingHook):
                     module.register_forward_pre_hook(observe_activations, with_kwargs=True)
 
     def on_before_backward(self, step: int, loss: Any, batch: Any) -> None:
-        self._observe(step, "on_before_backward", batch=batch, activations=loss)
+        self._observe(step, "on_before_backward", batch=batch, loss=loss)
 
     def on_gradients_ready(self, step: int, trainer: RunControl) -> None:
         self._observe(step, "on_gradients_ready", gradients=_gradients(trainer))
 
     def on_before_optimizer_step(self, step: int, trainer: RunControl) -> None:
-        observed = _parameters_and_rates(trainer)
-        self._observe(step, "on_before_optimizer_step", gradients=_gradients(trainer), **observed)
+        self._observe(step, "on_before_optimizer_step", gradients=_gradients(trainer), **_training_state(trainer))
 
     def on_train_batch_end(self, step: int, trainer: RunControl) -> None:
-        states = [optimizer.state_dict() for optimizer in trainer.optimizers]
-        self._observe(step, "on_train_batch_end", **_parameters_and_rates(trainer), **{"optimizer's state": states})
+        self._observe(step, "on_train_batch_end", **_training_state(trainer))
+
+    def on_train_end(self, step: int, trainer: RunControl) -> None:
+        self._observe(step, "on_train_end", **_training_state(trainer))
 
     def _observe(self, step: int, event: str, **values: Any) -> None:
         self.observations += [(step, event, name, digest(value)) for name, value in values.items()]
@@ -196,11 +198,10 @@ def judge(name: str, declared: bool, plain: Probe, with_hook: Probe) -> Verdict:
 def first_difference(one: Probe, other: Probe) -> tuple[int, str, str] | None:
     """Return step, event and name of the first observation that differs, None if there is none."""
     for observation, counterpart in zip(one.observations, other.observations, strict=False):
+        if observation[1] != counterpart[1] and "on_train_end" in (observation[1], counterpart[1]):
+            return min(observation[0], counterpart[0]), "on_train_end", "number of steps"
         if observation != counterpart:
             return observation[:3]
-    shorter, longer = sorted((one.observations, other.observations), key=len)
-    if len(shorter) < len(longer):
-        return (shorter[-1][0] if shorter else 0), "on_train_end", "number of steps"
     return None
 
 
@@ -228,10 +229,15 @@ def _pieces(value: Any) -> Iterator[bytes]:
         yield value.tobytes() if hasattr(value, "tobytes") else repr(value).encode()
 
 
-def _parameters_and_rates(trainer: RunControl) -> dict[str, Any]:
+def _training_state(trainer: RunControl) -> dict[str, Any]:
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    options = [{key: value for key, value in group.items() if key not in ("params", "lr")} for group in groups]
     return {
         "parameters": [*trainer.model.parameters(), *trainer.model.buffers()],
-        "learning rate": [[group["lr"] for group in one.param_groups] for one in trainer.optimizers],
+        "learning rate": [group["lr"] for group in groups],
+        "optimizer options": options,
+        "optimizer state": [optimizer.state_dict()["state"] for optimizer in trainer.optimizers],
+        "train or eval mode": [module.training for module in trainer.model.modules()],
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -236,7 +236,7 @@ class Checkpointer:
 
 def _collect(trainer: Trainer) -> dict[str, Any]:
     """Return the sections of a checkpoint."""
-    scaler, batches = trainer.engine.scaler, trainer.loop.batches
+    scaler, batches, states = trainer.engine.scaler, trainer.loop.batches, trainer.chain.states
     between_epochs = trainer.progress.epoch_over and batches is not None
     return {
         "model": _state_of(trainer.model, "the model"),
@@ -257,9 +257,9 @@ def _collect(trainer: Trainer) -> dict[str, Any]:
         },
         "losses": trainer.loop.stats.state_dict(),
         "counts": trainer.run_status.state_dict(),
-        "hooks": trainer.hooks.state_dict(check=encode),
+        "hooks": _savable_states(trainer, {entry.name: entry.state for entry in trainer.hooks.entries()}),
         "hook_names": list(trainer.hooks),
-        "update_state": _update_states(trainer),
+        "update_state": _savable_states(trainer, {name: partial(states.get, name) for name in states}),
         "streams": trainer.hooks.rng_guard.state_dict(),
     }
 
@@ -274,12 +274,17 @@ def _state_of(part: Any, what: str) -> dict[str, Any]:
     return state
 
 
-def _update_states(trainer: Trainer) -> dict[str, Any]:
-    """Return the states of update hooks, without those that cannot be saved and whose hooks' policies allow that."""
+def _savable_states(trainer: Trainer, states: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Return states of hooks; one that cannot be read or saved is left out, unless its hook's policy ends the run.
+
+    Args:
+        trainer: The trainer.
+        states: Functions that return the states, by the hooks' names.
+    """
     hooks = trainer.hooks
     found = {
-        name: hooks.failures.state_of(hooks.entry(name), partial(trainer.chain.states.get, name), encode)
-        for name in list(trainer.chain.states)
+        name: hooks.failures.state_of(hooks.entry(name), read, check=encode)
+        for name, read in states.items()
         if name in hooks
     }
     return {name: state for name, state in found.items() if state is not None}
