@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from hookline._tensors import iter_tensors
 from hookline.core.base import TrainingHook
 from hookline.core.failures import Incident
 from hookline.core.run_control import RunControl
+from hookline.hooks.webhook import posting_suspended
+from hookline.record.redaction import redact_text
 from hookline.trainer.rng import rng_state
 from hookline.trainer.trainer import Trainer
 
@@ -155,6 +157,8 @@ def verify(make_trainer: Callable[[], Trainer], steps: int = 20, only: Iterable[
 def observe_run(trainer: Trainer, keep: Iterable[str], steps: int) -> Probe:
     """Train for some steps with a few of the trainer's hooks, observed by a probe that runs after them.
 
+    Nothing is posted to webhooks. Messages of incidents are stored without secrets, which only a living run knows.
+
     Args:
         trainer: The trainer; its other hooks are removed.
         keep: Names of the hooks to keep.
@@ -170,9 +174,14 @@ def observe_run(trainer: Trainer, keep: Iterable[str], steps: int) -> Probe:
     probe.attach(trainer)
     trainer.options.console = False
     trainer.hooks.audits_every_call = True  # not only on the sampled micro-batches
-    stop_watching = trainer.hooks.failures.subscribe(probe.incidents.append)
+
+    def store(incident: Incident) -> None:
+        probe.incidents.append(replace(incident, message=redact_text(incident.message), error=None))
+
+    stop_watching = trainer.hooks.failures.subscribe(store)
     try:
-        trainer.fit(max_steps=steps)
+        with posting_suspended():
+            trainer.fit(max_steps=steps)
     finally:
         stop_watching()
     return probe
