@@ -378,6 +378,33 @@ def test_a_hook_that_fails_at_the_end_fails_the_run(how: dict[str, Any], method:
     assert not trainer.running and trainer.status == "error"
 
 
+@pytest.mark.parametrize("policy", ["warn", "raise"])
+def test_a_hook_that_cannot_be_set_up_for_another_run(policy: str) -> None:
+    """Its policy decides; a run that fails is recorded as failed, and the trainer is free for the next."""
+
+    class Once(TrainingHook):
+        times = 0
+
+        def setup(self) -> None:
+            self.times += 1
+            if self.times == 2:
+                raise ValueError("only once")
+
+    trainer = make_trainer()
+    trainer.add_hook(Once(), on_error=policy)
+    trainer.train()
+    if policy == "raise":
+        with pytest.raises(ValueError, match="only once"):
+            trainer.fit(max_epochs=2)
+    else:
+        trainer.fit(max_epochs=2)
+    assert run_json(trainer)["outcome"] == ("failed" if policy == "raise" else "completed")
+    failed = lines(trainer, "events.jsonl")[0]
+    assert (failed["kind"], failed["hook"], failed["on"]) == ("hook_failed", "once", "setup")
+    assert not trainer.running
+    assert trainer.fit(max_epochs=3)["status"] == "completed"
+
+
 @pytest.mark.parametrize("method", ["on_train_end", "close"])
 def test_an_interruption_at_the_end_is_recorded(method: str) -> None:
     """Ctrl-C in on_train_end or in close is the run's outcome."""

@@ -307,7 +307,11 @@ class HookRegistry(Events):
         closed = [entry for entry in self.entries() if entry.closed]
         for entry in closed:
             entry.closed = False
-            entry.set_up(self)
+            try:
+                entry.set_up(self)
+            except Exception as error:
+                if self.failures.apply_policy(entry, entry.name, "setup", error) is not None:
+                    raise
         if any("forward" in entry.kinds for entry in closed):
             self._changed()  # Forward hooks that were closed are called again.
 

@@ -51,6 +51,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
     with SignalHandler(trainer.stop_on_signal) as signals, redacted_log():
         try:
             with ExitStack() as during_training:
+                _open_hooks(trainer)
                 if trainer.options.deterministic:
                     before = torch.are_deterministic_algorithms_enabled()
                     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -128,15 +129,19 @@ def unfinished_steppers() -> WeakSet[Generator[Any, Any, Any]]:
 
 def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> None:
     """Seed and open the record."""
-    options, hooks = trainer.options, trainer.hooks
+    options = trainer.options
     if options.seed is not None:
         seed_everything(options.seed)
     run_dir = None if resume is None or fork else run_directory(Path(resume))
     lineage = lineage_of(Path(resume)) if resume is not None and run_dir is None else None
     trainer.begin_run(run_dir, _hook_list(trainer), lineage)
-    hooks.reopen()
+
+
+def _open_hooks(trainer: Trainer) -> None:
+    """Set up the hooks that the last run closed, and protect the random streams from all of them."""
+    trainer.hooks.reopen()
     devices = _device.device_indices([*trainer.model.parameters(), *trainer.model.buffers()])
-    hooks.rng_guard.begin(options.seed or 0, lambda: trainer.progress.step, devices)
+    trainer.hooks.rng_guard.begin(trainer.options.seed or 0, lambda: trainer.progress.step, devices)
 
 
 def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
