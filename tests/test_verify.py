@@ -116,6 +116,71 @@ def test_what_a_hook_changes_is_named_with_its_step(hook: Any, through: str) -> 
     assert f"step 3 on, through the {through}" in str(verdict)
 
 
+def momentum_of(trainer: Any) -> torch.Tensor:
+    """Return a tensor of the optimizer's state."""
+    found: torch.Tensor = next(iter(trainer.optimizers[0].state.values()))["exp_avg"]
+    return found
+
+
+def replace_gradient(trainer: Any) -> None:
+    param = trainer.model[0].weight
+    param.grad = param.grad * 2
+
+
+WRITES = {
+    "gradients": lambda trainer: trainer.model[0].weight.grad.mul_(2),
+    "gradients, through .data": lambda trainer: trainer.model[0].weight.grad.data.mul_(2),
+    "gradients, replaced": replace_gradient,
+    "parameters, through .data": lambda trainer: trainer.model[0].weight.data[1, 1].add_(1),
+    "parameters, a buffer": lambda trainer: trainer.model[1].running_mean.add_(1),
+    "train or eval mode": lambda trainer: trainer.model.eval(),
+    "train or eval mode, without effect": lambda trainer: trainer.model[0].eval(),
+    "optimizer state": lambda trainer: momentum_of(trainer).zero_(),
+    "optimizer options": lambda trainer: trainer.optimizers[0].param_groups[0].update(weight_decay=0.5),
+}
+
+
+BEFORE_THE_STEP = ("on_gradients_ready", "on_before_optimizer_step")
+AT_EVENTS = [(what, event) for what in WRITES for event in BEFORE_THE_STEP]
+AT_EVENTS += [(what, "on_train_batch_end") for what in WRITES if not what.startswith("gradients")]  # cleared by then
+
+
+@pytest.mark.parametrize(("what", "event"), AT_EVENTS)
+def test_a_write_to_any_part_of_training_is_named(what: str, event: str) -> None:
+    """At whichever event it happens."""
+
+    def write(self: Any, trainer: Any, step: int) -> None:
+        if step == 3:
+            WRITES[what](trainer)
+
+    verdict = verdict_on(type("Writes", (TrainingHook,), {event: write})())
+    assert (verdict.step, verdict.through, verdict.fine) == (3, what.partition(",")[0], False)
+
+
+@pytest.mark.parametrize("write", [lambda loss: loss.mul_(2), lambda loss: loss.data.mul_(2)])
+def test_a_write_into_the_loss_is_named(write: Any) -> None:
+    """In place, or through .data."""
+
+    class Writes(TrainingHook):
+        def on_before_backward(self, loss: Any, step: int) -> None:
+            if step == 3:
+                write(loss)
+
+    verdict = verdict_on(Writes())
+    assert (verdict.step, verdict.through, verdict.event) == (3, "loss", "on_before_backward")
+
+
+def test_a_write_after_the_last_step_is_named() -> None:
+    """The weights that a run ends with are compared, too."""
+
+    class Writes(TrainingHook):
+        def on_train_end(self, state: Any) -> None:
+            next(state["model"].parameters()).data.zero_()
+
+    verdict = verdict_on(Writes())
+    assert (verdict.step, verdict.through, verdict.event) == (6, "parameters", "on_train_end")
+
+
 @pytest.mark.parametrize("hook", [Validates(), RunsTheModel()], ids=lambda hook: type(hook).__name__)
 def test_batches_that_a_hook_runs_for_itself_are_not_training(hook: Any) -> None:
     """A validation and an inference call the observed model and change nothing."""

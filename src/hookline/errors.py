@@ -86,6 +86,19 @@ def nearest(name: str, choices: Iterable[str], limit: int = 12) -> str:
     return (f"did you mean {close[0]!r}? " if close else "") + f"Valid: {', '.join(valid)}{more}"
 
 
+def error_text(error: BaseException) -> str:
+    """Return the class of an exception and its message, also if the message cannot be made.
+
+    >>> error_text(ValueError("too large"))
+    'ValueError: too large'
+    """
+    try:
+        message = str(error)
+    except Exception as problem:  # of the exception's own __str__
+        message = f"(its message cannot be shown: __str__ raised {type(problem).__name__})"
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
 def hidden(text: str, instead: Mapping[str, str]) -> str:
     """Replace some words of a text by others: the longest first, and as they are or as a repr has them."""
     forms = {form: other for word, other in instead.items() for form in (word, repr(word)[1:-1])}

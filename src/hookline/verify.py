@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from hookline._tensors import iter_tensors
 from hookline.core.base import TrainingHook
 from hookline.core.failures import Incident
 from hookline.core.run_control import RunControl
+from hookline.hooks.webhook import posting_suspended
+from hookline.record.redaction import redact_text
 from hookline.trainer.rng import rng_state
 from hookline.trainer.trainer import Trainer
 
@@ -33,7 +35,8 @@ class Verdict:
     """The first step at which training differed; None if it never did."""
     event: str = ""
     through: str = ""
-    """What differed first: random streams, batch, parameters, learning rate, activations, gradients."""
+    """What differed first: batch, random streams, parameters, learning rate, optimizer options or state, train or eval
+    mode, activations, loss, gradients or number of steps."""
     notes: tuple[str, ...] = ()
     """What the hook did that was undone, and where it failed."""
 
@@ -87,7 +90,7 @@ class Probe(TrainingHook):
             if trainer.event_args.phase != "train":
                 return compute(batch)
             self._observe(trainer.step, FORWARD, batch=batch, **{"random streams": rng_state()})
-            self._observe(trainer.step, FORWARD, **_parameters_and_rates(trainer))
+            self._observe(trainer.step, FORWARD, **_training_state(trainer))
             self._in_forward = True
             try:
                 return compute(batch)
@@ -106,18 +109,19 @@ class Probe(TrainingHook):
                     module.register_forward_pre_hook(observe_activations, with_kwargs=True)
 
     def on_before_backward(self, step: int, loss: Any, batch: Any) -> None:
-        self._observe(step, "on_before_backward", batch=batch, activations=loss)
+        self._observe(step, "on_before_backward", batch=batch, loss=loss)
 
     def on_gradients_ready(self, step: int, trainer: RunControl) -> None:
         self._observe(step, "on_gradients_ready", gradients=_gradients(trainer))
 
     def on_before_optimizer_step(self, step: int, trainer: RunControl) -> None:
-        observed = _parameters_and_rates(trainer)
-        self._observe(step, "on_before_optimizer_step", gradients=_gradients(trainer), **observed)
+        self._observe(step, "on_before_optimizer_step", gradients=_gradients(trainer), **_training_state(trainer))
 
     def on_train_batch_end(self, step: int, trainer: RunControl) -> None:
-        states = [optimizer.state_dict() for optimizer in trainer.optimizers]
-        self._observe(step, "on_train_batch_end", **_parameters_and_rates(trainer), **{"optimizer's state": states})
+        self._observe(step, "on_train_batch_end", **_training_state(trainer))
+
+    def on_train_end(self, step: int, trainer: RunControl) -> None:
+        self._observe(step, "on_train_end", **_training_state(trainer))
 
     def _observe(self, step: int, event: str, **values: Any) -> None:
         self.observations += [(step, event, name, digest(value)) for name, value in values.items()]
@@ -153,6 +157,8 @@ def verify(make_trainer: Callable[[], Trainer], steps: int = 20, only: Iterable[
 def observe_run(trainer: Trainer, keep: Iterable[str], steps: int) -> Probe:
     """Train for some steps with a few of the trainer's hooks, observed by a probe that runs after them.
 
+    Nothing is posted to webhooks. Messages of incidents are stored without secrets, which only a living run knows.
+
     Args:
         trainer: The trainer; its other hooks are removed.
         keep: Names of the hooks to keep.
@@ -168,9 +174,14 @@ def observe_run(trainer: Trainer, keep: Iterable[str], steps: int) -> Probe:
     probe.attach(trainer)
     trainer.options.console = False
     trainer.hooks.audits_every_call = True  # not only on the sampled micro-batches
-    stop_watching = trainer.hooks.failures.subscribe(probe.incidents.append)
+
+    def store(incident: Incident) -> None:
+        probe.incidents.append(replace(incident, message=redact_text(incident.message), error=None))
+
+    stop_watching = trainer.hooks.failures.subscribe(store)
     try:
-        trainer.fit(max_steps=steps)
+        with posting_suspended():
+            trainer.fit(max_steps=steps)
     finally:
         stop_watching()
     return probe
@@ -196,11 +207,10 @@ def judge(name: str, declared: bool, plain: Probe, with_hook: Probe) -> Verdict:
 def first_difference(one: Probe, other: Probe) -> tuple[int, str, str] | None:
     """Return step, event and name of the first observation that differs, None if there is none."""
     for observation, counterpart in zip(one.observations, other.observations, strict=False):
+        if observation[1] != counterpart[1] and "on_train_end" in (observation[1], counterpart[1]):
+            return min(observation[0], counterpart[0]), "on_train_end", "number of steps"
         if observation != counterpart:
             return observation[:3]
-    shorter, longer = sorted((one.observations, other.observations), key=len)
-    if len(shorter) < len(longer):
-        return (shorter[-1][0] if shorter else 0), "on_train_end", "number of steps"
     return None
 
 
@@ -228,10 +238,15 @@ def _pieces(value: Any) -> Iterator[bytes]:
         yield value.tobytes() if hasattr(value, "tobytes") else repr(value).encode()
 
 
-def _parameters_and_rates(trainer: RunControl) -> dict[str, Any]:
+def _training_state(trainer: RunControl) -> dict[str, Any]:
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    options = [{key: value for key, value in group.items() if key not in ("params", "lr")} for group in groups]
     return {
         "parameters": [*trainer.model.parameters(), *trainer.model.buffers()],
-        "learning rate": [[group["lr"] for group in one.param_groups] for one in trainer.optimizers],
+        "learning rate": [group["lr"] for group in groups],
+        "optimizer options": options,
+        "optimizer state": [optimizer.state_dict()["state"] for optimizer in trainer.optimizers],
+        "train or eval mode": [module.training for module in trainer.model.modules()],
     }
 
 

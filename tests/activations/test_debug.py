@@ -350,7 +350,7 @@ def test_quitting_the_debugger_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> 
     fake_terminal(monkeypatch, quits=True)
     model = nn.Sequential(nn.Identity())
     manager = watched(model, Debug("0", {"max": "> 1"}))
-    with pytest.raises(KeyboardInterrupt, match="quit in the debugger at 0"):
+    with pytest.raises(KeyboardInterrupt, match="quit in the debugger in hook 'debug', on_forward, step 0"):
         model(torch.tensor([2.0]))
     assert manager.entry("debug").failures.total == 0
 

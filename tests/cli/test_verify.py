@@ -1,7 +1,9 @@
 """`hookline verify` prints a table, and exits with 1 if a hook makes undeclared changes."""
 
 import logging
+import threading
 import warnings
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,12 @@ def own_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "    def on_step_end(self, ctx):\n"
         "        warnings.warn('old')\n"
         "        logging.getLogger('hookline').info('by the way')\n"
+        "class Leaks(TrainingHook):\n"
+        "    def __init__(self, api_key='', hidden=''): self.api_key, self.hidden = api_key, hidden\n"
+        "    def on_step_end(self):\n"
+        "        warnings.warn(f'a warning with {self.api_key}')\n"
+        "        logging.getLogger('hookline').warning('a log line with %s', self.api_key)\n"
+        "        raise ValueError(f'401 for {self.api_key} and {self.hidden}')\n"
         "class Data:\n"
         "    def __init__(self): self.train = [(torch.ones(2, 3) * i, torch.ones(2, 1)) for i in range(8)]\n"
     )
@@ -140,3 +148,45 @@ def test_logging_and_printing_are_restored(
     assert warnings.showwarning is shown
     print("visible")
     assert capfd.readouterr() == ("visible\n", "")
+
+
+@pytest.mark.parametrize("words", [[], ["--debug"], ["trainer.debug=true"]], ids=str)
+def test_secrets_are_not_printed(
+    own_hooks: Path, words: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in the table nor in warnings and errors, whether they are in the config or in the environment."""
+    written, known, shaped = Path(config(own_hooks)), "correct-horse-battery", "hf_abcdefghijklmnopqrstuvwxyz"
+    monkeypatch.setenv("LEAKED", "stapled-to-a-post")
+    leaks = f"{{name: my_verified_hooks.Leaks, api_key: {known} {shaped}, hidden: '${{env:LEAKED}}'}}"
+    written.write_text(written.read_text() + f"    - {leaks}\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        status = main(["verify", str(written), "--steps", "4", *words, *ALLOW])
+    printed = "".join(capfd.readouterr())
+    assert status == (2 if "trainer.debug=true" in words else 0)
+    assert "401 for" in printed and "a warning with" in printed and "a log line with" in printed
+    assert not any(secret in printed for secret in (known, shaped, "stapled-to-a-post"))
+
+
+def test_nothing_is_posted_to_a_webhook(own_hooks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The hook is compared as any other, and its messages are not sent."""
+    received: list[bytes] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+    written = Path(config(own_hooks))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/services/T000/B000"
+        notify = f"{{name: notify, webhook_url: '{url}', notify_on: [training_end, heartbeat], heartbeat: 1}}"
+        written.write_text(written.read_text() + f"    - {notify}\n")
+        assert main(["verify", str(written), "--steps", "3", "--allow-host", "127.0.0.1", *ALLOW]) == 0
+        assert main(["train", str(written), "trainer.max_steps=1", "--allow-host", "127.0.0.1", *ALLOW]) == 0
+        server.shutdown()
+    out = capsys.readouterr().out
+    assert "notify" in out and "changes nothing" in out
+    assert len(received) == 2  # of the run alone: the heartbeat of its step, and its end

@@ -1,4 +1,4 @@
-"""Hooks may change learning rates, parameters and batches, and the record says which hook changed what."""
+"""Hooks may change what training consists of, and the record says which hook changed what."""
 
 import logging
 import sys
@@ -97,10 +97,10 @@ def test_a_write_is_noted_and_logged_once(what: str, step: int, change: Any, cap
     assert sum(f"hook 'changes' modified the {what}" in message for message in caplog.messages) == 1
 
 
-def test_parameters_are_compared_on_timed_batches_only() -> None:
-    """A hook that writes at every step is noted when a timed batch comes."""
+def test_parameters_are_compared_at_the_first_call_and_on_timed_batches() -> None:
+    """A hook that writes at every step is noted at once, and again when a timed batch comes."""
     steps = [event["step"] for event in noted(make_trainer(Changes(change_params)))]
-    assert steps == [8, 25]  # one batch in 17
+    assert steps == [1, 8]  # one batch in 17 is timed; the third time is not written down
 
 
 @pytest.mark.parametrize("switch", ["debug", "verify"])
@@ -152,3 +152,156 @@ def test_inference_tensors_have_no_versions_and_are_left_out() -> None:
         trainer.optimizers[0].param_groups[0]["lr"] = torch.tensor(0.1)
     assert {event["what"] for event in noted(trainer)} == {"parameters"}
     assert trainer.hooks.entry("changes").failures.total == 0
+
+
+# ---- what only a snapshot finds ----------------------------------------------------------------------------
+
+
+def momentum_of(trainer: Any) -> torch.Tensor:
+    """Return the momentum buffer of a parameter."""
+    found: torch.Tensor = next(iter(trainer.optimizers[0].state.values()))["momentum_buffer"]
+    return found
+
+
+def replace_gradient(trainer: Any) -> None:
+    """Assign another gradient."""
+    trainer.model[0].weight.grad = trainer.model[0].weight.grad * 2
+
+
+WRITES = {
+    "gradients": lambda trainer, loss: trainer.model[0].weight.grad.mul_(2),
+    "gradients, through .data": lambda trainer, loss: trainer.model[0].weight.grad.data.mul_(2),
+    "gradients, replaced": lambda trainer, loss: replace_gradient(trainer),
+    "parameters, through .data": lambda trainer, loss: trainer.model[0].weight.data.add_(1),
+    "buffers": lambda trainer, loss: trainer.model[1].running_mean.add_(1),
+    "train or eval mode": lambda trainer, loss: trainer.model.eval(),
+    "train or eval mode, of one module": lambda trainer, loss: trainer.model[1].eval(),
+    "optimizer state": lambda trainer, loss: momentum_of(trainer).zero_(),
+    "optimizer state, through .data": lambda trainer, loss: momentum_of(trainer).data.add_(1),
+    "optimizer options": lambda trainer, loss: trainer.optimizers[0].param_groups[0].update(weight_decay=0.5),
+}
+"""What a hook may write to at on_before_optimizer_step."""
+
+
+class Writes(TrainingHook):
+    """Writes at one step."""
+
+    def __init__(self, write: Any, at: int) -> None:
+        self.write, self.at = write, at
+
+    def on_before_optimizer_step(self, trainer: Any, step: int) -> None:
+        if step == self.at:
+            self.write(trainer, None)
+
+
+class WritesLoss(TrainingHook):
+    """Writes into the loss at one step."""
+
+    def __init__(self, write: Any, at: int) -> None:
+        self.write, self.at = write, at
+
+    def on_before_backward(self, loss: Any, step: int) -> None:
+        if step == self.at:
+            self.write(None, loss)
+
+
+LOSSES = {
+    "loss": lambda trainer, loss: loss.mul_(2),
+    "loss, through .data": lambda trainer, loss: loss.data.mul_(2),
+}
+CASES = [(Writes, *item) for item in WRITES.items()] + [(WritesLoss, *item) for item in LOSSES.items()]
+
+
+def make_deep_trainer(hook: Any, **options: Any) -> Any:
+    """Make a trainer whose optimizer has a state and whose model has buffers."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    batches = [(torch.randn(4, 2), torch.randn(4, 1)) for _ in range(40)]
+    options = {"max_steps": 40, "record": False, "console": False, "loss_fn": torch.nn.MSELoss(), **options}
+    trainer = SimpleTrainer(model, batches, optimizer, "cpu", **options)
+    trainer.add_hook(hook, "writes")
+    return trainer
+
+
+@pytest.mark.parametrize(("kind", "what", "write"), CASES, ids=[case[1] for case in CASES])
+def test_a_sampled_call_is_compared_with_everything_a_hook_may_write_to(
+    kind: Any, what: str, write: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Hook, event, step and what was written are in the record, and in one warning."""
+    (event,) = noted(make_deep_trainer(kind(write, at=8)))
+    written, on = what.partition(",")[0], "on_before_backward" if kind is WritesLoss else "on_before_optimizer_step"
+    fields = {key: event[key] for key in ("kind", "hook", "on", "what", "step")}
+    assert fields == {"kind": "hook_wrote", "hook": "writes", "on": on, "what": written, "step": 8}
+    assert [message for message in caplog.messages if "modified" in message] == [
+        f"hook 'writes' modified the {written} in {on}, step 8"
+    ]
+
+
+@pytest.mark.parametrize("what", ["train or eval mode", "optimizer options", "gradients, through .data"])
+def test_the_first_call_of_a_hook_is_compared(what: str) -> None:
+    """A hook that leaves the model in eval mode changes it only once."""
+    (event,) = noted(make_deep_trainer(Writes(WRITES[what], at=1)))
+    assert (event["what"], event["step"]) == (what.partition(",")[0], 1)
+
+
+@pytest.mark.parametrize(("kind", "what", "write"), CASES, ids=[case[1] for case in CASES])
+def test_with_debug_every_call_is_compared_with_everything(kind: Any, what: str, write: Any) -> None:
+    """One write at any step is enough."""
+    (event,) = noted(make_deep_trainer(kind(write, at=11), debug=True))
+    assert (event["what"], event["step"]) == (what.partition(",")[0], 11)
+
+
+def test_with_debug_a_hook_needs_to_name_nothing() -> None:
+    """It may have the model from its constructor."""
+    trainer = make_deep_trainer(TrainingHook(), debug=True)
+    trainer.on("step_end", name="closure")(lambda: trainer.model.eval())
+    (event,) = noted(trainer)
+    assert (event["hook"], event["what"], event["step"]) == ("closure", "train or eval mode", 1)
+
+
+def test_changed_options_are_recorded_with_both_values() -> None:
+    """Of each group, those options that changed."""
+    (event,) = noted(make_deep_trainer(Writes(WRITES["optimizer options"], at=8)))
+    assert (event["old"], event["new"]) == ([{"weight_decay": 0}], [{"weight_decay": 0.5}])
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_what_a_hook_restores_is_not_noted(debug: bool) -> None:
+    """A hook may put the model into eval mode for itself, and read everything."""
+
+    def read(trainer: Any, loss: Any) -> None:
+        trainer.model.eval()
+        with torch.no_grad():
+            trainer.model(torch.ones(1, 2))
+        trainer.model.train()
+        with trainer.inference() as model:
+            model(torch.ones(1, 2))
+        sum(param.grad.norm() + param.data.norm() for param in trainer.params.values())
+        trainer.optimizers[0].state_dict()
+
+    class Reads(TrainingHook):
+        def on_before_optimizer_step(self, trainer: Any) -> None:
+            read(trainer, None)
+
+    assert noted(make_deep_trainer(Reads(), debug=debug)) == []
+
+
+def test_nan_values_are_not_taken_for_a_write() -> None:
+    """A NaN in a parameter or a batch equals itself."""
+    trainer = make_deep_trainer(Writes(lambda trainer, loss: None, at=1), debug=True)
+    with torch.no_grad():
+        trainer.model[0].weight.fill_(torch.nan)
+    assert noted(trainer) == []
+
+
+def test_a_hook_that_writes_and_then_fails_is_noted() -> None:
+    """Its failure does not hide what it wrote."""
+
+    def write_and_fail(trainer: Any, loss: Any) -> None:
+        trainer.model.eval()
+        raise ValueError("too late")
+
+    trainer = make_deep_trainer(Writes(write_and_fail, at=8))
+    assert [event["what"] for event in noted(trainer)] == ["train or eval mode"]
+    assert trainer.hook_failures == 1

@@ -1,6 +1,7 @@
 """Costs: scaled up from samples, timed on the device, and reported if a hook takes too much of a run."""
 
 import gc
+import itertools
 import sys
 import threading
 import time
@@ -264,6 +265,28 @@ def sleepy_trainer(hooks: dict[str, Any], **options: Any) -> Any:
     for name, every in hooks.items():
         trainer.add_hook(Sleeps(), name=name, every=every)
     return trainer
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.0, "0.000 │ 0.0%"), (5.0, "5.000 │ 50.0%"), (10.5, "10.500 │ 100.0%"), (16.0, "- │ too short to tell")],
+)
+def test_a_share_of_the_run_is_never_above_one(seconds: float, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A time that was scaled up to more than the run's duration is not shown, apart from the error of sampling."""
+    print_costs([{"hook": "h", "kind": "update", "calls": 3, "seconds": seconds}], 10.0, sys.stdout)
+    assert f"│ {shown} │" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("steps", "reported"), [(20, ""), (80, "slow: takes 100% of the run's time")])
+def test_a_share_that_cannot_be_told_is_not_reported(
+    steps: int, reported: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single timed call may be an exception; after some more of them the hook is reported."""
+    trainer = sleepy_trainer({}, max_steps=steps)
+    trainer.on("step_end", name="slow")(lambda: None)
+    estimates = itertools.chain([{}], itertools.repeat({"slow": 1e6}))
+    monkeypatch.setattr(trainer.hooks, "inner_seconds", lambda: next(estimates))
+    assert "".join(costly(trainer, monkeypatch)).partition(" (limit")[0] == reported
 
 
 def costly(trainer: Any, monkeypatch: pytest.MonkeyPatch, warm_up: float = 0.0) -> list[str]:

@@ -1,5 +1,6 @@
 """Failure policies: named, counted, annotated on the exception, reported."""
 
+import bdb
 import logging
 from typing import Any
 
@@ -100,3 +101,67 @@ def test_a_hook_that_takes_the_name_of_a_failed_one_is_not_switched_off_for_it()
     registry.failures.subscribe(replace_failed)
     registry.on_epoch_end(0)
     assert registry.is_enabled("h") and kinds == ["failed"]
+
+
+class Unprintable(Exception):
+    """An exception whose text and repr cannot be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("policy", ["warn", "disable"])
+def test_an_exception_without_a_text_is_handled_as_any_other(policy: str) -> None:
+    """It is reported by its class, and its hook is switched off as others are."""
+    incidents: list[Any] = []
+    registry = HookRegistry()
+    registry.register(Failing(Unprintable()), name="h", on_error=policy)
+    registry.failures.subscribe(incidents.append)
+    for _ in range(3):
+        registry.on_epoch_end(0)
+    assert not registry.is_enabled("h")
+    assert incidents[0].message == "failed: Unprintable: (its message cannot be shown: __str__ raised RuntimeError)"
+
+
+@pytest.mark.parametrize("policy", ["warn", "disable", "raise"])
+@pytest.mark.parametrize("error", [bdb.BdbQuit(), KeyboardInterrupt(), SystemExit(3), GeneratorExit()], ids=repr)
+def test_an_interruption_is_not_a_failure_of_the_hook(error: BaseException, policy: str) -> None:
+    """Ctrl-C, an exit and quitting the debugger leave an event at once, whatever the policy; nothing is counted."""
+    called: list[str] = []
+    registry = HookRegistry()
+
+    @registry.on("epoch_end", name="h", on_error=policy)
+    def interrupt() -> None:
+        raise error
+
+    registry.on("epoch_end", name="later")(lambda: called.append("later"))
+    expected = KeyboardInterrupt if isinstance(error, bdb.BdbQuit) else type(error)
+    with pytest.raises(expected):
+        registry.on_epoch_end(0)
+    assert registry.entry("h").failures.total == 0 and registry.is_enabled("h") and called == []
+
+
+@pytest.mark.parametrize("policy", ["warn", "disable", "raise"])
+def test_a_failing_close_follows_the_policy(policy: str) -> None:
+    """Every hook is closed; under raise, what the first one raised is raised then."""
+    closed: list[str] = []
+
+    class Closing(Failing):
+        def close(self) -> None:
+            closed.append("one")
+            raise self.error
+
+    registry = HookRegistry()
+    registry.register(Closing(ValueError("first")), name="one", on_error=policy)
+    registry.register(Closing(ValueError("second")), name="two", on_error=policy)
+    if policy == "raise":
+        with pytest.raises(ValueError, match="first") as raised:
+            registry.close()
+        assert raised.value.__notes__ == ["raised by hook 'one' in close, step 0"]
+    else:
+        registry.close()
+    assert closed == ["one", "one"]
+    assert [row.failures for row in registry.list_hooks()] == [1, 1]
+    assert registry.is_enabled("one") is (policy != "disable")

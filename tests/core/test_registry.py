@@ -464,18 +464,25 @@ def test_debug_makes_every_policy_raise_and_strict_errors_always_do() -> None:
         registry.on_train_batch_end()
 
 
-@pytest.mark.parametrize("event", ["on_train_end", "on_exception"])
-def test_closing_events_reach_everyone_and_failures_become_notes(event: str) -> None:
-    """Even hooks whose policy is raise cannot end what is ending, nor replace the original exception."""
+def test_closing_events_reach_everyone_and_failures_become_notes() -> None:
+    """Even hooks whose policy is raise cannot replace the exception that ends a run."""
     called: Heard = []
     registry = HookRegistry()
-    registry.register(failing(itertools.repeat(True)), "broken", event=event, on_error="raise")
-    registry.register(says(called, "last"), "last", event=event)
+    registry.register(failing(itertools.repeat(True)), "broken", event="on_exception", on_error="raise")
+    registry.register(says(called, "last"), "last", event="on_exception")
     original = RuntimeError("the original")
-    if event == "on_exception":
-        registry.on_exception(exception=original)
-        assert original.__notes__ == ["hook 'broken' then failed in on_exception: ValueError('boom')"]
-    else:
+    registry.on_exception(exception=original)
+    assert original.__notes__ == ["hook 'broken' then failed in on_exception: ValueError: boom"]
+    assert called == ["last"] and registry.entry("broken").failures.total == 1
+
+
+def test_the_end_of_a_run_reaches_everyone_before_a_failure_is_raised() -> None:
+    """If nothing else ended the run, the policy raise applies at on_train_end, too."""
+    called: Heard = []
+    registry = HookRegistry()
+    registry.register(failing(itertools.repeat(True)), "broken", event="on_train_end", on_error="raise")
+    registry.register(says(called, "last"), "last", event="on_train_end")
+    with pytest.raises(ValueError, match="boom"):
         registry.on_train_end()
     assert called == ["last"] and registry.entry("broken").failures.total == 1
 

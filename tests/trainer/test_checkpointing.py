@@ -1,6 +1,7 @@
 """A checkpoint holds what a run needs to resume, and loading it restores every part."""
 
 import errno
+import io
 import os
 import random
 import time
@@ -284,6 +285,101 @@ def test_state_without_a_hook_is_reported() -> None:
     second.load_checkpoint(first.run_dir)  # type: ignore[arg-type]
     told = [(event["hook"], event["problem"]) for event in second.record.events if event["kind"] == "hook_state"]  # type: ignore[attr-defined]
     assert ("counter", "without_hook") in told and ("another", "without_state") in told
+
+
+class Raises(TrainingHook):
+    """A hook whose state cannot be read."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise ValueError("no state today")
+
+
+class HoldsSet(TrainingHook):
+    """A hook whose state has no exact form."""
+
+    saves = ("seen",)
+
+    def __init__(self) -> None:
+        self.seen = {1, 2}
+
+
+class HoldsFile(UpdateHook):
+    """An update hook whose state cannot be saved."""
+
+    def init(self, params: Any) -> dict[str, Any]:
+        return {"file": io.StringIO()}
+
+    def on_update(self, grads: Any, state: Any) -> Any:
+        return grads
+
+
+UNSAVABLE = {
+    Raises: "ValueError: no state today",
+    HoldsSet: "CheckpointError: cannot save seen: a set has no exact form without pickle",
+    HoldsFile: "CheckpointError: cannot save file: a _io.StringIO has no exact form without pickle",
+}
+
+
+@pytest.mark.parametrize("async_save", [False, True])
+@pytest.mark.parametrize("policy", ["warn", "disable"])
+@pytest.mark.parametrize("hook", UNSAVABLE)
+def test_a_hook_whose_state_cannot_be_saved(hook: type[Any], policy: str, async_save: bool) -> None:
+    """The checkpoint is saved without that state, and the record names the hook; the others' states are in it."""
+    trainer = make_trainer(async_save=async_save)
+    trainer.add_hook(hook(), "odd", on_error=policy)
+    trainer.add_checkpointing()
+    trainer.train()
+    events, _ = read_jsonl(trainer.run_dir / "events.jsonl")  # type: ignore[operator]
+    failed = next(event for event in events if event["kind"] == "hook_failed")
+    assert (failed["hook"], failed["on"], failed["step"]) == ("odd", "state_dict", 3)
+    assert failed["error"].startswith(UNSAVABLE[hook])
+    assert trainer.hooks.is_enabled("odd") is (policy == "warn")
+    assert [event["hooks"] for event in events if event["kind"] == "hooks_without_state"] == [["odd"]]
+    second = make_trainer(seed=5, record=False)
+    second.add_hook(hook(), "odd", on_error="warn")
+    second.load_checkpoint(trainer.run_dir)  # type: ignore[arg-type]
+    assert second.hooks.get("counter").count == 3 and trainer.failed_saves == 0
+
+
+@pytest.mark.parametrize("on_save_error", ["stop", "warn"])
+@pytest.mark.parametrize("hook", UNSAVABLE)
+def test_under_raise_a_state_that_cannot_be_saved_ends_the_run(hook: type[Any], on_save_error: Any) -> None:
+    """The error names the hook, whatever happens when a checkpoint cannot be written."""
+    trainer = make_trainer(on_save_error=on_save_error)
+    trainer.add_hook(hook(), "odd", on_error="raise")
+    trainer.add_checkpointing()
+    with pytest.raises((ValueError, CheckpointError)) as raised:
+        trainer.train()
+    assert "raised by hook 'odd' in state_dict, step 3" in raised.value.__notes__
+    assert read_json(trainer.run_dir / "run.json")["outcome"] == "failed"  # type: ignore[operator]
+
+
+def test_a_hook_that_fails_when_a_checkpoint_was_saved_is_not_a_failed_save() -> None:
+    """Its policy ends the run, also with `on_save_error: warn` and if it raises a CheckpointError."""
+    trainer = make_trainer(on_save_error="warn")
+    trainer.add_checkpointing()
+
+    @trainer.on("checkpoint_save", name="uploads", on_error="raise")
+    def upload() -> None:
+        raise CheckpointError("no such bucket")
+
+    with pytest.raises(CheckpointError, match="no such bucket"):
+        trainer.train()
+    assert trainer.failed_saves == 0
+
+
+@pytest.mark.parametrize("part", ["model", "optimizer", "scheduler"])
+def test_another_part_whose_state_dict_raises_is_named(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a failed save, about which `on_save_error` decides."""
+    trainer = make_trainer(on_save_error="warn")
+    owner = {"model": trainer.model, "optimizer": trainer.optimizers[0], "scheduler": trainer.schedulers[0]}[part]
+    monkeypatch.setattr(owner, "state_dict", lambda: 1 / 0)
+    trainer.add_checkpointing()
+    trainer.train()
+    assert trainer.failed_saves == 1
+    events, _ = read_jsonl(trainer.run_dir / "events.jsonl")  # type: ignore[operator]
+    failed = [event for event in events if event["kind"] == "checkpoint_failed"]
+    assert f"{part} ({type(owner).__name__}) raised ZeroDivisionError: division by zero" in failed[0]["error"]
 
 
 def test_save_now_waits_for_the_end_of_the_window() -> None:

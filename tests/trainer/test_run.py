@@ -1,10 +1,14 @@
 """How a run begins and ends: recorded before step 1, closed whatever happens, nothing hidden."""
 
 import copy
+import io
 import json
+import pdb
 import random
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,16 @@ import torch
 import yaml
 from small_config import config_with
 
-from hookline import HooklineError, Trainer, TrainingHook, get_trainer, load_config, trainer_from_config
+from hookline import (
+    ForwardHook,
+    HooklineError,
+    Trainer,
+    TrainingHook,
+    UpdateHook,
+    get_trainer,
+    load_config,
+    trainer_from_config,
+)
 from hookline.errors import RecordError
 
 BATCHES = [(torch.randn(4, 4), torch.randint(0, 2, (4,))) for _ in range(3)]
@@ -279,8 +292,8 @@ def test_closing_events_reach_every_hook() -> None:
     assert received == ["the original", "end", "closed"]
     notes = "\n".join(raised.value.__notes__)
     assert "raised by hook 'bad' in on_step_end, step 1" in notes
-    assert "hook 'bad' then failed in on_exception: RuntimeError('again')" in notes
-    assert "hook 'bad' then failed in on_train_end: RuntimeError('and again')" in notes
+    assert "hook 'bad' then failed in on_exception: RuntimeError: again" in notes
+    assert "hook 'bad' then failed in on_train_end: RuntimeError: and again" in notes
     assert run_json(trainer)["counters"]["hook_failures"] == 3
 
 
@@ -359,6 +372,190 @@ def test_a_hook_that_ends_the_run(how: dict[str, Any]) -> None:
     assert raised.value.__notes__ == ["raised by hook 'fatal' in on_train_batch_end, step 1"]
     assert kinds(trainer) == ["hook_failed", "exception"]
     assert run_json(trainer)["outcome"] == "failed"
+
+
+def at_the_end(method: str, error: BaseException) -> TrainingHook:
+    """Make a hook that raises in on_train_end or in close."""
+
+    def fail(self: Any) -> None:
+        raise error
+
+    hook: TrainingHook = type("Last", (TrainingHook,), {method: fail})()
+    return hook
+
+
+@pytest.mark.parametrize("method", ["on_train_end", "close"])
+@pytest.mark.parametrize("how", [{"on_error": "raise"}, {"debug": True}], ids=str)
+def test_a_hook_that_fails_at_the_end_fails_the_run(how: dict[str, Any], method: str) -> None:
+    """After everything else was done: the other hooks are called and closed, and the record says that it failed."""
+    trainer = make_trainer(debug=how.get("debug", False))
+    received: list[str] = []
+
+    class Other(TrainingHook):
+        def on_train_end(self) -> None:
+            received.append("end")
+
+        def close(self) -> None:
+            received.append("closed")
+
+    trainer.add_hook(at_the_end(method, ValueError("too late")), on_error=how.get("on_error"))
+    trainer.add_hook(Other())
+    with pytest.raises(ValueError, match="too late") as raised:
+        trainer.train()
+    assert raised.value.__notes__ == [f"raised by hook 'last' in {method}, step 4"]
+    assert received == ["end", "closed"]
+    run = run_json(trainer)
+    assert (run["outcome"], run["counters"]["hook_failures"], run["counters"]["step"]) == ("failed", 1, 4)
+    assert run["reason"] == f"ValueError: too late; raised by hook 'last' in {method}, step 4"
+    assert kinds(trainer) == ["hook_failed", "exception"]
+    assert not trainer.running and trainer.status == "error"
+
+
+@pytest.mark.parametrize("policy", ["warn", "raise"])
+def test_a_hook_that_cannot_be_set_up_for_another_run(policy: str) -> None:
+    """Its policy decides; a run that fails is recorded as failed, and the trainer is free for the next."""
+
+    class Once(TrainingHook):
+        times = 0
+
+        def setup(self) -> None:
+            self.times += 1
+            if self.times == 2:
+                raise ValueError("only once")
+
+    trainer = make_trainer()
+    trainer.add_hook(Once(), on_error=policy)
+    trainer.train()
+    if policy == "raise":
+        with pytest.raises(ValueError, match="only once"):
+            trainer.fit(max_epochs=2)
+    else:
+        trainer.fit(max_epochs=2)
+    assert run_json(trainer)["outcome"] == ("failed" if policy == "raise" else "completed")
+    failed = lines(trainer, "events.jsonl")[0]
+    assert (failed["kind"], failed["hook"], failed["on"]) == ("hook_failed", "once", "setup")
+    assert not trainer.running
+    assert trainer.fit(max_epochs=3)["status"] == "completed"
+
+
+@pytest.mark.parametrize("method", ["on_train_end", "close"])
+def test_an_interruption_at_the_end_is_recorded(method: str) -> None:
+    """Ctrl-C in on_train_end or in close is the run's outcome."""
+    trainer = make_trainer()
+    trainer.add_hook(at_the_end(method, KeyboardInterrupt("now")))
+    with pytest.raises(KeyboardInterrupt, match="now"):
+        trainer.train()
+    assert run_json(trainer)["outcome"] == "interrupted"
+
+
+@pytest.mark.parametrize("method", ["on_train_end", "close"])
+def test_a_failure_at_the_end_does_not_replace_a_signal(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The process still ends with the signal's status; the failure is logged and in the record."""
+    trainer = make_trainer()
+    trainer.add_hook(at_the_end(method, ValueError("too late")), on_error="raise")
+    trainer.on("after_backward")(lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as left:
+        trainer.train()
+    assert left.value.code == 143
+    run = run_json(trainer)
+    assert (run["outcome"], run["reason"], run["counters"]["hook_failures"]) == ("interrupted", "SIGTERM", 1)
+    assert "while the run was ending: ValueError: too late" in caplog.text
+
+
+@pytest.mark.parametrize("event", ["train_start", "train_batch_end", "step_end", "train_end"])
+def test_stop_iteration_is_raised_as_it_is(event: str) -> None:
+    """The loop is a generator, which would turn it into a RuntimeError."""
+    trainer = make_trainer()
+
+    @trainer.on(event, name="fatal", on_error="raise")
+    def stop() -> None:
+        next(iter(()))
+
+    with pytest.raises(StopIteration) as raised:
+        trainer.train()
+    assert raised.value.__notes__[0].startswith(f"raised by hook 'fatal' in on_{event}, step ")
+    assert raised.value.__context__ is None
+    assert str(run_json(trainer)["reason"]).startswith("StopIteration; raised by hook 'fatal' in on_")
+
+
+def test_a_manual_step_raises_stop_iteration_as_it_is() -> None:
+    """Also where the training code raises it."""
+
+    def step(model: Any, batch: Any) -> Any:
+        return next(iter(batch))
+
+    with pytest.raises(StopIteration):
+        make_trainer(step_fn=step).training_step([])
+
+
+def test_an_exception_without_a_text_is_recorded() -> None:
+    """It is handled by the policy, and named by its class in events.jsonl and run.json."""
+
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def fail() -> None:
+        raise Unprintable
+
+    trainer = make_trainer()
+    trainer.on("step_end", name="warns")(fail)
+    trainer.train()
+    assert kinds(trainer) == ["hook_failed"] * 3 + ["hook_disabled"]
+    assert lines(trainer, "events.jsonl")[0]["error"].startswith("Unprintable: (its message cannot be shown")
+    trainer = make_trainer()
+    trainer.on("step_end", name="raises", on_error="raise")(fail)
+    with pytest.raises(Unprintable):
+        trainer.train()
+    assert run_json(trainer)["reason"].startswith("Unprintable: (its message cannot be shown")
+
+
+# ---- the debugger ----------------------------------------------------------------------------------------
+
+
+def quits(self: Any = None, *args: Any) -> None:
+    """Open a debugger and quit it."""
+    breakpoint()
+
+
+QUITTING = {
+    "lifecycle": type("Quits", (TrainingHook,), {"on_train_batch_end": lambda self: quits()}),
+    "forward": type("Quits", (ForwardHook,), {"on_forward": lambda self: quits()}),
+    "update": type("Quits", (UpdateHook,), {"on_update": lambda self, grads: quits()}),
+    "closing": type("Quits", (TrainingHook,), {"on_train_end": lambda self: quits()}),
+}
+
+
+@pytest.mark.req("002-86")
+@pytest.mark.parametrize("policy", ["warn", "disable", "raise"])
+@pytest.mark.parametrize("kind", QUITTING)
+def test_quitting_the_debugger_in_a_hook_ends_the_run(kind: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In hooks of every kind and under every policy, as Ctrl-C would; it is not a failure of the hook."""
+    monkeypatch.setattr(sys, "breakpointhook", pdb_that_quits)
+    trainer = make_trainer()
+    trainer.add_hook(QUITTING[kind](), on_error=policy)
+    with pytest.raises(KeyboardInterrupt, match="quit in the debugger in hook 'quits'") as raised:
+        trainer.train()
+    assert trainer.step == (4 if kind == "closing" else 1)
+    run = run_json(trainer)
+    assert (run["outcome"], run["counters"]["hook_failures"]) == ("interrupted", 0)
+    assert run["reason"] == f"KeyboardInterrupt: {raised.value}"
+    assert trainer.hooks.is_enabled("quits")
+
+
+@pytest.mark.req("002-86")
+def test_quitting_the_debugger_in_the_training_code_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that a user quits was interrupted, and did not fail."""
+    monkeypatch.setattr(sys, "breakpointhook", pdb_that_quits)
+    trainer = make_trainer(step_fn=lambda model, batch: quits())
+    with pytest.raises(KeyboardInterrupt, match="quit in the debugger"):
+        trainer.train()
+    assert run_json(trainer)["outcome"] == "interrupted"
+
+
+def pdb_that_quits() -> None:
+    """Open pdb in the caller's frame, where its user types q."""
+    pdb.Pdb(stdin=io.StringIO("q\n"), stdout=io.StringIO(), nosigint=True).set_trace(sys._getframe(1))
 
 
 # ---- the two lines on the console --------------------------------------------------------------------------

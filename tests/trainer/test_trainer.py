@@ -405,6 +405,23 @@ def test_training_inside_an_event_is_rejected(call: str) -> None:
     assert not trainer.running
 
 
+def test_a_refused_fit_changes_nothing_of_the_run_in_progress() -> None:
+    """Neither its length nor its data."""
+    trainer = make_trainer(max_epochs=1)
+    seen: list[str] = []
+
+    @trainer.on("step_end")
+    def start_another(trainer: Any) -> None:
+        with pytest.raises(TrainingError, match="running already"):
+            trainer.fit(make_batches(9), make_batches(9), max_epochs=9, max_steps=99)
+        seen.append("refused")
+
+    trainer.train()
+    assert trainer.step == 3 == len(seen)
+    assert (trainer.options.max_epochs, trainer.options.max_steps) == (1, None)
+    assert len(trainer.train_loaders["train"]) == 3 and not trainer.val_loaders  # type: ignore[arg-type]
+
+
 def test_inference_inside_a_hook() -> None:
     """Eval mode, no grad, forward hooks silent; afterwards mode, gradients and random streams are as before."""
     trainer = make_trainer()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bdb
 import itertools
 import logging
 import math
@@ -217,10 +216,7 @@ class Debug(ForwardHook):
 
     def _break(self, name: str, output: Any, finding: Finding) -> None:
         """Open the debugger; `name`, `output` and `finding` are in its frame."""
-        try:
-            breakpoint()
-        except bdb.BdbQuit:  # this is an Exception: it would count as a failure of the hook and the run would continue
-            raise KeyboardInterrupt(f"quit in the debugger at {finding.module}") from None
+        breakpoint()
 
 
 def at_terminal() -> bool:

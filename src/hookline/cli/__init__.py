@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 from hookline import __version__
-from hookline.errors import ConfigError, HooklineError, nearest
+from hookline.errors import ConfigError, HooklineError, error_text, nearest
 
 Commands = argparse._SubParsersAction  # argparse has no public name for it
 
@@ -140,7 +140,7 @@ def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[
         print(hide("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True)
     # Our messages are whole sentences; those of others need the name of their class ("KeyError: 'x'").
     ours = isinstance(error, HooklineError)
-    text = str(error) if ours else f"{type(error).__name__}: {error}".rstrip(": ")
+    text = str(error) if ours else error_text(error)
     place = f"{error.path}: " if isinstance(error, ConfigError) and error.path else ""  # a path holds no secrets
     notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))  # which hook raised it, for instance
     hint = "" if ours or debug else " (--debug shows the traceback)"

@@ -11,11 +11,12 @@ from io import StringIO
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from hookline.cli import FAILED
+from hookline.cli import FAILED, USAGE, print_error
 from hookline.cli.config_args import read_config
 from hookline.cli.formatting import open_console, paragraph, table
 from hookline.config.references import without_values
 from hookline.core.failures import logger
+from hookline.record.redaction import redact_text, redact_values
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
     collected: list[str] = []
     made: list[Trainer] = []
     verdicts: list[Verdict] = []
+    failure: Exception | None = None
 
     # Every comparison needs a new trainer; the first is made early, and used for the first of them.
     def make_trainer() -> Trainer:
@@ -47,24 +49,35 @@ def run(options: argparse.Namespace) -> int:
         paragraph(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
         try:
             with quiet(collected, tracebacks=options.debug):
-                verdicts = verify(make_trainer, options.steps)
-            print_verdicts(console, verdicts)
+                try:
+                    verdicts = verify(make_trainer, options.steps)
+                except Exception as error:
+                    failure = error
+            if failure is None:
+                print_verdicts(console, verdicts)
         finally:
             # Warnings that a verdict's notes repeat are left out; tracebacks keep their lines.
-            notes = [without_values(note) for verdict in verdicts for note in verdict.notes]
-            for text in map(without_values, collected):
+            notes = [without_secrets(note) for verdict in verdicts for note in verdict.notes]
+            for text in collected:
                 if "\n" in text:
                     console.print(f"\n{text}", soft_wrap=True)
                 elif not any(text.endswith(note) for note in notes):
                     paragraph(console, f"warning: {text}", indent=0, hanging=4)
+        if failure is not None:  # printed here, while the run that failed exists: it knows its secrets
+            return print_error(failure, options.debug, USAGE, hide=lambda text: redact_values(without_values(text)))
     return 0 if all(verdict.fine for verdict in verdicts) else FAILED
+
+
+def without_secrets(text: str) -> str:
+    """Return a text as a record would have it: references for their values, and no secrets."""
+    return redact_text(without_values(text))
 
 
 def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
     """Print a table of the verdicts, and a summary in one line."""
     rows = []
     for verdict in verdicts:
-        notes = without_values("".join(f"; {note}" for note in verdict.notes))
+        notes = without_secrets("".join(f"; {note}" for note in verdict.notes))
         step = "-" if verdict.step is None else str(verdict.step)
         rows.append(((verdict.hook, step, f"{verdict}{notes}"), "" if verdict.fine else "red"))
     console.print()
@@ -83,6 +96,7 @@ def quiet(collected: list[str], tracebacks: bool = False) -> Iterator[None]:
     """
 
     def collect(text: str) -> None:
+        text = without_secrets(text)  # now, while the run exists that knows them
         if text not in collected:
             collected.append(text)
 

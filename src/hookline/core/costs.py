@@ -134,6 +134,20 @@ def cost_table(entries: Iterable[Entry], arguments: Mapping[str, Cost], scale: S
     return sorted(listed, key=lambda row: -float(str(row["seconds"])))
 
 
+SAMPLING_ERROR = 0.1  # A hook that takes nearly all of a run may seem to take this much more.
+
+
+def share_of_run(seconds: float, run_seconds: float) -> float | None:
+    """Return the share of a run's time that a hook took, at most 1; None if there are too few samples to tell.
+
+    A hook's time is scaled up from a few calls. If that is longer than the run, those calls stand for no others, as
+    in a run of a few steps, one of which is timed.
+    """
+    share = seconds / run_seconds if run_seconds > 0 else 0.0
+    return min(share, 1.0) if share <= 1 + SAMPLING_ERROR else None
+
+
+ENOUGH_CALLS = 3  # Timed calls that are not all exceptional.
 WARM_UP_SECONDS = 5.0  # Nothing is reported earlier, because the first steps pay for warming up.
 
 
@@ -152,11 +166,13 @@ class CostMonitor:
             return
         hooks = self._run.hooks
         for name, seconds in hooks.inner_seconds().items():
-            share = (seconds - self._before.get(name, 0.0)) / elapsed
-            if share <= self._limit or name in self._reported:
+            entry = hooks.entry(name)
+            share = share_of_run(seconds - self._before.get(name, 0.0), elapsed)
+            if share is None and entry.inner_cost.calls >= ENOUGH_CALLS:
+                share = 1.0
+            if share is None or share <= self._limit or name in self._reported:
                 continue
             self._reported.add(name)
-            entry = hooks.entry(name)
             if entry.intervenes:
                 continue  # It is part of training, and works as often as it must.
             remedy = "give it a longer period" if not entry.schedule.always else "give it a schedule, such as every=10"

@@ -191,8 +191,10 @@ def _looped(
                     changed = True
                 if changed:
                     before[name] = failures.restore_metrics(event, hook, args, name, copy)
-        if interrupted is not None or raised is not None:
-            raise interrupted or raised  # type: ignore[misc]
+        if interrupted is not None:
+            raise interrupted
+        if raised is not None:
+            raise raised
 
     return dispatch
 

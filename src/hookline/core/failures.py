@@ -1,18 +1,20 @@
 """Handle exceptions raised by hooks: apply the failure policy (its default is in base.py), and report incidents.
 
-Exceptions are annotated with the hook and the event, never replaced and never hidden.
+Exceptions are annotated with the hook and the event, never replaced and never hidden. What is not an `Exception`, such
+as KeyboardInterrupt, is not a hook's failure and ends the run; so does quitting the debugger, whose BdbQuit is one.
 """
 
 from __future__ import annotations
 
 import logging
+from bdb import BdbQuit
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from hookline.core.catalog import Event
-from hookline.errors import ConfigError, HooklineError, MissingArgument, StopTraining, nearest
+from hookline.core.catalog import CATALOG, Event
+from hookline.errors import ConfigError, HooklineError, MissingArgument, StopTraining, error_text, nearest
 
 if TYPE_CHECKING:
     from hookline.core.dispatch import BoundHook
@@ -76,6 +78,11 @@ def argument_if_any(args: Any, name: str, default: Any) -> Any:
         return default
 
 
+def hook_notes(error: BaseException) -> list[str]:
+    """Return the notes of an exception that say which hook raised it and where; none if no hook did."""
+    return [note for note in getattr(error, "__notes__", ()) if note.startswith("raised by hook")]
+
+
 def step_of(args: Any) -> int:
     """Return the step for a report; 0 if the event was fired manually without one."""
     return int(argument_if_any(args, "step", 0))
@@ -92,6 +99,8 @@ class FailureHandler:
         self.debug = False
         """Treat every hook's policy as 'raise'."""
         self.rank = 0
+        self.current_step: Callable[[], int] = lambda: 0
+        """Returns the run's step, for failures outside of events."""
 
     def subscribe(self, subscriber: Callable[[Incident], Any]) -> Callable[[], None]:
         """Call a function with every incident; returns a function that ends the subscription."""
@@ -127,30 +136,64 @@ class FailureHandler:
 
         Returns:
             The exception if the run must end with it, once the other hooks have been called; None if it is handled.
+
+        Raises:
+            KeyboardInterrupt: If the user quit the debugger in the hook; the other hooks are not called.
         """
         step = step_of(args)
         if isinstance(error, StopTraining):
             request = argument_if_any(args, "request_stop", None)
             if request is None:
                 return error  # The event was fired manually: only the loop's owner can stop it.
-            request(str(error) or "StopTraining", by=hook.hook)
+            request(error_text(error).partition(": ")[2] or "StopTraining", by=hook.hook)
             return None
-        where = f"raised by hook {hook.hook!r} in {event.name}, step {step}"
-        where += f", rank {self.rank}" if self.rank else ""
-        if where not in getattr(error, "__notes__", ()):  # A hook may raise the same exception object again.
-            error.add_note(where)
-        incident = Incident("failed", hook.hook, event.name, step, f"failed: {type(error).__name__}: {error}", error)
         entry = self._entries.get(hook.hook)  # None if it was removed while it was running.
+        original = argument_if_any(args, "exception", None) if event.closing else None
+        return self.apply_policy(entry, hook.hook, event.name, error, step, original)
+
+    def apply_policy(
+        self,
+        entry: Entry | None,
+        hook: str,
+        where: str,
+        error: Exception,
+        step: int | None = None,
+        original: BaseException | None = None,
+    ) -> Exception | None:
+        """Apply a failure policy to an exception that a hook raised, at an event or in another of its methods.
+
+        Args:
+            entry: What the registry stores about the hook; None if it was removed.
+            hook: The hook's name.
+            where: The event or the method that raised.
+            error: What it raised; it is annotated with hook, event and step.
+            step: The step; the run's current one unless given.
+            original: What ended the run, if the run is ending because of an exception: `error` becomes a note of it.
+
+        Returns:
+            The exception if the run must end with it; None if it is handled.
+
+        Raises:
+            KeyboardInterrupt: If `error` means that the user quit the debugger.
+        """
+        step = self.current_step() if step is None else step
+        if isinstance(error, BdbQuit):
+            raise KeyboardInterrupt(f"quit in the debugger in hook {hook!r}, {where}, step {step}") from None
+        note = f"raised by hook {hook!r} in {where}, step {step}"
+        note += f", rank {self.rank}" if self.rank else ""
+        if note not in getattr(error, "__notes__", ()):  # A hook may raise the same exception object again.
+            error.add_note(note)
+        incident = Incident("failed", hook, where, step, f"failed: {error_text(error)}", error)
         policy = "raise" if self.debug else "warn" if entry is None else entry.policy
-        # At the end of a run nothing is raised: it would hide why the run ends, and keep other hooks from closing.
-        must_raise = (policy == "raise" or getattr(error, "always_raise", False)) and not event.closing
-        strikes = 0 if entry is None else entry.failures.add(event.name)
+        must_raise = (policy == "raise" or getattr(error, "always_raise", False)) and original is None
+        strikes = 0 if entry is None else entry.failures.add(where)
         if entry is None or must_raise:
             self.report(incident, entry is None)
             return error if must_raise else None
-        if event.closing and (original := argument_if_any(args, "exception", None)) not in (None, error):
-            original.add_note(f"hook {hook.hook!r} then failed in {event.name}: {error!r}")
-        self.report(incident, entry.failures.total == 1)
+        if original is not None and original is not error:
+            original.add_note(f"hook {hook!r} then failed in {where}: {error_text(error)}")
+        # In a method that is not an event a hook fails for another reason than at its events.
+        self.report(incident, entry.failures.total == 1 or (strikes == 1 and where not in CATALOG))
         if entry.policy != "disable" and strikes < STRIKES:
             if strikes == 1:
                 self._changed()  # From now on a success must be noticed, because it resets the strikes.
@@ -158,8 +201,30 @@ class FailureHandler:
             with suppress(HooklineError):  # Another thread may remove it now.
                 self._disable(entry.name)
             message = f"switched off after {strikes} failure{'s' if strikes > 1 else ''} in a row"
-            self.report(Incident("disabled", entry.name, event.name, step, message), True)
+            self.report(Incident("disabled", entry.name, where, step, message), True)
         return None
+
+    def state_of(self, entry: Entry, read: Callable[[], Any], check: Callable[[Any], object] | None = None) -> Any:
+        """Return a state that a hook saves; if it cannot be read or saved, apply the hook's failure policy.
+
+        Args:
+            entry: What the registry stores about the hook.
+            read: Returns the state.
+            check: Called with the state, if given; it raises if the state cannot be saved.
+
+        Returns:
+            The state; None if the hook failed and its policy lets the run continue.
+        """
+        try:
+            state = read()
+            if check is not None:
+                check(state)
+        except Exception as error:
+            if self.apply_policy(entry, entry.name, "state_dict", error) is not None:
+                raise
+            return None
+        entry.failures.in_a_row.pop("state_dict", None)
+        return state
 
     def reset_strikes(self, event: Event, hook: BoundHook) -> None:
         """Forget a hook's failures in a row at an event, because it succeeded."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -18,13 +19,13 @@ from hookline.core.catalog import SPELLINGS, Event, Events, find_event
 from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
 from hookline.core.entry import Entry, HookList, default_name, hook_parameters, read_hook
-from hookline.core.failures import FailureHandler, Incident, check_policy
+from hookline.core.failures import FailureHandler, check_policy
 from hookline.core.manual_fire import ManualArgs, ManualClock, name_values
 from hookline.core.order import Position, explanation, in_order
 from hookline.core.plugins import load_reference
 from hookline.core.rng_guard import RngGuard
 from hookline.core.schedule import Clock, Schedule
-from hookline.errors import HooklineError, RegistrationError, nearest
+from hookline.errors import HooklineError, RegistrationError, error_text, nearest
 
 LOAD_HOOKS = "hookline.config.hooks:load_hooks"
 """Registers what a config lists; it belongs to the folder that reads configs, which is above this one."""
@@ -306,16 +307,30 @@ class HookRegistry(Events):
         closed = [entry for entry in self.entries() if entry.closed]
         for entry in closed:
             entry.closed = False
-            entry.set_up(self)
+            try:
+                entry.set_up(self)
+            except Exception as error:
+                if self.failures.apply_policy(entry, entry.name, "setup", error) is not None:
+                    raise
         if any("forward" in entry.kinds for entry in closed):
             self._changed()  # Forward hooks that were closed are called again.
 
     def close(self) -> None:
-        """Close every hook, once for each time it was set up."""
+        """Close every hook, once for each time it was set up.
+
+        Raises:
+            Exception: The first that a `close()` raised whose policy ends the run, after all hooks were closed.
+        """
+        raised: BaseException | None = None
         for entry in list(self._entries.values()):
-            self._close(entry)
+            try:
+                self._close(entry)
+            except BaseException as error:
+                raised = error if raised is None else raised
         if self.entries("forward"):
             self._changed()  # Closed forward hooks are not called.
+        if raised is not None:
+            raise raised
 
     def _close(self, entry: Entry) -> None:
         close = getattr(entry.hook, "close", None)
@@ -324,8 +339,8 @@ class HookRegistry(Events):
             try:
                 close()
             except Exception as error:
-                message = f"failed in close(): {error!r}"
-                self.failures.report(Incident("failed", entry.name, "close", 0, message, error), True)
+                if self.failures.apply_policy(entry, entry.name, "close", error) is not None:
+                    raise
 
     def silenced(self) -> AbstractContextManager[None]:
         """Return a context in which no forward hook is called; a registry without a model has none."""
@@ -334,8 +349,9 @@ class HookRegistry(Events):
     # ---- the hooks' state --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the hooks save with the run, by name."""
-        return {entry.name: state for entry in self.entries() if (state := entry.state()) is not None}
+        """Return what the hooks save with the run, by name; a hook that fails is handled by its failure policy."""
+        found = {entry.name: self.failures.state_of(entry, entry.state) for entry in self.entries()}
+        return {name: state for name, state in found.items() if state is not None}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> dict[str, list[str]]:
         """Restore the state of every hook, in place.
@@ -350,15 +366,16 @@ class HookRegistry(Events):
             entry = self._entries[name]
             try:
                 entry.load_state(states[name])
+            except BdbQuit:
+                raise
             except Exception as error:
                 raise HooklineError(
                     f"hook {name!r} ({type(entry.hook).__name__}) cannot take the state that was saved under its name: "
-                    f"{type(error).__name__}: {error}. If another hook saved it, register this one under another name"
+                    f"{error_text(error)}. If another hook saved it, register this one under another name"
                 ) from error
-        stateful = [entry.name for entry in self.entries() if entry.state() is not None]
         return {
             "without_hook": [name for name in states if name not in self._entries],
-            "without_state": [name for name in stateful if name not in states],
+            "without_state": [name for name in self.state_dict() if name not in states],
         }
 
     # ---- changes -----------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from hookline import _checks
 from hookline.core.base import TrainingHook
+from hookline.core.costs import share_of_run
 from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
@@ -141,8 +142,9 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> None
         for column in columns:
             table.add_column(column, justify="left" if column in ("hook", "kind") else "right")
         for row in rows:
-            share = row["seconds"] / seconds if seconds > 0 else 0.0
-            cells = [row["hook"], row["kind"], str(row["calls"]), f"{row['seconds']:.3f}", f"{share:.1%}"]
+            share = share_of_run(row["seconds"], seconds)
+            time = ["-", "too short to tell"] if share is None else [f"{row['seconds']:.3f}", f"{share:.1%}"]
+            cells = [row["hook"], row["kind"], str(row["calls"]), *time]
             table.add_row(*[*cells, f"{row.get('device_seconds', 0.0):.3f}"][: len(columns)])
         Console(file=out, highlight=False, markup=False).print(table)
     finally:

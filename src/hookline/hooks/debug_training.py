@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bdb
 from typing import Any
 
 from hookline import _checks
@@ -54,10 +53,7 @@ class DebugHook(NanForensics):
         write = self.break_on_nan and not at_terminal()
         super()._report(trainer, recorded, reason, diagnosis, write)
         if self.break_on_nan and not write:
-            try:
-                _open_debugger(trainer, recorded.batch, diagnosis, reason)
-            except bdb.BdbQuit:  # an Exception, which would count as a failure of this hook and not end the run
-                raise KeyboardInterrupt(f"quit in the debugger at {reason}, step {trainer.step}") from None
+            _open_debugger(trainer, recorded.batch, diagnosis, reason)
 
 
 def _open_debugger(trainer: RunControl, batch: Any, autopsy: Diagnosis, reason: str) -> None:

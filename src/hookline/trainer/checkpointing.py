@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookline._tensors import map_tensors
+from hookline.checkpoints.format import encode
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
-from hookline.core.failures import logger
-from hookline.errors import CheckpointError
+from hookline.core.failures import hook_notes, logger
+from hookline.errors import CheckpointError, error_text
 from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
 from hookline.trainer.rng import restore_rng, rng_state
 
@@ -93,7 +95,7 @@ class Checkpointer:
             with self._on_save_error(trainer.progress.steps_done):
                 if trainer.options.async_save and trainer.status == "training":
                     directory, meta = self._prepare()
-                    copied = self._memory.snapshot(_collect(trainer))
+                    copied = self._memory.snapshot(self._collect())
                     threads = ThreadPoolExecutor(1, thread_name_prefix="hookline-save")
                     written = threads.submit(write_checkpoint, directory, name, copied, meta)
                     self._pending = PendingSave(name, SavedArgs(trainer.event_args), written)
@@ -105,7 +107,7 @@ class Checkpointer:
     def save_now(self, name: str | None) -> Path:
         """Write a checkpoint and fire on_checkpoint_save once it is durable."""
         directory, meta = self._prepare()
-        path = write_checkpoint(directory, name or self._step_name(), _collect(self._trainer), meta)
+        path = write_checkpoint(directory, name or self._step_name(), self._collect(), meta)
         self._report_saved(path, self._trainer.event_args)
         return path
 
@@ -130,17 +132,25 @@ class Checkpointer:
         if directory is None:
             why = "this run keeps no record on disk (record=False)" if trainer.running else "there is no run yet"
             raise CheckpointError(f"{why}, so there is no directory to write a checkpoint to")
-        if trainer.run_status.first_time("hooks_without_state"):  # those start without a state when the run is resumed
-            saved = trainer.hooks.state_dict()
-            entries = [entry for entry in trainer.hooks.entries() if not entry.built_in]
-            if stateless := [entry.name for entry in entries if entry.name not in saved]:
-                trainer.note("hooks_without_state", hooks=stateless)
         return directory, {
             "run_id": trainer.run_id,
             "step": progress.steps_done,
             "epoch": progress.epoch,
             "lineage": trainer.record.lineage,
         }
+
+    def _collect(self) -> dict[str, Any]:
+        """Return the sections of a checkpoint, and note the hooks that start without a state when it is loaded."""
+        sections = _collect(self._trainer)
+        saved = {**sections["update_state"], **sections["hooks"]}
+        stateless = [
+            entry.name
+            for entry in self._trainer.hooks.entries()
+            if entry.name not in saved and (not entry.built_in or "state_dict" in entry.failures.in_a_row)
+        ]
+        if stateless and self._trainer.run_status.first_time(f"hooks_without_state: {stateless}"):
+            self._trainer.note("hooks_without_state", hooks=stateless)
+        return sections
 
     def _step_name(self) -> str:
         return f"step-{self._trainer.progress.steps_done:08d}"
@@ -158,6 +168,8 @@ class Checkpointer:
         try:
             yield
         except CheckpointError as error:
+            if hook_notes(error):  # a hook's own failure, which its policy decides about
+                raise
             self._trainer.run_status.count("failed_saves")
             self._trainer.note("checkpoint_failed", step, error=str(error))
             if self._trainer.options.on_save_error == "stop":
@@ -224,14 +236,14 @@ class Checkpointer:
 
 def _collect(trainer: Trainer) -> dict[str, Any]:
     """Return the sections of a checkpoint."""
-    scaler, batches = trainer.engine.scaler, trainer.loop.batches
+    scaler, batches, states = trainer.engine.scaler, trainer.loop.batches, trainer.chain.states
     between_epochs = trainer.progress.epoch_over and batches is not None
     return {
-        "model": trainer.model.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
+        "model": _state_of(trainer.model, "the model"),
+        "optimizers": [_state_of(optimizer, "an optimizer") for optimizer in trainer.optimizers],
         # A scheduler's functions belong to the code.
         "schedulers": [
-            {key: value for key, value in scheduler.state_dict().items() if not callable(value)}
+            {key: value for key, value in _state_of(scheduler, "a scheduler").items() if not callable(value)}
             for scheduler in trainer.schedulers
         ],
         "scaler": scaler.state_dict() if scaler is not None else None,
@@ -245,11 +257,37 @@ def _collect(trainer: Trainer) -> dict[str, Any]:
         },
         "losses": trainer.loop.stats.state_dict(),
         "counts": trainer.run_status.state_dict(),
-        "hooks": trainer.hooks.state_dict(),
+        "hooks": _savable_states(trainer, {entry.name: entry.state for entry in trainer.hooks.entries()}),
         "hook_names": list(trainer.hooks),
-        "update_state": trainer.chain.states,
+        "update_state": _savable_states(trainer, {name: partial(states.get, name) for name in states}),
         "streams": trainer.hooks.rng_guard.state_dict(),
     }
+
+
+def _state_of(part: Any, what: str) -> dict[str, Any]:
+    """Return the state_dict of a part of the run; if it raises, the error names the part."""
+    try:
+        state: dict[str, Any] = part.state_dict()
+    except Exception as error:
+        where = f"state_dict() of {what} ({type(part).__name__})"
+        raise CheckpointError(f"{where} raised {error_text(error)}") from error
+    return state
+
+
+def _savable_states(trainer: Trainer, states: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Return states of hooks; one that cannot be read or saved is left out, unless its hook's policy ends the run.
+
+    Args:
+        trainer: The trainer.
+        states: Functions that return the states, by the hooks' names.
+    """
+    hooks = trainer.hooks
+    found = {
+        name: hooks.failures.state_of(hooks.entry(name), read, check=encode)
+        for name, read in states.items()
+        if name in hooks
+    }
+    return {name: state for name, state in found.items() if state is not None}
 
 
 def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:

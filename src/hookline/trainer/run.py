@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Generator, Iterator
+from bdb import BdbQuit
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 import torch
@@ -15,8 +16,8 @@ import torch
 from hookline import _device
 from hookline.checkpoints.store import set_aside_later
 from hookline.core.entry import Entry
-from hookline.core.failures import Incident, logger
-from hookline.errors import ConfigError, TrainingError, nearest
+from hookline.core.failures import Incident, hook_notes, logger
+from hookline.errors import ConfigError, TrainingError, error_text, nearest
 from hookline.record.redaction import redact_text, redacted_log
 from hookline.record.strict_json import field_values
 from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, load_weights, run_directory
@@ -28,6 +29,8 @@ from hookline.trainer.validation import sanity_check
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
+
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -48,6 +51,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
     with SignalHandler(trainer.stop_on_signal) as signals, redacted_log():
         try:
             with ExitStack() as during_training:
+                _open_hooks(trainer)
                 if trainer.options.deterministic:
                     before = torch.are_deterministic_algorithms_enabled()
                     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -67,10 +71,12 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                 trainer.note("stop_requested", reason=reason, by="signal")
             elif trainer.stop_reason is not None:
                 outcome, reason = "stopped", f"stopped by {trainer.stopped_by or 'request_stop'}: {trainer.stop_reason}"
-        except BaseException as error:
-            outcome = "failed" if isinstance(error, Exception) else "interrupted"
-            reason = _describe_error(error)
+        except BaseException as raised:
+            error = ending_error(raised)
+            outcome, reason = outcome_of(error), _describe_error(error)
             _fail(trainer, error, reason)
+            if isinstance(raised, BdbQuit):
+                raise error from None
             raise
         finally:
             try:
@@ -79,6 +85,30 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                 stop_recording_incidents()
                 trainer.run_status.end()
     signals.exit()
+
+
+def ending_error(raised: BaseException) -> BaseException:
+    """Return what a run ends with, given what reached its end.
+
+    A generator turns a StopIteration into a RuntimeError; the StopIteration is returned. Quitting the debugger raises
+    an Exception, but is the user's interruption: hooks have turned it into KeyboardInterrupt; here it came from other
+    code.
+    """
+    if isinstance(raised, BdbQuit):
+        return KeyboardInterrupt("quit in the debugger")
+    if isinstance(raised, RuntimeError) and isinstance(raised.__cause__, StopIteration):
+        return raised.__cause__
+    return raised
+
+
+def keep_stop_iteration(call: Callable[[], Result]) -> Result:
+    """Call a function that runs the loop, and raise a StopIteration of a hook or of the training code as it was."""
+    try:
+        return call()
+    except RuntimeError as error:
+        if not isinstance(stopped := ending_error(error), StopIteration):
+            raise
+    raise stopped  # outside of the except clause, which would set its context
 
 
 @cache
@@ -99,15 +129,19 @@ def unfinished_steppers() -> WeakSet[Generator[Any, Any, Any]]:
 
 def _begin(trainer: Trainer, resume: str | Path | None, fork: bool) -> None:
     """Seed and open the record."""
-    options, hooks = trainer.options, trainer.hooks
+    options = trainer.options
     if options.seed is not None:
         seed_everything(options.seed)
     run_dir = None if resume is None or fork else run_directory(Path(resume))
     lineage = lineage_of(Path(resume)) if resume is not None and run_dir is None else None
     trainer.begin_run(run_dir, _hook_list(trainer), lineage)
-    hooks.reopen()
+
+
+def _open_hooks(trainer: Trainer) -> None:
+    """Set up the hooks that the last run closed, and protect the random streams from all of them."""
+    trainer.hooks.reopen()
     devices = _device.device_indices([*trainer.model.parameters(), *trainer.model.buffers()])
-    hooks.rng_guard.begin(options.seed or 0, lambda: trainer.progress.step, devices)
+    trainer.hooks.rng_guard.begin(trainer.options.seed or 0, lambda: trainer.progress.step, devices)
 
 
 def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
@@ -184,23 +218,45 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     except Exception:  # the device is gone; the failure itself is recorded
         non_finite = 0
     loop.record_non_finite_losses(non_finite)
-    try:
-        if handler := hooks.slots.on_train_end:
-            handler(args)
-    finally:
-        hooks.close()
-        trainer.checkpointer.close()
-        loop.write_unrecorded()
-        trainer.record.close(outcome, reason, _hook_list(trainer), hooks.costs(), _counters(trainer))
-        hooks.rng_guard.end()
-        if trainer.options.console:
-            print(closing_line(trainer, outcome, reason), flush=True)
+    failure = _first_failure(partial(handler, args) if (handler := hooks.slots.on_train_end) else None, hooks.close)
+    if failure is not None and outcome in ("completed", "stopped"):
+        outcome, reason = outcome_of(failure), _describe_error(failure)
+        trainer.run_status.close(failed=True)
+        trainer.record.event("exception", trainer.progress.step, error=reason)
+    elif isinstance(failure, Exception):  # it does not replace the exception or the signal that ends the run
+        logger.warning("while the run was ending: %s", _describe_error(failure))
+        if args.exception is not None:
+            args.exception.add_note(f"then, while the run was ending: {_describe_error(failure)}")
+        failure = None
+    trainer.checkpointer.close()
+    loop.write_unrecorded()
+    trainer.record.close(outcome, reason, _hook_list(trainer), hooks.costs(), _counters(trainer))
+    hooks.rng_guard.end()
+    if trainer.options.console:
+        print(closing_line(trainer, outcome, reason), flush=True)
+    if failure is not None:
+        raise failure
+
+
+def _first_failure(*calls: Callable[[], object] | None) -> BaseException | None:
+    """Make all calls, whatever they raise, and return what was raised first."""
+    raised: BaseException | None = None
+    for call in filter(None, calls):
+        try:
+            call()
+        except BaseException as error:
+            raised = error if raised is None else raised
+    return raised
+
+
+def outcome_of(error: BaseException) -> str:
+    """Return the outcome of a run that ends with an exception."""
+    return "failed" if isinstance(error, Exception) else "interrupted"
 
 
 def _describe_error(error: BaseException) -> str:
     """Return what went wrong and, if it was one, in which hook."""
-    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith("raised by hook")]
-    return "; ".join([f"{type(error).__name__}: {error}".rstrip(": "), *notes])
+    return "; ".join([error_text(error), *hook_notes(error)])
 
 
 # ---- what is recorded and printed ------------------------------------------------------------------------------------
@@ -232,7 +288,7 @@ def _record_incident(trainer: Trainer, incident: Incident) -> None:
     """Write an incident to events.jsonl; failures are counted, also those of hooks that are removed later."""
     if incident.kind == "failed":
         trainer.run_status.count("hook_failures")
-    error = None if incident.error is None else f"{type(incident.error).__name__}: {incident.error}"
+    error = None if incident.error is None else error_text(incident.error)
     trainer.record.event(
         f"hook_{incident.kind}",
         incident.step,

@@ -29,7 +29,7 @@ from hookline.trainer.loop import Loop, steps_of_run
 from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parameters import trained_parameters
 from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
-from hookline.trainer.run import run_context, unfinished_steppers
+from hookline.trainer.run import keep_stop_iteration, run_context, unfinished_steppers
 from hookline.trainer.run_state import Progress, RunStatus
 from hookline.trainer.step_fn import StepFunction, count_tokens, loss_and_metrics, make_step
 from hookline.trainer.validation import check_metrics, eval_mode, validate
@@ -96,6 +96,7 @@ class Trainer:
         self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
         self.hooks.dispatch_table.add_wrapper(ChangeAudit(self, lambda: self.lr_changes).wrap)
         self.hooks.failures.rank = self.engine.rank
+        self.hooks.failures.current_step = lambda: self.progress.step
         self.hooks.failures.debug = self.hooks.failures.debug or self.options.debug
         # The model as the run calls it.
         self.called_model: Any = torch.compile(self.model) if self.options.compile else self.model
@@ -132,6 +133,7 @@ class Trainer:
         Returns:
             The final state, as hooks get it as `state`.
         """
+        self._check_not_running()  # before anything of the run in progress is changed
         self.options.make({"max_epochs": max_epochs, "max_steps": max_steps})  # rejects what the constructor rejects
         if train_loaders is not None:
             self._set_train_loaders(train_loaders)
@@ -148,14 +150,17 @@ class Trainer:
             done = f"{progress.epoch + progress.epoch_over} epochs, {progress.steps_done} steps"
             logger.warning("nothing is left to train (%s are done); raise max_epochs or max_steps to continue", done)
             return self.refresh_state()
-        for _ in self.stepper(resume, fork):
-            pass
+
+        def run() -> None:
+            for _ in self.stepper(resume, fork):
+                pass
+
+        keep_stop_iteration(run)
         return self.refresh_state()
 
     def stepper(self, resume: str | Path | None = None, fork: bool = False) -> Iterator[torch.Tensor]:
         """Return the run as an iterator: each `next` runs one micro-batch of the loop of `train`, and is its loss."""
-        if self.running:
-            raise TrainingError("this trainer is running already; a hook cannot start another run of it")
+        self._check_not_running()
         if not self.train_loaders:
             raise TrainingError(
                 "there is nothing to train on: give a dataloader to the trainer, or train_loaders to fit()"
@@ -166,6 +171,10 @@ class Trainer:
         unfinished_steppers().add(steps)
         return steps
 
+    def _check_not_running(self) -> None:
+        if self.running:
+            raise TrainingError("this trainer is running already; a hook cannot start another run of it")
+
     def training_step(self, batch: Any) -> torch.Tensor:
         """Run one micro-batch, with the optimizer step if its window is complete, and return its detached loss."""
         if self.running:
@@ -175,7 +184,7 @@ class Trainer:
             self.record, self._loop = Record.in_memory(), None
             self.record.share_sinks(before)
         with self.run_status.manual_step():
-            return self.loop.manual_step(batch)
+            return keep_stop_iteration(lambda: self.loop.manual_step(batch))
 
     def validate(self, loaders: Loaders = None) -> dict[str, float]:
         """Validate now, with the validation events, and return the metrics."""
