@@ -112,12 +112,12 @@ def rename_to_free_name(temporary: Path, path: Path) -> Path:
         free = path.with_name(f"{path.name}-{count}")
 
 
-def explain(path: Path, error: OSError) -> str:
-    """Return the text of an error about a file that cannot be written: what, why and the remedy."""
+def explain(path: Path, error: OSError, verb: str = "write") -> str:
+    """Return the text of an error about a file that cannot be written or read: what, why and the remedy."""
     remedy = "free space, fix its permissions or choose another directory"
     if isinstance(error, NotAPlainFile):
         remedy = "remove it, or replace it by a copy of what it leads to"
-    return f"cannot write {path}: {error.strerror or error}; {remedy}"
+    return f"cannot {verb} {path}: {error.strerror or error}; {remedy}"
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from hookline._fs import open_plain
 from hookline.errors import RecordError, nearest
 from hookline.record.layers import SeriesHeader, unpack
 
@@ -57,9 +59,10 @@ def _whole_lines(path: Path | str) -> list[dict[str, Any]]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        reason = error.strerror or str(error)
+        with open(open_plain(path, os.O_RDONLY), "rb") as stream:  # noqa: PTH123 - a descriptor, not a path
+            return stream.read()
+    except (OSError, ValueError, MemoryError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error) or "it does not fit into memory"
         raise RecordError(f"cannot read {path}: {reason}. A run's directory is runs/<run_id>") from error
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from hookline._fs import explain, refuse_link
 from hookline.errors import RecordError, nearest
 from hookline.record.layers import LayerRow, LayerStep, SeriesHeader
 from hookline.record.metrics import RESERVED, Entry, MetricBatch, snapshot
@@ -26,6 +27,12 @@ from hookline.record.redaction import SecretValues, find_secrets, redact, redact
 from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, Sink, SinkHandle
 
 OUTCOMES = ("completed", "stopped", "interrupted", "failed")
+
+# What Hookline writes into a run's directory: files, then directories.
+CONTENTS = (
+    "run.json", "config.yaml", "metrics.jsonl", "layers.jsonl", "events.jsonl", "log.jsonl", ".lock",
+    "checkpoints", "abandoned", "exception", "crashes", "captures", "traces",
+)  # fmt: skip
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
 
@@ -89,6 +96,7 @@ class Record:
             reason = f"{error.filename or root}: {error.strerror or error}"
             remedy = "choose a directory that you can write to"
             raise RecordError(f"cannot make the run's directory in {root} ({reason}); {remedy}") from error
+        refuse_links(path)
         return cls(FileStorage(path), config, seed, path.name)
 
     @classmethod
@@ -308,3 +316,23 @@ class Record:
         name, text = type(sink).__name__, f"{type(error).__name__}: {error}"
         logger.warning("the sink %s failed and was removed, training continues: %s", name, redact_text(text))
         self.event("sink_failed", step, sink=name, error=text)
+
+
+def refuse_links(run_dir: Path) -> None:
+    """Check that nothing that Hookline reads or writes in a run's directory is a symbolic link.
+
+    A run from elsewhere could otherwise lead a resumed run to any file. Links to a neighbour, as ``best`` in the
+    directory of checkpoints is one, and what others put there do not matter.
+
+    Raises:
+        RecordError: With the path of the first link.
+    """
+    try:
+        for name in CONTENTS:
+            refuse_link(run_dir / name)
+            for folder, folders, files in os.walk(run_dir / name):
+                for path in (Path(folder) / one for one in (*folders, *files)):
+                    if path.is_symlink() and path.readlink().name != str(path.readlink()):
+                        refuse_link(path)
+    except OSError as error:
+        raise RecordError(explain(Path(error.filename), error)) from error
