@@ -1,4 +1,4 @@
-"""Write files durably and atomically, and tell whether a process is alive.
+"""Write files durably and atomically, open them without following links, and tell whether a process is alive.
 
 Every call by which the record, a checkpoint or a capture reaches the disk is here. The functions raise `OSError`;
 callers turn it into their own error with `explain`.
@@ -11,6 +11,7 @@ import errno
 import os
 import platform
 import secrets
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,31 @@ from typing import Any
 Part = bytes | memoryview
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+# Opening a pipe without O_NONBLOCK waits for its other end.
+_PLAIN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
 _LARGEST_WRITE = 64 << 20  # Linux accepts at most 2 GB per write()
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # some network file systems cannot sync a directory
 _NAME_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+
+
+class NotAPlainFile(OSError):
+    """A symbolic link, a pipe or a device is where a plain file or a directory of a run belongs."""
+
+
+def open_plain(path: Path, flags: int) -> int:
+    """Open a file and return its descriptor. Raises `NotAPlainFile` for a link, which may lead anywhere, and a pipe."""
+    refuse_link(path)
+    fd = os.open(path, flags | _PLAIN, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotAPlainFile(errno.EINVAL, "it is not a plain file", str(path))
+    return fd
+
+
+def refuse_link(path: Path) -> None:
+    """Raise `NotAPlainFile` if a path is a symbolic link; links above it do not matter."""
+    if path.is_symlink():
+        raise NotAPlainFile(errno.ELOOP, "it is a symbolic link, which may lead out of the run's directory", str(path))
 
 
 def write_file(path: Path, parts: Iterable[Part]) -> None:
@@ -89,10 +112,12 @@ def rename_to_free_name(temporary: Path, path: Path) -> Path:
         free = path.with_name(f"{path.name}-{count}")
 
 
-def explain(path: Path, error: OSError) -> str:
-    """Return the text of an error about a file that cannot be written: what, why and the remedy."""
+def explain(path: Path, error: OSError, verb: str = "write") -> str:
+    """Return the text of an error about a file that cannot be written or read: what, why and the remedy."""
     remedy = "free space, fix its permissions or choose another directory"
-    return f"cannot write {path}: {error.strerror or error}; {remedy}"
+    if isinstance(error, NotAPlainFile):
+        remedy = "remove it, or replace it by a copy of what it leads to"
+    return f"cannot {verb} {path}: {error.strerror or error}; {remedy}"
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------

@@ -56,3 +56,20 @@ def test_one_checkpoint_is_verified(run: Path, capsys: Captured) -> None:
     assert "state.json: has 2 bytes instead of" in capsys.readouterr().out
     assert main(["verify-checkpoint", "nowhere"]) == 2
     assert "error: nowhere is not a directory; give a checkpoint's" in capsys.readouterr().err
+
+
+def test_a_checkpoint_cannot_control_the_terminal(run: Path, capsys: Captured) -> None:
+    """Control characters in its meta, its file names and its own name are printed as escapes."""
+    escape = "\x1b[31m\x07\u202e"
+    hostile = {"step": escape, "epoch": {escape: [escape]}}
+    path = write_checkpoint(run / "checkpoints", "step-99", {"model": {}}, hostile)
+    damaged = run / "checkpoints" / "step-3"
+    (damaged / f"file{escape}").write_text("")
+    named = path.rename(run / f"name{escape}")
+    assert main(["verify-checkpoint", str(named)]) == 0
+    named.rename(path)
+    assert main(["checkpoints", str(run)]) == 1
+    assert main(["verify-checkpoint", f"nowhere{escape}"]) == 2
+    out, err = capsys.readouterr()
+    assert (out + err).replace("\n", "").isprintable()
+    assert "name\\x1b[31m\\x07\\u202e  good" in out and "file\\x1b[31m\\x07\\u202e: is not in the manifest" in out

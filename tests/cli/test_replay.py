@@ -1,12 +1,15 @@
 """`hookline replay` rebuilds the run from the crash folder alone, and reproduces the NaN."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hookline import NanForensics, get_trainer, load_config, register_model, trainer_from_config
+from hookline.checkpoints import write_checkpoint
 from hookline.cli import main
 from hookline.core import plugins
 from hookline.demo.char_gpt import CharGPT
@@ -111,3 +114,84 @@ def test_a_path_that_is_not_a_crash_is_refused(capsys: Captured) -> None:
     """The error is one line."""
     assert main(["replay", "nowhere"]) == 2
     assert "nowhere has no crash.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"step": None}, "expected step as int"),
+        ({"reason": ["x"]}, "expected reason as str"),
+        ({"autopsy": None}, "expected autopsy as dict"),
+        ({"autopsy": {"module": "x"}}, "expected summary as str, it is not there"),
+        ({"left_out": 3}, "expected left_out as dict"),
+        ({"config": None}, "made in code"),
+        ({"config": [["model", 1]]}, "made in code"),
+        ({"config": {"model": 1, "data": 2, "optimizer": 3, "trainer": [1]}}, "cannot be rebuilt"),
+        ({"config": {"model": {"name": []}, "data": {}, "optimizer": None}}, "cannot be rebuilt"),
+    ],
+)
+def test_a_hostile_report_is_one_clear_error(changes: dict[str, Any], problem: str, capsys: Captured) -> None:
+    """Each field that a replay reads may be anything in a folder from elsewhere."""
+    folder = crash()
+    report = json.loads((folder / "crash.json").read_text())
+    (folder / "crash.json").write_text(json.dumps({**report, **changes}))
+    assert main(["replay", str(folder), "--device", "cpu"]) == 2
+    err = capsys.readouterr().err
+    assert problem in err and err.count("\n") == 1 and "--debug shows" not in err
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b'{"step":' + b"9" * 5000 + b"}"])
+def test_a_damaged_report_is_one_clear_error(text: bytes, capsys: Captured) -> None:
+    """So may the whole file."""
+    folder = crash()
+    (folder / "crash.json").write_bytes(text)
+    assert main(["replay", str(folder)]) == 2
+    assert "crash.json is not a JSON object" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"random_state": 3}, "expected random_state as dict"),
+        ({"random_state": {"torch": "x"}}, "running its batch raised an error"),
+        ({"batch": "text"}, "running its batch raised an error"),
+        ({"batch": None}, "running its batch raised an error"),
+        ({"model": 3}, "expected model as dict"),
+        ({"model": {}}, "its weights do not fit this model"),
+        ({"model": {"x": 3}}, "its weights do not fit this model"),
+        ({"meta": {"step": "x", "modules_in_eval_mode": []}}, "expected step as int"),
+        ({"meta": {"step": 1}}, "expected modules_in_eval_mode as list"),
+    ],
+)
+def test_a_hostile_state_is_one_clear_error(changes: dict[str, Any], problem: str, capsys: Captured) -> None:
+    """A state with correct hashes may hold anything."""
+    folder = crash()
+    _, sections, meta = read_crash(folder)
+    shutil.rmtree(folder / "state")
+    write_checkpoint(folder, "state", {**sections, **changes}, changes.pop("meta", meta))
+    assert main(["replay", str(folder), "--device", "cpu"]) == 2
+    err = capsys.readouterr().err
+    assert problem in err and err.count("\n") == 1 and "--debug shows" not in err
+
+
+def test_no_link_in_a_crash_folder_is_followed(capsys: Captured) -> None:
+    """Report and state are read from the folder itself."""
+    folder = crash()
+    for name in ("state", "crash.json"):
+        (folder / name).rename(f"moved-{name}")
+        (folder / name).symlink_to(Path(f"moved-{name}").absolute())
+        assert main(["replay", str(folder), "--device", "cpu"]) == 2
+        assert f"cannot read {folder / name}: it is a symbolic link" in capsys.readouterr().err
+
+
+def test_a_report_cannot_control_the_terminal(capsys: Captured) -> None:
+    """Its control characters are printed as escapes."""
+    folder = crash()
+    report = json.loads((folder / "crash.json").read_text())
+    report["reason"] = "loss nan\x1b[2J\x07\nverdict"
+    report["autopsy"]["summary"] += "\x1b]0;title\x07\u202e"
+    (folder / "crash.json").write_text(json.dumps(report))
+    main(["replay", str(folder), "--device", "cpu"])
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    assert "loss nan\\x1b[2J\\x07 verdict" in out and "\\x1b]0;title\\x07\\u202e" in out

@@ -1,5 +1,6 @@
 """Secrets in every place where a run can meet them: none appears in the run's directory or on standard output."""
 
+import base64
 import hashlib
 import os
 import subprocess
@@ -25,21 +26,24 @@ PLANTED = {
         "data's password", "comment in the config",
         # by their shape alone, under innocent keys
         "GitHub", "OpenAI", "AWS", "Slack", "Google", "JSON web token", "Stripe", "Telegram",
+        "Databricks", "Vault", "Shopify", "DigitalOcean",
         # from the environment
         "referenced", "referenced in part", "referenced by the data", "never referenced",
         # on the command line
         "override of a password", "override with a URL", "override with a token",
         # what code does with them
-        "hook's own words", "hook data", "state", "note", "reason of the end", "git remote",
+        "hook's own words", "hook data", "state", "note", "reason of the end", "git remote", "metric's name",
     ))
 }  # fmt: skip
 SHAPES = {
     "GitHub": "ghp_{}", "OpenAI": "sk-proj-{}", "AWS": "AKIA{}", "Slack": "xoxb-{}", "Google": "AIza{}",
     "JSON web token": "eyJhbGciOi.{}", "Stripe": "sk_live_{}", "Telegram": "123456789:AAAAAAAAAAA{}",
+    "Databricks": "dapi01234567{}", "Vault": "hvs.{}", "Shopify": "shpat_{}", "DigitalOcean": "dop_v1_{}",
 }  # fmt: skip
 P = PLANTED
 
 PARTS = '''
+import base64
 import os
 from types import SimpleNamespace
 import torch
@@ -71,6 +75,9 @@ class Careless(TrainingHook):
     def on_train_start(self, trainer, state):
         trainer.hook_data["careless"] = {"login": os.environ["GIVEN_1"]}
         state["session_password"] = os.environ["GIVEN_2"]
+        encoded = base64.b64encode(("me:" + self.given["plain"]).encode()).decode()
+        trainer.log("accuracy of " + os.environ["METRIC_TOKEN"], 1.0)
+        trainer.note("encoded", basic=encoded, shouted=self.given["plain"].upper())
         trainer.note("logged_in", login={"password": os.environ["GIVEN_3"]}, with_it=self.given["plain"])
     def on_step_end(self, step, trainer):
         if step == 2:
@@ -123,6 +130,7 @@ REMOTE = f"https://me:{P['git remote']}@example.org/x.git"
 ENVIRONMENT = {
     "PLAIN": P["referenced"], "PARTLY": P["referenced in part"], "SERVED": P["referenced by the data"],
     "HF_TOKEN": P["never referenced"], "REASON_PASSWORD": P["reason of the end"],
+    "METRIC_TOKEN": P["metric's name"],
     "GIVEN_1": P["hook data"], "GIVEN_2": P["state"], "GIVEN_3": P["note"], "GIVEN_4": P["hook's own words"],
 }  # fmt: skip
 
@@ -172,6 +180,17 @@ def test_a_secret_appears_nowhere(name: str, finished: tuple[Path, str]) -> None
     found += [str(path) for path in run.rglob(f"*{PLANTED[name]}*")]
     assert found == []
     assert PLANTED[name] not in printed
+
+
+def test_a_secret_appears_in_no_other_spelling(finished: tuple[Path, str]) -> None:
+    """Its metric, its encoding for a header and its capital letters are recorded without it."""
+    run, _ = finished
+    assert '"accuracy of <redacted>":1.0' in (run / "metrics.jsonl").read_text()
+    events = (run / "events.jsonl").read_text()
+    assert '"shouted":"${env:PLAIN}"' in events
+    assert P["referenced"].upper() not in events
+    assert base64.b64encode(P["referenced"].encode()).decode()[:16] not in events
+    assert base64.b64encode(b"me:" + P["referenced"].encode()).decode()[:16] not in events
 
 
 @pytest.mark.parametrize("name", SHAPES)

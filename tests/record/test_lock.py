@@ -83,6 +83,59 @@ def test_children_of_a_killed_owner_do_not_keep_it(tmp_path: Path) -> None:
         os.kill(child, signal.SIGKILL)
 
 
+def test_reading_or_copying_the_lock_file_does_not_release_the_lock(tmp_path: Path) -> None:
+    """A hook that copies the run's directory opens and closes `.lock` in the process that holds it."""
+    copied = "\nimport shutil; shutil.copytree(held.path, sys.argv[1] + '/copy')\n(held.path / '.lock').read_bytes()\n"
+    with start_holder(tmp_path, copied) as holder:
+        read_until_held(holder)
+        with pytest.raises(RecordError, match=f"process {holder.pid} on "):
+            open_record(tmp_path)
+        holder.kill()
+    assert (tmp_path / "copy" / "metrics.jsonl").exists()
+
+
+WITH_WORKERS = """
+import os, signal, sys, torch
+from hookline import CheckpointHook, get_trainer
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+    def __getitem__(self, index):
+        if index == 6 and sys.argv[2] == "block":
+            print("blocked", os.getpid(), flush=True)
+            signal.pause()
+        return torch.full((3,), float(index)), torch.ones(1)
+
+model = torch.nn.Linear(3, 1)
+trainer = get_trainer(
+    "simple", model, torch.utils.data.DataLoader(Data(), num_workers=1, prefetch_factor=2),
+    torch.optim.SGD(model.parameters(), 1e-3), "cpu", loss_fn=torch.nn.functional.mse_loss,
+    hooks=[CheckpointHook(save_every_n_steps=1)], output_dir=sys.argv[1], max_epochs=1, console=False,
+)
+trainer.fit(resume=sys.argv[3] if len(sys.argv) > 3 else None)
+print("done", trainer.step)
+"""
+
+
+def test_a_killed_run_with_workers_resumes_at_once(tmp_path: Path) -> None:
+    """A loader's worker that outlives its killed trainer does not keep the run locked."""
+    command = [sys.executable, "-c", WITH_WORKERS, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([*command, "block"], stdout=subprocess.PIPE, text=True, env=environment) as trainer:
+        assert trainer.stdout is not None
+        worker = int(trainer.stdout.readline().split()[1])
+        try:
+            (run,) = tmp_path.iterdir()
+            trainer.kill()
+            trainer.wait()
+            os.kill(worker, 0)
+            resumed = subprocess.run([*command, "on", str(run)], capture_output=True, text=True, env=environment)
+        finally:
+            os.kill(worker, signal.SIGKILL)
+    assert resumed.stdout.split() == ["done", "12"], resumed.stderr
+
+
 def test_a_second_writer_in_the_same_process_raises(tmp_path: Path) -> None:
     """Two trainers of one process cannot write one run, until the first record is closed."""
     first = open_record(tmp_path)
@@ -119,7 +172,7 @@ def test_a_record_that_is_dropped_releases_the_lock_at_once(tmp_path: Path) -> N
     ],
     ids=["itself", "the id was reused", "gone", "another machine", "no id", "no process"],
 )
-def test_without_record_locks_the_file_decides(
+def test_without_locks_the_file_decides(
     known: bool, change: dict[str, Any], lives: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Id and start time together identify the owner; a living one, or one of another host, keeps the lock."""
@@ -129,7 +182,8 @@ def test_without_record_locks_the_file_decides(
     close(record)
     file.write_text(json.dumps(owner))
     if lives:
-        with pytest.raises(RecordError, match=f"process {owner['pid']} on {owner['host']}"):
+        name = f"process {owner['pid']} on {owner['host']}" if change else "this process"
+        with pytest.raises(RecordError, match=f"is being written by {name}"):
             open_record(tmp_path)
     else:
         close(open_record(tmp_path))
@@ -145,12 +199,12 @@ def test_a_damaged_lock_file_keeps_no_writer_out(text: str, tmp_path: Path, monk
 
 
 def remove_locks(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a file system without record locks, or a system that does not even know them."""
+    """Simulate a file system without locks, or a system that does not even know them."""
 
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     if known:
-        monkeypatch.setattr("hookline.record.lock.fcntl.lockf", refuse)
+        monkeypatch.setattr("hookline.record.lock.fcntl.flock", refuse)
     else:
         monkeypatch.setattr("hookline.record.lock.fcntl", None)

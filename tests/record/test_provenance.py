@@ -115,6 +115,121 @@ def test_git_state_with_a_git_that_hangs(tmp_path: Path, monkeypatch: pytest.Mon
     assert time.monotonic() - started < 25  # the command itself would take 30
 
 
+def make_hostile(repository: Path, ran: Path) -> None:
+    """Configure every program that git may run for a comparison; each leaves a file with its name."""
+
+    def program(name: str) -> str:
+        script = ran.parent / f"program-{name}"
+        script.write_text(f'#!/bin/sh\ntouch "{ran}/{name}"\n')
+        script.chmod(0o755)
+        return str(script)
+
+    ran.mkdir(exist_ok=True)
+    names = {
+        "filter.plain.clean": "clean", "filter.long.process": "process", "filter.we i rd.clean": "odd name",
+        "core.fsmonitor": "fsmonitor", "diff.own.command": "diff driver", "diff.text.textconv": "textconv",
+        "diff.external": "external diff", "core.pager": "pager", "pager.diff": "pager of diff",
+        "core.sshCommand": "ssh", "credential.helper": "credential", "core.askPass": "askpass",
+    }  # fmt: skip
+    for key, name in names.items():
+        git(repository, "config", key, program(name))
+    git(repository, "config", "filter.plain.required", "true")
+    included = ran.parent / "included"
+    included.write_text(f'[filter "included"]\n\tclean = {program("included")}\n')
+    git(repository, "config", f"includeIf.gitdir:{repository}/.path", str(included))
+    attributes = [
+        "a filter=plain",
+        "b filter=long",
+        "c filter=we\\ i\\ rd",
+        "d filter=included",
+        "e diff=own",
+        "f diff=text",
+    ]
+    (repository / ".git" / "info").mkdir(exist_ok=True)
+    (repository / ".git" / "info" / "attributes").write_text("\n".join(attributes))
+    hooks = repository / ".git" / "hooks"
+    hooks.mkdir(exist_ok=True)
+    for hook in ("post-index-change", "reference-transaction", "fsmonitor-watchman", "pre-auto-gc"):
+        Path(program(hook)).rename(hooks / hook)
+    for name in "abcdef":
+        (repository / name).write_text(f"changed {name}\n")
+
+
+@pytest.fixture
+def hostile(repository: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """Return a repository with a submodule, both full of programs, and the folder in which those leave files."""
+    for name in "abcdef":
+        (repository / name).write_text(f"{name}\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-q", "-m", "second")
+    git(repository, "clone", "-q", str(repository), "sub")
+    git(repository, "add", "sub")
+    git(repository, "commit", "-q", "-m", "third")
+    ran = tmp_path / "ran"
+    make_hostile(repository / "sub", ran)
+    git(repository / "sub", "config", "filter.inner.clean", f"touch {ran}/inner")  # not in the config outside
+    (repository / "sub" / ".git" / "info" / "attributes").write_text("a filter=inner\n")
+    (repository / "sub" / "a").write_text("A\n")  # as long as before, so that its contents are compared
+    make_hostile(repository, ran)
+    return repository, ran
+
+
+def test_git_runs_no_program_of_the_repository(hostile: tuple[Path, Path], tmp_path: Path) -> None:
+    """Neither filters nor a monitor, drivers, hooks, pagers or a submodule's git run, and changes are found."""
+    repository, ran = hostile
+    state = git_state(repository, tmp_path)
+    assert state["dirty"] is True and len(state["diff_hash"]) == 64
+    assert sorted(path.name for path in ran.iterdir()) == []
+    (repository / "folder").mkdir()
+    git_state(repository / "folder", tmp_path)  # the repository is above the current directory
+    assert sorted(path.name for path in ran.iterdir()) == []
+    with contextlib.suppress(subprocess.CalledProcessError):
+        git(repository, "diff", "HEAD")  # the control
+    assert {"fsmonitor", "clean"} & {path.name for path in ran.iterdir()}
+
+
+def test_git_fetches_nothing(hostile: tuple[Path, Path], tmp_path: Path) -> None:
+    """A partial clone fetches objects that it lacks through a program that its config names."""
+    repository, ran = hostile
+    for key, value in {
+        "core.repositoryFormatVersion": "1", "extensions.partialClone": "origin", "remote.origin.promisor": "true",
+        "remote.origin.url": "ssh://nowhere.example.org/x",
+    }.items():  # fmt: skip
+        git(repository, "config", key, value)
+    blob = git(repository, "rev-parse", "HEAD:e")
+    (repository / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    state = git_state(repository, tmp_path)
+    assert (len(state["commit"]), state["dirty"]) == (40, None)
+    assert sorted(path.name for path in ran.iterdir()) == []
+    with contextlib.suppress(subprocess.CalledProcessError):
+        git(repository, "-c", "core.fsmonitor=", "diff", "HEAD", "--", "e")  # the control
+    assert "ssh" in {path.name for path in ran.iterdir()}
+
+
+def test_a_filter_whose_name_git_cannot_override(hostile: tuple[Path, Path], tmp_path: Path) -> None:
+    """The difference is unknown then, because looking for it would run the filter."""
+    repository, ran = hostile
+    git(repository, "config", "filter.a=b.clean", f"touch {ran}/name")
+    (repository / ".git" / "info" / "attributes").write_text("a filter=a=b\n")
+    state = git_state(repository, tmp_path)
+    assert (len(state["commit"]), state["dirty"]) == (40, None)
+    assert sorted(path.name for path in ran.iterdir()) == []
+
+
+def test_a_repository_of_another_user_is_not_asked(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git refuses it unless the user's `safe.directory` lists it, and Hookline does not insist."""
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert git_state(repository, tmp_path)["commit"] == "unknown"
+
+
+def test_a_bare_repository_in_a_folder_is_not_asked(repository: Path, tmp_path: Path) -> None:
+    """A folder with the files of a bare repository, as an archive may contain one, is not a repository."""
+    git(tmp_path, "clone", "-q", "--bare", str(repository), "data")
+    assert git_state(tmp_path / "data", tmp_path)["commit"] == "unknown"
+
+
 @pytest.mark.req("000-34")
 @pytest.mark.parametrize(
     ("one", "other"),

@@ -2,7 +2,7 @@
 
 import json
 import math
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hookline import read_layers, read_metrics
 from hookline.errors import RecordError
-from hookline.record import Record, read_jsonl
+from hookline.record import Record, read_json, read_jsonl
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,99 @@ def test_a_torn_line_is_warned_of_at_the_callers_line(tmp_path: Path) -> None:
         assert read_metrics(tmp_path) == [{"step": 1}, {"step": 2}]
     assert len(caught) == 1 and caught[0].filename == __file__
     assert str(tmp_path / "metrics.jsonl") in str(caught[0].message)
+
+
+@pytest.mark.parametrize(
+    ("before", "resumed_at", "after"),
+    [([], 0, [1, 2]), ([1, 2, 3], 1, [2]), ([], 5, [6, 7])],
+    ids=["began again", "continued", "forked from another run"],
+)
+def test_the_mark_of_a_resumed_run_is_not_a_row(
+    before: list[int], resumed_at: int, after: list[int], tmp_path: Path
+) -> None:
+    """Every row has the metrics of its step, with the epoch that they were logged in."""
+    record = make_record(tmp_path)
+    for step in before:
+        record.log(step, 0, "train/loss", 3.0)
+    record.resume_at(resumed_at, 7)
+    for step in after:
+        record.log(step, 8, "train/loss", 1.0)
+    end(record)
+    assert record.path is not None
+    rows = [(row["step"], row["epoch"], row["train/loss"]) for row in read_metrics(record.path)]
+    assert rows == [(step, 0, 3.0) for step in before if step <= resumed_at] + [(step, 8, 1.0) for step in after]
+    assert not any("resumed" in row for row in read_metrics(record.path))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = ("step", "resumed", "series", "name", "names", "columns", "bins", "data", "counts", "time", "epoch", "loss")
+HOSTILE = [
+    b'{"step":[1]}\n{"step":{"a":1}}\n{"step":"1"}\n{"step":null}\n{"step":1.5}\n{"step":true}\n',
+    b'{"step":1}\n{"step":"a","resumed":true}\n{"step":[],"resumed":1}\n',
+    b"[" * 100_000 + b"\n" + b'{"a":' * 100_000 + b"\n",
+    b'{"step":' + b"9" * 5000 + b"}\n",
+    b'{"series":0,"name":["a"],"names":["a"],"columns":["x"]}\n{"series":0,"step":1,"data":"AACAPw=="}\n',
+    b'{"series":0,"name":"s","names":5,"columns":["x"]}\n{"series":0,"step":1,"data":"AACAPw=="}\n',
+    b'{"series":0,"name":"s","names":[["a"]],"columns":[{}]}\n{"series":0,"step":1,"data":"AACAPw=="}\n',
+    b'{"series":0,"name":"s","names":["a"],"columns":["x"],"bins":-1}\n{"series":0,"step":1,"data":"AACAPw=="}\n',
+    b'{"series":0,"name":"s","names":["a"],"columns":["x"],"bins":1e30}\n{"series":0,"step":1,"data":""}\n',
+    b'{"series":0,"name":"s","names":["a"],"columns":["x"],"bins":99999999999999999999}\n{"series":0,"step":1,"counts":""}\n',
+    b'{"series":0,"name":"s","names":["a"],"columns":["x"]}\n{"series":0,"step":1,"data":["A"]}\n{"series":0,"step":1,"counts":3}\n',
+    b"\xff\xfe{\x00}\x00\n\x00" * 10,
+    b"",
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*a line was torn")
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_files_are_read_or_refused(text: bytes, tmp_path: Path) -> None:
+    """Lines that Hookline did not write are passed over, and nothing but a `RecordError` is raised."""
+    for name, read in {"metrics.jsonl": read_metrics, "layers.jsonl": read_layers}.items():
+        (tmp_path / name).write_bytes(text)
+        with suppress(RecordError):
+            read(tmp_path)
+    with pytest.raises(RecordError, match="is not a JSON object"):
+        read_json(tmp_path / "metrics.jsonl")
+
+
+@pytest.mark.filterwarnings("ignore:.*a line was torn")
+@given(st.lists(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=8), max_size=6))
+@settings(max_examples=200)
+def test_any_lines_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, object]]
+) -> None:
+    """The same for random values in the fields of our lines."""
+    folder = tmp_path_factory.mktemp("lines")
+    for name, read in {"metrics.jsonl": read_metrics, "layers.jsonl": read_layers}.items():
+        (folder / name).write_text("\n".join(map(json.dumps, lines)))
+        with suppress(RecordError):
+            read(folder)
+
+
+def test_a_small_file_does_not_fill_the_memory(tmp_path: Path) -> None:
+    """Headers that claim a table of many more places than the file has values are refused."""
+    names = [f"n{index}" for index in range(30_000)]
+    headers = [
+        {"series": 0, "name": "s", "names": names, "columns": []},
+        {"series": 1, "name": "s", "names": [], "columns": names},
+        {"series": 2, "name": "s", "names": ["a"], "columns": ["b"]},
+    ]
+    data = [{"series": index, "step": 1, "data": "AACAPw==" if index == 2 else ""} for index in range(3)]
+    (tmp_path / "layers.jsonl").write_text("\n".join(map(json.dumps, [*headers, *data])))
+    with pytest.raises(RecordError, match=r"layers\.jsonl has 1 values for a table of 900,060,001"):
+        read_layers(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["nowhere", "a\0b", "x" * 5000])
+def test_paths_that_cannot_be_read(path: str) -> None:
+    """Every reader gives the same error."""
+    for read in (read_metrics, read_layers, read_json, read_jsonl):
+        with pytest.raises(RecordError, match="cannot read"):
+            read(path)
 
 
 def test_a_missing_file_raises(tmp_path: Path) -> None:

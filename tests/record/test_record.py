@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -363,3 +364,19 @@ def test_a_failed_device_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostCopy, "wait", broken)
     record.close("failed", None, [], [], {})
     assert (record.lost, record.run["lost"], record.metrics) == (1, 1, [])
+
+
+def test_a_deleted_directory_is_a_loss(tmp_path: Path) -> None:
+    """The system accepts lines for a deleted file; they are counted, and the first one causes a warning."""
+    record = Record.on_disk(tmp_path, config={}, seed=None)
+    record.start([])
+    record.log(1, 0, "loss", 1.0)
+    record.flush()
+    assert record.path is not None and record.lost == 0
+    shutil.rmtree(record.path)
+    record.log(2, 0, "loss", 1.0)
+    with pytest.warns(RuntimeWarning, match="metrics.jsonl was deleted while the run was writing it"):
+        record.flush()
+    record.event("happened")
+    close(record)
+    assert record.run["lost"] == 2

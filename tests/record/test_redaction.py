@@ -1,18 +1,22 @@
 """Test that no secret reaches the record or the log, and that ordinary settings stay readable."""
 
+import base64
 import dataclasses
 import gc
 import io
+import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookline import NotifyHook, Trainer, get_trainer
+from hookline import NotifyHook, Trainer, get_trainer, read_layers, read_metrics
 from hookline.record import Record
 
 REDACTED = "<redacted>"
@@ -121,10 +125,155 @@ def test_a_secret_url_is_removed_from_every_text() -> None:
 
 def test_known_shapes_of_tokens() -> None:
     """A token is recognised by its shape, wherever it stands."""
-    assert redact("used hf_abcdefghijklmnopqrstuvwx here") == f"used {REDACTED} here"
+    assert redact("used hf_abcdefghijklm4opqrstuvwx here") == f"used {REDACTED} here"
     assert redact("Bearer abcdefgh12345678") == REDACTED
     assert "abc" not in redact("Client(password='abc def')")
     assert redact("sent {'api_key': 'abc', 'lr': 1}") == f"sent {{'api_key': {REDACTED}, 'lr': 1}}"
+
+
+LONG = "q8Xw2Zr5Tn1Lk7Vb3Mc9Pd4sq8Xw2Zr5Tn1Lk7Vb3Mc9Pd4s"
+HEX = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        f"dapi{HEX[:32]}", f"dapi{HEX[:32]}-2", f"hvs.{LONG}", f"hvb.{LONG}", f"shpat_{HEX[:32]}",
+        f"shpss_{HEX[:32]}", f"dop_v1_{HEX}", f"hf_{LONG[:34]}", f"HF_{LONG[:34]}", f"api_org_{LONG[:34]}",
+        f"sk-proj-{LONG}", f"sk-ant-api03-{LONG}-{LONG}AA", f"gsk_{LONG}", f"xai-{LONG}", f"pplx-{LONG}",
+        f"nvapi-{LONG}", f"r8_{LONG[:37]}", f"lsv2_pt_{HEX[:32]}_0123456789", f"pcsk_{LONG}", f"tskey-auth-{LONG}",
+        f"ghp_{LONG[:36]}", f"github_pat_{LONG[:22]}_{LONG}", f"glpat-{LONG[:20]}", f"gldt-{LONG[:20]}",
+        f"npm_{LONG[:36]}", f"pypi-AgE{LONG}", f"dckr_pat_{LONG[:27]}",
+        f"xoxb-123456789012-1234567890123-{LONG[:24]}", f"xapp-1-A0-1-{HEX}", f"glsa_{LONG[:32]}_01234567",
+        f"dp.pt.{LONG[:43]}", f"pscale_tkn_{LONG[:43]}", f"lin_api_{LONG[:40]}", f"sntrys_{LONG}",
+        f"sk_live_{LONG[:24]}", f"whsec_{LONG[:32]}", f"xkeysib-{HEX}-{LONG[:16]}", "AKIAIOSFODNN7EXAMPLE",
+        "ASIAIOSFODNN7EXAMPLE", f"AIza{LONG[:35]}", f"ya29.{LONG}", f"GOCSPX-{LONG[:28]}",
+        f"SG.{LONG[:22]}.{LONG[:43]}", f"eyJhbGciOiJIUzI1NiJ9.{LONG}.{LONG}", f"SK{HEX[:32]}", f"key-{HEX[:32]}",
+        f"{HEX[:32]}-us12", f"{LONG[:14]}.atlasv1.{LONG}", f"ATATT3x{LONG}", f"abc8Q~{LONG[:34]}",
+        f"pat{LONG[:14]}.{HEX}", f"123456789:{LONG[:35]}", f"M{LONG[:23]}.{LONG[:6]}.{LONG[:27]}",
+        f"acme_live_{LONG[:24]}", f"acme_pat_{LONG[:24]}",
+    ],
+)  # fmt: skip
+def test_tokens_of_vendors(token: str) -> None:
+    """A token is replaced in a sentence, in quotes, as a part of a name and of a path, and as a key."""
+    for around in ("used {} for it", "'{}'", "x={},", "accuracy/{}/top1", "/data/{}"):
+        assert redact(around.format(token)) == around.format(REDACTED)
+    assert redact({token: 1}) == {REDACTED: 1}
+
+
+@pytest.mark.parametrize(
+    "header", [
+        "x-api-key: abcdefgh", "X-Api-Key:abc", "x-goog-api-key: abc", "Ocp-Apim-Subscription-Key: abc",
+        "Private-Token: abc", "X-Vault-Token: abc", "Authorization: Basic abc", "authorization:abc",
+        "Proxy-Authorization: Basic abc", "Set-Cookie: id=abc",
+    ],
+)  # fmt: skip
+def test_headers(header: str) -> None:
+    """The value of a header that authenticates is replaced in any text."""
+    assert "abc" not in redact(f"sent {header}")
+
+
+def test_pairs_in_a_sentence() -> None:
+    """After a secret's name and a colon, a quoted or random-looking text is a value; a word belongs to a sentence."""
+    assert redact("api_key: 'abc' is wrong") == f"api_key: {REDACTED} is wrong"
+    assert redact(f"password: {TOKEN} is wrong") == f"password: {REDACTED} is wrong"
+    assert redact("password: must not be empty") == "password: must not be empty"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train/loss", "gradients/final_norm", "transformer.h.11.attn.c_attn.weight",
+        "model.layers.31.self_attn.q_proj.lora_A.default.weight", "val/accuracy_top5",
+        "sk-learn-pipeline-gradient-boosting", "hf_bert_base_uncased_finetuned_sst2",
+        "hf_RobertaForSequenceClassification", "asia_temperature_forecast_mse", "ASIA_PACIFIC_TEMPERATURE_2020",
+        "key-value-cache-hit-rate", "npm_packages_installed_per_second", "pypi-mirror-download-seconds-per-file",
+        "tokens_per_second", "token:accuracy1", "tokens: 12000000", "20261115-092219-8k69kgy6",
+        "0123456789abcdef0123456789abcdef01234567", f"commit {HEX}", "d41d8cd98f00b204e9800998ecf8427e",
+        "/home/me/runs/20261115-092219-8k69kgy6/checkpoints/step-00000042/model.safetensors",
+        r"C:\Users\me\data\train_2024.parquet", "s3://bucket/datasets/imagenet-1k/train-00001-of-01024.tar",
+        "https://huggingface.co/bert-base-uncased", "sg.utility.function.name.of.mine", "float32 (8, 4) on cpu",
+        "step 45: loss 12.5 is 10 times the median", "eyes/left/keypoint_confidence",
+        "test_live_stream_frames_per_second", "2024-11-15T09:22:19.123+00:00", "550e8400-e29b-41d4-a716-446655440000",
+        "torch.nn.modules.linear.NonDynamicallyQuantizableLinear",
+    ],
+)  # fmt: skip
+def test_ordinary_names_stay(name: str) -> None:
+    """Names of metrics and modules, hashes, ids, times and paths are no secrets, alone and in a sentence."""
+    assert redact(name) == name
+    assert redact(f"wrote {name} at last") == f"wrote {name} at last"
+    assert redact({name: 1}) == {name: 1}
+
+
+KNOWN = "pa55 wörd/with+all?kinds&of=signs"
+
+
+@pytest.mark.parametrize("secret", ["hunter2hunter2", "k3y-with-dashes", KNOWN, "12345678"])
+@pytest.mark.parametrize("before", ["", "u", "me", "you", "user:"])
+def test_a_known_secret_in_another_spelling(secret: str, before: str) -> None:
+    """Upper and lower case, base64 anywhere in a longer text, percent-encoding, hex, a repr and JSON show it, too."""
+    record = Record.in_memory({"password": secret})
+    data, ends = secret.encode(), (b"", b"x", b"xy", b"xyz")
+    encoded = [base64.b64encode(before.encode() + data + end).decode().rstrip("=") for end in ends]
+    encoded += [one.replace("+", "-").replace("/", "_") for one in encoded]
+    spelled = [
+        secret.upper(), secret.lower(), secret.title(), data.hex(), data.hex().upper(), repr(secret)[1:-1],
+        json.dumps(secret)[1:-1], quote(secret), quote(secret, safe=""), quote_plus(secret), quote(secret).lower(),
+        "".join(f"%{byte:02x}" for byte in data),
+    ]  # fmt: skip
+    for one in spelled:
+        assert redact(f"sent {one} away") == f"sent {REDACTED} away"
+    for one in encoded:  # only what encodes the text before and after it may be left
+        left = redact(f"sent {one} away").removeprefix("sent ").removesuffix(" away")
+        assert REDACTED in left and len(left) - len(REDACTED) <= (len(before) + 3) * 4 // 3, one
+    assert redact("an ordinary sentence, aHVudGVy, %20 and 6e7465") == "an ordinary sentence, aHVudGVy, %20 and 6e7465"
+    del record
+
+
+@pytest.mark.parametrize(
+    "part", ["x", "a-", "a.", "a_b-c ", "sk-", "eyJ", "hf_a", "a=", "a:", "://", "?", "%41", "-----BEGIN "]
+)
+def test_long_texts_are_read_once(part: str) -> None:
+    """A message of a megabyte, such as an exception that quotes a file, is read in a moment instead of hours."""
+    redact(part * (1_000_000 // len(part)))
+
+
+def test_names_of_metrics_layers_and_events(tmp_path: Path) -> None:
+    """They are written without secrets; two that are alike then are numbered, and ordinary ones are as given."""
+    record = Record.on_disk(tmp_path, config={"password": "hunter2hunter2"}, seed=None)
+    record.start([])
+    secrets = ["hunter2hunter2", f"hf_{LONG}", f"hf_{LONG[::-1]}"]
+    for name in (*secrets, "train/loss"):
+        record.log(1, 0, f"accuracy of {name}", 1.0)
+    record.log_layers("norms of hunter2hunter2", 1, secrets, ["mean"], torch.ones(3, 1))
+    record.event("met hunter2hunter2", hunter2hunter2=3)
+    record.close("completed", None, [], [{"hook": "hunter2hunter2", "seconds": 1.0}], {})
+    assert record.path is not None
+    (row,) = read_metrics(record.path)
+    expected = [
+        f"accuracy of {REDACTED}",
+        f"accuracy of {REDACTED}#2",
+        f"accuracy of {REDACTED}#3",
+        "accuracy of train/loss",
+    ]
+    assert list(row)[3:] == expected
+    series = read_layers(record.path)[f"norms of {REDACTED}"]
+    assert series.names == (REDACTED, f"{REDACTED}#2", f"{REDACTED}#3")
+    for path in record.path.iterdir():
+        assert not [one for one in secrets if one in path.read_text()]
+
+
+def test_a_secret_that_is_known_later_is_removed_from_names_seen_before() -> None:
+    """Names are read once; a run that knows more secrets reads them again."""
+    plain = Record.in_memory()
+    rows = []
+    for _ in range(2):
+        plain.log(1, 0, "loss of hunter2hunter2", 1.0)
+        plain.flush()
+        rows.append(list(plain.metrics[-1])[3])
+        other = Record.in_memory({"password": "hunter2hunter2"})
+    assert rows == ["loss of hunter2hunter2", f"loss of {REDACTED}"]
+    del other
 
 
 @given((st.text("aA0-_. /,{}'\"") | st.text()).map(lambda text: text[:14]))
@@ -154,7 +303,7 @@ def test_structures_are_walked() -> None:
 
 def test_secrets_in_keys() -> None:
     """What has the shape of a secret is hidden in keys, too, and no value is lost."""
-    first, second = "hf_abcdefghijklmnopqrstuvwx", "https://hooks.slack.com/services/T0/B0/abc"
+    first, second = "hf_abcdefghijklm4opqrstuvwx", "https://hooks.slack.com/services/T0/B0/abc"
     assert redact({first: 1, second: [2], "gradients/largest_norm": 3}) == {
         REDACTED: 1, f"{REDACTED}#2": [2], "gradients/largest_norm": 3,
     }  # fmt: skip

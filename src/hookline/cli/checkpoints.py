@@ -10,7 +10,7 @@ from typing import Any
 from hookline.checkpoints.store import MANIFEST, list_checkpoints, read_manifest, verify_checkpoint
 from hookline.cli import FAILED
 from hookline.cli.formatting import heading, open_console, paragraph
-from hookline.errors import CheckpointError, HooklineError
+from hookline.errors import CheckpointError, HooklineError, written
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,5 +46,5 @@ def describe(path: Path) -> str:
         return str(error)
     meta: dict[str, Any] = manifest["meta"]
     size = sum(file["bytes"] for file in manifest["files"].values())
-    where = ", ".join(f"{name} {meta[name]}" for name in ("step", "epoch") if name in meta)
+    where = ", ".join(f"{name} {written(meta[name])}" for name in ("step", "epoch") if name in meta)
     return f"{where or 'no step'}, {size / 1e6:.1f} MB, saved {saved:%Y-%m-%d %H:%M:%S}"

@@ -1,4 +1,7 @@
-"""The layout of the commands' output: headings, paragraphs whose lines keep their indentation, and tables."""
+"""The layout of the commands' output: headings, paragraphs whose lines keep their indentation, and tables.
+
+What is printed here may come from a stranger's file, so every function makes its text safe for a terminal.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,18 @@ def open_console() -> Console:
     return Console(highlight=False, markup=False, emoji=False)
 
 
+def printable(text: str) -> str:
+    """Make a text from a file, a plugin or an exception safe to print.
+
+    Control characters, which a terminal would obey, and characters that reverse or hide text become visible escapes.
+    Line breaks and tabs stay. Everything that is printed by the functions below is made safe by them.
+    """
+    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
+
+
 def heading(console: Console, title: str, aside: str = "") -> None:
     """Print a bold word, and something quieter beside it."""
+    title, aside = (" ".join(printable(text).splitlines()) for text in (title, aside))
     console.print(Text.assemble((title, "bold"), (f"  {aside}" if aside else "", "dim")))
 
 
@@ -31,6 +44,7 @@ def paragraph(console: Console, text: str, indent: int = 4, hanging: int = 0) ->
 
 def labelled(console: Console, label: str, text: str, indent: int = 4, width: int = 11) -> None:
     """Print a label of at least `width` columns, and a paragraph beside it whose lines begin at the same column."""
+    label = printable(label)
     begin = indent + max(width, len(label) + 1)
     first, *others = _wrapped(console, text, " " * begin, " " * begin)
     console.print(Text.assemble((" " * indent + label.ljust(begin - indent), "dim"), first[begin:]))
@@ -47,9 +61,9 @@ def table(
     """
     made = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for title, options in columns.items():
-        made.add_column(title, **options)
+        made.add_column(printable(title), **options)
     for cells, style in rows:
-        made.add_row(*cells, style=style)
+        made.add_row(*map(printable, cells), style=style)
     with console.capture() as captured:
         console.print(made, width=min(console.width, WIDEST))
     # rich pads every cell to its column; files and pipes need no trailing spaces.
@@ -58,4 +72,5 @@ def table(
 
 def _wrapped(console: Console, text: str, first: str, others: str) -> list[str]:
     width = max(min(console.width, WIDEST), len(others) + 20)
+    text = printable(text)
     return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=others, break_long_words=False) or [""]

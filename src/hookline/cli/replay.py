@@ -38,9 +38,13 @@ def rebuild(report: dict[str, Any], options: argparse.Namespace) -> Trainer:
     """Make a trainer like the one that crashed. The folder counts as a file: it may name registered components only."""
     from hookline.build import trainer_from_config
 
-    config = dict(report.get("config") or {})
+    recorded = report.get("config")
+    config = dict(recorded) if isinstance(recorded, dict) else {}
     check_whole(config, options.crash, "hookline.replay_crash(folder, trainer)")
-    config["trainer"] = {**config.get("trainer", {}), "record": False, "console": False, "init_from": None}
+    settings = config.get("trainer") or {}
+    if isinstance(settings, dict):  # otherwise the config's own check says what is wrong
+        settings = {**settings, "record": False, "console": False, "init_from": None}
+    config["trainer"] = settings
     try:
         return trainer_from_config({**config, "hooks": {}}, allow=options.allow, from_file=True, device=options.device)
     except ConfigError as error:

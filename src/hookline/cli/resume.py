@@ -11,6 +11,7 @@ from hookline.cli.config_args import check_whole
 from hookline.cli.train import train_and_report
 from hookline.config.load import load_config
 from hookline.errors import ConfigError, HooklineError
+from hookline.record.record import refuse_links
 from hookline.record.redaction import REDACTED
 
 CONFIG = "config.yaml"
@@ -24,6 +25,7 @@ def run(options: argparse.Namespace) -> int:
     run_dir = run_directory(path)
     if run_dir is None:
         raise HooklineError(f"{path} is not a run: it has no run.json; give a run's directory, runs/<run_id>")
+    refuse_links(run_dir)
     config, _ = load_config(run_dir / CONFIG, options.words)
     check_whole(config, str(run_dir), f"trainer.fit(resume={str(run_dir)!r})")
     for secret in _redacted(config, ""):

@@ -63,7 +63,8 @@ class JSONLogHook(NamedHook):
 
     def _write(self, trainer: RunControl, event: str, state: Mapping[str, Any], **more: Any) -> None:
         if self._lines is None and (path := self.output_path(trainer, "path", "log.jsonl")) is not None:
-            self._lines = JsonLines(path)
+            # Nothing in a run's directory is written through a link; a path that the user chose may be one.
+            self._lines = JsonLines(path if self.path is None else path.resolve())
         if self._lines is not None:
             # The model and the optimizer are objects; the rest of the state is numbers and text.
             plain = {key: value for key, value in state.items() if key not in ("model", "optimizer")}

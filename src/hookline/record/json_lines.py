@@ -7,24 +7,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hookline._fs import explain, write_atomic
+from hookline._fs import explain, open_plain, write_atomic
 from hookline.errors import RecordError
 from hookline.record import strict_json
 
-_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 
 
 class JsonLines:
     """An append-only file of JSON records, one per line, unbuffered: a kill tears at most the last line.
 
-    It is opened once. A line that an earlier process left torn is ended first, so that the next record is whole.
+    It is opened once, and never through a link. A line that an earlier process left torn is ended first, so that the
+    next record is whole.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._fd: int | None = None
         try:
-            self._fd = os.open(self.path, _APPEND, 0o666)
+            self._fd = open_plain(self.path, _APPEND)
             # Appending ignores the position, so moving it is harmless.
             os.lseek(self._fd, max(os.fstat(self._fd).st_size - 1, 0), os.SEEK_SET)
             self._torn = os.read(self._fd, 1) not in (b"", b"\n")
@@ -47,8 +48,11 @@ class JsonLines:
                 self._torn = True
                 written += os.write(self._fd, line[written:])
             self._torn = False
+            is_deleted = os.fstat(self._fd).st_nlink == 0
         except OSError as error:
             raise RecordError(explain(self.path, error)) from error
+        if is_deleted:  # the system accepts the line, and nobody can read it
+            raise RecordError(f"{self.path} was deleted while the run was writing it; its lines are lost")
 
     def sync(self) -> None:
         """Wait until the disk has what was written. Raises `RecordError` if it refuses."""

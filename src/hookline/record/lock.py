@@ -1,7 +1,9 @@
 """Allow one writer per run directory, with a lock that a dead owner does not keep.
 
-Where the system has record locks, it releases them when the owner dies, and forked loader workers do not inherit them.
-Where it has none, the owner's process id and start time in the lock file tell whether it is still alive.
+Where the system has `flock`, the lock belongs to the open file: reading, copying or closing the lock file elsewhere in
+the process does not release it, and the system releases it when its owner dies. A forked child, such as a loader's
+worker, would hold it as well and may outlive its parent, so children close the file at once. Where the system has no
+locks, the owner's process id and start time in the lock file tell whether it is still alive.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ import json
 import os
 from pathlib import Path
 from typing import ClassVar
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
-from hookline._fs import describe_process, is_process_alive
+from hookline._fs import describe_process, explain, is_process_alive, open_plain
 from hookline.errors import RecordError
 
 try:
     import fcntl
-except ImportError:  # a system without record locks
+except ImportError:  # a system without locks
     fcntl = None  # type: ignore[assignment]
 
 NAME = ".lock"
@@ -27,40 +29,52 @@ NAME = ".lock"
 class RunLock:
     """A lock on a run directory, held from construction until `release` or until it is garbage collected."""
 
-    # Record locks belong to the process: a second one in this process would be granted, so these are checked first.
-    _held: ClassVar[WeakValueDictionary[Path, RunLock]] = WeakValueDictionary()
+    _held: ClassVar[WeakSet[RunLock]] = WeakSet()
 
     def __init__(self, directory: Path) -> None:
         self._path = directory.resolve() / NAME
         self._fd: int | None = None
-        if self._path in RunLock._held:
-            raise _error(self._path, "this process")
-        self._fd, self._pid = _open_locked(self._path), os.getpid()
-        RunLock._held[self._path] = self
+        try:
+            self._fd = _open_locked(self._path)
+        except OSError as error:
+            raise RecordError(explain(self._path, error)) from error
+        RunLock._held.add(self)
 
     def release(self) -> None:
         """Let the next writer in; a second call does nothing."""
-        fd, self._fd = self._fd, None
-        if fd is None:
-            return
-        RunLock._held.pop(self._path, None)
-        if os.getpid() == self._pid:  # a forked child has this object, but not the lock
+        if self._fd is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()  # before closing, while the lock is still ours
-        os.close(fd)
+            self._close()
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.release()
 
+    def _close(self) -> None:
+        fd, self._fd = self._fd, None
+        RunLock._held.discard(self)
+        if fd is not None:
+            os.close(fd)
+
+    @classmethod
+    def close_in_child(cls) -> None:
+        """Give up every lock in a forked child; the parent keeps it."""
+        for lock in list(cls._held):
+            lock._close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=RunLock.close_in_child)
+
 
 def _open_locked(path: Path) -> int:
     """Open the lock file and lock it; again if the file was removed in between, because it locks nothing then."""
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        fd = open_plain(path, os.O_RDWR | os.O_CREAT)
         try:
             _lock(fd, path)
-            if os.path.samestat(os.fstat(fd), path.stat()):
+            if os.path.samestat(os.fstat(fd), path.lstat()):
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, json.dumps(describe_process()).encode("ascii"), 0)
                 return fd
@@ -76,22 +90,26 @@ def _lock(fd: int, path: Path) -> None:
     locked_elsewhere = False
     if fcntl is not None:
         try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except OSError as error:  # otherwise the file system has no locks, and the file's process is checked
             locked_elsewhere = isinstance(error, (BlockingIOError, PermissionError))
     # The owner is read even if the system decides, because the error names it.
     try:
         owner = json.loads(os.pread(fd, 4096, 0))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         owner = None
     known = isinstance(owner, dict)
     if locked_elsewhere or (known and is_process_alive(owner)):
-        raise _error(path, f"process {owner.get('pid')} on {owner.get('host')}" if known else "another process")
+        raise _error(path, owner if known else None)
 
 
-def _error(path: Path, owner: str) -> RecordError:
+def _error(path: Path, owner: dict[str, object] | None) -> RecordError:
+    name = "another process"
+    if owner is not None:
+        ours = owner == describe_process()
+        name = "this process" if ours else f"process {owner.get('pid')} on {owner.get('host')}"
     return RecordError(
-        f"{path.parent} is being written by {owner}; two writers would damage it. Wait until it ends or stop it; "
+        f"{path.parent} is being written by {name}; two writers would damage it. Wait until it ends or stop it; "
         f"if it is certainly gone, remove {path}"
     )

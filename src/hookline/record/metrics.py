@@ -8,6 +8,8 @@ import torch
 
 from hookline._host_copy import HostCopy
 from hookline.errors import RecordError
+from hookline.record import strict_json
+from hookline.record.redaction import redact_name
 
 RESERVED = frozenset({"step", "epoch", "time"})
 
@@ -64,7 +66,10 @@ class MetricBatch:
         return all(copy.is_ready() for _, copy in self._copies)
 
     def rows(self) -> list[Row]:
-        """Wait for the copies and return one row per step and epoch: integers as ints, booleans as bools."""
+        """Wait for the copies and return one row per step and epoch: integers as ints, booleans as bools.
+
+        Names are written without the secrets in them.
+        """
         for indices, copy in self._copies:
             try:
                 values = copy.wait()
@@ -83,6 +88,7 @@ class MetricBatch:
             row = rows.get((step, epoch))
             if row is None:
                 row = rows[step, epoch] = {"step": step, "epoch": epoch, "time": round(logged_at, 6)}
-            row[name] = value
+            clean = redact_name(name)
+            row[clean if clean == name else strict_json.free_name(clean, row)] = value
         # Sorted, because some values are logged at once and losses only with the next flush.
         return [row for _, row in sorted(rows.items())]

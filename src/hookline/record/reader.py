@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +12,16 @@ from typing import Any
 
 import torch
 
+from hookline._fs import open_plain
 from hookline.errors import RecordError, nearest
 from hookline.record.layers import SeriesHeader, unpack
+from hookline.record.metrics import RESERVED
 
 _NON_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _TEXT_FIELDS = frozenset({
     "time", "kind", "name", "hook", "event", "by", "reason", "message", "error", "text", "run_id",
 })  # fmt: skip
+_MOST_GAPS = 1000  # places of a table per value in the file: hooks that change leave some places without a value
 _HEADER_FIELDS = {"series", "name", "names", "columns"}
 _Steps = dict[int, dict[SeriesHeader, torch.Tensor]]  # the values of a series that were read so far
 
@@ -57,9 +62,10 @@ def _whole_lines(path: Path | str) -> list[dict[str, Any]]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        reason = error.strerror or str(error)
+        with open(open_plain(path, os.O_RDONLY), "rb") as stream:  # noqa: PTH123 - a descriptor, not a path
+            return stream.read()
+    except (OSError, ValueError, MemoryError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error) or "it does not fit into memory"
         raise RecordError(f"cannot read {path}: {reason}. A run's directory is runs/<run_id>") from error
 
 
@@ -78,15 +84,20 @@ def read_metrics(run_dir: Path | str) -> list[dict[str, Any]]:
     """Read a run's metrics: one row per step, in order of first appearance; later lines of a step win, per field.
 
     A resumed run repeats the steps after its checkpoint, and a step may have several lines, because its validation
-    comes later. A line that was torn by a kill is left out with a `RuntimeWarning`.
+    comes later. The line that marks where it resumed is not a row. A line that was torn by a kill is left out with a
+    `RuntimeWarning`.
     """
-    steps: dict[Any, dict[str, Any]] = {}
+    steps: dict[int, dict[str, Any]] = {}
     for record in _whole_lines(Path(run_dir) / "metrics.jsonl"):
-        if "step" not in record:
+        step = record.get("step")
+        if type(step) is not int:  # not a line of ours
             continue
         if "resumed" in record:  # the run went back to this step, so later ones of an earlier attempt do not count
-            steps = {step: earlier for step, earlier in steps.items() if step <= record["step"]}
-        steps.setdefault(record["step"], {}).update(record)
+            steps = {one: earlier for one, earlier in steps.items() if one <= step}
+            del record["resumed"]
+            if record.keys() <= RESERVED:
+                continue
+        steps.setdefault(step, {}).update(record)
     return list(steps.values())
 
 
@@ -120,7 +131,7 @@ def read_layers(run_dir: Path | str) -> dict[str, LayerSeries]:
     `RuntimeWarning`, as in `read_metrics`.
     """
     path = Path(run_dir) / "layers.jsonl"
-    if not path.exists() and path.parent.is_dir():
+    if not os.path.lexists(path) and os.path.isdir(run_dir):  # noqa: PTH112 - unlike Path's, it never raises
         return {}
     found: dict[str, _Steps] = {}
     headers: dict[Any, SeriesHeader] = {}
@@ -132,16 +143,27 @@ def read_layers(run_dir: Path | str) -> dict[str, LayerSeries]:
             for name, steps in found.items():
                 found[name] = {step: written for step, written in steps.items() if step <= record["resumed"]}
         elif record.keys() >= _HEADER_FIELDS:
-            headers[record["series"]] = SeriesHeader(
-                record["name"], tuple(record["names"]), tuple(record["columns"]), record.get("bins")
-            )
+            if (found_header := _header(record)) is not None:
+                headers[record["series"]] = found_header
         elif "step" in record and header is not None:
-            values = unpack(record, torch.Size(header.shape).numel())
+            values = unpack(record, math.prod(header.shape))
             if values is not None:  # otherwise the line is damaged
                 written = found.setdefault(header.series, {}).setdefault(record["step"], {})
                 written.pop(header, None)  # what comes later overwrites, also where headers overlap
                 written[header] = torch.from_numpy(values).reshape(header.shape)
     return {name: _merge_headers(steps) for name, steps in found.items()}
+
+
+def _header(record: dict[str, Any]) -> SeriesHeader | None:
+    """Return the header that a line defines, None if it is not one of ours."""
+    name, names, columns, bins = (record.get(key) for key in ("name", "names", "columns", "bins"))
+    if not isinstance(name, str) or not isinstance(names, list) or not isinstance(columns, list):
+        return None
+    if not all(isinstance(one, str) for one in (*names, *columns)):
+        return None
+    if bins is not None and (type(bins) is not int or bins < 0):
+        return None
+    return SeriesHeader(name, tuple(names), tuple(columns), bins)
 
 
 def _merge_headers(written: _Steps) -> LayerSeries:
@@ -152,7 +174,12 @@ def _merge_headers(written: _Steps) -> LayerSeries:
     names = tuple(dict.fromkeys(name for header in headers for name in header.names))
     columns = tuple(dict.fromkeys(column for header in headers for column in header.columns))
     steps = sorted(step for step, by_header in written.items() if not by_header.keys().isdisjoint(headers))
-    values = torch.full((len(steps), *SeriesHeader("", names, columns, bins).shape), float("nan"))
+    shape = (len(steps), *SeriesHeader("", names, columns, bins).shape)
+    in_file = sum(own.numel() for by_header in written.values() for own in by_header.values())
+    if math.prod(shape) > _MOST_GAPS * max(in_file, _MOST_GAPS):  # a small file must not fill the memory
+        have = f"{in_file:,} values for a table of {math.prod(shape):,}"
+        raise RecordError(f"layers.jsonl has {have}: it is damaged or was not written by Hookline")
+    values = torch.full(shape, float("nan"))
     row_of, column_of = ({one: index for index, one in enumerate(all_)} for all_ in (names, columns))
     for index, step in enumerate(steps):
         for header, own in written[step].items():

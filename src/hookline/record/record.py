@@ -18,14 +18,22 @@ from typing import Any
 
 import torch
 
+from hookline._fs import explain, refuse_link
 from hookline.errors import RecordError, nearest
+from hookline.record import strict_json
 from hookline.record.layers import LayerRow, LayerStep, SeriesHeader
 from hookline.record.metrics import RESERVED, Entry, MetricBatch, snapshot
 from hookline.record.provenance import UNKNOWN_GIT_STATE, config_hash, new_run_id, utc_now
-from hookline.record.redaction import SecretValues, find_secrets, redact, redact_text
+from hookline.record.redaction import SecretValues, find_secrets, redact, redact_name, redact_text
 from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, Sink, SinkHandle
 
 OUTCOMES = ("completed", "stopped", "interrupted", "failed")
+
+# What Hookline writes into a run's directory: files, then directories.
+CONTENTS = (
+    "run.json", "config.yaml", "metrics.jsonl", "layers.jsonl", "events.jsonl", "log.jsonl", ".lock",
+    "checkpoints", "abandoned", "exception", "crashes", "captures", "traces",
+)  # fmt: skip
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
 
@@ -89,6 +97,7 @@ class Record:
             reason = f"{error.filename or root}: {error.strerror or error}"
             remedy = "choose a directory that you can write to"
             raise RecordError(f"cannot make the run's directory in {root} ({reason}); {remedy}") from error
+        refuse_links(path)
         return cls(FileStorage(path), config, seed, path.name)
 
     @classmethod
@@ -199,7 +208,8 @@ class Record:
         shape, header = tuple(values.shape), self._headers.get(series)
         # Lists are not equal to the header's tuples; a caller who wants to save time passes the same tuples each step.
         if header is None or (header.names, header.columns, header.shape) != (names, columns, shape):
-            header = SeriesHeader(series, tuple(names), tuple(columns), shape[2] if len(shape) == 3 else None)
+            bins = shape[2] if len(shape) == 3 else None
+            header = SeriesHeader(redact_name(series), _clean(names), _clean(columns), bins)
             if shape != header.shape:
                 expected = f"[{len(names)} names, {len(columns)} columns], or one more dimension for bins"
                 raise RecordError(f"layers {series!r}: the values have the shape {list(shape)}; expected {expected}")
@@ -208,7 +218,7 @@ class Record:
 
     def event(self, kind: str, step: int | None = None, **fields: Any) -> None:
         """Record what happened, when and because of which hook; stored at once, without secrets."""
-        row = {"time": round(time.time(), 6), "kind": kind, "step": step, **redact(fields)}
+        row = {"time": round(time.time(), 6), "kind": redact_name(kind), "step": step, **redact(fields)}
         self._write("events", [row])
 
     def resume_at(self, step: int, epoch: int) -> None:
@@ -294,7 +304,7 @@ class Record:
                 self._storage.report_loss(error)
         self.flush(wait=True)
         end = {"outcome": outcome, "reason": redact(reason), "closed": utc_now()}
-        self.run.update(end, hooks=redact(hooks), costs=costs, counters=counters, lost=self.lost)
+        self.run.update(end, hooks=redact(hooks), costs=redact(costs), counters=redact(counters), lost=self.lost)
         if self.run.get("attempts"):  # a resumed run replaces the run's outcome, and the attempt keeps its own
             self.run["attempts"][-1].update(end)
         self._storage.close(self.run)
@@ -308,3 +318,32 @@ class Record:
         name, text = type(sink).__name__, f"{type(error).__name__}: {error}"
         logger.warning("the sink %s failed and was removed, training continues: %s", name, redact_text(text))
         self.event("sink_failed", step, sink=name, error=text)
+
+
+def _clean(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names without secrets; one that is then like another gets a number."""
+    clean: list[str] = []
+    for name in names:
+        one = redact_name(name)
+        clean.append(one if one == name else strict_json.free_name(one, dict.fromkeys(clean)))
+    return tuple(clean)
+
+
+def refuse_links(run_dir: Path) -> None:
+    """Check that nothing that Hookline reads or writes in a run's directory is a symbolic link.
+
+    A run from elsewhere could otherwise lead a resumed run to any file. Links to a neighbour, as ``best`` in the
+    directory of checkpoints is one, and what others put there do not matter.
+
+    Raises:
+        RecordError: With the path of the first link.
+    """
+    try:
+        for name in CONTENTS:
+            refuse_link(run_dir / name)
+            for folder, folders, files in os.walk(run_dir / name):
+                for path in (Path(folder) / one for one in (*folders, *files)):
+                    if path.is_symlink() and path.readlink().name != str(path.readlink()):
+                        refuse_link(path)
+    except OSError as error:
+        raise RecordError(explain(Path(error.filename), error)) from error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline._fs import explain, refuse_link
 from hookline._tensors import map_tensors
 from hookline.checkpoints.format import encode
 from hookline.checkpoints.snapshot import HostMemory
@@ -371,8 +372,13 @@ def lineage_of(path: Path) -> dict[str, Any]:
 
 
 def checkpoints_of(path: Path) -> Path:
-    """Return the directory that holds a run's checkpoints, or the given one itself."""
-    return path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    """Return the directory that holds a run's checkpoints, or the given one itself. Raises an error for a link."""
+    inside = path / "checkpoints"
+    try:
+        refuse_link(inside)
+    except OSError as error:
+        raise CheckpointError(explain(inside, error, "read")) from error
+    return inside if inside.is_dir() else path
 
 
 def run_directory(path: Path) -> Path | None:

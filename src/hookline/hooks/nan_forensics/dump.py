@@ -7,18 +7,21 @@ crashes/step-00000042/
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hookline._fs import explain, refuse_link
 from hookline.activations.debug import statistics_of
 from hookline.checkpoints import encode, read_checkpoint, write_checkpoint
 from hookline.core.run_control import RunControl
-from hookline.errors import CheckpointError, HooklineError
+from hookline.errors import CheckpointError, HooklineError, got
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose
 from hookline.record import read_json, redact, strict_json
 from hookline.record.json_lines import write_json_atomic
@@ -116,15 +119,31 @@ def read_crash(path: str | Path) -> tuple[dict[str, Any], dict[str, Any], dict[s
         CheckpointError: If the state is damaged.
     """
     folder = Path(path)
-    if not (folder / REPORT).is_file():
+    if not os.path.lexists(folder / REPORT):
         raise HooklineError(f"{folder} has no {REPORT}; expected a crash folder, runs/…/crashes/step-00000042")
     report = read_json(folder / REPORT)
+    _check_types(folder / REPORT, report, {"step": int, "reason": str, "autopsy": dict, "left_out": dict})
+    _check_types(folder / REPORT, report["autopsy"], {"summary": str})
+    try:
+        refuse_link(folder / STATE)
+    except OSError as error:
+        raise HooklineError(explain(folder / STATE, error, "read")) from error
     sections, meta = read_checkpoint(folder / STATE)
     for name in ("batch", "random_state"):
         if name not in sections:
-            why = report.get("left_out", {}).get(name, "it is not there")
+            why = report["left_out"].get(name, "it is not there")
             raise HooklineError(f"{folder} cannot be replayed without its {name}: {why}")
+    _check_types(folder / STATE, meta, {"step": int, "modules_in_eval_mode": list})
+    _check_types(folder / STATE, sections, {"random_state": dict, **({"model": dict} if "model" in sections else {})})
     return report, sections, meta
+
+
+def _check_types(where: Path, found: Mapping[str, Any], expected: Mapping[str, type]) -> None:
+    """Check that fields are there and of their types: the files may come from anywhere."""
+    for name, kind in expected.items():
+        if not isinstance(found.get(name), kind):
+            problem = f"expected {name} as {kind.__name__}, {got(found[name]) if name in found else 'it is not there'}"
+            raise HooklineError(f"{where} is damaged or was not written by Hookline: {problem}")
 
 
 def replay_crash(path: str | Path, trainer: RunControl, weights_loaded: bool = False) -> Replay:
@@ -146,15 +165,28 @@ def replay_crash(path: str | Path, trainer: RunControl, weights_loaded: bool = F
     """
     report, sections, meta = read_crash(path)
     if "model" in sections:
-        trainer.model.load_state_dict(sections["model"])
+        with _explained(path, "its weights do not fit this model"):
+            trainer.model.load_state_dict(sections["model"])
     elif not weights_loaded:
         raise HooklineError(f"{path} has no weights: load those of step {meta['step']} (hookline replay --weights)")
     # Dropout and batch norm have to do what they did then.
     for name, module in trainer.model.named_modules():
         module.training = name not in meta["modules_in_eval_mode"]
-    now = diagnose(trainer, sections["batch"], sections["random_state"], by="replay")
+    with _explained(path, "running its batch raised an error"):
+        now = diagnose(trainer, sections["batch"], sections["random_state"], by="replay")
     # Shapes and statistics may differ in detail, and anomaly detection may name another operation.
     compared = {one.name for one in fields(Diagnosis)} - {"inputs", "outputs", "statistics", "operation"}
     found = strict_json.simplify(now.as_dict())
     same = all(report["autopsy"].get(name) == found.get(name) for name in compared)
     return Replay(Path(path), report, now, same)
+
+
+@contextmanager
+def _explained(path: str | Path, problem: str) -> Iterator[None]:
+    """Turn what a crash folder from elsewhere makes torch or the model raise into one error with the folder's name."""
+    try:
+        yield
+    except HooklineError:
+        raise
+    except Exception as error:
+        raise HooklineError(f"{path} cannot be replayed: {problem}: {type(error).__name__}: {error}") from error

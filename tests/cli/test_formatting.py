@@ -1,0 +1,52 @@
+"""What commands print may come from anywhere, and must not control the terminal."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from hookline.cli import main
+from hookline.cli.formatting import heading, labelled, open_console, paragraph, printable, table
+from hookline.core import plugins
+
+ESCAPE = "\x1b[31m\x1b]0;title\x07\r\x08\x9b2J\u202e\u200b\ud800"
+Captured = pytest.CaptureFixture[str]
+
+
+def test_ordinary_text_stays() -> None:
+    """Letters of all scripts, emoji, line breaks and tabs are not changed."""
+    text = "naïve 训练 🎣 → […]\n\tkept"
+    assert printable(text) == text
+
+
+def test_every_layout_is_safe(capsys: Captured) -> None:
+    """Each function of the layout makes its text safe, so that no command can forget to."""
+    console = open_console()
+    heading(console, f"title{ESCAPE}\nforged", f"aside{ESCAPE}")
+    paragraph(console, f"text{ESCAPE}")
+    labelled(console, f"label{ESCAPE}", f"value{ESCAPE}")
+    table(console, {f"column{ESCAPE}": {}}, [([f"cell{ESCAPE}"], "")])
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    for word in ("title", "aside", "text", "label", "value", "column", "cell"):
+        assert f"{word}\\x1b[31m" in out
+
+
+def test_an_entry_point_cannot_control_the_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """Neither its name, what its import raises, nor what its class says about itself."""
+
+    class Described:
+        __doc__ = f"Watches{ESCAPE[:-1]} nothing."  # Python allows no half of a surrogate pair here
+
+        def __init__(self, option: str = ESCAPE) -> None: ...
+
+    def fail() -> None:
+        raise ImportError(f"cannot{ESCAPE}")
+
+    loads = {f"described{ESCAPE}": lambda: Described, f"failing{ESCAPE}": fail}
+    points = {name: SimpleNamespace(name=name, value=f"x:{ESCAPE}", load=load) for name, load in loads.items()}
+    monkeypatch.setitem(vars(plugins.HOOKS), "plugins", points)
+    assert main(["hooks"]) == 0
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    for word in ("described", "failing", "cannot", "Watches"):
+        assert f"{word}\\x1b[31m" in out
