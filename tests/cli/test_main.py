@@ -1,9 +1,11 @@
 """The command line: what it prints, and its exit status."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_config import config_with
@@ -281,3 +283,56 @@ def test_errors_are_wrapped_on_a_terminal(capsys: Captured, monkeypatch: pytest.
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 2 and max(map(len, lines)) <= 60
     assert " ".join(part.strip() for part in lines) == line.strip()
+
+
+def hookline_with(arguments: list[str], stdout: Any, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command in a new process that prints to this descriptor, block-buffered as in a shell."""
+    source = str(Path(hookline.__file__).parents[1])
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "hookline", *arguments]
+    return subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, env={**kept, "PYTHONPATH": source, **environment}
+    )
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["hooks", "example", "schema", "--help"])
+def test_commands_that_cannot_print(command: str, unbuffered: str) -> None:
+    """A closed pipe ends a command quietly with 141, as a shell expects; a full disk in one line on stderr, with 1."""
+    if unbuffered and command == "--help":
+        pytest.skip("argparse ignores the failure and leaves no trace of it")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = hookline_with([command], writer, PYTHONUNBUFFERED=unbuffered)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+    if Path("/dev/full").exists():
+        with Path("/dev/full").open("w") as full:
+            done = hookline_with([command], full, PYTHONUNBUFFERED=unbuffered)
+        problem = "hookline: error: standard output cannot be written: No space left on device\n"
+        assert (done.returncode, done.stderr) == (1, problem)
+
+
+@pytest.mark.parametrize("command", [["hooks"], ["example"], ["schema"], ["replay", "--help"]])
+def test_commands_print_in_any_encoding(command: list[str]) -> None:
+    """Characters that the console's encoding lacks are replaced."""
+    done = hookline_with(command, subprocess.PIPE, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and done.stdout and not done.stderr
+    if command == ["schema"]:
+        assert json.loads(done.stdout)
+
+
+def test_training_ignores_that_it_cannot_print() -> None:
+    """The status is that of the run, and the record is whole; a full disk is mentioned on stderr."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = hookline_with(["train", "small.yaml"], writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+    if Path("/dev/full").exists():
+        with Path("/dev/full").open("w") as full:
+            done = hookline_with(["train", "small.yaml"], full, PYTHONIOENCODING="ascii")
+        assert done.returncode == 0
+        assert done.stderr == "hookline: error: standard output cannot be written: No space left on device\n"
+    for run in Path("runs").iterdir():
+        assert json.loads((run / "run.json").read_text(encoding="utf-8"))["outcome"] == "completed"

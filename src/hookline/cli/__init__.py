@@ -6,7 +6,6 @@ Each command is a module, imported when it is run; `make_parser` has the list. N
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import textwrap
@@ -17,11 +16,12 @@ from importlib import import_module
 from pathlib import Path
 
 from hookline import __version__
+from hookline._console import OutputError, drop_unwritten_output, is_terminal, print_line, replace_missing_characters
 from hookline.errors import ConfigError, HooklineError, nearest
 
 Commands = argparse._SubParsersAction  # argparse has no public name for it
 
-FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+FAILED, USAGE, INTERRUPTED, CLOSED_PIPE, TERMINATED = 1, 2, 130, 141, 143
 
 _LONGEST_MESSAGE = 2000  # characters
 
@@ -36,22 +36,33 @@ _PERMISSIONS = {  # what a config alone may not do: the option, its attribute, i
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status.
+    """Run one command and return the exit status, also if its output cannot be written."""
+    replace_missing_characters(sys.stdout)
+    stop: SystemExit | None = None
+    try:
+        status = run_command(sys.argv[1:] if arguments is None else arguments)
+    except SystemExit as error:  # of argparse, which has printed help or an error, or of code of the user
+        status, stop = 0, error
+    failure = drop_unwritten_output()
+    if failure is not None and not status:
+        return print_output_failure(failure)
+    if stop is not None:
+        raise stop
+    return status
 
-    That is 0, 1 (training failed), 2 (wrong config or usage), 130 (Ctrl-C) or 143 (SIGTERM).
-    """
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Parse the arguments, run the command they name, and return the exit status."""
     parser = make_parser()
-    options = read_arguments(parser, sys.argv[1:] if arguments is None else arguments)
+    options = read_arguments(parser, arguments)
     if options.command is None:
         parser.print_help()
         return 0
     try:
         with user_imports(options):
             return int(import_module(options.module).run(options))
-    except BrokenPipeError:  # the reader has closed the pipe (`hookline events | head`)
-        # Python flushes stdout once more when it exits, which would fail again and print a traceback.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OutputError as error:
+        return print_output_failure(error)
     except KeyboardInterrupt:
         return print_interrupted()
     except Exception as error:
@@ -123,8 +134,16 @@ def import_user_module(name: str) -> None:
 
 def print_interrupted(where: str = "") -> int:
     """Say that Ctrl-C ended the command, and return the exit status."""
-    print(f"hookline: interrupted{where}", file=sys.stderr, flush=True)
+    print_line(f"hookline: interrupted{where}", sys.stderr)
     return INTERRUPTED
+
+
+def print_output_failure(error: OutputError) -> int:
+    """Say why standard output cannot be written, unless its reader left (`| head`), and return the exit status."""
+    if isinstance(error.cause, BrokenPipeError):
+        return CLOSED_PIPE
+    print_line(f"hookline: error: {error}", sys.stderr)
+    return FAILED
 
 
 def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[str], str] = str) -> int:
@@ -137,7 +156,7 @@ def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[
         hide: Removes secrets from the message, which may come from any library.
     """
     if debug:
-        print(hide("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True)
+        print_line(hide("".join(traceback.format_exception(error))), sys.stderr, end="")
     # Our messages are whole sentences; those of others need the name of their class ("KeyError: 'x'").
     ours = isinstance(error, HooklineError)
     text = str(error) if ours else f"{type(error).__name__}: {error}".rstrip(": ")
@@ -146,10 +165,10 @@ def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[
     hint = "" if ours or debug else " (--debug shows the traceback)"
     message = one_line(f"{place}{hide(text.removeprefix(place))}{hide(notes)}")
     line = f"hookline: error: {message}{hint}"
-    if sys.stderr.isatty():  # a terminal would break the line inside a word; files and pipes get one line
+    if is_terminal(sys.stderr):  # a terminal would break the line inside a word; files and pipes get one line
         width = shutil.get_terminal_size().columns
         line = textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    print(line, file=sys.stderr, flush=True)
+    print_line(line, sys.stderr)
     return status
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from hookline._console import CommandOutput
 from hookline.cli.config_args import read_config
 from hookline.cli.formatting import heading, open_console, paragraph, table
 from hookline.config.load import FORMATS
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         ],
     }
     if options.json:
-        print(json.dumps(report, indent=1))
+        CommandOutput().write(f"{json.dumps(report, indent=1)}\n")
     else:
         print_report(open_console(), report, patterns, len(modules))
     return 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookline.cli import FAILED, TERMINATED, print_error, print_interrupted
+from hookline._console import drop_unwritten_output, print_line
+from hookline.cli import FAILED, TERMINATED, print_error, print_interrupted, print_output_failure
 from hookline.cli.config_args import read_config
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def train_and_report(trainer: Trainer, debug: bool, resume: Path | None = None, 
         from hookline.record.redaction import redact_values
 
         status = print_error(error, debug, FAILED, hide=redact_values)
-    # Scripts read the last line: what was written to stderr must not come after it in a common file.
-    sys.stderr.flush()
-    print(trainer.run_dir if trainer.run_dir is not None else "no record was written", flush=True)
+    # Scripts read the last line: lines on stderr are flushed when they are printed, so none comes after it in a file.
+    print_line(str(trainer.run_dir) if trainer.run_dir is not None else "no record was written")
+    if (failure := drop_unwritten_output()) is not None:  # which changes nothing about the run
+        print_output_failure(failure)
     return status

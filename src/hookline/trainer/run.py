@@ -13,6 +13,7 @@ from weakref import WeakSet
 import torch
 
 from hookline import _device
+from hookline._console import print_line
 from hookline.checkpoints.store import set_aside_later
 from hookline.core.entry import Entry
 from hookline.core.failures import Incident, logger
@@ -135,7 +136,7 @@ def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
     if trainer.val_loaders and options.sanity_batches and resume is None:
         sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
     if options.console:
-        print(opening_line(trainer), flush=True)
+        print_line(opening_line(trainer))
 
 
 def _resume(trainer: Trainer, path: Path) -> None:
@@ -194,7 +195,7 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
         trainer.record.close(outcome, reason, _hook_list(trainer), hooks.costs(), _counters(trainer))
         hooks.rng_guard.end()
         if trainer.options.console:
-            print(closing_line(trainer, outcome, reason), flush=True)
+            print_line(closing_line(trainer, outcome, reason))
 
 
 def _describe_error(error: BaseException) -> str:
@@ -260,7 +261,9 @@ def opening_line(trainer: Trainer) -> str:
 def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
     """Return the line that is printed after the run: outcome, duration, and everything that went wrong."""
     count = _counters(trainer)
-    why = f" ({redact_text(reason)})" if reason else ""  # the text of an exception may quote a secret
+    why = (
+        f" ({redact_text(reason.removeprefix('stopped '))})" if reason else ""
+    )  # the text of an exception may quote a secret
     words = [f"{outcome}{why}: {_counted(count['step'], 'step')} in {count['seconds']:.1f} s"]
     for key, noun in (
         ("hook_failures", "hook failure"),
