@@ -37,7 +37,9 @@ def run(options: argparse.Namespace) -> int:
     config, from_file = read_config(words, ["trainer.compile=false"])
     from hookline.build import trainer_from_config  # takes seconds: errors of the config come first
 
-    trainer = trainer_from_config({**config, "hooks": {}}, allow=options.allow, from_file=from_file)
+    trainer = trainer_from_config(
+        {**config, "hooks": {}}, allow=options.allow, from_file=from_file, device=options.device
+    )
     modules = dict(trainer.model.named_modules())
     selected = select(patterns, modules, "module") if patterns else modules
     recorder = ShapeRecorder()

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     from hookline.build import trainer_from_config  # takes seconds: errors of the path come first
 
     # The run may have been built in code, or come from another machine: what its config names must be allowed again.
-    trainer = trainer_from_config(config, allow=options.allow, from_file=True)
+    trainer = trainer_from_config(config, allow=options.allow, from_file=True, device=options.device)
     return train_and_report(trainer, options.debug, resume=path, fork=options.fork)
 
 

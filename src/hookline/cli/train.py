@@ -19,10 +19,10 @@ def run(options: argparse.Namespace) -> int:
     """Train; the last line on the console is the path of the run's record."""
     given = {"trainer.fast_dev_run": options.fast_dev_run, "trainer.output_dir": options.output}
     overrides = [f"{path}={json.dumps(value)}" for path, value in given.items() if value is not None]
-    config, from_file = read_config(options.words, overrides)
+    config, from_file = read_config(options.words, overrides, options.hook)
     from hookline.build import trainer_from_config  # takes seconds: errors of the config come first
 
-    trainer = trainer_from_config(config, allow=options.allow, from_file=from_file)
+    trainer = trainer_from_config(config, allow=options.allow, from_file=from_file, device=options.device)
     return train_and_report(trainer, options.debug)
 
 
