@@ -23,11 +23,12 @@ from hookline.errors import ConfigError, HooklineError, nearest
 
 Commands = argparse._SubParsersAction  # argparse has no public name for it
 
-DONE, FAILED, USAGE, INTERRUPTED, CLOSED_PIPE, TERMINATED = 0, 1, 2, 130, 141, 143
+DONE, FAILED, USAGE, NON_FINITE, INTERRUPTED, CLOSED_PIPE, TERMINATED = 0, 1, 2, 3, 130, 141, 143
 EXIT_CODES = {
     DONE: "done; also for a run that a hook stopped",
     FAILED: "training failed, a check found something, or the output could not be written",
     USAGE: "wrong config or usage, or a record that cannot be written; nothing was trained",
+    NON_FINITE: "the run ended with weights that are NaN or infinite",
     INTERRUPTED: "interrupted by Ctrl-C; a line says where the record is",
     CLOSED_PIPE: "the reader of the output closed the pipe",
     TERMINATED: "ended by SIGTERM, after a checkpoint was saved",
@@ -69,6 +70,7 @@ def run_command(arguments: Sequence[str]) -> int:
     """Parse the arguments, run the command they name, and return the exit status."""
     parser = make_parser()
     options = read_arguments(parser, arguments)
+    options.arguments = list(arguments)
     if options.command is None:
         parser.print_help()
         return 0
