@@ -1,4 +1,7 @@
-"""What every test gets: one torch thread, a directory of its own, and a line in conformance.json.
+"""What every test gets: one torch thread, an empty directory, and a line in conformance.json.
+
+What torch.compile makes is cached in a folder of this run of the tests, which its processes share and which is removed
+at the end. torch's own is shared by all runs of a user, so that one run could use or damage what another one made.
 
 A test says which requirements it shows with `@pytest.mark.req("000-15", "000-22")`. At the end of a run of the
 whole suite the outcomes are written to conformance.json in the project's root, per requirement: how many tests
@@ -9,7 +12,10 @@ Property tests try the same examples every time, so that a change is refused for
 """
 
 import json
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
@@ -18,6 +24,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 MOST_IDS_PER_TEST = 4
 OUTCOMES = ("passed", "failed", "skipped")
 WITHOUT_SOAK = "not soak"  # as pyproject.toml has it: soak tests show nothing that others don't
@@ -132,7 +139,19 @@ def add_outcome(rows: dict[str, dict[str, object]], one: str, outcome: str, test
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect the reports, except in an xdist worker: there the controller gets them all."""
-    if not hasattr(config, "workerinput") and not config.option.collectonly:
+    if hasattr(config, "workerinput"):  # with the controller's environment, and therefore its cache
+        return
+    before = os.environ.get(COMPILE_CACHE)
+    os.environ[COMPILE_CACHE] = cache = tempfile.mkdtemp(prefix="hookline-tests-inductor-")
+
+    def remove_cache() -> None:
+        shutil.rmtree(cache, ignore_errors=True)
+        del os.environ[COMPILE_CACHE]
+        if before is not None:
+            os.environ[COMPILE_CACHE] = before
+
+    config.add_cleanup(remove_cache)
+    if not config.option.collectonly:
         config.pluginmanager.register(Conformance(), "hookline-conformance")
 
 

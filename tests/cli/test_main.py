@@ -1,16 +1,20 @@
 """The command line: what it prints, and its exit status."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from small_config import config_with
 
 import hookline
 from hookline import __version__
-from hookline.cli import main
+from hookline.cli import EXIT_CODES, main
 from hookline.core.catalog import CATALOG
 from hookline.core.plugins import HOOKS
 
@@ -251,6 +255,129 @@ def test_a_hook_that_cannot_be_imported_does_not_hide_others(capsys: Captured, m
     assert "console_log" in out
 
 
+def test_one_hook_in_full(capsys: Captured) -> None:
+    """`hooks NAME` prints the whole description, every parameter's meaning and default, and how to use the hook."""
+    assert main(["hooks", "checkpoint"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("checkpoint lifecycle Saves checkpoints and keeps the newest")
+    assert "save_last Save at every evaluation and always keep the last one, under the link last. [false]" in out
+    assert "hookline train --hook checkpoint" in out
+    assert "clip_norm" not in out
+    assert main(["hooks", "clip_norm"]) == 0
+    out = capsys.readouterr().out
+    assert "    - {name: clip_norm, max_norm: ...}\n" in out
+    assert "hookline train --hook clip_norm hooks.clip_norm.max_norm=...\n" in out
+    assert "did you mean 'clip_norm'?" in error_of(capsys, "hooks", "clip_nrom")
+
+
+def test_every_hook_can_be_printed_in_full(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the width of the terminal, also a narrow one."""
+    monkeypatch.setenv("COLUMNS", "60")
+    for name in HOOKS.names():
+        assert main(["hooks", name]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith(f"{name}  ")
+        assert max(len(line) for line in lines if " " in line.strip()) <= 80, name
+
+
+def test_a_hook_can_be_added(capsys: Captured) -> None:
+    """`--hook` adds a registered hook to the config's, in the list of its kind, and overrides set its parameters."""
+    added = ["--hook", "ema", "hooks.ema.decay=0.5", "--hook", "clip_norm", "hooks.clip_norm.max_norm=2"]
+    assert main(["explain", "small.yaml", *added]) == 0
+    out = capsys.readouterr().out
+    assert "console_log" in out and "ema" in out and "clip_norm" in out
+    assert main(["train", "small.yaml", *added]) == 0
+    record = Path(capsys.readouterr().out.splitlines()[-1])
+    hooks = yaml.safe_load((record / "config.yaml").read_text(encoding="utf-8"))["hooks"]
+    assert hooks["lifecycle"][-1] == {"name": "ema", "decay": 0.5}
+    assert hooks["update"] == [{"name": "clip_norm", "max_norm": 2}]
+
+
+def test_a_hook_that_cannot_be_added(capsys: Captured) -> None:
+    """An unknown name, one that the config has, a missing parameter and a dotted path are errors with a remedy."""
+    assert "did you mean 'ema'?" in error_of(capsys, "train", "small.yaml", "--hook", "emma")
+    twice = error_of(capsys, "train", "small.yaml", "--hook", "console_log")
+    assert "--hook console_log: the config has it already; hooks.console_log.key=value changes it" in twice
+    assert "max_norm" in error_of(capsys, "train", "small.yaml", "--hook", "clip_norm")
+    assert "there is no hook named 'os.system'" in error_of(capsys, "train", "small.yaml", "--hook", "os.system")
+
+
+def test_the_device_can_be_chosen(capsys: Captured) -> None:
+    """`--device` is where the model runs; one that does not exist is an error of usage."""
+    assert main(["train", "small.yaml", "--device", "cpu"]) == 0
+    assert " on cpu " in capsys.readouterr().out
+    assert main(["modules", "small.yaml", "--device", "cpu"]) == 0
+    capsys.readouterr()
+    for command in ("train", "verify", "modules"):
+        assert "'abacus' is not a device" in error_of(capsys, command, "small.yaml", "--device", "abacus")
+
+
+def test_latest_is_the_run_that_was_started_last(capsys: Captured) -> None:
+    """`latest` names a run for every command that takes one, by the time of its start and not by its name."""
+    assert "latest: there is no run in runs/; give a run's directory" in error_of(capsys, "resume", "latest")
+    runs = []
+    for _ in range(2):
+        assert main(["train", "small.yaml", "--hook", "checkpoint", "hooks.checkpoint.save_every_n_steps=1"]) == 0
+        runs.append(Path(capsys.readouterr().out.splitlines()[-1]))
+    first = runs[0].rename(runs[0].with_name("zzz"))
+    Path("runs/other").mkdir()
+    Path("runs/other/run.json").write_text("not JSON", encoding="utf-8")
+    assert main(["checkpoints", "latest"]) == 0
+    assert "step-00000002  good" in capsys.readouterr().out
+    assert main(["resume", "latest", "trainer.max_steps=3", "--device", "cpu"]) == 0
+    assert Path(capsys.readouterr().out.splitlines()[-1]) == runs[1]
+    Path("there").mkdir()
+    first.rename("there/only")
+    assert main(["resume", "there/latest", "trainer.max_steps=4"]) == 0
+    assert Path(capsys.readouterr().out.splitlines()[-1]) == Path("there/only").absolute()
+
+
+def test_exit_codes_are_listed(capsys: Captured) -> None:
+    """Every exit code that the commands use is in `--help` and in docs/config.md, with the same meaning."""
+    used = {value for name, value in vars(hookline.cli).items() if name.isupper() and type(value) is int}
+    assert set(EXIT_CODES) == used - {hookline.cli._LONGEST_MESSAGE}
+    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+    table = page.partition("| exit code | meaning |\n|---|---|\n")[2].partition("\n\n")[0]
+    assert table.splitlines() == [f"| {code} | {about} |" for code, about in EXIT_CODES.items()]
+    main([])
+    out = " ".join(capsys.readouterr().out.split())
+    assert " ".join(f"{code} {about}" for code, about in EXIT_CODES.items()) in out
+
+
+def test_completion_scripts(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--print-completion` prints a script with commands, options and hooks; without shtab, what to install."""
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit) as caught:
+        main(["--print-completion", "bash"])
+    assert caught.value.code == 2
+    assert "pip install 'hookline[completion]'" in capsys.readouterr().err
+    monkeypatch.delitem(sys.modules, "shtab")
+    pytest.importorskip("shtab")
+    for shell in ("bash", "zsh"):
+        with pytest.raises(SystemExit) as caught:
+            main(["--print-completion", shell])
+        assert caught.value.code == 0
+        out = capsys.readouterr().out
+        assert all(word in out for word in ("verify-checkpoint", "--fast-dev-run", "nan_forensics", "on_step_end"))
+
+
+def test_bash_completes(capsys: Captured) -> None:
+    """The script completes commands, options and the names of hooks in bash."""
+    pytest.importorskip("shtab")
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    with pytest.raises(SystemExit):
+        main(["--print-completion", "bash"])
+    Path("script").write_text(capsys.readouterr().out, encoding="utf-8")
+    for words, expected in (("tr", "train"), ("train --fa", "--fast-dev-run"), ("train --hook nan", "nan_forensics")):
+        ask = (
+            f"source ./script; COMP_WORDS=(hookline {words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _shtab_hookline"
+        )
+        done = subprocess.run([bash, "-c", f'{ask}; echo "${{COMPREPLY[*]}}"'], capture_output=True, text=True)
+        assert done.stdout.strip() == expected
+
+
 def test_explain_shows_order_and_reason(capsys: Captured) -> None:
     """`explain` prints the hooks of an event, their order and the reason, also the clip_norm of max_grad_norm."""
     assert main(["explain", "small.yaml", "trainer.max_grad_norm=1.0", "--event", "on_update"]) == 0
@@ -281,3 +408,56 @@ def test_errors_are_wrapped_on_a_terminal(capsys: Captured, monkeypatch: pytest.
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 2 and max(map(len, lines)) <= 60
     assert " ".join(part.strip() for part in lines) == line.strip()
+
+
+def hookline_with(arguments: list[str], stdout: Any, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command in a new process that prints to this descriptor, block-buffered as in a shell."""
+    source = str(Path(hookline.__file__).parents[1])
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "hookline", *arguments]
+    return subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, env={**kept, "PYTHONPATH": source, **environment}
+    )
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["hooks", "example", "schema", "--help"])
+def test_commands_that_cannot_print(command: str, unbuffered: str) -> None:
+    """A closed pipe ends a command quietly with 141, as a shell expects; a full disk in one line on stderr, with 1."""
+    if unbuffered and command == "--help":
+        pytest.skip("argparse ignores the failure and leaves no trace of it")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = hookline_with([command], writer, PYTHONUNBUFFERED=unbuffered)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+    if Path("/dev/full").exists():
+        with Path("/dev/full").open("w") as full:
+            done = hookline_with([command], full, PYTHONUNBUFFERED=unbuffered)
+        problem = "hookline: error: standard output cannot be written: No space left on device\n"
+        assert (done.returncode, done.stderr) == (1, problem)
+
+
+@pytest.mark.parametrize("command", [["hooks"], ["example"], ["schema"], ["replay", "--help"]])
+def test_commands_print_in_any_encoding(command: list[str]) -> None:
+    """Characters that the console's encoding lacks are replaced."""
+    done = hookline_with(command, subprocess.PIPE, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and done.stdout and not done.stderr
+    if command == ["schema"]:
+        assert json.loads(done.stdout)
+
+
+def test_training_ignores_that_it_cannot_print() -> None:
+    """The status is that of the run, and the record is whole; a full disk is mentioned on stderr."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = hookline_with(["train", "small.yaml"], writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+    if Path("/dev/full").exists():
+        with Path("/dev/full").open("w") as full:
+            done = hookline_with(["train", "small.yaml"], full, PYTHONIOENCODING="ascii")
+        assert done.returncode == 0
+        assert done.stderr == "hookline: error: standard output cannot be written: No space left on device\n"
+    for run in Path("runs").iterdir():
+        assert json.loads((run / "run.json").read_text(encoding="utf-8"))["outcome"] == "completed"

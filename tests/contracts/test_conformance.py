@@ -51,6 +51,40 @@ def run_tests(project: Path, *arguments: str) -> str:
     return (project / "conformance.json").read_text()
 
 
+CACHE = """
+import os, pathlib, pytest
+
+@pytest.mark.parametrize("number", range(4))
+def test_cache(number):
+    cache = pathlib.Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert cache.is_dir()
+    (pathlib.Path(__file__).parent / f"cache-{os.getpid()}-{number}").write_text(str(cache))
+"""
+
+
+@pytest.mark.parametrize("arguments", [[], ["-n", "2"]])
+def test_every_run_has_its_own_compile_cache(project: Path, arguments: list[str]) -> None:
+    """The processes of one run share a folder, two runs do not, and nothing is left of it."""
+    (project / "tests" / "test_cache.py").write_text(CACHE)
+    caches = []
+    for _ in range(2):
+        run_tests(project, "tests/test_cache.py", *arguments)
+        found = list((project / "tests").glob("cache-*"))
+        assert len(found) == 4
+        caches += {path.read_text() for path in found}
+        for path in found:
+            path.unlink()
+    assert len(caches) == len(set(caches)) == 2
+    assert not any(Path(cache).exists() for cache in caches)
+
+
+def test_torch_uses_that_cache() -> None:
+    """The folder of this run is the one that inductor writes to."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    assert Path(cache_dir()).name.startswith("hookline-tests-inductor-")
+
+
 @pytest.mark.parametrize("arguments", [[], ["tests"], ["-n", "2"]])
 def test_a_whole_run_is_written(project: Path, arguments: list[str]) -> None:
     """Counts and sentences per requirement are written, with one process or several."""

@@ -28,7 +28,7 @@ PUBLIC_MODULES = {
     "hookline.testing",
 }
 
-SHARED = {"errors", "_checks", "_device", "_fs", "_host_copy", "_tensors"}  # helper modules that anything may import
+SHARED = {"errors", "_checks", "_console", "_device", "_fs", "_host_copy", "_tensors"}  # which anything may import
 
 # The parts of hookline from the lowest to the highest. A part imports from lower layers only, never from its own.
 LAYERS = (
@@ -57,6 +57,7 @@ def below(part: str) -> set[str]:
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "_checks": {"errors"},
+    "_console": set(),
     "_device": set(),
     "_fs": set(),
     "_host_copy": {"_device"},

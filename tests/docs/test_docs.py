@@ -21,6 +21,7 @@ import pytest
 import hookline
 from hookline import load_config
 from hookline.cli import main, make_parser, read_arguments
+from hookline.cli.config_args import read_config
 from hookline.core import plugins
 from hookline.hooks import webhook
 
@@ -211,11 +212,13 @@ def test_files_on_a_page_run(page: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_overrides_on_the_pages_are_valid() -> None:
     """Every a.b=value of a console block can be applied to the config in docs/config.md."""
     shown = next(block for block in HOOK_BLOCKS if block.page.name == "config.md")
-    overrides = [word for _, command in COMMANDS for word in shlex.split(command) if "=" in word]
-    assert len(overrides) >= 5
+    with_overrides = [shlex.split(command)[1:] for _, command in COMMANDS if "=" in command]
+    assert len(with_overrides) >= 5
     Path("shown.yaml").write_text(shown.text, encoding="utf-8")
-    for override in overrides:
-        assert hookline.RunConfig(**load_config("shown.yaml", [override])[0])
+    for words in with_overrides:
+        added = getattr(read_arguments(make_parser(), words), "hook", [])
+        overrides = [word for word in words if "=" in word]
+        assert hookline.RunConfig(**read_config(["shown.yaml", *overrides], hooks=added)[0])
 
 
 def test_examples_run() -> None:

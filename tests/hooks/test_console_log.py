@@ -26,6 +26,12 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.fixture(autouse=True)
+def usual_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be independent of the terminal in which the tests run."""
+    monkeypatch.setenv("TERM", "xterm")
+
+
 def make_trainer(batches: int = 4, **options: Any) -> Trainer:
     """A trainer whose own lines are off."""
     torch.manual_seed(0)
@@ -179,6 +185,43 @@ def test_it_prints_to_the_current_standard_output(capsys: pytest.CaptureFixture[
 
 
 # ---- the terminal ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (200, "epoch 12  step 123456/200000  loss 12.3456 (so far 12.3456)  100.0 steps/s  12:45 left"),
+        (80, "epoch 12  step 123456/200000  loss 12.3456 (so far 12.3456)  12:45 left"),
+        (70, "step 123456/200000  loss 12.3456 (so far 12.3456)  12:45 left"),
+        (60, "step 123456/200000  loss 12.3456  12:45 left"),
+        (40, "step 123456/200000  loss 12.3456"),
+        (20, "step 123456/200000 "),
+    ],
+)
+def test_the_progress_line_fits_the_terminal(columns: int, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit is left out as a whole, the least important first."""
+    terminal, run = at_terminal(monkeypatch), PlainRun()
+    run.total_steps = 200_000
+    monkeypatch.setenv("COLUMNS", str(columns))
+    times = iter([0.0, 0.0, 1234.56])
+    monkeypatch.setattr("hookline.hooks.console_log.monotonic", lambda: next(times))
+    hook = ConsoleLogHook()
+    hook.on_train_start(step=0)
+    hook.on_train_batch_end(run, 12, 123_456, {"latest_loss": 12.3456, "avg_loss": 12.3456})
+    assert terminal.getvalue() == f"\r\x1b[K{shown}"
+    hook.close()
+
+
+def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No escape sequence, and nothing is rewritten, where TERM says that the terminal cannot do that."""
+    terminal = at_terminal(monkeypatch)
+    monkeypatch.setenv("TERM", "dumb")
+    trainer = make_trainer(2)
+    trainer.add_console_logging(log_every_n_batches=1)
+    trainer.train()
+    lines = terminal.getvalue().splitlines()
+    assert lines[0].startswith("epoch 0  step 1/2") and lines[1].startswith("epoch 0  step 2/2")
+    assert "\x1b" not in terminal.getvalue() and "\r" not in terminal.getvalue()
 
 
 def at_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:

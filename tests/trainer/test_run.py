@@ -586,7 +586,7 @@ def test_the_closing_line_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = make_trainer(console=True)
     trainer.on("step_end", name="bored")(lambda trainer: trainer.request_stop("nothing new", by="bored"))
     trainer.train()
-    assert capsys.readouterr().out.splitlines()[-1].startswith("stopped (stopped by bored: nothing new): 1 step in ")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("stopped (by bored: nothing new): 1 step in ")
 
 
 # ---- seeds -------------------------------------------------------------------------------------------------

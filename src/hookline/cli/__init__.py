@@ -6,7 +6,6 @@ Each command is a module, imported when it is run; `make_parser` has the list. N
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import textwrap
@@ -17,16 +16,29 @@ from importlib import import_module
 from pathlib import Path
 
 from hookline import __version__
+from hookline._console import OutputError, drop_unwritten_output, is_terminal, print_line, replace_missing_characters
+from hookline.cli.completion import SHELLS, PrintCompletion
+from hookline.cli.latest import resolve_latest
 from hookline.errors import ConfigError, HooklineError, error_text, nearest
 
 Commands = argparse._SubParsersAction  # argparse has no public name for it
 
-FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+DONE, FAILED, USAGE, NON_FINITE, INTERRUPTED, CLOSED_PIPE, TERMINATED = 0, 1, 2, 3, 130, 141, 143
+EXIT_CODES = {
+    DONE: "done; also for a run that a hook stopped",
+    FAILED: "training failed, a check found something, or the output could not be written",
+    USAGE: "wrong config or usage, or a record that cannot be written; nothing was trained",
+    NON_FINITE: "the run ended with weights that are NaN or infinite",
+    INTERRUPTED: "interrupted by Ctrl-C; a line says where the record is",
+    CLOSED_PIPE: "the reader of the output closed the pipe",
+    TERMINATED: "ended by SIGTERM, after a checkpoint was saved",
+}
 
 _LONGEST_MESSAGE = 2000  # characters
 
 _CONFIG = "a YAML, TOML or JSON file; without one, the default job"
 _PATTERN = "a name, a glob or re:regex, as for a hook's `modules:`"
+_LATEST = "`latest` is the newest run in runs/, DIR/latest the newest in DIR"
 _OVERRIDES = "changes one value, for instance trainer.max_steps=100 or hooks.clip_norm.max_norm=0.5"
 _PERMISSIONS = {  # what a config alone may not do: the option, its attribute, its metavar and its help
     "--allow": ("allow", "PREFIX", "let the config import from this package of yours"),
@@ -36,22 +48,40 @@ _PERMISSIONS = {  # what a config alone may not do: the option, its attribute, i
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status.
+    """Run one command and return the exit status, also if its output cannot be written."""
+    replace_missing_characters(sys.stdout)
+    stop: SystemExit | None = None
+    try:
+        status = run_command(sys.argv[1:] if arguments is None else arguments)
+    except OutputError as error:
+        drop_unwritten_output()
+        return print_output_failure(error)
+    except SystemExit as error:  # of argparse, which has printed help or an error, or of code of the user
+        status, stop = 0, error
+    failure = drop_unwritten_output()
+    if failure is not None and not status:
+        return print_output_failure(failure)
+    if stop is not None:
+        raise stop
+    return status
 
-    That is 0, 1 (training failed), 2 (wrong config or usage), 130 (Ctrl-C) or 143 (SIGTERM).
-    """
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Parse the arguments, run the command they name, and return the exit status."""
     parser = make_parser()
-    options = read_arguments(parser, sys.argv[1:] if arguments is None else arguments)
+    options = read_arguments(parser, arguments)
+    options.arguments = list(arguments)
     if options.command is None:
         parser.print_help()
         return 0
     try:
+        for argument in {"run", "weights"} & vars(options).keys():
+            if getattr(options, argument) is not None:
+                setattr(options, argument, resolve_latest(getattr(options, argument)))
         with user_imports(options):
             return int(import_module(options.module).run(options))
-    except BrokenPipeError:  # the reader has closed the pipe (`hookline events | head`)
-        # Python flushes stdout once more when it exits, which would fail again and print a traceback.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OutputError:
+        raise
     except KeyboardInterrupt:
         return print_interrupted()
     except Exception as error:
@@ -62,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def read_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; words (the config, overrides) may stand before, after and between the options."""
     known = next(action.choices for action in parser._actions if isinstance(action, Commands))
-    command = next((word for word in arguments if not word.startswith("-")), None)
+    command = arguments[0] if arguments and not arguments[0].startswith("-") else None
     if command is not None and command not in known:
         parser.error(f"there is no command {command!r}; {nearest(command, known)}")
     # argparse takes words in one group only, and its parse_intermixed_args knows no subcommands: words after an option
@@ -123,8 +153,16 @@ def import_user_module(name: str) -> None:
 
 def print_interrupted(where: str = "") -> int:
     """Say that Ctrl-C ended the command, and return the exit status."""
-    print(f"hookline: interrupted{where}", file=sys.stderr, flush=True)
+    print_line(f"hookline: interrupted{where}", sys.stderr)
     return INTERRUPTED
+
+
+def print_output_failure(error: OutputError) -> int:
+    """Say why standard output cannot be written, unless its reader left (`| head`), and return the exit status."""
+    if isinstance(error.cause, BrokenPipeError):
+        return CLOSED_PIPE
+    print_line(f"hookline: error: {error}", sys.stderr)
+    return FAILED
 
 
 def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[str], str] = str) -> int:
@@ -137,7 +175,7 @@ def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[
         hide: Removes secrets from the message, which may come from any library.
     """
     if debug:
-        print(hide("".join(traceback.format_exception(error))), end="", file=sys.stderr, flush=True)
+        print_line(hide("".join(traceback.format_exception(error))), sys.stderr, end="")
     # Our messages are whole sentences; those of others need the name of their class ("KeyError: 'x'").
     ours = isinstance(error, HooklineError)
     text = str(error) if ours else error_text(error)
@@ -146,10 +184,10 @@ def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[
     hint = "" if ours or debug else " (--debug shows the traceback)"
     message = one_line(f"{place}{hide(text.removeprefix(place))}{hide(notes)}")
     line = f"hookline: error: {message}{hint}"
-    if sys.stderr.isatty():  # a terminal would break the line inside a word; files and pipes get one line
+    if is_terminal(sys.stderr):  # a terminal would break the line inside a word; files and pipes get one line
         width = shutil.get_terminal_size().columns
         line = textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    print(line, file=sys.stderr, flush=True)
+    print_line(line, sys.stderr)
     return status
 
 
@@ -162,12 +200,20 @@ def one_line(text: str) -> str:
 
 def make_parser() -> argparse.ArgumentParser:
     """Define the commands and their options."""
+    codes = exit_code_table()
     parser = argparse.ArgumentParser(
         prog="hookline",
         description="Watch, debug and change a PyTorch training run without forking its loop.",
-        epilog="`hookline train` trains a small demo model; `hookline COMMAND --help` describes a command.",
+        epilog=f"`hookline train` trains a small demo model.\n`hookline COMMAND --help` describes a command.\n{codes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"hookline {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        action=PrintCompletion,
+        choices=SHELLS,
+        help="print a completion script for this shell (needs hookline[completion])",
+    )
     parser.set_defaults(command=None, debug=False)
     commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
 
@@ -175,32 +221,40 @@ def make_parser() -> argparse.ArgumentParser:
     _add_config(train)
     train.add_argument("--fast-dev-run", type=int, metavar="N", help="try N batches of everything and write nothing")
     train.add_argument("--output", metavar="DIR", help="where the run's directory is created (trainer.output_dir)")
+    _add_hook(train)
+    _add_device(train)
 
     _add(commands, "example", "print the config of the default job, to start from")
 
     resume = _add(commands, "resume", "continue a run from its newest good checkpoint")
-    resume.add_argument("run", metavar="RUN", help="the run's directory, or one of its checkpoints")
-    resume.add_argument("words", nargs="*", metavar="a.b=value", help=f"a.b=value: {_OVERRIDES}")
+    resume.add_argument("run", metavar="RUN", help=f"the run's directory, or one of its checkpoints; {_LATEST}")
+    resume.add_argument("words", nargs="*", metavar="a.b=value", help=_OVERRIDES)
     resume.add_argument("--fork", action="store_true", help="begin a new run from there, with its own directory")
+    _add_device(resume)
     _add_permissions(resume)
 
     checkpoints = _add(commands, "checkpoints", "list the checkpoints of a run, and verify them")
-    checkpoints.add_argument("run", metavar="RUN", help="the run's directory")
+    checkpoints.add_argument("run", metavar="RUN", help=f"the run's directory; {_LATEST}")
     one = _add(commands, "verify-checkpoint", "check that one checkpoint is as it was written", "checkpoints")
     one.add_argument("path", metavar="PATH", help="the checkpoint's directory")
 
     verify = _add(commands, "verify", "find out which hooks change training, and through what")
     _add_config(verify)
     verify.add_argument("--steps", type=_positive, default=20, metavar="N", help="how many steps to compare (20)")
+    _add_hook(verify)
+    _add_device(verify)
 
     explain = _add(commands, "explain", "print which hooks run when, in which order and why")
     _add_config(explain)
     explain.add_argument("--event", metavar="NAME", help="only this event")
+    _add_hook(explain)
 
     events = _add(commands, "events", "print the events of a run with their arguments")
     events.add_argument("--event", metavar="NAME", help="one event in full")
 
-    _add_permissions(_add(commands, "hooks", "print the hooks a config may name, and their parameters"), "--import")
+    hooks = _add(commands, "hooks", "print the hooks a config may name, and their parameters")
+    hooks.add_argument("hooks", nargs="?", metavar="NAME", help="one hook in full")
+    _add_permissions(hooks, "--import")
 
     schema = _add(commands, "schema", "print the JSON Schema of config files, for editors")
     schema.add_argument("--output", metavar="FILE", help="write it to this file")
@@ -209,11 +263,14 @@ def make_parser() -> argparse.ArgumentParser:
     modules = _add(commands, "modules", "print the modules of a model, or those of a pattern")
     _add_config(modules, pattern=True)
     modules.add_argument("--json", action="store_true", help="print JSON, for programs")
+    _add_device(modules)
 
     replay = _add(commands, "replay", "run the batch of a crash again, to reproduce its NaN")
     replay.add_argument("crash", metavar="CRASH", help="a crash's folder, for instance runs/…/crashes/step-00000042")
-    replay.add_argument("--weights", metavar="CHECKPOINT", help="the weights, if the crash folder has none")
-    replay.add_argument("--device", metavar="DEVICE", help="where to run it; by default the best device there is")
+    replay.add_argument(
+        "--weights", metavar="CHECKPOINT", help="the weights, of a checkpoint or a run, if the crash folder has none"
+    )
+    _add_device(replay)
     _add_permissions(replay)
     return parser
 
@@ -232,6 +289,26 @@ def _add_config(parser: argparse.ArgumentParser, pattern: bool = False) -> None:
     meaning = ". ".join(f"{word}: {about}" for word, about in words.items())
     parser.add_argument("words", nargs="*", metavar=" | ".join(words), help=meaning)
     _add_permissions(parser)
+
+
+def _add_hook(parser: argparse.ArgumentParser) -> None:
+    about = "add this hook to the config's; hooks.NAME.key=value sets its parameters (may be repeated)"
+    parser.add_argument("--hook", action="append", default=[], metavar="NAME", help=about)
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    about = "where to run, for instance cpu or cuda:1; by default the best device there is"
+    parser.add_argument("--device", metavar="DEVICE", help=about)
+
+
+def exit_code_table() -> str:
+    """Return the exit codes and their meanings, as `--help` prints them."""
+    width = min(shutil.get_terminal_size().columns - 2, 100)
+    lines = [
+        textwrap.fill(about, width, initial_indent=f"  {code:<5}", subsequent_indent=" " * 7)
+        for code, about in EXIT_CODES.items()
+    ]
+    return "\n".join(["\nexit codes:", *lines])
 
 
 def _add_permissions(parser: argparse.ArgumentParser, *options: str) -> None:

@@ -9,20 +9,23 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+from hookline.config.hooks import KINDS
 from hookline.config.load import FORMATS, load_config
 from hookline.config.schema import RunConfig
+from hookline.core.plugins import HOOKS
 from hookline.errors import ConfigError, HooklineError
 from hookline.trainer.options import TrainerOptions
 
 DEFAULT = files("hookline.demo") / "default.yaml"
 
 
-def read_config(words: list[str], more: Sequence[str] = ()) -> tuple[dict[str, Any], bool]:
+def read_config(words: list[str], more: Sequence[str] = (), hooks: Sequence[str] = ()) -> tuple[dict[str, Any], bool]:
     """Load the config file among the words (or the default job), and apply the overrides among them.
 
     Args:
         words: The positional arguments of a command.
         more: Further overrides, applied last.
+        hooks: Names of hooks to add before overrides are applied, which may therefore set their parameters.
 
     Returns:
         The config, and whether it was read from a file.
@@ -35,10 +38,35 @@ def read_config(words: list[str], more: Sequence[str] = ()) -> tuple[dict[str, A
     overrides = [*(word for word in words if word not in sources), *more]
     if len(sources) > 1:
         raise ConfigError("", f"one config at a time, got {' and '.join(sources)}; overrides look like a.b=value")
-    if sources:
-        return load_config(sources[0], overrides)
     with as_file(DEFAULT) as default:
-        return load_config(default, overrides)
+        source = sources[0] if sources else default
+        if not hooks:
+            return load_config(source, overrides)
+        config, from_file = load_config(source)
+    for name in hooks:
+        add_hook(config, name)
+    return load_config(config, overrides)[0], from_file
+
+
+def add_hook(config: dict[str, Any], name: str) -> None:
+    """Add a registered hook with its default parameters to the list of its kind in a config."""
+    from hookline.cli.hooks import kind_of  # takes seconds
+
+    hooks = config["hooks"] = config.get("hooks") or {}
+    kind = kind_of(HOOKS.find(name)).split(" and ")[0]
+    if kind not in KINDS:
+        raise HooklineError(f"--hook {name}: its kind is only known when it is made; list it in the config")
+    if not isinstance(hooks, dict) or not isinstance(hooks.get(kind) or [], list):
+        return  # the config is wrong, and is rejected where it is checked
+    entries = hooks[kind] = hooks.get(kind) or []
+    if any(name in (entry, *_names_of(entry)) for entry in entries):
+        raise HooklineError(f"--hook {name}: the config has it already; hooks.{name}.key=value changes it")
+    entries.append({"name": name})
+
+
+def _names_of(entry: Any) -> list[Any]:
+    """Return the instance name of an entry in a list of hooks."""
+    return [entry.get("as") or entry.get("name")] if isinstance(entry, dict) else []
 
 
 def check_whole(config: Mapping[str, Any], where: str, call: str) -> None:

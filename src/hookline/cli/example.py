@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from hookline._console import CommandOutput
 from hookline.cli.config_args import DEFAULT
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the file as it is."""
-    print(DEFAULT.read_text(encoding="utf-8"), end="")
+    CommandOutput().write(DEFAULT.read_text(encoding="utf-8"))
     return 0

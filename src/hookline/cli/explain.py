@@ -15,7 +15,7 @@ def run(options: argparse.Namespace) -> int:
     from hookline.config.schema import as_run_config
     from hookline.core.catalog import CATALOG, find_event
 
-    config, from_file = read_config(options.words)
+    config, from_file = read_config(options.words, hooks=options.hook)
     settings = as_run_config(resolve_references(config))
     manager = make_manager(settings.hooks, options.allow, from_file, settings.trainer.enable_intervention)
     console = open_console()

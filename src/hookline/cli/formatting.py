@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from hookline._console import CommandOutput
 
 WIDEST = 100  # longer lines are tiring to read
 
 
 def open_console() -> Console:
     """Return a console that respects NO_COLOR and the terminal's width, and writes plain text into files and pipes."""
-    return Console(highlight=False, markup=False, emoji=False)
+    return Console(file=cast(TextIO, CommandOutput()), highlight=False, markup=False, emoji=False)
 
 
 def printable(text: str) -> str:

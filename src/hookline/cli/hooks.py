@@ -7,18 +7,24 @@ import inspect
 import re
 from typing import Any
 
+from rich.console import Console
+
 from hookline.cli.formatting import heading, labelled, open_console, paragraph
 from hookline.config.factory import parameters_of
 from hookline.config.hooks import RESERVED
 from hookline.core.base import ForwardHook, UpdateHook
 from hookline.core.plugins import HOOKS
 
+FUNCTION = "made by a function"
 NOT_FOR_CONFIGS = ("stream", "name")  # a config cannot hold an open file, and `name:` is the hook's type there
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the kind, purpose and parameters of every registered hook, or why it cannot be imported."""
     console = open_console()
+    if options.hooks:
+        print_hook(console, options.hooks)
+        return 0
     for name in HOOKS.names():
         origin = HOOKS.origin(name)
         try:
@@ -34,13 +40,51 @@ def run(options: argparse.Namespace) -> int:
         console.print()
     labelled(console, "every entry", f"also takes {', '.join(RESERVED)}", indent=0, width=13)
     labelled(console, "in a config", "a parameter without = is required; the others have the defaults shown", 0, 13)
+    console.print("\nhookline hooks NAME prints one hook in full.")
     return 0
+
+
+def print_hook(console: Console, name: str) -> None:
+    """Print everything that a hook's docstring says, every parameter with its default, and how to use the hook."""
+    factory, origin = HOOKS.find(name), HOOKS.origin(name)
+    text, meanings = split_docstring(inspect.getdoc(factory) or "(it has no docstring)")
+    heading(console, name, kind_of(factory) + ("" if origin == "built-in" else f", {origin}"))
+    for part in text:
+        paragraph(console, part)
+        console.print()
+    parameters = [one.partition("=") for one in parameter_list(factory)]
+    required = [key for key, equals, _ in parameters if not equals and not key.startswith("*")]
+    if parameters:
+        console.print("parameters")
+        width = min(max(len(key) for key, _, _ in parameters) + 2, 30)
+        for key, equals, default in parameters:
+            meaning = " ".join(filter(None, [meanings.get(key), f"[{default}]" if equals else "[required]"]))
+            labelled(console, key, meaning, width=width)
+        console.print()
+    console.print("in a config")
+    paragraph(console, f"- {{{', '.join([f'name: {name}', *(f'{key}: ...' for key in required)])}}}")
+    paragraph(console, f"also takes {', '.join(RESERVED[1:])}")
+    if kind_of(factory) != FUNCTION:
+        console.print("\non the command line")
+        values = "".join(f" hooks.{name}.{key}=..." for key in required)
+        paragraph(console, f"hookline train --hook {name}{values}")
+
+
+def split_docstring(text: str) -> tuple[list[str], dict[str, str]]:
+    """Return the paragraphs of a docstring, and what its Args section says about each parameter."""
+    parts = re.split(r"^(Args|Raises|Returns|Attributes):\s*$", text.replace("`", ""), flags=re.MULTILINE)
+    meanings: dict[str, str] = {}
+    for title, section in zip(parts[1::2], parts[2::2], strict=True):
+        if title == "Args":
+            entries = re.findall(r"^    (\w+)(?: \(.*?\))?: (.*(?:\n      .*)*)", section, flags=re.MULTILINE)
+            meanings = {name: " ".join(meaning.split()) for name, meaning in entries}
+    return [" ".join(one.split()) for one in parts[0].strip().split("\n\n")], meanings
 
 
 def kind_of(factory: Any) -> str:
     """Return the list of a config in which a hook belongs, as far as its class shows."""
     if not isinstance(factory, type):
-        return "made by a function"
+        return FUNCTION
     kinds = [kind for base, kind in ((ForwardHook, "forward"), (UpdateHook, "update")) if issubclass(factory, base)]
     return " and ".join(kinds) or "lifecycle"
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from hookline._console import CommandOutput
 from hookline.cli.config_args import read_config
 from hookline.cli.formatting import heading, open_console, paragraph, table
 from hookline.config.load import FORMATS
@@ -36,7 +37,9 @@ def run(options: argparse.Namespace) -> int:
     config, from_file = read_config(words, ["trainer.compile=false"])
     from hookline.build import trainer_from_config  # takes seconds: errors of the config come first
 
-    trainer = trainer_from_config({**config, "hooks": {}}, allow=options.allow, from_file=from_file)
+    trainer = trainer_from_config(
+        {**config, "hooks": {}}, allow=options.allow, from_file=from_file, device=options.device
+    )
     modules = dict(trainer.model.named_modules())
     selected = select(patterns, modules, "module") if patterns else modules
     recorder = ShapeRecorder()
@@ -59,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         ],
     }
     if options.json:
-        print(json.dumps(report, indent=1))
+        CommandOutput().write(f"{json.dumps(report, indent=1)}\n")
     else:
         print_report(open_console(), report, patterns, len(modules))
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def run(options: argparse.Namespace) -> int:
     from hookline.build import trainer_from_config  # takes seconds: errors of the path come first
 
     # The run may have been built in code, or come from another machine: what its config names must be allowed again.
-    trainer = trainer_from_config(config, allow=options.allow, from_file=True)
+    trainer = trainer_from_config(config, allow=options.allow, from_file=True, device=options.device)
+    trainer.find_nan_by = f"hookline train {shlex.quote(str(run_dir / CONFIG))} --hook nan_forensics"
     return train_and_report(trainer, options.debug, resume=path, fork=options.fork)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from hookline._console import CommandOutput
 from hookline.cli.hooks import NOT_FOR_CONFIGS, first_sentence
 from hookline.config.factory import COMPONENTS, parameters_of, type_hint
 from hookline.config.hooks import FLAGS, KINDS
@@ -51,15 +52,15 @@ OPTIONS_OF_HOOKS: dict[str, Any] = {
 
 def run(options: argparse.Namespace) -> int:
     """Print the schema, or write it to a file."""
-    text = json.dumps(config_schema(), indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(config_schema(), indent=2) + "\n"  # in ASCII, which every console and file can hold
     if options.output is None:
-        print(text, end="")
+        CommandOutput().write(text)
         return 0
     try:
         Path(options.output).write_text(text, encoding="utf-8")
     except OSError as error:
         raise HooklineError(f"cannot write {options.output}: {error.strerror}; choose another file") from error
-    print(options.output)
+    CommandOutput().write(f"{options.output}\n")
     return 0
 
 

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hookline.cli import FAILED, TERMINATED, print_error, print_interrupted
+from hookline._console import drop_unwritten_output, print_line
+from hookline.cli import (
+    FAILED,
+    NON_FINITE,
+    TERMINATED,
+    one_line,
+    print_error,
+    print_interrupted,
+    print_output_failure,
+)
 from hookline.cli.config_args import read_config
 
 if TYPE_CHECKING:
@@ -19,10 +29,11 @@ def run(options: argparse.Namespace) -> int:
     """Train; the last line on the console is the path of the run's record."""
     given = {"trainer.fast_dev_run": options.fast_dev_run, "trainer.output_dir": options.output}
     overrides = [f"{path}={json.dumps(value)}" for path, value in given.items() if value is not None]
-    config, from_file = read_config(options.words, overrides)
+    config, from_file = read_config(options.words, overrides, options.hook)
     from hookline.build import trainer_from_config  # takes seconds: errors of the config come first
 
-    trainer = trainer_from_config(config, allow=options.allow, from_file=from_file)
+    trainer = trainer_from_config(config, allow=options.allow, from_file=from_file, device=options.device)
+    trainer.find_nan_by = shlex.join(["hookline", *options.arguments, "--hook", "nan_forensics"])
     return train_and_report(trainer, options.debug)
 
 
@@ -34,6 +45,10 @@ def train_and_report(trainer: Trainer, debug: bool, resume: Path | None = None, 
     status = 0
     try:
         trainer.fit(resume=resume, fork=fork)
+        if trainer.record.run["outcome"] == "non_finite":
+            reason = one_line(f"the run ended with bad weights: {trainer.record.run['reason']}")
+            print_line(f"hookline: error: {reason}", sys.stderr)
+            status = NON_FINITE
     except KeyboardInterrupt:
         where = f"the record is in {trainer.run_dir}" if trainer.run_dir is not None else "no record was written"
         status = print_interrupted(f"; {where}")
@@ -47,7 +62,8 @@ def train_and_report(trainer: Trainer, debug: bool, resume: Path | None = None, 
         from hookline.record.redaction import redact_values
 
         status = print_error(error, debug, FAILED, hide=redact_values)
-    # Scripts read the last line: what was written to stderr must not come after it in a common file.
-    sys.stderr.flush()
-    print(trainer.run_dir if trainer.run_dir is not None else "no record was written", flush=True)
+    # Scripts read the last line: lines on stderr are flushed when they are printed, so none comes after it in a file.
+    print_line(str(trainer.run_dir) if trainer.run_dir is not None else "no record was written")
+    if (failure := drop_unwritten_output()) is not None:  # which changes nothing about the run
+        print_output_failure(failure)
     return status

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 def run(options: argparse.Namespace) -> int:
     """Train a few steps without hooks and with each one alone; return 1 if one makes undeclared changes."""
-    config, from_file = read_config(options.words, ["trainer.console=false", "trainer.deterministic=true"])
+    config, from_file = read_config(
+        options.words, ["trainer.console=false", "trainer.deterministic=true"], options.hook
+    )
     from hookline.build import trainer_from_config
     from hookline.verify import verify
 
@@ -39,7 +41,9 @@ def run(options: argparse.Namespace) -> int:
 
     # Every comparison needs a new trainer; the first is made early, and used for the first of them.
     def make_trainer() -> Trainer:
-        return made.pop() if made else trainer_from_config(config, allow=options.allow, from_file=from_file)
+        if made:
+            return made.pop()
+        return trainer_from_config(config, allow=options.allow, from_file=from_file, device=options.device)
 
     config["trainer"] = {"seed": 0, **config["trainer"], "record": True}  # hooks that write need a directory
     with quiet(collected, tracebacks=options.debug):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 from torch import nn
 
+from hookline._console import print_line
 from hookline.core.base import TrainingHook
 from hookline.errors import HooklineError
 from hookline.trainer.validation import eval_mode
@@ -45,7 +45,7 @@ class SampleText(TrainingHook):
             with trainer.inference() as model:
                 sample = generate(model, vocab, self.prompt, self.length, self.temperature)
             text = f"\na sample, continued from {self.prompt!r}:\n\n{sample}\n"
-        print(text, file=self._stream or sys.stdout, flush=True)
+        print_line(text, self._stream)
 
 
 def generate(

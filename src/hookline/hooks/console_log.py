@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from logging import LogRecord
 from pathlib import Path
 from shutil import get_terminal_size
 from time import monotonic
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from hookline import _checks
+from hookline._console import RunOutput, can_rewrite_lines, is_terminal, print_line
 from hookline.core.base import TrainingHook
 from hookline.core.costs import share_of_run
 from hookline.core.failures import logger
@@ -53,23 +53,28 @@ class ConsoleLogHook(TrainingHook):
         logger.addFilter(self._end_line_before_log)
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
-            # A stream may be None, one of another class without `isatty`, or closed.
-            with suppress(AttributeError, ValueError):
-                if stream.isatty():
-                    self._proxies[name] = StreamProxy(stream, self._end_line)
-                    setattr(sys, name, self._proxies[name])
+            if is_terminal(stream):
+                self._proxies[name] = StreamProxy(stream, self._end_line)
+                setattr(sys, name, self._proxies[name])
 
     def on_train_batch_end(self, trainer: RunControl, epoch: int, step: int, state: Mapping[str, Any]) -> None:
         """Print the progress line."""
         # A resumed run starts at a later step, and only the steps since then took the time.
         done, total = step - self._first_step, trainer.total_steps
         rate = done / max(monotonic() - self._started, 1e-9)
-        line = f"epoch {epoch}  step {step}{f'/{total}' if total else ''}"
-        line += f"  loss {state['latest_loss']:.4f} (so far {state['avg_loss']:.4f})  "
-        line += f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step" if rate else "? steps/s"
-        if total and rate:
-            line += f"  {_duration((total - step) / rate)} left"
-        self._print(line, rewrite=True)
+        parts = {
+            "epoch": f"epoch {epoch}",
+            "step": f"step {step}{f'/{total}' if total else ''}",
+            "loss": f"loss {state['latest_loss']:.4f} (so far {state['avg_loss']:.4f})",
+            "speed": f"{rate:.1f} steps/s" if rate >= 1 else f"{1 / rate:.1f} s/step" if rate else "? steps/s",
+            "left": f"{_duration((total - step) / rate)} left" if total and rate else "",
+        }
+        if not can_rewrite_lines(self._out):
+            self._print("  ".join(filter(None, parts.values())))
+            return
+        width = get_terminal_size().columns - 1  # a line that wraps could not be rewritten
+        print_line(f"\r\x1b[K{_fitted(parts, width)}", self._out, end="")
+        self._is_line_open = True
 
     def on_validation_end(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print the metrics that are numbers."""
@@ -99,18 +104,13 @@ class ConsoleLogHook(TrainingHook):
         self._proxies = {}
 
     @property
-    def _out(self) -> TextIO:
+    def _out(self) -> TextIO | None:
         """Where to print; not to the proxy, which would end the line."""
         return self._stream or (self._proxies["stdout"].stream if "stdout" in self._proxies else sys.stdout)
 
-    def _print(self, line: str, rewrite: bool = False) -> None:
-        if rewrite and self._out.isatty():
-            line = line[: get_terminal_size().columns - 1]  # a line that wraps could not be rewritten
-            print(f"\r\x1b[K{line}", end="", file=self._out, flush=True)
-            self._is_line_open = True
-        else:
-            self._end_line()
-            print(line, file=self._out, flush=True)
+    def _print(self, line: str) -> None:
+        self._end_line()
+        print_line(line, self._out)
 
     def _end_line_before_log(self, record: LogRecord) -> bool:
         """Filter nothing: filters of a logger are called before anything is written."""
@@ -120,10 +120,10 @@ class ConsoleLogHook(TrainingHook):
     def _end_line(self) -> None:
         if self._is_line_open:
             self._is_line_open = False  # first, because the print below may call this again
-            print(file=self._out, flush=True)
+            print_line(stream=self._out)
 
 
-def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> None:
+def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO | None) -> None:
     """Print what each hook cost as a table.
 
     Args:
@@ -146,9 +146,23 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO) -> None
             time = ["-", "too short to tell"] if share is None else [f"{row['seconds']:.3f}", f"{share:.1%}"]
             cells = [row["hook"], row["kind"], str(row["calls"]), *time]
             table.add_row(*[*cells, f"{row.get('device_seconds', 0.0):.3f}"][: len(columns)])
-        Console(file=out, highlight=False, markup=False).print(table)
+        Console(file=cast(TextIO, RunOutput(out)), highlight=False, markup=False).print(table)
     finally:
         random.setstate(random_state)
+
+
+def _fitted(parts: Mapping[str, str], width: int) -> str:
+    """Join the parts of the progress line that fit a width: the speed is left out first, then the epoch, then the mean.
+
+    Step, loss and time left remain; what does not fit even then is cut.
+    """
+    shown = dict(parts)
+    shorter = [("speed", ""), ("epoch", ""), ("loss", parts["loss"].partition(" (")[0]), ("left", "")]
+    for name, text in shorter:
+        if len("  ".join(filter(None, shown.values()))) <= width:
+            break
+        shown[name] = text
+    return "  ".join(filter(None, shown.values()))[:width]
 
 
 def _duration(seconds: float) -> str:

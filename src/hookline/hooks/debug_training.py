@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hookline import _checks
+from hookline._console import print_line
 from hookline.activations.debug import at_terminal, describe_tensors
 from hookline.core.run_control import RunControl
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, name_batch_tensors
@@ -44,7 +45,7 @@ class DebugHook(NanForensics):
         shapes = {name: describe_tensors(tensor)[0] for name, tensor in name_batch_tensors(batch).items()}
         if shapes != self._shapes:
             self._shapes = shapes
-            print(f"from batch {batch_idx}: " + "; ".join(f"{name}: {text}" for name, text in shapes.items()))
+            print_line(f"from batch {batch_idx}: " + "; ".join(f"{name}: {text}" for name, text in shapes.items()))
 
     def _report(
         self, trainer: RunControl, recorded: RecordedBatch, reason: str, diagnosis: Diagnosis, write: bool = True

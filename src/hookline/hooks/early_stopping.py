@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from hookline import _checks
+from hookline._console import print_line
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
@@ -153,7 +154,7 @@ class EarlyStopping(MetricHook):
 
     def _print(self, sentence: str) -> None:
         if self.verbose:
-            print(f"{self.registered_name}: {sentence}", flush=True)
+            print_line(f"{self.registered_name}: {sentence}")
 
     # ---- the best weights --------------------------------------------------------------------------------------------
 

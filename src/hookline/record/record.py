@@ -27,7 +27,7 @@ from hookline.record.provenance import UNKNOWN_GIT_STATE, config_hash, new_run_i
 from hookline.record.redaction import SecretValues, find_secrets, redact, redact_name, redact_text
 from hookline.record.sinks import AddedSinks, FileStorage, MemoryStorage, Sink, SinkHandle
 
-OUTCOMES = ("completed", "stopped", "interrupted", "failed")
+OUTCOMES = ("completed", "stopped", "non_finite", "interrupted", "failed")
 
 # What Hookline writes into a run's directory: files, then directories.
 CONTENTS = (
@@ -283,14 +283,14 @@ class Record:
         """Write what is left, then run.json with the outcome; a second call does nothing.
 
         Args:
-            outcome: "completed", "stopped", "interrupted" or "failed".
+            outcome: "completed", "stopped", "non_finite" (weights), "interrupted" or "failed".
             reason: Why the run ended.
             hooks: The description of every hook.
             costs: The time that each hook took.
             counters: The numbers of steps, failures and so on.
 
         Raises:
-            RecordError: If the outcome is not one of the four; never for a failing disk or device.
+            RecordError: If the outcome is not one of these; never for a failing disk or device.
         """
         if outcome not in OUTCOMES:
             raise RecordError(f"{outcome!r} is not an outcome of a run; {nearest(outcome, OUTCOMES)}")

@@ -14,6 +14,7 @@ from weakref import WeakSet
 import torch
 
 from hookline import _device
+from hookline._console import print_line
 from hookline.checkpoints.store import set_aside_later
 from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes, logger
@@ -23,6 +24,7 @@ from hookline.record.strict_json import field_values
 from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, load_weights, run_directory
 from hookline.trainer.data.loader_state import resume_warnings
 from hookline.trainer.data.loaders import epoch_length
+from hookline.trainer.non_finite import LossWatch, non_finite_parameters
 from hookline.trainer.rng import seed_everything
 from hookline.trainer.signals import SignalHandler
 from hookline.trainer.validation import sanity_check
@@ -47,6 +49,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
     _begin(trainer, resume, fork)
     # From here on everything is recorded.
     stop_recording_incidents = trainer.hooks.failures.subscribe(partial(_record_incident, trainer))
+    watch = trainer.record.add_sink(LossWatch(trainer.report_non_finite_loss))
     outcome, reason = "completed", None
     with SignalHandler(trainer.stop_on_signal) as signals, redacted_log():
         try:
@@ -82,6 +85,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
             try:
                 _end(trainer, outcome, reason)
             finally:
+                watch.remove()
                 stop_recording_incidents()
                 trainer.run_status.end()
     signals.exit()
@@ -169,7 +173,7 @@ def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
     if trainer.val_loaders and options.sanity_batches and resume is None:
         sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
     if options.console:
-        print(opening_line(trainer), flush=True)
+        print_line(opening_line(trainer))
 
 
 def _resume(trainer: Trainer, path: Path) -> None:
@@ -212,7 +216,8 @@ def _fail(trainer: Trainer, error: BaseException, described: str) -> None:
 def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     """Fire on_train_end, close hooks and record, and print a line that hides nothing."""
     args, hooks, loop = trainer.event_args, trainer.hooks, trainer.loop
-    args.end_run(reason or outcome)
+    bad_weights = _bad_weights(trainer) if outcome in ("completed", "stopped") else ""
+    args.end_run(bad_weights or reason or outcome)
     try:
         non_finite = loop.stats.take_non_finite()
     except Exception:  # the device is gone; the failure itself is recorded
@@ -228,14 +233,28 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
         if args.exception is not None:
             args.exception.add_note(f"then, while the run was ending: {_describe_error(failure)}")
         failure = None
+    if (
+        bad_weights and outcome != "failed" and (bad_weights := _bad_weights(trainer))
+    ):  # a hook may have restored good ones
+        trainer.note("non_finite_weights", message=bad_weights)
+        outcome, reason = "non_finite", "; ".join(filter(None, [bad_weights, reason]))
     trainer.checkpointer.close()
     loop.write_unrecorded()
     trainer.record.close(outcome, reason, _hook_list(trainer), hooks.costs(), _counters(trainer))
     hooks.rng_guard.end()
     if trainer.options.console:
-        print(closing_line(trainer, outcome, reason), flush=True)
+        print_line(closing_line(trainer, outcome, reason))
     if failure is not None:
         raise failure
+
+
+def _bad_weights(trainer: Trainer) -> str:
+    """Say which trained parameters are not finite; empty if all are. Waits for the device."""
+    try:
+        names = non_finite_parameters(trainer.params)
+    except Exception:  # the device is gone
+        names = []
+    return f"{len(names)} of {len(trainer.params)} parameters are not finite, first {names[0]!r}" if names else ""
 
 
 def _first_failure(*calls: Callable[[], object] | None) -> BaseException | None:
@@ -316,8 +335,11 @@ def opening_line(trainer: Trainer) -> str:
 def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
     """Return the line that is printed after the run: outcome, duration, and everything that went wrong."""
     count = _counters(trainer)
-    why = f" ({redact_text(reason)})" if reason else ""  # the text of an exception may quote a secret
-    words = [f"{outcome}{why}: {_counted(count['step'], 'step')} in {count['seconds']:.1f} s"]
+    why = (
+        f" ({redact_text(reason.removeprefix('stopped '))})" if reason else ""
+    )  # the text of an exception may quote a secret
+    named = outcome.replace("non_finite", "non-finite weights")
+    words = [f"{named}{why}: {_counted(count['step'], 'step')} in {count['seconds']:.1f} s"]
     for key, noun in (
         ("hook_failures", "hook failure"),
         ("non_finite_losses", "non-finite loss"),

@@ -121,6 +121,7 @@ class RunStatus:
         """Begin a run."""
         self.running, self.run_ended, self.status = True, False, "training"
         self.stop_reason = self.stopped_by = None
+        self._reported.discard("first_non_finite_loss")
 
     def close(self, failed: bool) -> None:
         """Note that the last step is done, or that an exception ends the run; the closing events come next."""
@@ -152,6 +153,10 @@ class RunStatus:
         """Count the non-finite losses of an epoch; the next one is reported again."""
         self.non_finite_losses += count
         self._reported.discard("non_finite_loss")
+
+    def was_reported(self, what: str) -> bool:
+        """Return whether something was reported already."""
+        return what in self._reported
 
     def first_time(self, what: str) -> bool:
         """Return True the first time something is to be reported."""

@@ -1,0 +1,135 @@
+"""Print lines that can never end a run: to streams that lack characters, are full, closed, missing or broken."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+from typing import Any
+
+READABLE = "hookline_readable"  # an error handler of codecs: replaces what an encoding lacks by readable ASCII
+_IN_ASCII = {"→": "->", "…": "...", "±": "+-", "µ": "u", "≤": "<=", "≥": ">="}
+
+
+def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letter = error.object[error.start]
+    if letter in _IN_ASCII:
+        return _IN_ASCII[letter], error.start + 1
+    return letter.encode("ascii", "backslashreplace").decode(), error.start + 1
+
+
+codecs.register_error(READABLE, _replace)
+
+
+def print_line(text: str = "", stream: Any = None, end: str = "\n") -> None:
+    """Print to a stream and flush it; what cannot be printed is lost, because training matters more.
+
+    Args:
+        text: The text. Characters that the stream's encoding lacks are replaced.
+        stream: Where to print, instead of standard output.
+        end: What to print after the text.
+    """
+    try:
+        stream = sys.stdout if stream is None else stream
+        if stream is None:  # a program without a console
+            return
+        try:
+            stream.write(text + end)
+        except UnicodeEncodeError:
+            encoding = getattr(stream, "encoding", None) or "ascii"  # the error has 'charmap' for cp1252
+            stream.write((text + end).encode(encoding, READABLE).decode(encoding))
+        stream.flush()
+    except Exception:  # a replaced sys.stdout may raise anything, besides a full disk, a closed pipe or a closed file
+        return
+
+
+def is_terminal(stream: Any) -> bool:
+    """Return whether a stream is a terminal; one that is None, closed or of another class is not."""
+    try:
+        return bool(stream.isatty())
+    except Exception:
+        return False
+
+
+def can_rewrite_lines(stream: Any) -> bool:
+    """Return whether a line that was printed can be replaced: on a terminal that understands escape sequences."""
+    return is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+class RunOutput:
+    """A stream during a run for libraries that print; `print_line` does the writing."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.encoding = getattr(stream, "encoding", None)
+
+    def write(self, text: str) -> None:
+        """Write text, or lose it."""
+        print_line(text, self.stream, end="")
+
+    def flush(self) -> None:
+        """Do nothing: every write is flushed."""
+
+    def isatty(self) -> bool:
+        """Return whether the stream is a terminal."""
+        return is_terminal(self.stream)
+
+
+class OutputError(Exception):
+    """Standard output cannot be written; `cause` is the error."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(f"standard output cannot be written: {cause.strerror}")
+        self.cause = cause
+
+
+class CommandOutput:
+    """Standard output of a command that only prints: its failures end the command as an `OutputError`."""
+
+    def __init__(self) -> None:
+        self.stream = sys.stdout
+
+    def write(self, text: str) -> None:
+        """Write text, unless there is no console."""
+        try:
+            if self.stream is not None:
+                self.stream.write(text)
+        except OSError as error:
+            raise OutputError(error) from error
+
+    def flush(self) -> None:
+        """Flush the stream."""
+        try:
+            if self.stream is not None:
+                self.stream.flush()
+        except OSError as error:
+            raise OutputError(error) from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def replace_missing_characters(stream: Any) -> None:
+    """Let a stream replace characters that its encoding lacks, unless a user chose another way or it cannot."""
+    if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors=READABLE)
+
+
+def drop_unwritten_output() -> OutputError | None:
+    """Flush standard output; if that fails, drop what is left, and return why.
+
+    Python flushes it once more when it exits, which would fail again, print a traceback and change the exit status.
+    """
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        return OutputError(error)
+    except Exception:  # it is closed, or not a stream
+        return None
+    return None

@@ -1,0 +1,89 @@
+"""What is printed during a run: no stream, whatever is wrong with it, ends the run."""
+
+import io
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from hookline import EarlyStopping, Trainer, get_trainer
+from hookline.demo.sampling import SampleText
+
+
+class Raising:
+    """A replaced standard output, as notebooks and test runners have them, that fails in every way."""
+
+    encoding = None
+
+    def write(self, text: str) -> int:
+        raise RuntimeError("no display")
+
+    def isatty(self) -> bool:
+        raise NotImplementedError
+
+
+class ClosedPipe(io.StringIO):
+    """A pipe whose reader is gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+class FullTerminal(io.StringIO):
+    """A terminal that takes no bytes."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def closed() -> Any:
+    """Return a stream that is closed."""
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+def make_trainer() -> Trainer:
+    """Return a trainer with every hook of ours that prints."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(3)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    trainer = get_trainer("simple", model, data, optimizer, "cpu", loss_fn=torch.nn.functional.mse_loss)
+    trainer.add_console_logging(log_every_n_batches=1)
+    trainer.add_hook(EarlyStopping(monitor="train/loss", check_every_n_steps=1, verbose=True), on_error="raise")
+    trainer.add_hook(SampleText(), on_error="raise")
+    return trainer
+
+
+@pytest.mark.parametrize("make", [closed, ClosedPipe, Raising, FullTerminal, object, lambda: None])
+def test_a_broken_standard_output_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any]) -> None:
+    """The opening and closing line, progress, tables and the hooks that print lose their text, and no hook fails."""
+    trainer = make_trainer()
+    monkeypatch.setattr(sys, "stdout", make())
+    trainer.train()
+    assert trainer.status == "completed" and trainer.step == 3
+    assert trainer.hook_failures == 0
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1"])
+def test_characters_that_an_encoding_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
+    """The arrow of the opening line becomes '->' where the encoding has none; others are escaped, not lost."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    trainer = make_trainer()
+    trainer.on("step_end", at=2, name="stops")(stop)
+    trainer.train()
+    text = written.getvalue().decode(encoding)
+    assert f" on cpu (give max_epochs or max_steps for more) -> runs/{trainer.run_id}\n" in text
+    assert "\\u039b is reached): 2 steps" in text
+
+
+def stop(trainer: Trainer) -> None:
+    """Stop for a reason that only Unicode has."""
+    trainer.request_stop("\u039b is reached")

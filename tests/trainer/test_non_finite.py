@@ -1,0 +1,137 @@
+"""NaN and infinity without any hook: the first bad loss is announced, and bad weights are an outcome of the run."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_config import config_with
+
+from hookline import EarlyStopping, Trainer, get_trainer
+from hookline.cli import main
+from hookline.record import read_jsonl
+
+
+def make_trainer(bad: int | None = 3, batches: int = 6, value: float = math.nan, **options: Any) -> Trainer:
+    """Return a trainer; the batch of one step holds a number that is not finite."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(batches)]
+    if bad is not None:
+        data[bad - 1][1][0] = value
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    options = {"loss_fn": torch.nn.functional.mse_loss, "console": False, "record": False, **options}
+    return get_trainer("simple", model, data, optimizer, "cpu", **options)
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was logged about losses."""
+    return [record.getMessage() for record in caplog.records if "the loss is" in record.getMessage()]
+
+
+@pytest.mark.parametrize(("value", "shown"), [(math.nan, "nan"), (math.inf, "inf")])
+def test_the_first_bad_loss_is_announced_once(caplog: pytest.LogCaptureFixture, value: float, shown: str) -> None:
+    """With its step and what to do, also if nothing reads losses, and it is an event of the record."""
+    trainer = make_trainer(3, value=value, max_epochs=3)
+    trainer.train()
+    remedy = 'to find the module it comes from: trainer.add_hook("nan_forensics")'
+    assert warnings_of(caplog) == [f"step 3: the loss is {shown}; {remedy}"]
+    events = [event for event in trainer.record.events if event["kind"] == "non_finite_loss"]
+    assert [event["step"] for event in events] == [3]
+
+
+def test_it_is_announced_while_the_run_lasts(caplog: pytest.LogCaptureFixture) -> None:
+    """Not at the end: the losses of a long run are looked at as they are recorded."""
+    trainer = make_trainer(3, batches=200)
+    trainer.on("step_end", at=190, name="looks")(lambda: seen.extend(warnings_of(caplog)))
+    seen: list[str] = []
+    trainer.train()
+    assert len(seen) == 1 and seen[0].startswith("step 3: ")
+
+
+def test_the_first_one_is_named_even_if_a_later_one_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    """A hook that reads every fifth loss does not make step 5 the first."""
+    trainer = make_trainer(3)
+    trainer.on("train_batch_end", at=5, name="reads")(lambda loss: None)
+    trainer.train()
+    assert warnings_of(caplog)[0].startswith("step 3: ")
+
+
+def test_hooks_that_investigate_say_it_themselves(caplog: pytest.LogCaptureFixture) -> None:
+    """With `nan_forensics` there is no advice to add it."""
+    trainer = make_trainer(3)
+    trainer.add_hook("nan_forensics")
+    trainer.train()
+    assert warnings_of(caplog) == []
+    assert trainer.record.run["outcome"] == "stopped"  # the step was skipped, so the weights are good
+
+
+def test_every_run_announces_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """A second run of a trainer warns again; a run with finite losses says nothing."""
+    trainer = make_trainer(2, max_epochs=1)
+    trainer.train()
+    trainer.fit(max_epochs=2)
+    assert len(warnings_of(caplog)) == 2
+    caplog.clear()
+    make_trainer(None).train()
+    assert warnings_of(caplog) == []
+
+
+def test_bad_weights_are_an_outcome(capsys: pytest.CaptureFixture[str]) -> None:
+    """run.json, the closing line and the reason in on_train_end name the parameters; checkpoints remain."""
+    reasons: list[str] = []
+    trainer = make_trainer(3, console=True, record=True)
+    trainer.add_checkpointing(save_every_n_steps=1)
+    trainer.on("train_end", name="ends")(lambda reason: reasons.append(reason))
+    trainer.train()
+    assert trainer.run_dir is not None and trainer.checkpoint_dir is not None
+    run = json.loads((trainer.run_dir / "run.json").read_text(encoding="utf-8"))
+    expected = "2 of 2 parameters are not finite, first 'weight'"
+    assert (run["outcome"], run["reason"], reasons) == ("non_finite", expected, [expected])
+    assert f"non-finite weights ({expected}): 6 steps in " in capsys.readouterr().out
+    assert read_jsonl(trainer.run_dir / "events.jsonl")[0][-1]["kind"] == "non_finite_weights"
+    good = make_trainer(None, record=True)
+    good.fit(resume=trainer.checkpoint_dir / "step-00000002")
+    assert good.record.run["outcome"] == "completed"
+
+
+def test_a_stopped_run_says_both() -> None:
+    """The reason has the bad weights and the hook that stopped the run."""
+    trainer = make_trainer(3)
+    trainer.add_hook(EarlyStopping(monitor="train/loss", check_every_n_steps=1))
+    trainer.train()
+    assert trainer.record.run["outcome"] == "non_finite"
+    assert "not finite, first 'weight'; stopped by early_stopping: train/loss is nan" in trainer.record.run["reason"]
+
+
+def test_weights_that_a_hook_restores_are_good() -> None:
+    """What counts is how the weights are after on_train_end."""
+    trainer = make_trainer(3)
+    best = EarlyStopping(monitor="train/loss", check_every_n_steps=1, restore_best_weights=True)
+    trainer.add_hook(best)
+    trainer.train()
+    assert trainer.record.run["outcome"] == "stopped"
+    assert all(param.isfinite().all() for param in trainer.model.parameters())
+
+
+def test_the_command_has_its_own_exit_code(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """`hookline train` exits with 3, and the command it names investigates: it ends before the weights are bad."""
+    Path("bad.yaml").write_text(config_with("{name: checkpoint, save_every_n_steps: 1}"), encoding="utf-8")
+    words = ["train", "bad.yaml", "optimizer.lr=1e30", "trainer.max_steps=5"]
+    assert main(words) == 3
+    out, error = capsys.readouterr()
+    assert "hookline: error: the run ended with bad weights: " in error
+    run = Path(out.splitlines()[-1])
+    command = "hookline train bad.yaml optimizer.lr=1e30 trainer.max_steps=5 --hook nan_forensics"
+    assert warnings_of(caplog) == [f"step 2: the loss is nan; to find the module it comes from: {command}"]
+    caplog.clear()
+    assert main(command.split()[1:]) == 0
+    assert any("the first bad output is that of " in record.getMessage() for record in caplog.records)
+    caplog.clear()
+    assert main(["resume", str(run), "trainer.max_steps=6"]) == 3
+    again = f"to find the module it comes from: hookline train {run}/config.yaml --hook nan_forensics"
+    assert warnings_of(caplog) == [f"step 6: the loss is nan; {again}"]
