@@ -158,7 +158,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             loop.log_step_metrics()
         if handler := slots.on_step_end:
             handler(args)
-            if args.kept_gradients:
+            if table.norm_readers:
                 args.release_gradients()
         if step >= loop.next_boundary:
             loop.boundary()
@@ -319,7 +319,7 @@ class Loop:
         """Run the backward pass with the micro-batch's share of its window."""
         args, weight = self.args, 1.0
         if self.in_window == 0:
-            args.window.clear()
+            args.window = []  # hooks may have kept the last one
         share = loss
         if self.weighted:
             by_tokens = self.options.loss_weight == "tokens"
