@@ -225,7 +225,7 @@ class Loop:
             if handler := self.slots.on_epoch_start:
                 handler(self.args)
             iterator = batches.start()
-            progress.position = batches.position
+            progress.position = batches.start_position  # states are read when a checkpoint needs them
         self.hooks.replan()
         # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
         return iterator if batches.length is None else islice(iterator, batches.length - batches.offset)

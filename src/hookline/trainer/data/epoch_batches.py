@@ -106,7 +106,7 @@ class SequentialBatches(_EpochBatches):
     def resume(self, position: Mapping[str, Any], count: int) -> Iterator[Any]:
         """Continue after `count` batches, at a saved position; random streams keep their states."""
         self._check_schedule(position, "sequential")
-        name, before, states = position["loader"], position["before"], position["states"]
+        name, before, states = position["loader"], position["before"], position.get("states", {})
         if name not in self._names:
             raise CheckpointError(f"the run was inside the loader {name!r}; now there are {', '.join(self._names)}")
         self._enter(self._names.index(name))
@@ -117,7 +117,7 @@ class SequentialBatches(_EpochBatches):
         if self._promised is not None:  # the length of a sampler may change from epoch to epoch
             self._promised = position.get("promised", self._promised)
         if not self._look_ahead:
-            del self._position["states"]  # `position` reads the loader's state when it is asked for
+            self._position.pop("states", None)  # `position` reads the loader's state when it is asked for
         with preserve_rng():
             restore_start(self._loader, position["beginning"])
             restore_loader_states(self._loader, states)
@@ -127,6 +127,11 @@ class SequentialBatches(_EpochBatches):
             if self._is_ahead and skip and "ahead" in position:
                 restore_rng(position["ahead"])
             return self._read(batches)
+
+    @property
+    def start_position(self) -> dict[str, Any]:
+        """The position when the epoch starts; no loader has a state of its own yet."""
+        return dict(self._position)
 
     @property
     def position(self) -> dict[str, Any]:
@@ -338,6 +343,8 @@ class MixedBatches(_EpochBatches):
             "turns": self._order.state(),
             "loaders": {member.name: member.position for member in self._members},
         }
+
+    start_position = position
 
     def end_states(self) -> dict[str, Any]:
         """Return the loaders' own states as they were between two passes."""
