@@ -287,7 +287,7 @@ class EventArgs:
             return self.step_metrics
         sums: dict[str, Any] = {}
         weights: dict[str, float] = {}
-        for part in self.window:
+        for part in (part for part in self.window if part.weight):
             for key, value in part.metrics.items():
                 sums[key], weights[key] = sums.get(key, 0.0) + value * part.weight, weights.get(key, 0.0) + part.weight
         return {key: total / weights[key] for key, total in sums.items() if weights[key]}
@@ -463,8 +463,9 @@ def _plain(context: object) -> object:
 
 
 def _weighted_mean(parts: Sequence[MicroBatch]) -> torch.Tensor:
-    total = sum(part.weight for part in parts)
-    return torch.stack([part.loss * (part.weight / total) for part in parts]).sum()
+    counted = [part for part in parts if part.weight]  # the loss of a micro-batch without weight may be NaN
+    total = sum(part.weight for part in counted)
+    return torch.stack([part.loss * (part.weight / total) for part in counted]).sum()
 
 
 def single_numbers(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from hookline.trainer.data.epoch_batches import MixedBatches, SequentialBatches,
 from hookline.trainer.data.loaders import TrainLoaders, why_empty
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
 from hookline.trainer.parameters import group_sizes, unowned_parameters
-from hookline.trainer.step_fn import LOSS_SOURCES, count_tokens, loss_and_metrics
+from hookline.trainer.step_fn import LOSS_SOURCES, count_loss_terms, count_tokens, loss_and_metrics
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
@@ -74,6 +74,8 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             progress.step += 1
         progress.batch_idx += 1
         args.used_lr = None
+        if loop.weighted:
+            loop.weight = loop.weigh(batch)
         if loop.moves:
             batch = loop.engine.place(batch)
         args.batch = batch
@@ -201,6 +203,7 @@ class Loop:
         self.unowned = unowned_parameters(trainer.model, trainer.params)
         self._group_sizes = group_sizes(trainer.optimizers)
         self.batches: SequentialBatches | MixedBatches | None = None  # of the current epoch; None for manual steps
+        self.weight = 0.0  # of the current micro-batch, if micro-batches are weighted
         self.in_window = 0  # micro-batches of the current step; not counted if a step is one micro-batch
         self.bare_loss = False  # whether the step returns the loss as a 0-dim tensor; known after the first batch
         self.unrecorded: list[tuple[int, int, str, Any, float]] = []
@@ -322,17 +325,26 @@ class Loop:
             args.window = []  # hooks may have kept the last one
         share = loss
         if self.weighted:
-            by_tokens = self.options.loss_weight == "tokens"
-            weight = float(self.trainer.count_tokens(args.batch) if by_tokens else count_samples(args.batch))
+            weight = self.weight
             share = loss * weight
         elif self.accumulate > 1:
             share = loss / self.accumulate
-        self.engine.backward(share)
+        if weight:  # the mean loss of nothing is NaN, and has no part in the mean of the window
+            self.engine.backward(share)
         progress = self.progress
         args.window.append(
             MicroBatch(loss.detach(), weight, progress.batch_idx, progress.dataloader_name, args.step_metrics)
         )
         self.in_window += 1
+
+    def weigh(self, batch: Any) -> float:
+        """Return the weight of a micro-batch in its window. Its tensors are still where the loader put them."""
+        trainer = self.trainer
+        if self.options.loss_weight == "samples":
+            return float(count_samples(batch))
+        if trainer.count_tokens is not count_tokens:
+            return float(trainer.count_tokens(batch))
+        return float(count_loss_terms(batch, trainer.loss_fn, trainer.model))
 
     # ---- one optimizer step ----------------------------------------------------------------------------------------
 
@@ -351,8 +363,9 @@ class Loop:
             if not (total := sum(part.weight for part in window)):
                 raise TrainingError(
                     f"loss_weight={self.options.loss_weight!r}: nothing was counted in this step's batches, so it "
-                    "would train nothing; tokens are elements of 'input_ids' or of an integer tensor batch, else give "
-                    "count_tokens="
+                    "would train nothing; tokens are labels that are not ignored ('labels' of a dict, the second item "
+                    "of a tuple), else ones in 'attention_mask', else elements of 'input_ids' or of an integer tensor; "
+                    "for other batches give count_tokens="
                 )
             scale = 1.0 / total
         elif len(window) != self.accumulate:
