@@ -102,7 +102,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             loop.backward_share(loss)
         if handler := slots.on_after_backward:
             handler(args)
-        if not plain and loop.in_window < loop.accumulate and not loop.is_last_of_epoch:
+        if not plain and loop.in_window < loop.accumulate and loop.has_more_batches():
             recent.append(detached := loss.data)
             if handler := slots.on_train_batch_end:
                 handler(args)
@@ -238,6 +238,10 @@ class Loop:
         """Whether this micro-batch is known to be the epoch's last."""
         batches = self.batches
         return batches is not None and (batches.last or self.progress.batch_idx + 1 == batches.length)
+
+    def has_more_batches(self) -> bool:
+        """Return whether a batch of this epoch follows; the next one is read if that is the only way to know."""
+        return self.batches is None or self.batches.has_more(self.progress.batch_idx + 1)
 
     def check_end_of_loaders(self) -> None:
         """Raise TrainingError if the loaders gave no batch, or ended in the middle of a window."""
@@ -477,6 +481,9 @@ class Loop:
             marks.append(step + 1)
         self.next_boundary = min(marks)
         self.over = self.finished()  # last: a signal that arrives in between has set next_boundary back
+        # A run that was asked to stop reads no more: after a signal its loader's workers may be gone.
+        if self.over and self.batches is not None and self.status.stop_reason is None:
+            self.batches.stop(self.progress.batch_idx + 1)
 
     def flush(self) -> None:
         """Write what was recorded, without waiting for a device; the next time is in about two seconds."""
