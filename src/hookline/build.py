@@ -18,7 +18,7 @@ from hookline.trainer.data.loaders import Loaders, epoch_length, make_train_load
 from hookline.trainer.engine import Engine, find_device
 from hookline.trainer.options import TrainerKeywords, TrainerOptions, show_keywords
 from hookline.trainer.rng import seed_everything
-from hookline.trainer.step_fn import StepFunction, count_tokens
+from hookline.trainer.step_fn import StepFunction
 from hookline.trainer.trainer import Components, Trainer
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def make_parts(
     loss_fn: Callable[..., Any] | None = None,
     optimizer_step: Callable[..., Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
-    count_tokens: Callable[[Any], int] = count_tokens,
+    count_tokens: Callable[[Any], int] | None = None,
     config: Any = None,
     resolved: Mapping[str, Any] | None = None,
     options: TrainerOptions | None = None,
@@ -347,7 +347,7 @@ def make_parts(
         loss_fn=checked_function(loss_fn, "loss_fn"),
         optimizer_step=checked_function(optimizer_step, "optimizer_step"),
         metrics=metrics,
-        count_tokens=count_tokens,
+        count_tokens=checked_function(count_tokens, "count_tokens"),
         config=options if config is None else config,
         resolved=resolved,
     )

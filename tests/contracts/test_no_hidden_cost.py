@@ -161,3 +161,31 @@ def test_ctx_reads_only_what_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = make_trainer()
     trainer.on("step_end")(lambda ctx: ctx.step % 10 or (ctx.loss, ctx.loss, ctx.grad_norm, ctx.grad_norm))
     assert reads_of(trainer, monkeypatch) == 4
+
+
+def test_a_kept_ctx_is_not_read_until_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its numbers stay on the device."""
+    trainer, kept = make_trainer(), []
+    trainer.on("step_end")(lambda ctx: kept.append(ctx))
+    assert reads_of(trainer, monkeypatch) == 0
+    assert all(ctx.loss > 0 and ctx.grad_norm > 0 for ctx in kept)
+
+
+def test_a_ctx_that_is_not_kept_computes_no_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a context that a hook keeps needs the norm of its gradients before they are released."""
+    norms: list[int] = []
+    compute = torch.nn.utils.get_total_norm
+    monkeypatch.setattr(torch.nn.utils, "get_total_norm", lambda *args: norms.append(1) or compute(*args))
+    trainer, kept = make_trainer(), []
+    trainer.on("step_end", name="beat")(lambda ctx: ctx.step)
+    trainer.on("step_end", name="last", at=5)(lambda ctx: kept.append(ctx))
+    trainer.train()
+    assert norms == [1]
+
+
+def test_ctx_and_arguments_share_their_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook that reads ctx and one that names loss and grad_norm cost one read of each."""
+    trainer = make_trainer()
+    trainer.on("step_end", name="first")(lambda ctx: (ctx.loss, ctx.grad_norm))
+    trainer.on("step_end", name="second")(lambda loss, grad_norm: None)
+    assert reads_of(trainer, monkeypatch) == 40

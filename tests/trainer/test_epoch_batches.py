@@ -116,10 +116,42 @@ def test_a_mixture_is_resumed_anywhere(mixture: Mixture, data: st.DataObject) ->
 
 
 def test_only_what_must_is_read_ahead() -> None:
-    """A loader whose length is known is asked for no batch before its turn; one that does not know it, for one."""
+    """No batch is read before its turn, unless only that tells whether the epoch is over."""
     known, unknown = DataLoader(Watched(4), batch_size=1), Unknown([1, 2, 3, 4])
     Reader({"a": known, "b": unknown}, loader_schedule="round_robin", max_steps=4)
+    assert (known.dataset.read, unknown.read) == (2, 2)  # type: ignore[attr-defined]
+    known, unknown = DataLoader(Watched(1), batch_size=1), Unknown([1, 2, 3, 4])
+    Reader({"a": known, "b": unknown}, loader_schedule="round_robin", max_steps=4)
     assert (known.dataset.read, unknown.read) == (2, 3)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("end", ["longest", "shortest"])
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_a_mixture_draws_in_the_order_of_a_plain_loop(end: str, accumulate: int) -> None:
+    """Streams of one length that take turns, and a forward pass that draws, use one random stream in plain order."""
+    torch.manual_seed(7)
+    expected = [torch.rand(2).tolist() for _ in range(8)]  # a batch and its forward pass, eight times
+
+    class Stream(IterableDataset[float]):
+        def __iter__(self) -> Iterator[float]:
+            return (torch.rand(()).item() for _ in range(4))
+
+    drawn: list[list[float]] = []
+
+    def step(model: Any, batch: float) -> torch.Tensor:
+        drawn.append([batch, torch.rand(()).item()])
+        return model.weight.sum()  # type: ignore[no-any-return]
+
+    trainer = make_reader(
+        {"a": Stream(), "b": Stream()},
+        loader_schedule="round_robin",
+        loader_end=end,
+        accumulate=accumulate,
+        step_fn=step,
+    )
+    torch.manual_seed(7)
+    trainer.train()
+    assert drawn == [pytest.approx(pair) for pair in expected]
 
 
 class Watched(Dataset[torch.Tensor]):
@@ -155,10 +187,9 @@ def test_another_schedule_or_other_loaders_cannot_resume(tmp_path: Path) -> None
         Reader({"b": [3], "a": [1, 2]}, resume=read, loader_schedule="round_robin")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("left", [1, 2])
+@pytest.mark.parametrize(("kind", "left"), [*((kind, 1) for kind in KINDS), (list, 2)])
 def test_a_mixture_does_not_resume_with_a_shorter_loader(kind: type, left: int, tmp_path: Path) -> None:
-    """It was inside a pass that had more batches: the loader is named, with both numbers."""
+    """Shorter than what was trained on, or than a certain length had been: it is named, with both numbers."""
     read = Reader({"a": kind([1, 2, 3]), "b": kind([4, 5, 6])}, 4, root=tmp_path, loader_schedule="round_robin")
     loaders = {"a": kind([1, 2, 3]), "b": kind([4, 5, 6][:left])}
     with pytest.raises(

@@ -1,8 +1,12 @@
 """Event arguments are computed when a hook names them, and stored only as long as they are right."""
 
-import copy
 import math
+import pickle
+from copy import copy, deepcopy
+from dataclasses import asdict, fields, replace
+from threading import Thread
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -51,7 +55,7 @@ def test_the_values_of_the_step_context() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
     data = [torch.randn(2, 4, 3) for _ in range(3)]
-    plain = copy.deepcopy(model)
+    plain = deepcopy(model)
     optimizer = torch.optim.SGD(plain.parameters(), 0.1)
     expected = []
     for step, batch in enumerate(data, 1):
@@ -75,22 +79,159 @@ def test_the_values_of_the_step_context() -> None:
         assert found == pytest.approx(wanted, rel=1e-5)
 
 
-def test_a_context_read_too_late_says_so() -> None:
-    """Another step's loss in this step's place would be a lie."""
-    trainer = make_trainer()
-    kept: list[StepContext] = []
-    trainer.on("step_end")(lambda ctx: kept.append(ctx))
+RUNS: list[dict[str, Any]] = [
+    {}, {"max_grad_norm": 0.01}, {"accumulate": 2}, {"accumulate": 2, "max_grad_norm": 0.01},
+    {"accumulate": 3, "loss_weight": "samples"}, {"precision": "fp16"},
+]  # fmt: skip
 
-    class Late(TrainingHook):
+
+def run_with_rates(read: Any, **options: Any) -> Trainer:
+    """Train seven batches with a rate that changes at every step and a third step that is skipped; `read` is a hook."""
+    trainer = make_trainer(7, validate_every=2, **options)
+    trainer.val_loaders = {"val": [(torch.ones(2, 3), torch.ones(2, 1))]}
+    trainer.schedulers.append(torch.optim.lr_scheduler.ExponentialLR(trainer.optimizers[0], 0.5))
+    trainer.on("gradients_ready", at=3, name="skip")(lambda trainer: trainer.skip_step("for the test"))
+    trainer.add_hook(read)
+    return trainer
+
+
+def numbers(ctx: StepContext) -> tuple[float, ...]:
+    return ctx.step, ctx.loss, ctx.grad_norm, ctx.lr, ctx.tokens_seen
+
+
+class ReadsAtOnce(TrainingHook):
+    on_error = "raise"
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[float, ...]] = []
+
+    def on_step_end(self, ctx: StepContext) -> None:
+        self.seen.append(numbers(ctx))
+
+
+@pytest.mark.req("004-39")
+@pytest.mark.parametrize("where", ["validation_batch_end", "validation_end", "train_batch_start", "after", "thread"])
+@pytest.mark.parametrize("options", RUNS, ids=str)
+def test_a_kept_context_stays_true(options: dict[str, Any], where: str) -> None:
+    """Its numbers are those of its step, in a later event, after the next steps, after the run, in another thread."""
+    at_once = ReadsAtOnce()
+    run_with_rates(at_once, **options).train()
+
+    class Keeps(TrainingHook):
         on_error = "raise"
 
-        def on_train_batch_start(self, step: int) -> None:
-            if step == 2:
-                _ = kept[0].loss
+        def __init__(self) -> None:
+            self.kept: list[StepContext] = []
+            self.seen: list[tuple[float, ...]] = []
 
-    trainer.add_hook(Late())
-    with pytest.raises(RuntimeError, match=r"ctx\.loss of step 1 was not read in on_step_end; step 2 has begun since"):
-        trainer.train()
+        def on_step_end(self, ctx: StepContext) -> None:
+            self.kept.append(ctx)
+
+        def read(self) -> None:
+            self.seen += map(numbers, self.kept[len(self.seen) :])
+
+    keeps = Keeps()
+    trainer = run_with_rates(keeps, **options)
+    if where not in ("after", "thread"):
+        trainer.on(where, name="reads", on_error="raise")(lambda: keeps.read())
+    trainer.train()
+    if where == "thread":
+        reader = Thread(target=keeps.read)
+        reader.start()
+        reader.join()
+    keeps.read()  # what no event has read
+    assert keeps.seen == at_once.seen
+    assert len({row[1] for row in keeps.seen}) == len(keeps.seen)
+    norms = [row[2] for row in keeps.seen if math.isfinite(row[2])]
+    # With a GradScaler the first gradients overflow.
+    assert len(set(norms)) == len(norms) == len(keeps.seen) - 2 * ("precision" in options)
+
+
+@pytest.mark.req("004-39")
+def test_a_context_read_by_another_thread_during_its_event_and_while_a_hook_validates() -> None:
+    """A validation inside the event runs other batches, and a thread may read at any moment."""
+    at_once = ReadsAtOnce()
+    run_with_rates(at_once).train()
+    seen: list[tuple[float, ...]] = []
+
+    class Inside(TrainingHook):
+        on_error = "raise"
+
+        def on_step_end(self, ctx: StepContext, trainer: Trainer) -> None:
+            self.ctx = ctx
+            trainer.validate()
+
+        def on_validation_batch_end(self) -> None:
+            if self.ctx.step > len(seen):
+                reader = Thread(target=lambda: seen.append(numbers(self.ctx)))
+                reader.start()
+                reader.join()
+
+    run_with_rates(Inside()).train()
+    assert seen == at_once.seen
+
+
+@pytest.mark.req("004-39", "004-11")
+def test_a_context_is_copied_like_any_dataclass() -> None:
+    """copy, deepcopy, pickle, replace and asdict work at once and later, and give plain values."""
+    made: list[Any] = []
+    kept: list[StepContext] = []
+
+    def every_way(ctx: StepContext) -> None:
+        made.append((replace(ctx, step=10), asdict(ctx), copy(ctx), deepcopy(ctx), pickle.loads(pickle.dumps(ctx))))
+
+    trainer = make_trainer()
+    trainer.on("step_end", name="now", on_error="raise")(lambda ctx: every_way(ctx))
+    trainer.on("step_end", name="later", on_error="raise")(lambda ctx: kept.append(ctx))
+    trainer.train()
+    for ctx in list(kept):
+        every_way(ctx)
+    for ctx, (replaced, as_dict, *copies) in zip([*kept, *kept], made, strict=True):
+        assert numbers(replaced) == (10, *numbers(ctx)[1:])
+        assert tuple(as_dict) == tuple(field.name for field in fields(StepContext))
+        assert (as_dict["loss"], as_dict["grad_norm"]) == (ctx.loss, ctx.grad_norm)
+        assert all(numbers(one) == numbers(ctx) and type(one) is StepContext for one in copies)
+        assert copies[0] == ctx == replace(ctx) != replaced
+    assert f"loss={kept[0].loss!r}" in repr(kept[0])
+
+
+def test_what_a_kept_context_holds() -> None:
+    """Neither the graph of its loss nor the gradients of its step; and gradients of no step that nobody kept."""
+    trainer = make_trainer(4)
+    kept: list[StepContext] = []
+    gradients: list[Any] = []
+    graphs: list[Any] = []
+    alive: list[int] = []
+    trainer.on("before_backward", name="graph")(lambda loss: graphs.append(ref(loss.grad_fn)))
+    trainer.on("gradients_ready", name="grads")(lambda grads: gradients.append(ref(grads["weight"])))
+    trainer.on("step_end", at=2, name="keeps")(lambda ctx: kept.append(ctx))
+    trainer.on("train_batch_start", name="count")(lambda: alive.append(sum(one() is not None for one in gradients)))
+    trainer.train()
+    assert alive == [0, 0, 0, 0]
+    assert all(graph() is None for graph in graphs)
+    assert kept[0].grad_norm > 0
+
+
+def test_a_kept_window_stays_true() -> None:
+    """`trainer.window()` of a step is not emptied when the next one begins."""
+    trainer = make_trainer(4, accumulate=2)
+    kept: list[Any] = []
+    trainer.on("step_end")(lambda trainer: kept.append(trainer.window()))
+    trainer.train()
+    assert [[part.batch_idx for part in window] for window in kept] == [[0, 1], [2, 3]]
+
+
+def test_kept_metrics_stay_true() -> None:
+    """Every event has a dict, so that one a hook keeps is not overwritten: of batches and of validations."""
+    trainer = make_trainer(3, validate_every=1)
+    trainer.val_loaders = {"val": [(torch.ones(2, 3), torch.ones(2, 1))]}
+    kept: list[dict[str, Any]] = []
+    copies: list[dict[str, Any]] = []
+    for event in ("train_batch_end", "validation_batch_end", "validation_end", "eval_end"):
+        trainer.on(event, name=event)(lambda metrics: (kept.append(metrics), copies.append(dict(metrics))))
+    trainer.train()
+    assert kept == copies
+    assert len({id(metrics) for metrics in kept}) == len(kept) == 12
 
 
 def test_the_norm_is_that_of_the_gradients_before_clipping() -> None:

@@ -1,6 +1,7 @@
 """Everything inside a loader that decides which samples come is found, saved once and put back."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,74 @@ def test_no_loader_starts_after_its_end(loader: Any, tmp_path: Path) -> None:
     read = Reader({"a": [1, 2, 3, 4]}, 3, root=tmp_path)
     with pytest.raises(CheckpointError, match=f"trained on 3 batches of the loader 'a'.* has only 2{once}: resume"):
         Reader({"a": loader}, resume=read)
+
+
+# ---- a state_dict that raises ----------------------------------------------------------------------------------------
+
+
+class Raises:
+    """What Accelerate's loaders have without torchdata: a state_dict that raises."""
+
+    calls = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        Raises.calls += 1
+        raise AttributeError("no attribute 'dl_state_dict'")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError("nothing was saved that could be loaded")
+
+
+@dataclass
+class PreparedLoader(Raises):
+    """Not hashable, as a dataclass is."""
+
+    loader: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+
+class RaisingSampler(Raises, Stateful):
+    pass
+
+
+class RaisingStream(Raises, StatefulStream):
+    pass
+
+
+RAISING: dict[str, Any] = {
+    "x": lambda: PreparedLoader(DataLoader(range(4))),  # type: ignore[arg-type]
+    "x.sampler": lambda: DataLoader(range(4), sampler=RaisingSampler()),  # type: ignore[arg-type]
+    "x.dataset": lambda: DataLoader(RaisingStream()),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 3}], ids=str)
+@pytest.mark.parametrize("name", RAISING)
+def test_a_part_whose_state_dict_raises_is_one_without(
+    name: str, options: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run trains, saves and resumes as with a loader without a state; one warning names the part."""
+    make = RAISING[name]
+    read = Reader({"x": make()}, 3, root=tmp_path, max_epochs=3, **options)
+    for _ in range(2):
+        read.trainer.save_checkpoint()
+    (warning,) = [record.getMessage() for record in caplog.records if "state_dict() raised" in record.getMessage()]
+    assert f"'{name}'" in warning and "dl_state_dict" in warning
+    rest = Reader({"x": make()}, resume=read, max_epochs=3, **options)
+    assert [int(batch) for batch in read.batches + rest.batches] == [0, 1, 2, 3] * 3
+
+
+@pytest.mark.parametrize("options", [{}], ids=str)
+def test_no_state_is_read_in_a_run_that_saves_nothing(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loader whose state_dict raises needs no warning there, and one that takes long costs nothing."""
+    Raises.calls = 0
+    assert len(Reader({"x": RAISING["x"]()}, max_epochs=2, **options).batches) == 8
+    assert Raises.calls == 0
+    assert not [record for record in caplog.records if "state_dict" in record.getMessage()]

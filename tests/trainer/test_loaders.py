@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from torch.utils.data import (
 from hookline import get_trainer
 from hookline.checkpoints import read_checkpoint
 from hookline.errors import CheckpointError, ConfigError, TrainingError
+from hookline.trainer.data.epoch_batches import SequentialBatches
+from hookline.trainer.rng import rng_state
 
 
 @pytest.mark.parametrize(
@@ -93,11 +96,13 @@ def read_at_each_batch(loader: Any, **options: Any) -> list[int]:
     return read
 
 
-def test_an_unknown_length_looks_ahead_only_if_it_must() -> None:
-    """Reading ahead would move the random streams of a dataset that draws; the last window of an epoch needs it."""
+def test_a_batch_is_read_before_its_turn_only_within_a_window() -> None:
+    """After the backward pass, to know whether the window is the epoch's last; a plain loop reads it there, too."""
     assert read_at_each_batch(Unknown([1, 2, 3])) == [1, 2, 3]
-    assert read_at_each_batch(Unknown([1, 2, 3]), accumulate=2) == [2, 3, 3]
+    assert read_at_each_batch(Unknown([1, 2, 3]), accumulate=2) == [2, 2, 3]
     assert Reader(Unknown([1, 2, 3]), accumulate=2).ends == [2, 3]
+    assert read_at_each_batch(Modest([1, 2, 3, 4])) == [1, 2, 3, 4]
+    assert read_at_each_batch(Modest([1, 2, 3, 4]), limit_train_batches=2) == [1, 2]
 
 
 @pytest.mark.parametrize("accumulate", [1, ONE_WINDOW])
@@ -112,10 +117,114 @@ def test_a_promised_length_is_not_the_end(accumulate: int) -> None:
     assert Reader(Modest([1]), accumulate=accumulate).batches == [1]
 
 
-def test_a_promise_is_believed_until_its_last_batch() -> None:
-    """Nothing is read ahead before that, nor for a limit that comes first."""
-    assert read_at_each_batch(Modest([1, 2, 3, 4])) == [1, 3, 4, 4]
-    assert read_at_each_batch(Modest([1, 2, 3, 4]), limit_train_batches=2) == [1, 2]
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("items", "ended"), [([1, 2], 1), ([1, 2, 3, 4], 0)])
+def test_a_run_that_stops_where_its_length_ends(items: list[int], ended: int, accumulate: int, tmp_path: Path) -> None:
+    """The epoch is over if the loader has no more, and not if it has: a resumed run reads the rest."""
+    options = {"max_epochs": None, "accumulate": accumulate}
+    trainer, ends = make_reader(Modest(items), record=True, output_dir=str(tmp_path), **options), list[int]()
+    trainer.on("epoch_end", name="end")(lambda epoch: ends.append(epoch))
+    trainer.on("train_end", name="save")(lambda trainer: trainer.save())
+    trainer.fit(max_steps=2 // accumulate)
+    assert len(ends) == ended
+    rest = Reader(Modest(items), resume=SimpleNamespace(trainer=trainer), max_steps=4 // accumulate, **options)
+    assert rest.batches == [*items, *items][2:4]
+
+
+class Draws(IterableDataset[torch.Tensor]):
+    """A stream that draws its samples when they are read, with a length or without."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(12):
+            yield torch.randn(3)
+
+
+class DrawsKnown(Draws):
+    def __len__(self) -> int:
+        return 12
+
+
+class DrawsIndices(Sampler[int]):
+    """A sampler that draws each index when it is asked for."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[int]:
+        return (int(torch.randint(8, ())) for _ in range(12))
+
+
+class DrawingLoader:
+    """A loader that also draws when it has no more."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(6):
+            yield torch.randn(2, 3)
+        torch.randn(5)
+
+
+DRAWING: dict[str, Any] = {
+    "stream": lambda: DataLoader(Draws(), batch_size=2),
+    "stream with a length": lambda: DataLoader(DrawsKnown(), batch_size=2),
+    "sampler": lambda: DataLoader(torch.arange(24.0).reshape(8, 3), batch_size=2, sampler=DrawsIndices()),  # type: ignore[arg-type]
+    "loader": lambda: DrawingLoader(),
+    "shuffled": lambda: DataLoader(torch.arange(36.0).reshape(12, 3), batch_size=2, shuffle=True),  # type: ignore[arg-type]
+}
+
+
+def dropout_loss(model: Any, batch: Any) -> torch.Tensor:
+    """Draw random numbers in the forward pass."""
+    return (torch.nn.functional.dropout(model(batch / 10), 0.4) + torch.randn(1)).square().mean()
+
+
+class NoisySGD(torch.optim.SGD):
+    """An optimizer that draws."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.grad.add_(torch.randn_like(param), alpha=0.1)
+        return super().step(closure)
+
+
+def plain_loop(loader: Any, accumulate: int, epochs: int) -> list[float]:
+    """Train with a loop as it is written without us, and return the losses."""
+    torch.manual_seed(5)
+    model = torch.nn.Linear(3, 1)
+    optimizer, losses = NoisySGD(model.parameters(), 0.05), list[float]()
+    for _ in range(epochs):
+        pending = 0
+        for batch in loader:
+            loss = dropout_loss(model, batch)
+            (loss / accumulate).backward()
+            losses.append(loss.item())
+            pending += 1
+            if pending == accumulate:
+                optimizer.step()
+                optimizer.zero_grad()
+                pending = 0
+        if pending:
+            for param in model.parameters():
+                param.grad.mul_(accumulate / pending)  # type: ignore[union-attr]
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+@pytest.mark.parametrize("kind", DRAWING)
+def test_random_numbers_are_drawn_in_the_order_of_a_plain_loop(kind: str, accumulate: int) -> None:
+    """Datasets, samplers, dropout and an optimizer draw from one stream: any batch read early would show."""
+    expected = plain_loop(DRAWING[kind](), accumulate, epochs=3)
+    torch.manual_seed(5)
+    model = torch.nn.Linear(3, 1)
+    options = {"record": False, "console": False, "step_fn": dropout_loss, "accumulate": accumulate, "max_epochs": 3}
+    trainer = get_trainer("simple", model, DRAWING[kind](), NoisySGD(model.parameters(), 0.05), "cpu", **options)
+    losses: list[float] = []
+    trainer.on("train_batch_end", name="losses")(lambda loss: losses.append(loss))
+    trainer.on("train_batch_end", name="draws")(lambda: torch.rand(3))
+    trainer.train()
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(("accumulate", "steps"), [(1, 4), (2, 2)])
@@ -320,3 +429,54 @@ def test_overfitting_limits_each_loader_and_of_the_validation() -> None:
     assert trainer.total_steps == 5
     trainer.train()
     assert trainer.step == 5 and validated == [0, 1, 2]
+
+
+def test_a_loader_before_the_current_one_keeps_its_state(tmp_path: Path) -> None:
+    """A run that resumes inside the second loader restores the first one, too, which begins the next epoch."""
+
+    class Passes(Unknown):
+        """A loader whose batches say in which pass over it they come."""
+
+        passes = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            self.passes += 1
+            yield from (10 * self.passes + item for item in self.items)
+
+        def state_dict(self) -> dict[str, int]:
+            return {"passes": self.passes}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.passes = state["passes"]
+
+    whole = Reader({"a": Passes([1, 2]), "b": [5, 6]}, max_epochs=3)
+    assert whole.batches == [11, 12, 5, 6, 21, 22, 5, 6, 31, 32, 5, 6]
+    for count in (3, 7):
+        read = Reader({"a": Passes([1, 2]), "b": [5, 6]}, count, root=tmp_path, max_epochs=3)
+        again = Reader({"a": Passes([1, 2]), "b": [5, 6]}, resume=read, max_epochs=3)
+        assert read.batches + again.batches == whole.batches
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_position_of_version_0_1_is_read(several: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `accumulate` it had read the next batch when it saved, and saved the random streams from before that."""
+
+    def run(steps: int, resume: Any = None) -> tuple[Any, list[torch.Tensor], list[int]]:
+        loaders = {"a": DrawingLoader(), "b": DrawingLoader()} if several else DrawingLoader()
+        trainer = make_reader(loaders, record=True, output_dir=str(tmp_path), accumulate=2)
+        seen: list[torch.Tensor] = []
+        trainer.on("train_batch_end", name="seen")(lambda batch: seen.append(batch))
+        trainer.on("step_end", name="save")(lambda trainer: trainer.save())
+        trainer.fit(max_steps=steps, max_epochs=1, resume=resume)
+        return trainer, seen, list(trainer.loader_batches.values())
+
+    torch.manual_seed(1)
+    ahead = rng_state()
+    following = torch.randn(2, 3)
+    position = SequentialBatches.position
+    with monkeypatch.context() as patch:
+        patch.setattr(SequentialBatches, "position", property(lambda self: {**position.fget(self), "ahead": ahead}))  # type: ignore[misc]
+        before, _, _ = run(1)
+    _, seen, counts = run(100, before.run_dir)
+    assert torch.equal(seen[0], following)
+    assert len(seen) == (10 if several else 4) and counts == ([6, 6] if several else [6])

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,6 +107,135 @@ def test_weighting_by_tokens() -> None:
     assert close(weights(window), weights(whole))
     assert losses[0] == pytest.approx(losses[1])
     assert window.progress.tokens_seen == whole.progress.tokens_seen == 12
+
+
+class LanguageModel(torch.nn.Module):
+    """Logits, or the mean loss over labels that are not -100, as Hugging Face's models return it."""
+
+    def __init__(self, shifts: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shifts = shifts
+        self.embedding, self.head = torch.nn.Embedding(9, 5), torch.nn.Linear(5, 9)
+        self.double()
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: Any = None, labels: Any = None) -> Any:
+        logits = self.head(self.embedding(input_ids).cumsum(1))
+        if labels is None:
+            return logits
+        if self.shifts:
+            logits, labels = logits[:, :-1], labels[:, 1:]
+        return {"loss": cross_entropy(logits, labels), "logits": logits}
+
+
+def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=ignore_index)
+
+
+class PaddedLoss(torch.nn.CrossEntropyLoss):
+    """A loss module over sequences."""
+
+    def forward(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return super().forward(logits.flatten(0, -2), labels.flatten())
+
+
+def padded_rows() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return eight sequences of 1 to 12 tokens, padded with zeros to 12, and where the tokens are."""
+    lengths = torch.tensor([12, 2, 7, 1, 9, 9, 3, 4])
+    mask = (torch.arange(12) < lengths[:, None]).long()
+    return torch.randint(1, 9, mask.shape, generator=torch.Generator().manual_seed(3)) * mask, mask
+
+
+def causal(rows: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"input_ids": rows, "attention_mask": mask, "labels": rows.masked_fill(mask == 0, -100)}
+
+
+def answers_only(rows: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Only the second half of each row has labels, so that some rows have none."""
+    return {"input_ids": rows, "labels": rows.masked_fill((mask == 0) | (torch.arange(12) < 6), -100)}
+
+
+def masked(rows: torch.Tensor, mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Every other token is hidden and to be found, the first among them."""
+    hidden = (torch.arange(12) % 2 == 0) & (mask == 1)
+    return {"input_ids": rows.masked_fill(hidden, 0), "labels": rows.masked_fill(~hidden, -100)}
+
+
+def shifted_pair(rows: torch.Tensor, mask: torch.Tensor, pad: int = -100) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and the tokens after them, as nanoGPT's batches are."""
+    return rows[:, :-1], rows.masked_fill(mask == 0, pad)[:, 1:]
+
+
+WEIGHTED_BY_TOKENS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "causal, shifted in the model": (causal, {"model": lambda: LanguageModel(shifts=True)}),
+    "answers only": (answers_only, {"model": lambda: LanguageModel(shifts=True)}),
+    "labels without shift": (masked, {"model": LanguageModel}),
+    "step_fn": (causal, {"model": lambda: LanguageModel(True), "step_fn": lambda model, batch: model(**batch)["loss"]}),
+    "pair": (shifted_pair, {"model": LanguageModel, "loss_fn": cross_entropy}),
+    "ignore_index of a module": (
+        partial(shifted_pair, pad=0), {"model": LanguageModel, "loss_fn": PaddedLoss(ignore_index=0)},
+    ),
+    "ignore_index of a partial": (
+        partial(shifted_pair, pad=0), {"model": LanguageModel, "loss_fn": partial(cross_entropy, ignore_index=0)},
+    ),
+    "attention mask": (
+        lambda rows, mask: {"input_ids": rows, "attention_mask": mask},
+        {"model": LanguageModel,
+         "step_fn": lambda model, batch: cross_entropy(model(**batch), batch["input_ids"], ignore_index=0)},
+    ),
+    "classes": (
+        lambda rows, mask: (rows[:, :1], rows[:, 0].masked_fill(mask[:, 1] == 0, -100)),
+        {"model": LanguageModel, "loss_fn": lambda logits, classes: cross_entropy(logits[:, 0], classes)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WEIGHTED_BY_TOKENS)
+@pytest.mark.parametrize("count_tokens", [{}, {"count_tokens": None}], ids=str)
+def test_weighting_by_tokens_leaves_out_padding_and_ignored_labels(case: str, count_tokens: dict[str, Any]) -> None:
+    """Unequal micro-batches with padding, one of them without a label, give loss and gradient of the whole batch."""
+    collate, options = WEIGHTED_BY_TOKENS[case]
+    rows, mask = padded_rows()
+
+    def train(parts: list[list[int]], **more: Any) -> tuple[float, list[torch.Tensor]]:
+        batches = [collate(rows[part], mask[part]) for part in parts]
+        trainer = make_trainer(batches, **{"loss_fn": None, **options, "model": options["model"](), **more})
+        found: list[Any] = []
+        trainer.on("gradients_ready", name="grads")(
+            lambda grads: found.append([grad.clone() for grad in grads.values()])
+        )
+        trainer.on("step_end", name="loss")(lambda loss: found.append(loss))
+        trainer.train()
+        gradients, loss = found
+        return loss, gradients
+
+    loss, gradients = train([[0], [1, 2], [3], [4, 5, 6, 7]], accumulate=4, loss_weight="tokens", **count_tokens)
+    expected_loss, expected = train([list(range(8))])
+    assert loss == pytest.approx(expected_loss, rel=1e-12)
+    for one, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-14)
+
+
+def test_an_encoder_decoder_that_copies_does_not_shift_its_labels() -> None:
+    """Its labels equal its inputs, and each of them is predicted."""
+
+    class Copies(LanguageModel):
+        config = SimpleNamespace(is_encoder_decoder=True)
+
+    rows, mask = padded_rows()
+    weights_seen: list[float] = []
+    trainer = make_trainer([causal(rows[:2], mask[:2])], model=Copies(), loss_fn=None, loss_weight="tokens")
+    trainer.on("step_end")(lambda trainer: weights_seen.extend(part.weight for part in trainer.window()))
+    trainer.train()
+    assert weights_seen == [14.0]
+
+
+def test_tokens_seen_counts_padding() -> None:
+    """It reads only a shape, also if the loss is weighted by what is not padding."""
+    rows, mask = padded_rows()
+    trainer = make_trainer([causal(rows, mask)], model=LanguageModel(True), loss_fn=None, loss_weight="tokens")
+    trainer.train()
+    assert trainer.progress.tokens_seen == rows.numel() == 96
 
 
 def test_weighting_by_tokens_without_tokens_is_rejected() -> None:

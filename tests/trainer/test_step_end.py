@@ -1,6 +1,7 @@
 """At the end of a step hooks get the rate it used and the batches in it, and no memory is held for nothing."""
 
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -61,6 +62,7 @@ def test_the_rate_of_a_step_is_the_one_it_was_made_with(accumulate: int) -> None
 def test_gradients_kept_for_a_hook_that_was_removed_are_released() -> None:
     """It was removed within the step, and no other hook listens to the step's end."""
     trainer = make_trainer(6, max_steps=6)
+    kept: list[ref[torch.Tensor]] = []
     held: list[int] = []
     reader = trainer.on("step_end", name="reader")
     reader(lambda grad_norm: None)
@@ -68,9 +70,10 @@ def test_gradients_kept_for_a_hook_that_was_removed_are_released() -> None:
     @trainer.on("after_optimizer_step", at=6, name="remove")
     def remove(trainer: Trainer) -> None:
         trainer.hooks.remove("reader")
-        held.append(len(trainer.event_args.kept_gradients))
+        kept.extend(ref(parameter.grad) for parameter in trainer.model.parameters() if parameter.grad is not None)
 
-    trainer.on("epoch_end", name="look")(lambda trainer: held.append(len(trainer.event_args.kept_gradients)))
+    trainer.on("train_batch_end", at=6, name="before")(lambda: held.append(sum(one() is not None for one in kept)))
+    trainer.on("epoch_end", name="after")(lambda: held.append(sum(one() is not None for one in kept)))
     trainer.train()
     assert held == [2, 0]
 

@@ -93,7 +93,8 @@ class StepContext:
     """One finished optimizer step: the argument `ctx`. Model and optimizer are live; the gradients are already gone.
 
     In a trainer's run `loss` and `grad_norm` are computed on first access, so that a hook which reads only `ctx.step`
-    does not wait for the device.
+    does not wait for the device. A hook may keep the context: its numbers stay those of its step, whenever they are
+    read.
     """
 
     step: int

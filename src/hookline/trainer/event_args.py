@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -28,12 +29,39 @@ LossRef = Callable[[], torch.Tensor | None]  # a weak reference to the loss that
 
 _OF_BATCH = (
     "batch", "phase", "live_loss", "step_metrics", "_source",
-    "_loss", "_loss_ref", "_metrics", "_metrics_ref", "val_metrics", "eval_metrics",
+    "_loss_read", "_metrics", "_metrics_ref", "val_metrics", "eval_metrics",
 )  # fmt: skip
 
 
 def _no_loss() -> None:
     """Stand for the weak reference where nothing was computed yet."""
+
+
+class GradNorm:
+    """The norm of a step's gradients: computed from their tensors, and read from the device, when it is asked for.
+
+    Another thread may read it at any time: `source` is one attribute, and each of its three forms gives the same norm.
+
+    Args:
+        source: The gradients, or their norm.
+    """
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: list[torch.Tensor] | torch.Tensor | float) -> None:
+        self.source = source
+
+    def compute(self) -> torch.Tensor | float:
+        """Compute the norm on its device, and release the gradients."""
+        source = self.source
+        if isinstance(source, list):
+            self.source = source = total_norm(source) if source else math.nan
+        return source
+
+    def read(self) -> float:
+        """Return the norm; waits for the device, once."""
+        self.source = norm = float(self.compute())
+        return norm
 
 
 @dataclass
@@ -72,13 +100,14 @@ class EventArgs:
         self._train_batch: dict[str, Any] | None = None  # the training batch's values while other batches run
         # A value is stored with a weak reference to the loss it was computed from, so that a new batch has nothing to
         # reset. A strong one would keep the graph alive until the next loss is read.
-        self._loss = math.nan
-        self._loss_ref: LossRef = _no_loss
+        self._loss_read: tuple[LossRef, float] = _no_loss, math.nan
         self._metrics: dict[str, Any] = {}
         self._metrics_ref: LossRef = _no_loss
-        self._norm: torch.Tensor | float = math.nan
-        self._norm_at = self._kept_at = self._clipped_at = 0  # steps
-        self.kept_gradients: list[torch.Tensor] = []
+        self._norm = GradNorm(math.nan)
+        self._norm_at = self._clipped_at = 0  # steps
+        self._clipped: torch.Tensor | float = math.nan
+        # Weak, so that nothing is computed for a context that no hook has kept.
+        self._context: Callable[[], LazyStepContext | None] = _no_loss
         self._state: dict[str, Any] = {}
         self._parameters = 0
         self._counted_for: tuple[int, int] | None = None  # the epoch, and how many tensors were trained
@@ -150,7 +179,9 @@ class EventArgs:
     @property
     def ctx(self) -> StepContext:
         """The step as a `StepContext`."""
-        return LazyStepContext(self)
+        context = LazyStepContext.of_step(self)
+        self._context = ref(context)
+        return context
 
     def request_stop(self, reason: str, by: str | None = None) -> None:
         """Stop the run: the registry calls this for a hook that raises StopTraining."""
@@ -166,8 +197,8 @@ class EventArgs:
         self.reason, self.resumed = reason, False  # the next run of this trainer need not be a resumed one
         if self.live_loss is not None:
             live, self.live_loss = self.live_loss, self.live_loss.detach()
-            detached = ref(self.live_loss)
-            self._loss_ref = detached if self._loss_ref() is live else _no_loss
+            detached, (read, loss) = ref(self.live_loss), self._loss_read
+            self._loss_read = detached if read() is live else _no_loss, loss
             self._metrics_ref = detached if self._metrics_ref() is live else _no_loss
 
     def set_checkpoint(self, path: str, resumed: bool = False) -> None:
@@ -182,21 +213,27 @@ class EventArgs:
 
     def forget_step(self) -> None:
         """Forget what was stored for a step's number: the counters were restored."""
-        self.skip_requested_at = self.overflowed_at = -1
-        self._norm_at = self._kept_at = 0
         self.release_gradients()
-        self.window.clear()
+        self.skip_requested_at = self.overflowed_at = -1
+        self._norm_at = 0
+        self.window = []
 
     # ---- losses and metrics ----------------------------------------------------------------------------------------
 
     @property
     def loss(self) -> float:
         """This micro-batch's loss; waits for the device, once."""
-        if self.live_loss is not None and self._loss_ref() is not self.live_loss:
-            self._loss, self._loss_ref = self.live_loss.item(), ref(self.live_loss)
-            if not math.isfinite(self._loss):
-                self.trainer.report_non_finite_loss(self._loss)
-        return self._loss
+        return math.nan if self.live_loss is None else self.read_loss(self.live_loss)
+
+    def read_loss(self, tensor: torch.Tensor) -> float:
+        """Read the loss of the current micro-batch, once for all that ask; its first non-finite value is reported."""
+        read, loss = self._loss_read
+        if read() is not tensor:
+            loss = tensor.item()
+            self._loss_read = ref(tensor), loss
+            if not math.isfinite(loss):
+                self.trainer.report_non_finite_loss(loss)
+        return loss
 
     @property
     def train_loss(self) -> float:
@@ -234,10 +271,10 @@ class EventArgs:
 
     def window_tensor(self) -> torch.Tensor:
         """Return the step's loss on its device: the weighted mean over the window's micro-batches."""
-        if len(self.window) <= 1:
-            assert self.live_loss is not None
-            return self.live_loss
-        return _weighted_mean(self.window)
+        if len(self.window) > 1:
+            return _weighted_mean(self.window)
+        assert self.live_loss is not None
+        return self.live_loss.detach()
 
     @property
     def window_loss(self) -> float:
@@ -250,7 +287,7 @@ class EventArgs:
             return self.step_metrics
         sums: dict[str, Any] = {}
         weights: dict[str, float] = {}
-        for part in self.window:
+        for part in (part for part in self.window if part.weight):
             for key, value in part.metrics.items():
                 sums[key], weights[key] = sums.get(key, 0.0) + value * part.weight, weights.get(key, 0.0) + part.weight
         return {key: total / weights[key] for key, total in sums.items() if weights[key]}
@@ -258,7 +295,7 @@ class EventArgs:
     def losses_by_loader(self) -> dict[str, torch.Tensor]:
         """Return the step's loss for each loader that had micro-batches in the window."""
         if len(self.window) <= 1:
-            return {self.dataloader_name: self.window_tensor().detach()}
+            return {self.dataloader_name: self.window_tensor()}
         parts: dict[str, list[MicroBatch]] = {}
         for part in self.window:
             parts.setdefault(part.loader, []).append(part)
@@ -268,7 +305,7 @@ class EventArgs:
         """Return loader and loss of each of the step's micro-batches."""
         if self.window:
             return [(part.loader, part.loss) for part in self.window]
-        return [(self.dataloader_name, self.window_tensor().detach())]
+        return [(self.dataloader_name, self.window_tensor())]
 
     # ---- gradients -------------------------------------------------------------------------------------------------
 
@@ -276,7 +313,7 @@ class EventArgs:
         """Store the norm that a clip link found; the global norm before the first one is the step's."""
         self._clipped, self._clipped_at = norm, self.step
         if is_global and self._norm_at != self.step:
-            self._norm, self._norm_at = norm, self.step
+            self._norm, self._norm_at = GradNorm(norm), self.step
 
     @property
     def clipped_norm(self) -> float:
@@ -285,12 +322,11 @@ class EventArgs:
 
     def norm_before_clipping(self) -> torch.Tensor | float | None:
         """Return this step's global norm if something clipped, still on the device if nothing read it; else None."""
-        return self._norm if self._clipped_at == self._norm_at == self.step else None
+        return self._norm.compute() if self._clipped_at == self._norm_at == self.step else None
 
     def keep_gradients(self) -> None:
         """Keep the gradient tensors after zero_grad, in case a hook reads their norm."""
-        if self._norm_at != self.step:
-            self.kept_gradients, self._kept_at = self.grads.tensors(), self.step
+        self.norm_of_step()
 
     def take_gradients(self) -> None:
         """Clear the gradients as zero_grad does, and keep the tensors in case a hook reads their norm."""
@@ -300,22 +336,29 @@ class EventArgs:
                 taken.append(grad)
                 param.grad = None
         if self._norm_at != self.step:
-            self.kept_gradients, self._kept_at = taken, self.step
+            self._norm, self._norm_at = GradNorm(taken), self.step
 
     def release_gradients(self) -> None:
-        """Release the kept gradients, or the next backward pass would need memory for two sets."""
-        self.kept_gradients = []
+        """Release the kept gradients, or the next backward pass would need memory for two sets.
+
+        If a hook has kept the step's context, their norm is computed first, and stays on the device.
+        """
+        if (context := self._context()) is not None:
+            context.complete()
+        elif isinstance(self._norm.source, list):
+            self._norm = GradNorm(math.nan)
+        self._context = _no_loss
+
+    def norm_of_step(self) -> GradNorm:
+        """Return the norm of this step's gradients, before clipping: of those that were kept, else of the present."""
+        if self._norm_at != self.step:
+            self._norm, self._norm_at = GradNorm(self.grads.tensors()), self.step
+        return self._norm
 
     @property
     def grad_norm(self) -> float:
         """The global norm of this step's gradients, before clipping; NaN once on_step_end is over."""
-        if self._norm_at != self.step:
-            tensors = self.kept_gradients if self._kept_at == self.step else self.grads.tensors()
-            self._norm = total_norm(tensors) if tensors else math.nan
-            self._norm_at = self.step
-        if not isinstance(self._norm, float):
-            self._norm = float(self._norm)
-        return self._norm
+        return self.norm_of_step().read()
 
     # ---- batches other than the training batch -----------------------------------------------------------------------
 
@@ -366,37 +409,63 @@ class EventArgs:
 
 
 class LazyStepContext(StepContext):
-    """A `StepContext` whose loss and grad_norm are computed when they are first read."""
+    """The `StepContext` of a run: loss and grad_norm are computed when they are first read.
 
-    def __init__(self, args: EventArgs) -> None:
-        self._args = args
+    It refers to what they are computed from, and not to the arguments of the current event, so that it stays true
+    whenever it is read, also by another thread. Copies and pickles are plain `StepContext` objects.
+    """
+
+    _args: EventArgs | None
+    _loss: Any  # the loss, or the micro-batches of the step
+    _norm: GradNorm
+
+    @classmethod
+    def of_step(cls, args: EventArgs) -> LazyStepContext:
+        """Make the context of the step that is ending."""
+        self = cls.__new__(cls)
         self.step = args.step
         self.lr = args.lr
         self.tokens_seen = args.tokens_seen
         self.model = args.model
         self.optimizer = args.trainer.optimizers[0]
+        self._args = args
+        self._loss = args.window if len(args.window) > 1 else args.live_loss
+        self._norm = args.norm_of_step()
+        return self
 
-    def _args_of(self, name: str) -> EventArgs:
-        """Return the event arguments if they are still those of this step."""
-        now = self._args.step
-        if now != self.step:
-            raise RuntimeError(
-                f"ctx.{name} of step {self.step} was not read in on_step_end; step {now} has begun since"
-            )
-        return self._args
+    def complete(self) -> None:
+        """Compute both numbers on their device, and release graph and gradients: a hook keeps this context."""
+        self._norm.compute()
+        self._loss = _weighted_mean(self._loss) if isinstance(self._loss, list) else self._loss.detach()
+        self._args = None  # after `_loss`, because another thread may be reading
 
     @cached_property
     def loss(self) -> float:  # type: ignore[override]
-        return self._args_of("loss").window_loss
+        source, args = self._loss, self._args
+        if isinstance(source, list):
+            return float(_weighted_mean(source))
+        return float(source) if args is None else args.read_loss(source)
 
     @cached_property
     def grad_norm(self) -> float:  # type: ignore[override]
-        return self._args_of("grad_norm").grad_norm
+        return self._norm.read()
+
+    def __eq__(self, other: object) -> bool:
+        return _plain(self) == _plain(other)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepContext, tuple(getattr(self, one.name) for one in fields(StepContext))
+
+
+def _plain(context: object) -> object:
+    """Return a lazy context as a plain one, which compares by its fields; other objects as they are."""
+    return copy(context) if isinstance(context, LazyStepContext) else context
 
 
 def _weighted_mean(parts: Sequence[MicroBatch]) -> torch.Tensor:
-    total = sum(part.weight for part in parts)
-    return torch.stack([part.loss * (part.weight / total) for part in parts]).sum()
+    counted = [part for part in parts if part.weight]  # the loss of a micro-batch without weight may be NaN
+    total = sum(part.weight for part in counted)
+    return torch.stack([part.loss * (part.weight / total) for part in counted]).sum()
 
 
 def single_numbers(metrics: dict[str, Any]) -> dict[str, Any]:

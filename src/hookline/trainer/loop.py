@@ -27,7 +27,7 @@ from hookline.trainer.data.epoch_batches import MixedBatches, SequentialBatches,
 from hookline.trainer.data.loaders import TrainLoaders, why_empty
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
 from hookline.trainer.parameters import group_sizes, unowned_parameters
-from hookline.trainer.step_fn import LOSS_SOURCES, count_tokens, loss_and_metrics
+from hookline.trainer.step_fn import LOSS_SOURCES, count_loss_terms, count_tokens, loss_and_metrics
 
 if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
@@ -74,6 +74,8 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             progress.step += 1
         progress.batch_idx += 1
         args.used_lr = None
+        if loop.weighted:
+            loop.weight = loop.weigh(batch)
         if loop.moves:
             batch = loop.engine.place(batch)
         args.batch = batch
@@ -100,7 +102,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             loop.backward_share(loss)
         if handler := slots.on_after_backward:
             handler(args)
-        if not plain and loop.in_window < loop.accumulate and not loop.is_last_of_epoch:
+        if not plain and loop.in_window < loop.accumulate and loop.has_more_batches():
             recent.append(detached := loss.data)
             if handler := slots.on_train_batch_end:
                 handler(args)
@@ -158,7 +160,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             loop.log_step_metrics()
         if handler := slots.on_step_end:
             handler(args)
-            if args.kept_gradients:
+            if table.norm_readers:
                 args.release_gradients()
         if step >= loop.next_boundary:
             loop.boundary()
@@ -201,6 +203,7 @@ class Loop:
         self.unowned = unowned_parameters(trainer.model, trainer.params)
         self._group_sizes = group_sizes(trainer.optimizers)
         self.batches: SequentialBatches | MixedBatches | None = None  # of the current epoch; None for manual steps
+        self.weight = 0.0  # of the current micro-batch, if micro-batches are weighted
         self.in_window = 0  # micro-batches of the current step; not counted if a step is one micro-batch
         self.bare_loss = False  # whether the step returns the loss as a 0-dim tensor; known after the first batch
         self.unrecorded: list[tuple[int, int, str, Any, float]] = []
@@ -225,7 +228,7 @@ class Loop:
             if handler := self.slots.on_epoch_start:
                 handler(self.args)
             iterator = batches.start()
-            progress.position = batches.position
+            progress.position = batches.start_position  # states are read when a checkpoint needs them
         self.hooks.replan()
         # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
         return iterator if batches.length is None else islice(iterator, batches.length - batches.offset)
@@ -235,6 +238,10 @@ class Loop:
         """Whether this micro-batch is known to be the epoch's last."""
         batches = self.batches
         return batches is not None and (batches.last or self.progress.batch_idx + 1 == batches.length)
+
+    def has_more_batches(self) -> bool:
+        """Return whether a batch of this epoch follows; the next one is read if that is the only way to know."""
+        return self.batches is None or self.batches.has_more(self.progress.batch_idx + 1)
 
     def check_end_of_loaders(self) -> None:
         """Raise TrainingError if the loaders gave no batch, or ended in the middle of a window."""
@@ -319,20 +326,29 @@ class Loop:
         """Run the backward pass with the micro-batch's share of its window."""
         args, weight = self.args, 1.0
         if self.in_window == 0:
-            args.window.clear()
+            args.window = []  # hooks may have kept the last one
         share = loss
         if self.weighted:
-            by_tokens = self.options.loss_weight == "tokens"
-            weight = float(self.trainer.count_tokens(args.batch) if by_tokens else count_samples(args.batch))
+            weight = self.weight
             share = loss * weight
         elif self.accumulate > 1:
             share = loss / self.accumulate
-        self.engine.backward(share)
+        if weight:  # the mean loss of nothing is NaN, and has no part in the mean of the window
+            self.engine.backward(share)
         progress = self.progress
         args.window.append(
             MicroBatch(loss.detach(), weight, progress.batch_idx, progress.dataloader_name, args.step_metrics)
         )
         self.in_window += 1
+
+    def weigh(self, batch: Any) -> float:
+        """Return the weight of a micro-batch in its window. Its tensors are still where the loader put them."""
+        trainer = self.trainer
+        if self.options.loss_weight == "samples":
+            return float(count_samples(batch))
+        if trainer.count_tokens is not count_tokens:
+            return float(trainer.count_tokens(batch))
+        return float(count_loss_terms(batch, trainer.loss_fn, trainer.model))
 
     # ---- one optimizer step ----------------------------------------------------------------------------------------
 
@@ -351,8 +367,9 @@ class Loop:
             if not (total := sum(part.weight for part in window)):
                 raise TrainingError(
                     f"loss_weight={self.options.loss_weight!r}: nothing was counted in this step's batches, so it "
-                    "would train nothing; tokens are elements of 'input_ids' or of an integer tensor batch, else give "
-                    "count_tokens="
+                    "would train nothing; tokens are labels that are not ignored ('labels' of a dict, the second item "
+                    "of a tuple), else ones in 'attention_mask', else elements of 'input_ids' or of an integer tensor; "
+                    "for other batches give count_tokens="
                 )
             scale = 1.0 / total
         elif len(window) != self.accumulate:
@@ -464,6 +481,9 @@ class Loop:
             marks.append(step + 1)
         self.next_boundary = min(marks)
         self.over = self.finished()  # last: a signal that arrives in between has set next_boundary back
+        # A run that was asked to stop reads no more: after a signal its loader's workers may be gone.
+        if self.over and self.batches is not None and self.status.stop_reason is None:
+            self.batches.stop(self.progress.batch_idx + 1)
 
     def flush(self) -> None:
         """Write what was recorded, without waiting for a device; the next time is in about two seconds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -79,13 +79,54 @@ def loss_and_metrics(result: Any) -> tuple[torch.Tensor, dict[str, Any]]:
 
 
 def count_tokens(batch: Any) -> int:
-    """Return the elements of `input_ids`, or of a batch that is an integer tensor; else 0."""
+    """Return the elements of `input_ids`, or of a batch that is an integer tensor, padding included; else 0.
+
+    This is what `tokens_seen` counts by default: it reads a shape, so that no run waits for a device because of it.
+    """
     if type(batch) in (tuple, list):
         return 0
     tokens = batch.get("input_ids") if isinstance(batch, Mapping) else batch
-    if not isinstance(tokens, torch.Tensor) or tokens.is_floating_point() or tokens.is_complex():
-        return 0
-    return tokens.numel()
+    return tokens.numel() if _is_integer(tokens) else 0
+
+
+def count_loss_terms(batch: Any, loss_fn: Any = None, model: Any = None) -> int:
+    """Return how many positions of a batch a mean loss is the mean of, as far as the batch shows it.
+
+    These are the labels that are not ignored: the 'labels' of a dict, or an integer second item of a tuple. Without
+    labels, the ones in `attention_mask` count, or else the tokens. This waits for the device if the batch is on one.
+
+    Models that shift the labels themselves, as Hugging Face's causal models do, have no prediction for the first label.
+    Their labels are a copy of the inputs. An encoder-decoder shifts its inputs instead.
+
+    Args:
+        batch: The batch.
+        loss_fn: The loss function; its `ignore_index` counts if it has one, else -100.
+        model: The model.
+    """
+    if isinstance(batch, Mapping):
+        inputs, labels = batch.get("input_ids"), batch.get("labels")
+    else:
+        inputs, labels = batch, None
+        if isinstance(batch, (tuple, list)):
+            inputs, labels = (*batch, None, None)[:2]
+    if _is_integer(labels):
+        ignore_index = getattr(loss_fn, "ignore_index", None)
+        if ignore_index is None:
+            ignore_index = getattr(loss_fn, "keywords", {}).get("ignore_index", -100)  # of a functools.partial
+        counted = labels != ignore_index
+        if isinstance(batch, Mapping) and _is_integer(inputs) and inputs.shape == labels.shape and labels.dim() > 1:
+            encodes_first = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+            if not encodes_first and torch.equal(labels[counted], inputs[counted]):
+                counted = counted[:, 1:]
+        return int(counted.sum())
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    if isinstance(mask, torch.Tensor):
+        return int(mask.sum())
+    return inputs.numel() if _is_integer(inputs) else 0
+
+
+def _is_integer(value: Any) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex()
 
 
 def is_numpy_number(value: Any) -> bool:

@@ -55,7 +55,7 @@ class Components:
     loss_fn: Callable[..., Any] | None = None
     optimizer_step: Callable[[torch.optim.Optimizer], Any] | None = None
     metrics: Mapping[str, Any] | None = None
-    count_tokens: Callable[[Any], int] = count_tokens
+    count_tokens: Callable[[Any], int] | None = None
     config: Any = None
     """What hooks see as `trainer.config`."""
     resolved: Mapping[str, Any] | None = None
@@ -81,7 +81,7 @@ class Trainer:
         self.train_loaders = make_train_loaders(parts.train_loaders, self.options)
         self.val_loaders = named_loaders(parts.val_loaders, "val")
         self.optimizer_step = parts.optimizer_step
-        self.count_tokens = parts.count_tokens
+        self.count_tokens = parts.count_tokens or count_tokens
         self.config = parts.config
         self.hook_data: dict[str, Any] = {}
         self.best_accuracy = -math.inf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -29,23 +29,23 @@ from hookline.trainer.data.loaders import (
 from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
 
 OnLoader = Callable[[int, str], None]  # index and name of the loader that the next batch comes from
-_NOTHING = object()
+_NOTHING, _UNREAD = object(), object()
 
 
 def epoch_batches(
-    loaders: TrainLoaders, look_ahead: bool, on_loader: OnLoader, epoch: int
+    loaders: TrainLoaders, has_windows: bool, on_loader: OnLoader, epoch: int
 ) -> SequentialBatches | MixedBatches:
     """Return the batches of one epoch, to be started or resumed.
 
     Args:
         loaders: The training loaders and how they are mixed.
-        look_ahead: Whether the last batch must be recognised when it is given.
+        has_windows: Whether the loop calls `has_more`: a step may have several batches.
         on_loader: Called with index and name of the loader that batches come from; with several, before each batch.
         epoch: The epoch's number, which seeds a weighted schedule.
     """
     if len(loaders) > 1 and not loaders.schedule.sequential:
         return MixedBatches(loaders, on_loader, epoch)
-    return SequentialBatches(loaders, look_ahead, on_loader)
+    return SequentialBatches(loaders, has_windows, on_loader)
 
 
 class _EpochBatches:
@@ -81,22 +81,24 @@ class _EpochBatches:
 class SequentialBatches(_EpochBatches):
     """Read one loader after another. A single loader is iterated over directly, without a generator around it.
 
-    Where a length cannot be trusted, one batch is read ahead to recognise the last one: always if `look_ahead` is set,
-    else from the last batch that len() promised, because there may be more.
+    No batch is read before the loop asks for it, so that datasets and samplers draw random numbers in the order of a
+    plain loop. Where a length cannot be trusted, the end of an epoch is known when it is reached.
     """
 
-    def __init__(self, loaders: TrainLoaders, look_ahead: bool, on_loader: OnLoader) -> None:
+    def __init__(self, loaders: TrainLoaders, has_windows: bool, on_loader: OnLoader) -> None:
         super().__init__(loaders, on_loader)
-        trusted = all(trusted_length(loader) is not None for loader in loaders.values())
+        self._trusted = all(trusted_length(loader) is not None for loader in loaders.values())
         lengths = [None if has_state(loader) else known_length(loader) for loader in loaders.values()]
         known = [length for length in lengths if length is not None]
-        self._trusted, self._look_ahead = trusted, look_ahead and not trusted
-        self.length = smallest(sum(known) if trusted else None, self._limit)
-        self._promised: int | None = None  # what the loaders say together, if that decides where the epoch ends
-        is_cut = self.length is not None and sum(known) >= self.length
-        if not self._look_ahead and not is_cut and len(known) == len(lengths):
-            self._promised = sum(known)
+        promised = sum(known) if len(known) == len(lengths) else None
+        self.length = smallest(promised if self._trusted else None, self._limit)
+        # Where len() says that the epoch ends, though it may be wrong.
+        self._promised = None if self._trusted else promised
+        self._may_peek = not self._trusted and (has_windows or promised is not None)
         self._position: dict[str, Any] = {}
+        self._before_peek: dict[str, Any] | None = None  # the position, while the next batch has been read already
+        self._rest: Iterator[Any] = iter(())
+        self._following: Any = _UNREAD
         self._enter(0)
 
     def start(self) -> Iterator[Any]:
@@ -106,33 +108,37 @@ class SequentialBatches(_EpochBatches):
     def resume(self, position: Mapping[str, Any], count: int) -> Iterator[Any]:
         """Continue after `count` batches, at a saved position; random streams keep their states."""
         self._check_schedule(position, "sequential")
-        name, before, states = position["loader"], position["before"], position["states"]
+        name, before, states = position["loader"], position["before"], position.get("states", {})
         if name not in self._names:
             raise CheckpointError(f"the run was inside the loader {name!r}; now there are {', '.join(self._names)}")
         self._enter(self._names.index(name))
-        self.offset, self._position = count, dict(position)
+        self.offset = count
+        self._position = {"loader": name, "before": before, "beginning": position["beginning"]}
         if self._trusted:
             rest = [known_length(self._loaders[other]) or 0 for other in self._names[self._index :]]
             self.length = smallest(before + sum(rest), self._limit)
-        if self._promised is not None:  # the length of a sampler may change from epoch to epoch
-            self._promised = position.get("promised", self._promised)
-        if not self._look_ahead:
-            del self._position["states"]  # `position` reads the loader's state when it is asked for
         with preserve_rng():
             restore_start(self._loader, position["beginning"])
-            restore_loader_states(self._loader, states)
-            skip = 0 if states else count - before
-            batches = iterate_from(name, self._loader[name], skip)
+            restore_loader_states(self._loaders, states)
+            batches = self._read(iterate_from(name, self._loader[name], 0 if name in states else count - before))
             self._check_limit(count)
-            if self._is_ahead and skip and "ahead" in position:
+            if "ahead" in position:  # version 0.1 had read the next batch when it saved
                 restore_rng(position["ahead"])
-            return self._read(batches)
+                return chain(list(islice(batches, 1)), batches)
+            return batches
+
+    @property
+    def start_position(self) -> dict[str, Any]:
+        """The position when the epoch starts; no loader has a state of its own yet."""
+        return dict(self._position)
 
     @property
     def position(self) -> dict[str, Any]:
-        """The current loader, the state it was started with, and its own state_dict if it has one."""
-        states = {} if self._look_ahead else loader_states(self._loader)
-        return {"states": states, **self._position}
+        """The current loader, the state it was started with, and the state_dicts of the loaders up to this one."""
+        if self._before_peek is not None:
+            return self._before_peek
+        entered = {name: self._loaders[name] for name in self._names[: self._index + 1]}
+        return {**self._position, "states": loader_states(entered)}
 
     def end_states(self) -> dict[str, Any]:
         """Return the state_dicts of the loaders that have one, after the end of the epoch.
@@ -142,10 +148,25 @@ class SequentialBatches(_EpochBatches):
         """
         return loader_states(self._loaders) if self.length is None else {}
 
-    @property
-    def _is_ahead(self) -> bool:
-        """Whether the batch after the resumed position had been read already."""
-        return self._look_ahead or (self._promised is not None and self.offset >= self._promised)
+    def has_more(self, count: int) -> bool:
+        """Return whether the epoch has more than `count` batches; where that is not certain, read the next one.
+
+        The loop asks after the backward pass of a micro-batch that does not complete its window. There a plain loop
+        would read the next batch, too.
+        """
+        if self._trusted or count == self.length:
+            return count != self.length
+        if self._following is _UNREAD:
+            self._before_peek = self.position
+            self._following = next(self._rest, _NOTHING)
+            self.last = self._following is _NOTHING
+        return not self.last
+
+    def stop(self, count: int) -> None:
+        """Find out whether a run that stops after `count` batches stops at the end of the epoch, if len() says so."""
+        if self._promised is not None and count >= self._promised:
+            with preserve_rng():  # a run that continues reads the batch again
+                self.has_more(count)
 
     def _enter(self, index: int) -> str:
         """Make a loader the one that batches come from, and return its name."""
@@ -153,28 +174,19 @@ class SequentialBatches(_EpochBatches):
         self._index, self._loader = index, {name: self._loaders[name]}
         return name
 
-    def _report_loader(self) -> None:
-        self._on_loader(self._index, self._names[self._index])
-
     def _start_loader(self, index: int, before: int) -> Iterator[Any]:
         """Start a loader and note the states that decide its order first."""
         name = self._enter(index)
         self._position = {"loader": name, "before": before, "beginning": start_state(self._loader)}
-        if self._promised is not None:
-            self._position["promised"] = self._promised
         return iter(self._loader[name])
 
     def _read(self, batches: Iterator[Any]) -> Iterator[Any]:
-        several = len(self._names) > 1
-        if several:
+        if len(self._names) > 1:
             batches = self._chain(batches)
-        if self._is_ahead:
-            return self._read_ahead(batches, next(batches, _NOTHING))
-        if self._promised is not None:
-            return self._read_promised(batches, self._promised)
-        if not several:
-            self._report_loader()
-        return batches
+        elif not self._may_peek:
+            self._on_loader(self._index, self._names[self._index])
+            return batches
+        return self._hand_out(batches)
 
     def _chain(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Read the loaders one after another."""
@@ -184,8 +196,6 @@ class SequentialBatches(_EpochBatches):
                 batches = islice(batches, each - (count - self._position["before"]))
             for batch in batches:
                 count += 1
-                if not self._look_ahead and self._promised is None:
-                    self._report_loader()
                 yield batch
             if count == self._position["before"]:  # an iterator in its second epoch: other loaders would hide it
                 raise_no_batches("training", *next(iter(self._loader.items())))
@@ -193,67 +203,77 @@ class SequentialBatches(_EpochBatches):
                 return
             batches = self._start_loader(self._index + 1, count)
 
-    def _read_promised(self, batches: Iterator[Any], promised: int) -> Iterator[Any]:
-        """Read without looking ahead up to the last promised batch, and look ahead from there on."""
-        for _ in range(self.offset + 1, promised):
-            if (batch := next(batches, _NOTHING)) is _NOTHING:
-                return
-            self._report_loader()
-            yield batch
-        yield from self._read_ahead(batches, next(batches, _NOTHING))
-
-    def _read_ahead(self, batches: Iterator[Any], batch: Any) -> Iterator[Any]:
-        while batch is not _NOTHING:
-            self._report_loader()
-            # Reading ahead moves the streams of a dataset that draws: a resumed run must read it from here, too.
-            self._position.update(ahead=rng_state(), states=loader_states(self._loader))
-            following = next(batches, _NOTHING)
-            self.last = following is _NOTHING
-            yield batch
-            batch = following
+    def _hand_out(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Report the loader of each batch, and let `has_more` read the next one."""
+        self._rest = batches
+        try:
+            while True:
+                if (batch := self._following) is _UNREAD:
+                    batch = next(batches, _NOTHING)
+                if batch is _NOTHING:
+                    return
+                self._following, self._before_peek = _UNREAD, None
+                self._on_loader(self._index, self._names[self._index])
+                yield batch
+        finally:  # also when a run stops inside the epoch, so that nothing keeps the workers of a loader
+            self._rest = iter(())
 
 
 class MixedLoader:
-    """One loader of a mixture, which starts again after its end. After each batch it knows whether there is another.
-
-    Where its length cannot be trusted, one batch is read ahead for that.
-    """
+    """One loader of a mixture, which starts again after its end."""
 
     def __init__(self, name: str, loader: Iterable[Any], idle_states: dict[str, Any]) -> None:
-        self.name, self.ended = name, False  # ended: it has been read to its end at least once
+        self.name = name
+        self._ended = False  # it has been read to its end at least once
         self._loader, self._idle_states = {name: loader}, idle_states
         self._length = trusted_length(loader)
-        self._inside = False  # whether a pass over the loader has started and not ended
+        self._inside = False  # whether a pass over the loader has started and is not known to have ended
         self._count = 0  # batches given in this pass
         self._batches: Iterator[Any] = iter(())
-        self._following: Any = _NOTHING  # read ahead
+        self._following: Any = _UNREAD
         self._position: dict[str, Any] = {}
 
     def next(self) -> Any:
         """Return the next batch; starts another pass after the end of one."""
-        if not self._inside:
+        batch = self._take() if self._inside else _NOTHING
+        if batch is _NOTHING:
+            if self._inside:
+                self._end_pass()
             self._start()
-        batch = self._following if self._length is None else next(self._batches, _NOTHING)
+            batch = self._take()
         if batch is _NOTHING:
             raise_no_batches("training", self.name, self._loader[self.name])
         self._count += 1
-        if self._length is None:
-            self._read_ahead()
-        if self._at_end():
-            self.ended, self._inside = True, False
-            self._idle_states[self.name] = loader_states(self._loader)
+        if self._count == self._length:
+            self._end_pass()
         return batch
+
+    def has_ended(self, may_read: bool) -> bool:
+        """Return whether it is known to have been read to its end.
+
+        Args:
+            may_read: Whether to read the next batch to know it, where its length cannot be trusted.
+        """
+        if self._inside and not self._ended and self._length is None:
+            if self._following is _UNREAD and may_read:
+                self._read_ahead()
+            if self._following is _NOTHING:
+                self._end_pass()
+        return self._ended
+
+    def _take(self) -> Any:
+        batch, self._following = self._following, _UNREAD
+        return next(self._batches, _NOTHING) if batch is _UNREAD else batch
 
     def _start(self) -> None:
         """Start a pass; the loader's own state and what decides its order are noted first."""
         self.idle_state()
         self._inside, self._count, self._position = True, 0, {"beginning": start_state(self._loader)}
         self._batches = iter(self._loader[self.name])
-        if self._length is None:
-            self._read_ahead()
 
-    def _at_end(self) -> bool:
-        return self._following is _NOTHING if self._length is None else self._count == self._length
+    def _end_pass(self) -> None:
+        self._ended, self._inside, self._following = True, False, _UNREAD
+        self._idle_states[self.name] = loader_states(self._loader)
 
     def _read_ahead(self) -> None:
         # This moves the streams of a dataset that draws: a resumed run must read it from here, too.
@@ -270,12 +290,16 @@ class MixedLoader:
     @property
     def position(self) -> dict[str, Any]:
         """How far the current pass is, and the state it was started with."""
-        inside = self._position if self._inside else {}
-        return {"given": self._count, "ended": self.ended, "between": self.idle_state(), **inside}
+        found = {"given": self._count, "ended": self._ended, "between": self.idle_state()}
+        if not self._inside:
+            return found
+        if self._following is not _UNREAD:
+            return {**found, **self._position}
+        return {**found, "beginning": self._position["beginning"], "states": loader_states(self._loader)}
 
     def resume(self, position: Mapping[str, Any]) -> None:
         """Continue at a saved position; the caller restores training's random streams."""
-        self._count, self.ended, self._inside = position["given"], position["ended"], "beginning" in position
+        self._count, self._ended, self._inside = position["given"], position["ended"], "beginning" in position
         self._idle_states[self.name] = position["between"]
         if not self._inside:
             restore_loader_states(self._loader, position["between"])
@@ -285,20 +309,23 @@ class MixedLoader:
         restore_loader_states(self._loader, states)
         self._position = {"beginning": position["beginning"]}
         self._batches = iterate_from(self.name, self._loader[self.name], 0 if states else self._count)
-        if self._length is None:
-            if "ahead" in position:  # not if the loader was a list when the position was saved
-                restore_rng(position["ahead"])
+        if "ahead" in position:
+            restore_rng(position["ahead"])
             self._read_ahead()
-        if self._at_end():  # there was another batch, or the pass would have ended
+        if self._count == self._length or self._following is _NOTHING:  # there was another batch
             raise_shorter_loader(self.name, self._loader[self.name], self._count, self._count)
 
     def close(self) -> None:
         """Release the loader's iterator."""
-        self._batches, self._following = iter(()), _NOTHING
+        self._batches = iter(())
 
 
 class MixedBatches(_EpochBatches):
-    """Mix several loaders by a schedule. The last batch is recognised without reading another."""
+    """Mix several loaders by a schedule.
+
+    Whether the epoch is over is asked before each batch. If the length of a loader cannot be trusted, that may need its
+    next batch: of the loader whose turn it is, which then gives it, or, if only others can tell, of these.
+    """
 
     def __init__(self, loaders: TrainLoaders, on_loader: OnLoader, epoch: int) -> None:
         super().__init__(loaders, on_loader)
@@ -339,18 +366,36 @@ class MixedBatches(_EpochBatches):
             "loaders": {member.name: member.position for member in self._members},
         }
 
+    start_position = position
+
     def end_states(self) -> dict[str, Any]:
         """Return the loaders' own states as they were between two passes."""
         return {name: state for member in self._members for name, state in member.idle_state().items()}
 
+    def has_more(self, count: int) -> bool:
+        """Return whether the epoch has more than `count` batches; reads ahead if that is the only way to know."""
+        self.last = self.last or self._is_over(may_read=True)
+        return not self.last and count != self.length
+
+    def stop(self, count: int) -> None:
+        """Find out whether a run that stops after `count` batches stops at the end of the epoch."""
+        with preserve_rng():
+            self.has_more(count)
+
+    def _is_over(self, may_read: bool) -> bool:
+        """Return whether the epoch is over, as `loader_end` says; the loader whose turn it is comes first."""
+        if not self._members[self._following].has_ended(may_read):
+            return False
+        return self._schedule.end == "shortest" or all(member.has_ended(may_read) for member in self._members)
+
     def _mix(self) -> Iterator[Any]:
         try:
-            while not self.last:
+            while not self.last and not self._is_over(may_read=True):
                 member = self._members[self._following]
                 batch = member.next()
                 self._on_loader(self._following, member.name)
                 self._following = self._order.next()
-                self.last = self._schedule.is_over([member.ended for member in self._members], self._following)
+                self.last = self._is_over(may_read=False)
                 yield batch
         finally:  # also when a run stops inside the epoch: workers left to the garbage collector take seconds to end
             for member in self._members:

@@ -1,8 +1,8 @@
 """Save where loaders are in their data, and bring them back there in another process.
 
-A loader with a `state_dict` saves its own position. Any other loader is started as it was started before, with every
-random stream and every stateful part restored, and the batches that were trained on are skipped. Where that is not
-enough to be exact, `resume_warnings` says so.
+A loader with a `state_dict` that works saves its own position. Any other loader is started as it was started before,
+with every random stream and every stateful part restored, and the batches that were trained on are skipped. Where that
+is not enough to be exact, `resume_warnings` says so.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from operator import attrgetter
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from hookline.core.failures import logger
 from hookline.errors import CheckpointError
 from hookline.trainer.data.sampler import ResumableSampler
 from hookline.trainer.rng import restore_rng, rng_state
 
 Loaders = Mapping[str, Iterable[Any]]
 
+_reported: WeakValueDictionary[int, Any] = WeakValueDictionary()  # parts whose state_dict raised, by id
 _PARTS = ("sampler", "batch_sampler", "batch_sampler.sampler", "dataset")
 
 
@@ -51,13 +54,36 @@ def _part_state(part: Any) -> Any:
     return part.get_state() if isinstance(part, torch.Generator) else part.state_dict()
 
 
+def _states(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state of every part whose state can be read.
+
+    A class may have a `state_dict` that works only with some of its options, such as the loaders that Accelerate
+    prepares. A part whose state_dict raises is treated as one without, and reported once.
+    """
+    found = {}
+    for name, part in parts.items():
+        try:
+            found[name] = _part_state(part)
+        except Exception as error:
+            if _reported.get(id(part)) is part:
+                continue
+            with suppress(TypeError):  # a class with slots; it is reported again
+                _reported[id(part)] = part
+            logger.warning(
+                "%r (%s): state_dict() raised %r, so its state is not saved; a run that resumes inside an epoch reads "
+                "the loader again from the start of the epoch, up to where it was",
+                name, type(part).__name__, error,
+            )  # fmt: skip
+    return found
+
+
 def _restore_part(part: Any, state: Any) -> None:
     part.set_state(state) if isinstance(part, torch.Generator) else part.load_state_dict(state)
 
 
 def source_states(loaders: Loaders) -> dict[str, Any]:
     """Return the states of the loaders' generators, samplers and datasets by dotted name."""
-    return {name: _part_state(part) for name, part in _stateful_parts(loaders).items()}
+    return _states(_stateful_parts(loaders))
 
 
 def restore_source_states(loaders: Loaders, states: Mapping[str, Any]) -> None:
@@ -106,7 +132,7 @@ def restore_start(loaders: Loaders, state: dict[str, Any]) -> None:
 
 def loader_states(loaders: Loaders) -> dict[str, Any]:
     """Return the state_dict of every loader that has one."""
-    return {name: loader.state_dict() for name, loader in loaders.items() if has_state(loader)}  # type: ignore[attr-defined]
+    return _states({name: loader for name, loader in loaders.items() if has_state(loader)})
 
 
 def restore_loader_states(loaders: Loaders, states: Mapping[str, Any]) -> None:

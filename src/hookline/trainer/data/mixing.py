@@ -94,18 +94,6 @@ class LoaderSchedule:
         weights = self.weights or dict.fromkeys(names, 1.0)
         return Weighted([weights[name] for name in names], self.seed, epoch)
 
-    def is_over(self, ended: Sequence[bool], following: int) -> bool:
-        """Return whether the epoch ends before the next batch.
-
-        Args:
-            ended: For each loader, whether it has been read to its end at least once.
-            following: The index of the loader that the next batch would come from.
-
-        Returns:
-            True once every loader has ended (`longest`), or once the following one has (`shortest`).
-        """
-        return all(ended) if self.end == "longest" else ended[following]
-
     def length(self, lengths: Sequence[int | None]) -> int | None:
         """Return the batches of one epoch; None if a length is unknown or the loaders are drawn."""
         known = [length for length in lengths if length is not None]
