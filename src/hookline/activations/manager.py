@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -73,6 +73,41 @@ class HookManager(HookRegistry):
         if run is not None:
             self.dispatcher.run = run
         return self.dispatcher
+
+    def watch_for_trainer(self, model: torch.nn.Module, run: Any) -> None:
+        """Watch a model for a trainer: its hooks are attached while it runs the model, and do not keep it alive."""
+        self.dispatcher.watch(model, for_trainer=True)
+        self.dispatcher.run = run
+
+    def attach(self) -> None:
+        """Attach the forward hooks to the watched model until `close`."""
+        self._set_attached(True)
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Attach the forward hooks to the watched model inside the block, if they are not."""
+        before = self.dispatcher.attached
+        self._set_attached(True)
+        try:
+            yield
+        finally:
+            self._set_attached(before)
+
+    def _set_attached(self, attached: bool) -> None:
+        if self.dispatcher.attached != attached:
+            self.dispatcher.attached = attached
+            if self.entries("forward"):
+                self._changed()
+
+    def reopen(self) -> None:
+        """Attach the forward hooks again, and set up the hooks that `close` closed."""
+        super().reopen()
+        self.attach()
+
+    def close(self) -> None:
+        """Close every hook, and take the forward hooks off the model until `reopen`, `attach` or `watch`."""
+        self.dispatcher.attached = False
+        super().close()
 
     def silenced(self) -> AbstractContextManager[None]:
         """Call no forward hook for what this thread runs inside the block."""

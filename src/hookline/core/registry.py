@@ -327,6 +327,13 @@ class HookRegistry(Events):
                 message = f"failed in close(): {error!r}"
                 self.failures.report(Incident("failed", entry.name, "close", 0, message, error), True)
 
+    def attach(self) -> None:
+        """Attach the forward hooks to the model until `close`; a registry without a model has none."""
+
+    def attached(self) -> AbstractContextManager[None]:
+        """Return a context in which forward hooks are attached; a registry without a model has none."""
+        return nullcontext()
+
     def silenced(self) -> AbstractContextManager[None]:
         """Return a context in which no forward hook is called; a registry without a model has none."""
         return nullcontext()
@@ -408,7 +415,11 @@ class HookRegistry(Events):
         codes = {getattr(entry.hook, "__code__", None): entry.name for entry in self.entries()}
         frame = sys._getframe(1)
         while frame is not None:
-            name = owners.get(id(frame.f_locals.get("self"))) or codes.get(frame.f_code)
+            code = frame.f_code
+            name = codes.get(code)
+            # Reading `f_locals` makes a copy that keeps a frame's variables alive until its function returns.
+            if name is None and ("self" in code.co_varnames or "self" in code.co_freevars):
+                name = owners.get(id(frame.f_locals.get("self")))
             if name is not None:
                 return name
             frame = frame.f_back  # type: ignore[assignment]
