@@ -12,11 +12,11 @@ from hookline import _checks
 from hookline.activations.attention import AttentionMaps, attention_session
 from hookline.activations.capture import Capture
 from hookline.activations.capture_session import Cache, capture_session
-from hookline.activations.capture_store import CapturedState, CaptureStore
+from hookline.activations.capture_store import CaptureStore
 from hookline.activations.debug import Debug
 from hookline.activations.fire_report import FireReport, fire_report
 from hookline.activations.forward_hooks import ForwardDispatcher
-from hookline.activations.monitor import Monitor
+from hookline.activations.monitor import COSTS, DEFAULT_METRICS, Monitor
 from hookline.core.entry import MAKE_HOOK, OPTIONS
 from hookline.core.plugins import load_reference
 from hookline.core.registry import Handle, HookRegistry
@@ -153,12 +153,14 @@ class HookManager(HookRegistry):
         Args:
             module: A module, or a pattern in the watched model.
             hook_id: The hook's name; by default the class's.
-            metrics: What to monitor; see `Monitor`.
+            metrics: What to monitor; see `Monitor`. By default its statistics, `time` and `memory`.
             **options: Options of `Monitor` and of `register`.
 
         Returns:
             The hook's name, which can also remove it.
         """
+        if metrics is None:
+            metrics = (*DEFAULT_METRICS, *COSTS)
         return self._register(Monitor, hook_id, options, modules=module, metrics=metrics)
 
     def register_debug_hook(
@@ -187,13 +189,32 @@ class HookManager(HookRegistry):
         """Return how often each forward hook was called at each of its modules, and why one never was."""
         return fire_report(self)
 
-    def get_captured_states(self, hook_id: str) -> list[CapturedState]:
-        """Return the states of a capture hook, oldest first."""
-        return self.captures.of(self.entry(hook_id).name)
+    def get_captured_states(self, hook_id: str) -> list[Any]:
+        """Return what a hook has gathered, oldest first.
+
+        A `CapturedState` for each call that a capture hook has seen, a `MonitoredState` (`name`, `step`, `values`) for
+        each module and step of a monitoring hook, each `Inspection` and `Finding` of a debug hook; of another hook its
+        attribute `states`. Waits for the device if a monitoring hook has values on one.
+
+        Raises:
+            HooklineError: If no hook has this name, or it gathers no states.
+        """
+        entry = self.entry(hook_id)
+        states = getattr(entry.hook, "states", None)
+        if states is None:
+            kind = type(entry.hook).__name__
+            raise HooklineError(
+                f"hook {entry.name!r} ({kind}) gathers no states: it has no attribute `states`; "
+                f"get_hook({entry.name!r}) returns the hook itself"
+            )
+        return list(states)
 
     def clear_captured_states(self, hook_id: str | None = None) -> None:
-        """Remove the states of one capture hook, or of all."""
-        self.captures.clear(None if hook_id is None else self.entry(hook_id).name)
+        """Remove what one hook has gathered, or all hooks."""
+        for entry in self.entries("forward") if hook_id is None else [self.entry(hook_id)]:
+            clear = getattr(entry.hook, "clear_states", None)
+            if callable(clear):
+                clear()
 
     def capturing(
         self, model: torch.nn.Module, modules: Any = "*", *, early_stop: bool = False, **options: Any

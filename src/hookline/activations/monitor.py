@@ -11,7 +11,16 @@ from torch import Tensor
 from hookline import _checks
 from hookline.activations.forward_hooks import ForwardDispatcher, Observe, first_floating
 from hookline.activations.hooked_modules import HookedModule, weak_selection
-from hookline.activations.series import CallCosts, DeadUnits, History, Source, StepTable, TensorStatistics, column_means
+from hookline.activations.series import (
+    CallCosts,
+    DeadUnits,
+    History,
+    MonitoredState,
+    Source,
+    StepTable,
+    TensorStatistics,
+    column_means,
+)
 from hookline.core.base import ForwardHook
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, HooklineError, nearest
@@ -228,6 +237,20 @@ class Monitor(ForwardHook):
         self.flush_compiled()
         with self._lock:
             return self._history.of(name, self._collect_all())
+
+    @property
+    def states(self) -> list[MonitoredState]:
+        """What was measured, by module and step, oldest first: `history` of all modules; waits for the device."""
+        self.flush_compiled()
+        with self._lock:
+            return self._history.states(self._collect_all())
+
+    def clear_states(self) -> None:
+        """Forget what was measured; in a run, it is recorded all the same."""
+        self.flush_compiled()
+        with self._lock:
+            self._collect(wait=True)
+            self._history = History(HISTORY_LIMIT)
 
     def running(self, name: str) -> dict[str, float]:
         """Return the mean over all kept values of one module."""

@@ -253,7 +253,7 @@ class HookRegistry(Events):
         self._remove_entry(entry)
         return entry.hook
 
-    enable_hook, disable_hook, remove_hook = enable, disable, remove
+    get_hook, enable_hook, disable_hook, remove_hook = get, enable, disable, remove
 
     def list_hooks(self) -> HookList:
         """Return every hook with its status, in the order in which lifecycle hooks run."""

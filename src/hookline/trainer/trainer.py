@@ -588,6 +588,10 @@ class Trainer:
         """Decorate a function to make it a hook of one event."""
         return self.hooks.on(event, **options)
 
+    def get_hook(self, name: str) -> Any:
+        """Return a hook by its name."""
+        return self.hooks.get(name)
+
     def remove_hook(self, name: str) -> Any:
         """Remove a hook and return it."""
         return self.hooks.remove(name)
