@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +25,7 @@ from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, first_raised, invoke
 from hookline.core.entry import Entry
 from hookline.core.failures import step_of
-from hookline.errors import LiveWrite, RegistrationError
+from hookline.errors import HooklineError, LiveWrite, RegistrationError
 
 if TYPE_CHECKING:
     from hookline.activations.compile.compiled_stats import CompiledStats  # Imported when something is compiled.
@@ -116,6 +115,32 @@ def first_floating(value: Any) -> torch.Tensor | None:
     return next((tensor for tensor in iter_tensors(value) if tensor.is_floating_point()), None)
 
 
+RUN_DEFAULTS = {"step": 0, "epoch": 0, "phase": "inference", "trainer": None, "model": None}
+"""What forward hooks may read of a run, with the values that they get where a run does not say."""
+
+
+class RunWithDefaults:
+    """A user's run that lacks some of the attributes which forward hooks may read."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name, RUN_DEFAULTS[name]) if name in RUN_DEFAULTS else getattr(self._run, name)
+
+
+def complete_run(run: Any) -> Any:
+    """Return a run in which hooks find everything that they may name.
+
+    Raises:
+        HooklineError: If it does not even have a step.
+    """
+    if not hasattr(run, "step"):
+        expected = "expected an object with `step`, and `phase` and `epoch` if the loop has them"
+        raise HooklineError(f"run: {expected}, got {type(run).__name__}")
+    return run if all(hasattr(run, name) for name in RUN_DEFAULTS) else RunWithDefaults(run)
+
+
 # ---- all hooks -------------------------------------------------------------------------------------------------------
 
 
@@ -124,8 +149,8 @@ class ForwardDispatcher:
 
     def __init__(self, registry: HookManager) -> None:
         self.registry = registry
-        # Where hooks read step and phase; outside of a run, whatever drives the model may set `step`.
-        self.run: Any = SimpleNamespace(step=0, epoch=0, phase="inference", trainer=None, model=None)
+        self.run: Any = registry.manual_run
+        """Where hooks read step and phase; without a trainer, what the events say that a user's loop fires."""
         self.attached = True
         """Whether forward hooks are called: until `HookManager.close`, or while the trainer that has them runs."""
         self._owner: HookManager | None = registry  # What the modules keep alive.
@@ -300,7 +325,7 @@ class ForwardDispatcher:
         def on_forward(
             hooked: HookedModule, module: Any, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
         ) -> Any:
-            if (self._silent_threads and threading.get_ident() in self._silent_threads) or backward_id() != NO_BACKWARD:
+            if (self._silent_threads and self.is_silenced()) or backward_id() != NO_BACKWARD:
                 return None  # In the second case backward repeats a forward pass that hooks have seen.
             at_module = calls.get(hooked)
             if at_module is None:
@@ -370,6 +395,10 @@ class ForwardDispatcher:
         """Return the hooks that would be called if one of their modules ran now."""
         dispatch = self.registry.slots.on_forward
         return (dispatch and dispatch(DUE_HOOKS, None, None, None, None, None)) or ()
+
+    def is_silenced(self) -> bool:
+        """Return whether no forward hook is called for what this thread runs."""
+        return threading.get_ident() in self._silent_threads
 
     @contextmanager
     def silenced(self) -> Iterator[None]:

@@ -15,8 +15,9 @@ from hookline.activations.capture_session import Cache, capture_session
 from hookline.activations.capture_store import CaptureStore
 from hookline.activations.debug import Debug
 from hookline.activations.fire_report import FireReport, fire_report
-from hookline.activations.forward_hooks import ForwardDispatcher
+from hookline.activations.forward_hooks import ForwardDispatcher, complete_run
 from hookline.activations.monitor import COSTS, DEFAULT_METRICS, Monitor
+from hookline.core.catalog import Event
 from hookline.core.entry import MAKE_HOOK, OPTIONS
 from hookline.core.plugins import load_reference
 from hookline.core.registry import Handle, HookRegistry
@@ -62,16 +63,61 @@ class HookManager(HookRegistry):
         limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
         self.captures = CaptureStore(max_captured_states, limit, max_age_seconds)
         self.dispatcher = ForwardDispatcher(self)
+        self.on_change(self._await_next_batch)
         if config is not None:
             self.load(config, **loading)
+
+    # ---- a user's own loop -------------------------------------------------------------------------------------------
+
+    @property
+    def manual_run(self) -> Any:
+        """Where a user's loop is, as the events say that it fires."""
+        return self._manual_clock.run
+
+    def _fire(self, event: Event, order: tuple[str, ...], args: tuple[Any, ...], values: dict[str, Any]) -> None:
+        try:
+            super()._fire(event, order, args, values)
+        finally:
+            self._await_next_batch()
+
+    def _await_next_batch(self) -> None:
+        """Begin another micro-batch with the next forward pass, if the events say that the last one is over."""
+        with self._lock:
+            if self._manual_clock.batch_is_over and self.manual_run.phase == "train" and self.entries("forward"):
+                self.slots.on_forward = self._begin_batch_and_dispatch  # type: ignore[attr-defined]
+            elif self.slots.on_forward == self._begin_batch_and_dispatch:
+                self.dispatch_table.install()
+
+    def _begin_batch_and_dispatch(self, *values: Any) -> Any:
+        if self.dispatcher.is_silenced():
+            return None
+        with self._lock:
+            if self._manual_clock.batch_is_over:  # Else another thread was faster.
+                self._manual_clock.begin_next_batch()
+                self._begin_manual_batch()
+            self.dispatch_table.install()
+        dispatch = self.slots.on_forward
+        return None if dispatch is None else dispatch(*values)
 
     # ---- watching --------------------------------------------------------------------------------------------------
 
     def watch(self, model: torch.nn.Module, run: Any = None) -> ForwardDispatcher:
-        """Resolve module patterns against this model from now on; hooks get step and phase from `run`."""
+        """Resolve module patterns against this model from now on.
+
+        Args:
+            model: The model.
+            run: Where hooks read `step`, and `epoch`, `phase`, `trainer` and `model` if it has them. By default they
+                are what the events say that your loop fires on this manager.
+
+        Returns:
+            The dispatcher of the forward hooks.
+
+        Raises:
+            HooklineError: If a pattern matches nothing in the model, or `run` has no `step`.
+        """
+        complete = self.dispatcher.run if run is None else complete_run(run)
         self.dispatcher.watch(model)
-        if run is not None:
-            self.dispatcher.run = run
+        self.dispatcher.run = complete
         return self.dispatcher
 
     def watch_for_trainer(self, model: torch.nn.Module, run: Any) -> None:

@@ -167,16 +167,16 @@ class Monitor(ForwardHook):
         """Note that a backward pass will follow this forward pass."""
         self._before_backward = True
 
-    def on_before_backward(self, trainer: RunControl) -> None:
+    def on_before_backward(self, trainer: RunControl | None = None) -> None:
         """Read the collected outputs, before the backward pass frees them."""
         self._before_backward = False
         self._send(self._outputs, trainer)
 
-    def on_after_backward(self, trainer: RunControl) -> None:
+    def on_after_backward(self, trainer: RunControl | None = None) -> None:
         """Read the collected gradients."""
         self._send(self._gradients, trainer)
 
-    def on_step_end(self, trainer: RunControl, step: int) -> None:
+    def on_step_end(self, step: int, trainer: RunControl | None = None) -> None:
         """Complete the step, and record what has arrived so far."""
         self._trainer = trainer
         self.flush_compiled()
@@ -193,13 +193,14 @@ class Monitor(ForwardHook):
         """Resume monitoring."""
         self.validating = False
 
-    def on_train_end(self, trainer: RunControl) -> None:
+    def on_train_end(self, trainer: RunControl | None = None) -> None:
         """Record what is still on the device, and the part of a step that was not completed."""
         self._trainer = trainer
         self.flush_compiled()
-        with self._lock:
-            for table in self._collect_all():
-                self._record(table._replace(step=table.step or trainer.step))
+        if trainer is not None:  # else nothing is recorded, and what is left of a step can still be read
+            with self._lock:
+                for table in self._collect_all():
+                    self._record(table._replace(step=table.step or trainer.step))
         self._trainer, self.validating, self._before_backward = None, False, False
 
     def close(self) -> None:
@@ -279,7 +280,7 @@ class Monitor(ForwardHook):
 
     # ---- from the device to the record -------------------------------------------------------------------------------
 
-    def _send(self, source: TensorStatistics | None, trainer: RunControl) -> None:
+    def _send(self, source: TensorStatistics | None, trainer: RunControl | None) -> None:
         if source is not None:
             self._trainer = trainer
             with self._lock:
