@@ -211,7 +211,7 @@ class ForwardDispatcher:
         if getattr(entry.hook, "intervene", False) and not self.registry.enable_intervention:
             raise RegistrationError(
                 f"{entry.name!r} intervenes, and interventions are off: "
-                "give enable_intervention=True to the trainer or to HookManager"
+                "give enable_intervention=True to the trainer (in a config under `trainer:`) or to HookManager"
             )
         self._store_selection(entry, select_modules(entry, self.model))
 
