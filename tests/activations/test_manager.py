@@ -228,8 +228,12 @@ def test_a_validation_between_two_steps_belongs_to_the_first() -> None:
         manager.on_validation_start()
         model(BATCH)
         manager.on_validation_end()
+    manager.on_train_end()
+    manager.on_validation_start()
+    manager.on_validation_end()
+    model(BATCH)
     found = [(state.step, state.phase) for state in manager.get_captured_states("states")]
-    assert found == [(1, "train"), (1, "validation"), (2, "train"), (2, "validation")]
+    assert found == [(1, "train"), (1, "validation"), (2, "train"), (2, "validation"), (2, "inference")]
 
 
 def test_a_loop_may_be_resumed_anywhere() -> None:

@@ -85,8 +85,12 @@ def name_values(event: Event, order: tuple[str, ...], args: tuple[Any, ...], val
 
 BEFORE_A_BATCH = ("on_train_start", "on_train_batch_end", "on_step_end")
 """Events after which a forward pass belongs to the next micro-batch."""
-PHASES = {"on_train_start": "train", "on_validation_start": "validation", "on_validation_end": "train"}
-PHASES |= {"on_train_end": "inference", "on_exception": "inference"}
+PHASES = {
+    "on_train_start": "train",
+    "on_validation_start": "validation",
+    "on_train_end": "inference",
+    "on_exception": "inference",
+}
 """The phases that begin with events; an inner event is one of training."""
 
 
@@ -96,6 +100,7 @@ class ManualClock:
     def __init__(self) -> None:
         self.run = SimpleNamespace(step=0, epoch=0, phase="inference", trainer=None, model=None)
         """Where forward hooks without a trainer read step, epoch and phase; code that fires no events may set them."""
+        self._phase_before = self.run.phase  # The phase in which the last validation began.
         self.batch_is_over = False
         """Whether a forward pass that comes now belongs to a micro-batch of which no event was fired yet."""
         self._batches_of: Counter[str] = Counter()  # By loader.
@@ -113,7 +118,12 @@ class ManualClock:
         now.tokens = given.get("tokens_seen", now.tokens)
         now.seconds = monotonic() - self._started
         now.loader = str(values.get("dataloader_name", now.loader))
-        self.run.phase = PHASES.get(event.name, "train" if event.inner else self.run.phase)
+        if event.name == "on_validation_end":
+            self.run.phase = self._phase_before
+        else:
+            if event.name == "on_validation_start":
+                self._phase_before = self.run.phase
+            self.run.phase = PHASES.get(event.name, "train" if event.inner else self.run.phase)
         if event.name in BEFORE_A_BATCH:
             self.batch_is_over = True
         elif event.inner or self.run.phase == "inference":
