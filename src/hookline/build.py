@@ -355,7 +355,7 @@ def make_parts(
 
 def attach(trainer: Trainer, manager: HookManager) -> None:
     """Connect the finished trainer with its hooks."""
-    manager.watch(trainer.model, trainer.event_args)
+    manager.watch_for_trainer(trainer.model, trainer.event_args)
     add_clipping(manager, trainer.options)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import HooklineError, HookManager, get_trainer
+from hookline import HooklineError, HookManager, SimpleTrainer, get_trainer
 from hookline.activations.debug import Debug
 
 LOGGER = "hookline"
@@ -396,3 +396,56 @@ def test_it_does_not_keep_a_module_alive() -> None:
     del module
     gc.collect()
     assert gone() is None and hook.findings == []
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["warn", "raise"])
+def test_what_a_condition_on_gradients_raises_is_a_failure_of_the_hook(policy: str) -> None:
+    """Backward runs to its end, unless the policy ends it."""
+    model, manager = nn.Linear(2, 2), HookManager()
+
+    def broken(name: str, grad: Any) -> bool:
+        raise ValueError("broken condition")
+
+    manager.register_debug_hook(model, "guard", conditions=broken, on_error=policy)
+    loss = model(torch.ones(1, 2)).sum()
+    if policy == "raise":
+        with pytest.raises(ValueError, match="broken condition"):
+            loss.backward()
+    else:
+        loss.backward()
+        assert model.weight.grad is not None
+    assert [hook.failures for hook in manager.list_hooks()] == [1]
+
+
+def test_conditions_on_gradients_leave_training_unchanged() -> None:
+    """Gradients are the same bits with and without them, and a pass without grad is not checked."""
+    gradients = []
+    for conditions in (["nan"], ["nan", "grad_l2 >= 0"]):
+        torch.manual_seed(0)
+        model, manager = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)), HookManager()
+        manager.watch(model)
+        manager.register_debug_hook("*", "guard", conditions=conditions)
+        model(torch.ones(1, 2)).sum().backward()
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+        gradients.append([param.grad for param in model.parameters()])
+    assert all(map(torch.equal, *gradients))
+    assert [finding.module for finding in manager.get("guard").findings] == ["2", "1", "0"]
+
+
+def test_a_finding_about_a_gradient_has_the_step_of_its_forward_pass() -> None:
+    """It is written to the record of the run like any other."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    data = [(torch.ones(1, 2), torch.zeros(1, 2))] * 3
+    trainer = SimpleTrainer(
+        model, data, torch.optim.SGD(model.parameters(), 0.1), "cpu",
+        loss_fn=nn.functional.mse_loss, record=False, console=False,
+    )  # fmt: skip
+    trainer.add_hook("debug", modules="0", conditions=["grad_l2 >= 0"])
+    trainer.train()
+    events = [event for event in trainer.record.events if event["kind"] == "debug_finding"]
+    assert [event["step"] for event in events] == [1, 2, 3]
+    assert [event["condition"] for event in events] == ["grad_l2 >= 0"] * 3

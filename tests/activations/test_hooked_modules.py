@@ -311,3 +311,178 @@ def test_a_removed_hook_is_freed() -> None:
     manager.remove("kept")
     gc.collect()
     assert hook() is None
+
+
+# ---- lifetime --------------------------------------------------------------------------------------------------------
+
+
+class Calls(ForwardHook):
+    """Counts its calls; has nothing to close."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def on_forward(self, name: str) -> None:
+        self.calls += 1
+
+
+BATCHES = [(torch.ones(2, 4), torch.zeros(2, 2)) for _ in range(3)]
+
+
+def make_shared() -> nn.Sequential:
+    """A model for several trainers, of two modules."""
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+
+
+def make_trainer(model: nn.Module, *hooks: Any, **options: Any) -> SimpleTrainer:
+    """A trainer of three batches, with forward hooks of every kind that the library has."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"loss_fn": nn.functional.mse_loss, "record": False, "console": False, **options}
+    trainer = SimpleTrainer(model, BATCHES, optimizer, "cpu", **options)
+    for hook in (*hooks, "monitor", "capture", "debug"):
+        trainer.add_hook(hook)
+    return trainer
+
+
+def use(trainer: SimpleTrainer, how: str) -> None:
+    """Use a trainer in one of the ways in which it runs its model."""
+    if how == "train":
+        trainer.train()
+    elif how == "abandoned":
+        next(iter(trainer.stepper()))
+    elif how == "training_step":
+        trainer.training_step(BATCHES[0])
+    elif how == "validate":
+        trainer.validate(BATCHES)
+    elif how == "predict":
+        trainer.predict(BATCHES)
+
+
+@pytest.mark.parametrize("how", ["unused", "train", "abandoned", "training_step", "validate", "predict"])
+def test_a_model_does_not_keep_its_trainers(how: str) -> None:
+    """Whatever a trainer did, once nothing refers to it, it is freed and nothing of it is left on the model."""
+    model = make_shared()
+    trainer = make_trainer(model, Calls())
+    manager, hook = weakref.ref(trainer.hooks), weakref.ref(trainer.hooks.get("calls"))
+    gone = weakref.ref(trainer)
+    use(trainer, how)
+    del trainer
+    gc.collect()
+    assert gone() is None and manager() is None and hook() is None
+    assert [hook_counts(module) for module in model] == [(0, 0, 0)] * 2
+
+
+def test_hooks_of_trainers_that_share_a_model_fire_in_their_own_runs() -> None:
+    """Those of a trainer that waits or has finished are not attached while another one runs, although both exist."""
+    model, hooks = make_shared(), [Calls() for _ in range(3)]
+    trainers = [make_trainer(model, hook) for hook in hooks]
+    counts = []
+    for trainer in trainers:
+        trainer.train()
+        counts.append([hook.calls for hook in hooks])
+        assert [hook_counts(module) for module in model] == [(0, 0, 0)] * 2
+    assert counts == [[6, 0, 0], [6, 6, 0], [6, 6, 6]]
+
+
+def test_hooks_fire_whenever_their_trainer_runs_the_model() -> None:
+    """In its steps, validations and predictions, before, in and after a run; not when other code calls the model."""
+    model, hook = make_shared(), Calls()
+    trainer = make_trainer(model, hook)
+    model(INPUT)
+    assert hook.calls == 0
+    assert {row.why for row in trainer.hooks.fire_report().of("calls")} == {
+        "its trainer has not run the model, or its run is over"
+    }
+    for how, fired in (("predict", 6), ("validate", 6), ("train", 6), ("validate", 6), ("predict", 6)):
+        before = hook.calls
+        use(trainer, how)
+        model(INPUT)
+        assert hook.calls - before == fired, how
+    trainer.training_step(BATCHES[0])
+    assert hook.calls == 32
+
+
+def test_a_second_run_attaches_again() -> None:
+    """Hooks that were registered between the runs, too."""
+    model, first, second = make_shared(), Calls(), Calls()
+    trainer = make_trainer(model, first)
+    trainer.train()
+    trainer.add_hook(second, "second")
+    assert [hook_counts(module) for module in model] == [(0, 0, 0)] * 2
+    trainer.fit(max_epochs=2)
+    assert (first.calls, second.calls) == (12, 6)
+
+
+def test_a_trainer_that_a_hook_runs_on_the_same_model_leaves_the_outer_run_attached() -> None:
+    """The inner run takes its own hooks off, and no others."""
+    model, outer, inner = make_shared(), Calls(), Calls()
+    trainer, nested = make_trainer(model, outer), make_trainer(model, inner)
+    trainer.on("train_batch_end", at=1)(lambda: nested.train())
+    trainer.train()
+    assert inner.calls == 6 and outer.calls == 12
+
+
+def test_a_manager_that_nothing_refers_to_stays_with_its_model() -> None:
+    """As a torch hook does: nothing else would keep a user's hook attached."""
+    model, hook = make_shared(), Calls()
+    HookManager().watch(model).registry.register(hook)
+    gc.collect()
+    model(INPUT)
+    assert hook.calls == 2
+    gone = weakref.ref(hook)
+    del model, hook
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_closed_manager_leaves_its_model_until_it_is_opened_or_watches_again() -> None:
+    """Hooks stay registered, also those that have nothing to close."""
+    model, hook, manager = make_shared(), Calls(), HookManager()
+    manager.watch(model)
+    manager.register(hook)
+    for open_again in (manager.reopen, manager.attach, lambda: manager.watch(model)):
+        manager.close()
+        before = hook.calls
+        model(INPUT)
+        assert hook.calls == before and [hook_counts(module) for module in model] == [(0, 0, 0)] * 2
+        open_again()
+        model(INPUT)
+        assert hook.calls == before + 2
+
+
+def test_the_sessions_of_a_model_do_not_keep_it() -> None:
+    """What a `capturing` block keeps for the next one goes with the model, and so does the manager it was called on."""
+    model, manager = make_shared(), HookManager()
+    with manager.capturing(model, "*") as cache:
+        model(INPUT)
+    gone = weakref.ref(model), weakref.ref(manager)
+    del model, manager, cache
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+
+
+def count_calls(function: Any) -> int:
+    """Return how many calls, of Python functions and of built-in ones, a function makes."""
+    calls = 0
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_registering_a_hook_visits_the_modules_of_no_other() -> None:
+    """The thirtieth hook on 300 modules takes about as many calls as the second, and so does removing it."""
+    torch.compiler.reset()  # after a compilation, what graphs pass to the hooks of each module is worked out again
+    manager, model = HookManager(), nn.Sequential(*(nn.Identity() for _ in range(300)))
+    manager.watch(model)
+    register = [count_calls(lambda name=str(n): manager.register(Calls(), name)) for n in range(30)]
+    assert register[-1] < 1.5 * register[1]
+    remove = [count_calls(lambda name=str(n): manager.remove(name)) for n in range(29)]
+    assert remove[0] < 1.5 * remove[-1]

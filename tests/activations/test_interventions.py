@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -373,3 +374,71 @@ def test_a_custom_intervention() -> None:
     torch.testing.assert_close(model(INPUT), rest(hidden().clamp(max=0.1)))
     with pytest.raises(NotImplementedError, match="must define change"):
         Intervention("0").change("0", INPUT)
+
+
+# ---- in a config -----------------------------------------------------------------------------------------------------
+
+LISTED: list[tuple[dict[str, Any], Callable[[Any], Any]]] = [
+    ({"name": "ablate"}, torch.zeros_like),
+    ({"name": "ablate", "to": "mean", "units": [1]}, lambda x: torch.stack([x[:, 0], x[:, 1].mean().expand(3)], 1)),
+    ({"name": "add_activation", "value": 2}, lambda x: x + 2),
+    ({"name": "add_activation", "value": [1, 2.5]}, lambda x: x + torch.tensor([1, 2.5])),
+    ({"name": "replace_activation", "value": 0.5}, lambda x: torch.full_like(x, 0.5)),
+    ({"name": "scale_activation", "factor": 3.0}, lambda x: x * 3),
+    ({"name": "steer", "vector": [1.0, 0.0], "strength": 4, "positions": 0}, lambda x: x + torch.eye(3)[:, :1] * 4 * X),
+]
+X = torch.tensor([[1.0, 0.0]])
+
+
+@pytest.mark.parametrize(("entry", "expected"), LISTED)
+def test_a_config_names_them(entry: dict[str, Any], expected: Callable[[Any], Any]) -> None:
+    """Lists and numbers are their parameters, and the config's name is the instance's."""
+    model, given = nn.Sequential(nn.Identity()), torch.arange(6.0).reshape(3, 2)
+    manager = HookManager({"forward": [{**entry, "modules": "0"}]}, enable_intervention=True)
+    manager.watch(model)
+    assert torch.equal(model(given), expected(given))
+    (hook,) = manager.list_hooks()[:1]
+    assert hook.name == entry["name"] and hook.intervenes
+
+
+def test_a_config_needs_the_switch_too() -> None:
+    """The message says where the switch is."""
+    with pytest.raises(HooklineError, match=r"hooks\.forward\.0: 'ablate' intervenes, .* under `trainer:`"):
+        HookManager({"forward": [{"name": "ablate", "modules": "*"}]})
+
+
+def test_no_name_of_an_intervention_is_one_of_a_gradient_transform() -> None:
+    """A name means one thing, among classes as in configs; the first name of one class stays importable."""
+    import hookline.activations.interventions as ours
+    import hookline.gradients.transforms as others
+    from hookline.core.plugins import HOOKS
+
+    classes = [one for one in vars(ours).values() if isinstance(one, type) and issubclass(one, Intervention)]
+    assert not {one.__name__ for one in classes} & {name for name in dir(others) if not name.startswith("_")}
+    assert {one.name for one in classes if one is not Intervention} <= set(HOOKS.built_in)
+    assert Scale is ours.ScaleActivation
+
+
+def test_a_patch_reads_what_a_capture_wrote(tmp_path: Path) -> None:
+    """Of each module the last call, and the first floating-point tensor of its output."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    with HookManager().capturing(model, "*", what="both") as cache:
+        model(torch.zeros(3, 2))
+        model(torch.ones(3, 2))
+    path = cache.save(tmp_path / "states.safetensors")
+    config = {"forward": [{"name": "patch", "modules": "0", "source": str(path)}]}
+    manager = HookManager(config, enable_intervention=True)
+    manager.watch(model)
+    assert torch.equal(model(torch.full((3, 2), 7.0)), cache["1"])
+
+
+def test_a_file_without_outputs_is_refused(tmp_path: Path) -> None:
+    """One that does not exist, is something else, or has only inputs."""
+    from safetensors.torch import save_file
+
+    save_file({"0/1/inputs/0": torch.ones(2), "other": torch.ones(2)}, tmp_path / "inputs")
+    (tmp_path / "text").write_text("no tensors")
+    problems = {"missing": "cannot read", "text": "cannot read", "inputs": "has no captured outputs"}
+    for name, problem in problems.items():
+        with pytest.raises(HooklineError, match=problem):
+            Patch("0", str(tmp_path / name))

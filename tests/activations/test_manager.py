@@ -141,3 +141,148 @@ def test_a_function_among_named_conditions_is_called() -> None:
     manager.register_debug_hook("0", "guard", conditions=["nan", ask])
     model(BATCH)
     assert seen == ["0"]
+
+
+# ---- a user's own loop -----------------------------------------------------------------------------------------------
+
+
+def fire_around(manager: HookManager, forward: Callable[[], Any], steps: range) -> None:
+    """A loop that fires the events before and after a forward pass."""
+    for step in steps:
+        manager.on_train_batch_start(step=step)
+        forward()
+        manager.on_train_batch_end(step=step)
+        manager.on_step_end(step=step)
+
+
+def fire_after(manager: HookManager, forward: Callable[[], Any], steps: range) -> None:
+    """A loop that fires one event, when the step is over."""
+    for step in steps:
+        forward()
+        manager.on_step_end(step=step)
+
+
+def fire_with_context(manager: HookManager, forward: Callable[[], Any], steps: range) -> None:
+    """A loop whose event carries an object with the step."""
+    for step in steps:
+        forward()
+        manager.on_step_end(ctx=SimpleNamespace(step=step, loss=0.0))
+
+
+def fire_by_batch(manager: HookManager, forward: Callable[[], Any], steps: range) -> None:
+    """A loop that counts batches from 0 and has no steps."""
+    for step in steps:
+        forward()
+        manager.on_batch_end(batch_idx=step - 1)
+
+
+LOOPS = [fire_around, fire_after, fire_with_context, fire_by_batch]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_states_and_statistics_have_the_step_that_events_carry(loop: Callable[..., None]) -> None:
+    """Also of a forward pass that comes before the first event of its step."""
+    model, manager = make_watched()
+    manager.register_capture_hook("0", "states")
+    manager.register_monitoring_hook("0", "numbers", metrics=["mean", "time"])
+    hook = Steps()
+    manager.register(hook, "own")
+    manager.on_train_begin()
+    loop(manager, lambda: model(BATCH), range(1, 6))
+    manager.on_train_end()
+    assert [state.step for state in manager.get_captured_states("states")] == [1, 2, 3, 4, 5]
+    assert [(state.step, set(state.values)) for state in manager.get_captured_states("numbers")] == [
+        (step, {"mean", "time"}) for step in range(1, 6)
+    ]
+    assert hook.steps == [step for step in range(1, 6) for _ in range(2)]
+    model(BATCH)
+    assert manager.get_captured_states("states")[-1].phase == "inference"
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_schedule_counts_the_steps_of_a_loop(loop: Callable[..., None]) -> None:
+    """Every tenth step is the tenth, in forward passes as in events, also if hooks come and go in between."""
+    model, manager = make_watched()
+    called: list[int] = []
+    manager.on("step_end", name="event", every=10)(lambda step: called.append(step))
+    manager.register_capture_hook("0", "states", every=10)
+    manager.on_train_begin()
+    loop(manager, lambda: model(BATCH), range(1, 20))
+    manager.register_capture_hook("0", "late", every=10)
+    loop(manager, lambda: model(BATCH), range(20, 31))
+    assert [state.step for state in manager.get_captured_states("states")] == [10, 20, 30]
+    assert [state.step for state in manager.get_captured_states("late")] == [20, 30]
+    assert called == ([] if loop is fire_by_batch else [10, 20, 30])
+
+
+def test_a_validation_between_two_steps_belongs_to_the_first() -> None:
+    """It begins no step, and states have its phase."""
+    model, manager = make_watched()
+    manager.register_capture_hook("0", "states")
+    manager.on_train_begin()
+    for step in (1, 2):
+        model(BATCH)
+        manager.on_step_end(step=step)
+        with manager.silenced():
+            model(BATCH)
+        manager.on_validation_start()
+        model(BATCH)
+        manager.on_validation_end()
+    manager.on_train_end()
+    manager.on_validation_start()
+    manager.on_validation_end()
+    model(BATCH)
+    found = [(state.step, state.phase) for state in manager.get_captured_states("states")]
+    assert found == [(1, "train"), (1, "validation"), (2, "train"), (2, "validation"), (2, "inference")]
+
+
+def test_a_loop_may_be_resumed_anywhere() -> None:
+    """The event that begins it carries the step it continues from."""
+    model, manager = make_watched()
+    manager.register_capture_hook("0", "states", every=10)
+    manager.on_train_begin(step=18, epoch=3)
+    fire_after(manager, lambda: model(BATCH), range(19, 31))
+    assert [state.step for state in manager.get_captured_states("states")] == [20, 30]
+
+
+@pytest.mark.parametrize("loop", [None, *LOOPS])
+@pytest.mark.req("003-42", "003-37")
+def test_costs_are_measured_without_a_trainer(loop: Callable[..., None] | None) -> None:
+    """Every call counts, in a loop of three steps and without any events."""
+    model, manager = make_watched()
+    manager.register_capture_hook("0", "bound")
+    manager.register_debug_hook("*", "called")
+    for _ in range(3):
+        if loop is None:
+            model(BATCH)
+    if loop is not None:
+        manager.on_train_begin()
+        loop(manager, lambda: model(BATCH), range(1, 4))
+    rows = {row["hook"]: row for row in manager.costs()}
+    assert (rows["bound"]["calls"], rows["called"]["calls"]) == (3, 6)
+    assert rows["bound"]["seconds"] > 0 and rows["called"]["seconds"] > 0
+
+
+def test_a_run_that_lacks_attributes_gives_defaults_for_them() -> None:
+    """Hooks that read the phase, the epoch or the trainer are called as without a run."""
+    model, manager = make_watched()
+    run = SimpleNamespace(step=5)
+    manager.watch(model, run)
+    manager.register_capture_hook("0", "states")
+    manager.register_debug_hook("0", "guard", conditions="absmax >= 0")
+    model(BATCH)
+    run.step, run.phase = 6, "train"
+    model(BATCH)
+    for name in ("states", "guard"):
+        assert [(one.step, one.phase) for one in manager.get_captured_states(name)] == [(5, "inference"), (6, "train")]
+
+
+@pytest.mark.parametrize("wrong", [{"step": 5}, 5, SimpleNamespace(phase="train")])
+def test_a_run_without_a_step_is_refused(wrong: Any) -> None:
+    """When it is given, and nothing has changed."""
+    model, manager = make_watched()
+    manager.register_capture_hook("0", "states")
+    with pytest.raises(HooklineError, match=r"run: expected an object with `step`.*, got "):
+        manager.watch(model, wrong)
+    model(BATCH)
+    assert [state.step for state in manager.get_captured_states("states")] == [0]

@@ -66,7 +66,11 @@ def loaders() -> dict[str, Any]:
 
 
 def all_hooks() -> list[tuple[str, dict[str, Any]]]:
-    return [(name, NEEDED.get(name, {})) for name in HOOKS.names() if name not in LEFT_OUT]
+    # Interventions have no state to lose.
+    names = [
+        name for name in HOOKS.names() if name not in LEFT_OUT and not getattr(HOOKS.find(name), "intervene", False)
+    ]
+    return [(name, NEEDED.get(name, {})) for name in names]
 
 
 def train(root: Path, resume: Path | None, async_save: bool) -> Path:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from hookline import GenericTrainer, HookManager, HooksConfig
@@ -19,7 +20,20 @@ NEEDED: dict[str, dict[str, Any]] = {
     "freeze": {"params": "0.*"},
     "mask": {"params": "0.*"},
     "scale": {"factor": 0.5},
+    "ablate": {"modules": "1", "units": [0]},
+    "add_activation": {"modules": "1", "value": 0.5},
+    "replace_activation": {"modules": "1", "value": [0.5]},
+    "scale_activation": {"modules": "1", "factor": 0.5},
+    "steer": {"modules": "1", "vector": [1.0] * 8, "strength": 0.1},
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def source_of_patch(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Write the activations that `patch` needs."""
+    path = tmp_path_factory.mktemp("captures") / "states.safetensors"
+    save_file({"1/1/outputs/0": torch.ones(8)}, path)
+    NEEDED["patch"] = {"modules": "1", "source": str(path)}
 
 
 def entry(name: str) -> dict[str, Any]:
@@ -27,7 +41,7 @@ def entry(name: str) -> dict[str, Any]:
 
 
 def kind_of(name: str) -> str:
-    manager = HookManager()
+    manager = HookManager(enable_intervention=True)
     manager.register(name, **NEEDED.get(name, {}))
     return manager.entry(manager.list_hooks()[0].name).kinds[0]
 
@@ -37,6 +51,7 @@ def make_trainer(name: str, root: Path, **options: Any) -> GenericTrainer:
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     config = HooksConfig(**{kind_of(name): [entry(name)]})
+    options["enable_intervention"] = getattr(HOOKS.find(name), "intervene", False)
     return GenericTrainer(
         config, model, optimizer, device="cpu", loss_fn=nn.functional.mse_loss, output_dir=str(root), **options
     )

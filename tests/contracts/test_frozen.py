@@ -62,10 +62,10 @@ HOOKS_KEYS = """
     lr_monitor_config model_checkpoint_config update
 """
 BUILT_IN = """
-    activation_stats capture centralize checkpoint clip_adaptive clip_norm clip_value console_log debug debug_training
-    early_stopping ema freeze gradient_flow gradient_monitor grokfast identity json_log link_norms loss_spike
-    lr_monitor mask measure monitor nan_forensics noise normalize notify profiler sample_text scale sign
-    skip_nonfinite spike_guard stall_watchdog throughput
+    ablate activation_stats add_activation capture centralize checkpoint clip_adaptive clip_norm clip_value console_log
+    debug debug_training early_stopping ema freeze gradient_flow gradient_monitor grokfast identity json_log link_norms
+    loss_spike lr_monitor mask measure monitor nan_forensics noise normalize notify patch profiler replace_activation
+    sample_text scale scale_activation sign skip_nonfinite spike_guard stall_watchdog steer throughput
 """
 
 

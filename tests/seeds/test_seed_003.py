@@ -390,6 +390,97 @@ def test_the_three_kinds_are_hooks_of_one_manager():
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
+@pytest.mark.req("003-39")
+def test_every_kind_returns_and_clears_what_it_has_gathered():
+    """get_captured_states is the one method of retrieval: measurements and findings are states, too."""
+    model, manager = make_model(), HookManager()
+    manager.register_capture_hook(model[0], "capture")
+    manager.register_monitoring_hook(model, "monitor", metrics=["mean", "time"])
+    manager.register_debug_hook(model[1], "guard", conditions="absmax > 0", inspect=True)
+    outputs = [model(INPUT), model(INPUT * 2)]
+    assert [state.call for state in manager.get_captured_states("capture")] == [1, 2]
+    measured = manager.get_captured_states("monitor")
+    assert [(state.name, state.step, set(state.values)) for state in measured] == [("monitor", 0, {"mean", "time"})] * 2
+    assert [state.values["mean"] for state in measured] == [
+        pytest.approx(output.mean().item(), rel=1e-5) for output in outputs
+    ]
+    gathered = manager.get_captured_states("guard")
+    assert [type(one).__name__ for one in gathered] == ["Inspection"] * 2 + ["Finding"] * 2
+    assert [(one.module, one.call) for one in gathered] == [("guard", 1), ("guard", 2)] * 2
+    manager.clear_captured_states("monitor")
+    assert manager.get_captured_states("monitor") == [] and len(manager.get_captured_states("guard")) == 4
+    manager.clear_captured_states()
+    assert [len(manager.get_captured_states(name)) for name in manager] == [0, 0, 0]
+    model(INPUT)
+    assert [len(manager.get_captured_states(name)) for name in manager] == [1, 1, 2]
+
+
+@pytest.mark.req("003-39")
+def test_a_hook_that_gathers_nothing_says_so():
+    """An empty list would look like a hook that has not fired yet; a user's hook takes part with `states`."""
+
+    class Silent(ForwardHook):
+        def on_forward(self, name): ...
+
+    class Gathers(Silent):
+        states = ("one", "two")
+
+    manager = HookManager()
+    manager.register(Silent())
+    manager.register(Gathers())
+    with pytest.raises(HooklineError, match=r"hook 'silent' \(Silent\) gathers no states: .* get_hook\('silent'\)"):
+        manager.get_captured_states("silent")
+    assert manager.get_captured_states("gathers") == ["one", "two"]
+    assert manager.get_hook("gathers") is manager.get("gathers")
+    manager.clear_captured_states()  # it has nothing to clear
+
+
+@pytest.mark.req("003-40", "003-24", "003-25", "003-26")
+def test_a_monitoring_hook_without_metrics_gives_statistics_time_and_memory():
+    """Layer statistics, performance and resource usage, as the document lists them."""
+    model, manager = make_model(), HookManager()
+    manager.register_monitoring_hook(model[0], "head")
+    output = model[0](INPUT)
+    (state,) = manager.get_captured_states("head")
+    assert set(state.values) == {"mean", "std", "absmax", "zeros", "nans", "infs", "time", "memory"}
+    assert state.values["time"] > 0 and state.values["memory"] == output.nbytes
+    assert state.values["std"] == pytest.approx(output.std().item(), rel=1e-5)
+
+
+@pytest.mark.req("003-41", "003-29", "003-27")
+@pytest.mark.parametrize(
+    ("condition", "label"),
+    [
+        ("grad_absmax > 100", "grad_absmax > 100"),
+        ({"grad_absmax": "> 100", "grad_nan": True, "nan": True}, "grad_absmax > 100"),
+        (lambda name, gradient: gradient.abs().max() > 100, "<lambda>"),
+    ],
+)
+def test_debug_hooks_take_conditions_on_gradients(condition, label):
+    """The gradient of a module's output is checked in the backward pass, and the finding has its numbers."""
+    model, manager = make_model(), HookManager()
+    manager.watch(model)
+    manager.register_debug_hook(["0", "1"], "guard", conditions=condition)
+    model(INPUT).sum().backward()
+    assert manager.get_captured_states("guard") == []
+    (model[1](model[0](INPUT)) * torch.tensor([1000.0] + [0.0] * 7)).sum().backward()
+    first = manager.get_captured_states("guard")[0]
+    assert (first.module, first.condition, first.call) == ("1", label, 2)
+    assert first.statistics["absmax"] == 1000 and first.outputs == ("float32 (3, 8) on cpu",)
+    assert any("backward" in line for line in first.stack)
+
+
+@pytest.mark.req("003-41")
+@pytest.mark.parametrize("wrong", [lambda output: True, lambda: True, lambda name, output, more: True])
+def test_a_condition_with_a_wrong_signature_is_refused_at_registration(wrong):
+    """Not at the first forward pass, where it would be a failure of the hook."""
+    model, manager = make_model(), HookManager()
+    for conditions in (wrong, ["nan", wrong]):
+        with pytest.raises(HooklineError, match=r"takes other arguments; .*\(name, output\) or \(name, gradient\)"):
+            manager.register_debug_hook(model[0], "guard", conditions=conditions)
+    assert len(manager) == 0
+
+
 def test_monitoring_in_training_is_logged_under_its_true_step():
     """With a trainer the values are in the record's layers at their own steps, and training is unchanged."""
     from hookline import SimpleTrainer

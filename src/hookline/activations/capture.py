@@ -103,12 +103,16 @@ class Capture(ForwardHook):
 
     def close(self) -> None:
         """Remove the hook's states."""
-        self._store.clear(self._registered_name)
+        self.clear_states()
 
     @property
     def states(self) -> list[CapturedState]:
         """The captured states, oldest first."""
         return self._store.of(self._registered_name)
+
+    def clear_states(self) -> None:
+        """Remove the captured states."""
+        self._store.clear(self._registered_name)
 
     def take_states(self) -> list[CapturedState]:
         """Remove and return the captured states."""

@@ -22,6 +22,7 @@ from hookline.activations.capture_store import CapturedState, save_states
 from hookline.activations.compile.detection import run_uncompiled
 from hookline.activations.forward_hooks import ForwardStopped
 from hookline.core.base import ForwardHook
+from hookline.core.due_hooks import Decision
 from hookline.errors import HooklineError, nearest
 
 if TYPE_CHECKING:  # the manager makes sessions
@@ -135,6 +136,7 @@ class CaptureSession:
             for module in model.modules()
         ]
         manager.dispatcher.compilable = False  # sessions run uncompiled, so nothing is prepared for graphs
+        manager.scheduler.decision = Decision()  # nobody reads what their hooks cost, so that these are not timed
         manager.watch(model)
         manager.register(hook, "cache", on_error="raise" if early_stop else None)
         if early_stop:

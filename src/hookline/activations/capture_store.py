@@ -281,3 +281,29 @@ def save_states(states: Sequence[CapturedState], path: str | Path) -> Path:
     except OSError as error:
         raise HooklineError(_fs.explain(path, error)) from error
     return path
+
+
+def load_outputs(path: str | Path) -> dict[str, torch.Tensor]:
+    """Return the first floating-point output of the last captured call of each module, from a file of `save_states`.
+
+    Raises:
+        HooklineError: If the file cannot be read, or has no outputs.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise HooklineError(f"cannot read captured states from {str(path)!r}: {error}") from error
+    found: dict[str, tuple[int, int, torch.Tensor]] = {}  # by module, with the number of the call and the index
+    for key, tensor in tensors.items():
+        name, call, part, index = (*key.rsplit("/", 3), "", "", "")[:4]
+        if part == "outputs" and call.isdecimal() and index.isdecimal() and tensor.is_floating_point():
+            candidate = int(call), -int(index), tensor
+            found[name] = max(found.get(name, candidate), candidate, key=lambda one: one[:2])
+    if not found:
+        raise HooklineError(
+            f"{str(path)!r} has no captured outputs; write it with `Cache.save`, or a capture with `save`"
+        )
+    return {name: tensor for name, (_, _, tensor) in found.items()}

@@ -1,7 +1,9 @@
-"""The debug hook: open the debugger, or record a finding, when an activation meets a condition."""
+"""The debug hook: open the debugger, or record a finding, when an activation or its gradient meets a condition."""
 
 from __future__ import annotations
 
+import bdb
+import inspect
 import itertools
 import logging
 import math
@@ -13,7 +15,9 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,6 +28,7 @@ from hookline.activations.cow_views import unwrap
 from hookline.activations.fire_report import format_table
 from hookline.activations.hooked_modules import weak_selection
 from hookline.core.base import ForwardHook
+from hookline.core.catalog import CATALOG
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, nearest
 from hookline.stats.rows import STATISTICS, summarize
@@ -35,6 +40,9 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }  # fmt: skip
 COUNTS = ("nan", "inf")  # conditions that need no comparison: a single occurrence meets them
 CONDITION_STATISTICS = (*COUNTS, "absmax", "mean", "std", "zeros", "min", "max", "l2")
+GRADIENT = "grad_"  # begins the names of statistics of gradients, as in monitors
+STATISTIC_NAMES = (*CONDITION_STATISTICS, *(GRADIENT + name for name in CONDITION_STATISTICS))
+GRADIENT_PARAMETERS = ("gradient", "grad")  # a function whose second parameter has one of these names gets gradients
 DEFAULT_CONDITIONS = {"nan": True, "inf": True}
 MAX_STACK_FRAMES = 12
 _COMPARISON = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*(\S+)\s*")
@@ -44,11 +52,12 @@ _HIDDEN_FILES = (str(Path(__file__).parents[1]), "<hookline", str(Path(torch.__f
 
 @dataclass(frozen=True)
 class Condition:
-    """A comparison of one statistic of an activation with a number: ``absmax > 1e4``."""
+    """A comparison of one statistic of an activation, or of its gradient, with a number: ``absmax > 1e4``."""
 
     statistic: str
     sign: str
     limit: float
+    of_gradient: bool = False
 
     def holds(self, statistics: Mapping[str, float]) -> bool:
         """Return whether the statistics meet the condition; NaN meets none."""
@@ -56,10 +65,21 @@ class Condition:
         return not math.isnan(value) and COMPARISONS[self.sign](value, self.limit)
 
     def __str__(self) -> str:
-        return f"{self.statistic} {self.sign} {self.limit:g}"
+        return f"{GRADIENT * self.of_gradient}{self.statistic} {self.sign} {self.limit:g}"
 
 
 Predicate = Callable[[str, Any], Any]
+
+
+@dataclass(frozen=True)
+class FunctionCondition:
+    """A user's function of a module's name and its output, or of its name and a gradient."""
+
+    function: Predicate
+    of_gradient: bool = False
+
+    def __str__(self) -> str:
+        return str(getattr(self.function, "__name__", type(self.function).__name__))
 
 
 @dataclass(frozen=True)
@@ -94,6 +114,7 @@ class Finding:
     """Of the tensor that met the condition; for a function, of the output's first floating-point tensor."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    """For a condition on gradients, the gradient."""
     stack: tuple[str, ...]
     """The user's own stack frames, outermost first."""
 
@@ -119,14 +140,17 @@ class Debug(ForwardHook):
         conditions: A mapping such as ``{"nan": True, "absmax": "> 1e4", "zeros": "> 0.9"}`` (`zeros` is a fraction,
             `nan` and `inf` are counts), the same as text (``"nan"``, ``"absmax > 1e4"``), a function ``(name, output)
             -> bool``, or a list of these; NaN and Inf by default. A tensor that contains a NaN has no other statistics
-            and meets no other condition, so keep ``nan`` among them.
+            and meets no other condition, so keep ``nan`` among them. With the prefix ``grad_`` (``"grad_nan"``,
+            ``"grad_l2 > 1e3"``), or in a function ``(name, gradient) -> bool``, a condition is about the gradients of
+            the outputs; it is checked in the backward pass.
         inspect: Whether to keep shape, dtype, device, mean, std and absmax of every output in `inspected`.
         break_at_terminal: Whether to open the debugger if the process runs at a terminal.
         keep: How many findings (the first ones, because the origin of a problem matters most) and inspections (the
             latest ones) are kept. `found` counts all findings.
 
     Raises:
-        ConfigError: If a condition cannot be parsed, or there is nothing to check.
+        ConfigError: If a condition cannot be parsed, a function cannot be called with two arguments, or there is
+            nothing to check.
     """
 
     built_in = True
@@ -146,24 +170,70 @@ class Debug(ForwardHook):
         self.findings: list[Finding] = []
         self.found = 0
         self.inspected: deque[Inspection] = deque(maxlen=self.keep)
-        self._conditions = list(parse_conditions(conditions))
-        if not self._conditions and not inspect:
+        given = list(parse_conditions(conditions))
+        self._conditions = [one for one in given if not one.of_gradient]
+        self._gradient_conditions = [one for one in given if one.of_gradient]
+        if not given and not inspect:
             raise ConfigError("conditions", f"{conditions!r} checks nothing; give a condition, or set inspect")
         self._registered_name = self.name
+        self._registry: Any = None
+        self.watches_backward = bool(self._gradient_conditions)  # compiled code must leave the outputs to autograd
+        if self._gradient_conditions:  # only then the tensors of the model itself are needed
+            self.on_forward = self._on_forward_and_backward  # type: ignore[method-assign,assignment]
         self._calls: dict[str, Iterator[int]] = {}
         self._warned: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
-    def setup(self, name: str) -> None:
-        """Store the name under which the hook is registered, for its notes."""
-        self._registered_name = name
+    def setup(self, registry: Any, name: str) -> None:
+        """Store the name under which the hook is registered, for its notes, and where its failures are handled."""
+        self._registry, self._registered_name = registry, name
 
     def on_forward(
         self, name: str, inputs: Any, kwargs: Any, output: Any, step: int, phase: str, trainer: RunControl | None
     ) -> None:
         """Compute the output's statistics in one read, then check every condition."""
+        where = self._where(name, step, phase)
+        self._check_output(where, inputs, kwargs, output, trainer)
+
+    def _on_forward_and_backward(
+        self,
+        name: str,
+        inputs: Any,
+        kwargs: Any,
+        output: Any,
+        live_output: Any,
+        step: int,
+        phase: str,
+        trainer: RunControl | None,
+    ) -> None:
+        where = self._where(name, step, phase)
+        if self._conditions or self.inspect:
+            self._check_output(where, inputs, kwargs, output, trainer)
+        described_inputs = describe_tensors((inputs, kwargs))
+        for tensor in iter_tensors(live_output):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._check_gradient, where, described_inputs, trainer))  # type: ignore[no-untyped-call]
+
+    def _check_gradient(
+        self, where: dict[str, Any], inputs: tuple[str, ...], trainer: RunControl | None, gradient: torch.Tensor
+    ) -> None:
+        """Check a gradient when backward has computed it; what a function raises is a failure of the hook."""
+        try:
+            gradient = gradient.detach()
+            self._check(where, self._gradient_conditions, gradient, statistics_of([gradient]), lambda: inputs, trainer)
+        except Exception as error:
+            event, entry = CATALOG["on_forward"], self._registry.entry(self._registered_name)
+            args = SimpleNamespace(step=where["step"])
+            if self._registry.failures.handle(event, entry.bind(event), error, args) is not None:
+                raise
+
+    def _where(self, name: str, step: int, phase: str) -> dict[str, Any]:
         call = next(self._calls.setdefault(name, itertools.count(1)))
-        where: dict[str, Any] = {"module": name, "step": step, "phase": phase, "call": call}
+        return {"module": name, "step": step, "phase": phase, "call": call}
+
+    def _check_output(
+        self, where: dict[str, Any], inputs: Any, kwargs: Any, output: Any, trainer: RunControl | None
+    ) -> None:
         tensors = list(iter_tensors(output))
         statistics = statistics_of(tensors)
         if self.inspect:
@@ -171,8 +241,21 @@ class Debug(ForwardHook):
                 shape, dtype, device = tuple(tensor.shape), _dtype_name(tensor), str(tensor.device)
                 shown: dict[str, Any] = {name: numbers.get(name, math.nan) for name in ("mean", "std", "absmax")}
                 self.inspected.append(Inspection(**where, shape=shape, dtype=dtype, device=device, **shown))
-        for condition in self._conditions:
-            result = _evaluate(condition, name, output, statistics)
+        described_inputs = partial(describe_tensors, (inputs, kwargs))
+        self._check(where, self._conditions, output, statistics, described_inputs, trainer)
+
+    def _check(
+        self,
+        where: dict[str, Any],
+        conditions: Sequence[Condition | FunctionCondition],
+        value: Any,
+        statistics: list[dict[str, float]],
+        describe_inputs: Callable[[], tuple[str, ...]],
+        trainer: RunControl | None,
+    ) -> None:
+        """Check an output or a gradient, and report each condition that holds."""
+        for condition in conditions:
+            result = _evaluate(condition, where["module"], value, statistics)
             if result is None:
                 continue
             breaks = self.break_at_terminal and at_terminal()
@@ -180,12 +263,25 @@ class Debug(ForwardHook):
                 self.found += 1
                 keeps = self.found <= self.keep
             if keeps or breaks:
-                described_inputs, outputs = describe_tensors((inputs, kwargs)), describe_tensors(output)
-                finding = Finding(**where, **result, inputs=described_inputs, outputs=outputs, stack=_user_stack())
+                outputs, stack = describe_tensors(value), _user_stack()
+                finding = Finding(**where, **result, inputs=describe_inputs(), outputs=outputs, stack=stack)
                 if keeps:
                     self._report(finding, trainer)
                 if breaks:
-                    self._break(name, output, finding)
+                    self._break(where["module"], value, finding)
+
+    @property
+    def states(self) -> list[Inspection | Finding]:
+        """What was gathered: the inspections, then the findings, each oldest first."""
+        with self._lock:
+            return [*self.inspected, *self.findings]
+
+    def clear_states(self) -> None:
+        """Forget what was gathered; findings are counted and kept from the next one on."""
+        with self._lock:
+            self.findings.clear()
+            self.inspected.clear()
+            self.found = 0
 
     def table(self) -> str:
         """Return the findings as a table, one line each."""
@@ -227,26 +323,26 @@ def at_terminal() -> bool:
 # ---- conditions ------------------------------------------------------------------------------------------------------
 
 
-def parse_conditions(given: Any) -> Iterator[Condition | Predicate]:
+def parse_conditions(given: Any) -> Iterator[Condition | FunctionCondition]:
     """Yield the conditions in the form users write them; None stands for the default ones.
 
     Raises:
-        ConfigError: If one cannot be parsed, with the nearest valid name.
+        ConfigError: If one cannot be parsed, with the nearest valid name, or a function has the wrong parameters.
     """
     if given is None:
         given = DEFAULT_CONDITIONS
     if isinstance(given, Mapping):
         for name, value in given.items():
-            if name not in CONDITION_STATISTICS:
-                choices = nearest(str(name), CONDITION_STATISTICS)
+            if name not in STATISTIC_NAMES:
+                choices = nearest(str(name), STATISTIC_NAMES)
                 raise ConfigError(f"conditions.{name}", f"unknown statistic {name!r}; {choices}")
             if value is not False:
                 yield _parse_condition(name, value)
     elif isinstance(given, str):
         name, _, comparison = given.strip().partition(" ")
-        yield from parse_conditions({name: comparison or name in COUNTS or given})
+        yield from parse_conditions({name: comparison or name.removeprefix(GRADIENT) in COUNTS or given})
     elif callable(given):
-        yield given
+        yield _parse_function(given)
     elif isinstance(given, (list, tuple)):
         for one in given:
             yield from parse_conditions(one)
@@ -255,30 +351,46 @@ def parse_conditions(given: Any) -> Iterator[Condition | Predicate]:
         raise ConfigError("conditions", f"invalid condition {given!r}; {choice}")
 
 
+def _parse_function(function: Predicate) -> FunctionCondition:
+    condition = FunctionCondition(function)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a built-in function, which may not say what it takes
+        return condition
+    try:
+        signature.bind("name", None)
+    except TypeError:
+        choice = "write one with the parameters (name, output) or (name, gradient)"
+        raise ConfigError("conditions", f"{condition}{signature} takes other arguments; {choice}") from None
+    second = [*signature.parameters, ""][1]
+    return FunctionCondition(function, of_gradient=second in GRADIENT_PARAMETERS)
+
+
 def _parse_condition(name: str, value: Any) -> Condition:
-    if value is True and name in COUNTS:
-        return Condition(name, ">", 0.0)
+    statistic, of_gradient = name.removeprefix(GRADIENT), name.startswith(GRADIENT)
+    if value is True and statistic in COUNTS:
+        return Condition(statistic, ">", 0.0, of_gradient)
     match = _COMPARISON.fullmatch(value) if isinstance(value, str) else None
     try:
         limit = float(match[2]) if match else math.nan
     except ValueError:
         limit = math.nan
     if match is None or not math.isfinite(limit):
-        choice = "True or '> 3'" if name in COUNTS else "'> 1e4'"
+        choice = "True or '> 3'" if statistic in COUNTS else "'> 1e4'"
         problem = f"invalid comparison {value!r}; write {choice}, with one of {' '.join(COMPARISONS)}"
         raise ConfigError(f"conditions.{name}", problem)
-    return Condition(name, match[1], limit)
+    return Condition(statistic, match[1], limit, of_gradient)
 
 
 def _evaluate(
-    condition: Condition | Predicate, name: str, output: Any, statistics: list[dict[str, float]]
+    condition: Condition | FunctionCondition, name: str, value: Any, statistics: list[dict[str, float]]
 ) -> dict[str, Any] | None:
     """Return the fields of a finding about a condition; None if it does not hold."""
     floating = [one for one in statistics if one]
-    if not isinstance(condition, Condition):
-        label = getattr(condition, "__name__", type(condition).__name__)
+    if isinstance(condition, FunctionCondition):
         first = floating[0] if floating else {}
-        return {"condition": label, "value": None, "statistics": first} if condition(name, output) else None
+        holds = condition.function(name, value)
+        return {"condition": str(condition), "value": None, "statistics": first} if holds else None
     for one in floating:
         if condition.holds(one):
             return {"condition": str(condition), "value": one[condition.statistic], "statistics": one}

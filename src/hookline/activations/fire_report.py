@@ -87,6 +87,8 @@ def _reason(manager: HookManager, entry: Entry, hooked: HookedModule) -> str:
         return "not for this rank"
     if hooked.module_ref() is None:
         return "the module no longer exists"
+    if not manager.dispatcher.attached:
+        return "its trainer has not run the model, or its run is over"
     if hooked.calls == 0:
         return "the module was never called (bypassed)"
     if failures:

@@ -1,7 +1,8 @@
 """Dispatch `on_forward`: attach torch hooks to the modules that forward hooks select, and call the hooks that are due.
 
 Torch hooks are attached with the first forward hook that selects a module and removed with the last, so that a model
-without forward hooks has none. A hook that is not due costs its modules one branch per call. A disabled hook costs
+without forward hooks has none. Those of a trainer are attached while it runs the model, because other trainers may run
+the same model before and after. A hook that is not due costs its modules one branch per call. A disabled hook costs
 nothing: its torch hooks are removed, except in processes that compile, where their return would cause a recompilation.
 """
 
@@ -11,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,7 @@ from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, first_raised, invoke
 from hookline.core.entry import Entry
 from hookline.core.failures import step_of
-from hookline.errors import LiveWrite, RegistrationError
+from hookline.errors import HooklineError, LiveWrite, RegistrationError
 
 if TYPE_CHECKING:
     from hookline.activations.compile.compiled_stats import CompiledStats  # Imported when something is compiled.
@@ -115,6 +115,32 @@ def first_floating(value: Any) -> torch.Tensor | None:
     return next((tensor for tensor in iter_tensors(value) if tensor.is_floating_point()), None)
 
 
+RUN_DEFAULTS = {"step": 0, "epoch": 0, "phase": "inference", "trainer": None, "model": None}
+"""What forward hooks may read of a run, with the values that they get where a run does not say."""
+
+
+class RunWithDefaults:
+    """A user's run that lacks some of the attributes which forward hooks may read."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name, RUN_DEFAULTS[name]) if name in RUN_DEFAULTS else getattr(self._run, name)
+
+
+def complete_run(run: Any) -> Any:
+    """Return a run in which hooks find everything that they may name.
+
+    Raises:
+        HooklineError: If it does not even have a step.
+    """
+    if not hasattr(run, "step"):
+        expected = "expected an object with `step`, and `phase` and `epoch` if the loop has them"
+        raise HooklineError(f"run: {expected}, got {type(run).__name__}")
+    return run if all(hasattr(run, name) for name in RUN_DEFAULTS) else RunWithDefaults(run)
+
+
 # ---- all hooks -------------------------------------------------------------------------------------------------------
 
 
@@ -123,13 +149,17 @@ class ForwardDispatcher:
 
     def __init__(self, registry: HookManager) -> None:
         self.registry = registry
-        # Where hooks read step and phase; outside of a run, whatever drives the model may set `step`.
-        self.run: Any = SimpleNamespace(step=0, epoch=0, phase="inference", trainer=None, model=None)
+        self.run: Any = registry.manual_run
+        """Where hooks read step and phase; without a trainer, what the events say that a user's loop fires."""
+        self.attached = True
+        """Whether forward hooks are called: until `HookManager.close`, or while the trainer that has them runs."""
+        self._owner: HookManager | None = registry  # What the modules keep alive.
         self.compilable = True  # False for hooks of a block that runs uncompiled: nothing is prepared for graphs.
         self.compiled_stats: CompiledStats | None = None  # Made when something is compiled.
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._hooked: weakref.WeakKeyDictionary[torch.nn.Module, HookedModule] = weakref.WeakKeyDictionary()
         self._selected: dict[str, tuple[Entry, dict[HookedModule, str]]] = {}  # By hook; the modules with their names.
+        self._attached: dict[int, tuple[Entry, dict[HookedModule, str]]] = {}  # What torch hooks are attached for.
         self._until_cleanup = registry.cleanup_interval
         self._silent_threads: list[int] = []  # Once for each `silenced` block that a thread is in.
         self._taken_off = False
@@ -151,14 +181,22 @@ class ForwardDispatcher:
         """The modules that hooks select or have selected."""
         return list(self._hooked.values())
 
-    def watch(self, model: torch.nn.Module) -> None:
-        """Resolve patterns against this model from now on; a pattern that matches nothing in it is an error."""
+    def watch(self, model: torch.nn.Module, for_trainer: bool = False) -> None:
+        """Resolve patterns against this model from now on; a pattern that matches nothing in it is an error.
+
+        Args:
+            model: The model.
+            for_trainer: Whether a trainer has the hooks: they are attached only while it runs the model, and the model
+                does not keep them alive.
+        """
         entries = self.registry.entries("forward")
         selected = [select_modules(entry, model) for entry in entries]  # Raises before anything has changed.
-        if self.model is not model:
-            for hooked in self.modules:
-                hooked.detach()
+        if for_trainer:
+            self._owner = None
+        if self.model is not model or for_trainer:  # Torch hooks made before keep the manager alive.
+            self._update([])
             self._hooked.clear()
+        self.attached = not for_trainer
         self._model = weakref.ref(model)
         self._selected = {}
         for entry, modules in zip(entries, selected, strict=True):
@@ -173,7 +211,7 @@ class ForwardDispatcher:
         if getattr(entry.hook, "intervene", False) and not self.registry.enable_intervention:
             raise RegistrationError(
                 f"{entry.name!r} intervenes, and interventions are off: "
-                "give enable_intervention=True to the trainer or to HookManager"
+                "give enable_intervention=True to the trainer (in a config under `trainer:`) or to HookManager"
             )
         self._store_selection(entry, select_modules(entry, self.model))
 
@@ -189,7 +227,7 @@ class ForwardDispatcher:
         for name, module in modules.items():
             hooked = self._hooked.get(module)
             if hooked is None:
-                hooked = self._hooked[module] = HookedModule(module, self.registry.slots)
+                hooked = self._hooked[module] = HookedModule(module, self.registry.slots, self._owner)
             selected[hooked] = name
         self._selected[entry.name] = (entry, selected)
         return selected
@@ -216,17 +254,7 @@ class ForwardDispatcher:
                 self._attach(entries, has_compiled)
 
     def _attach(self, entries: Sequence[Entry], has_compiled: bool) -> None:
-        measure: dict[HookedModule, bool] = {}
-        for entry in entries:
-            if has_compiled or is_listening(entry):
-                measures = measures_calls(entry)
-                for hooked in self.selected_by(entry):
-                    measure[hooked] = measure.get(hooked, False) or measures
-        for hooked in self.modules:
-            if hooked in measure:
-                hooked.attach(measure[hooked])
-            else:
-                hooked.detach()
+        self._update([entry for entry in entries if (has_compiled and self.attached) or self.is_listening(entry)])
         if has_compiled:
             from hookline.activations.compile.dynamo import enter_graphs
 
@@ -234,13 +262,29 @@ class ForwardDispatcher:
         elif self.compilable:
             detection.prepare_before_compiling(self)
 
+    def _update(self, entries: Sequence[Entry]) -> None:
+        """Have torch hooks for these hooks and no others; only the modules of hooks that came or went are visited."""
+        # By identity: a name may belong to another hook by now, and a hook that is selected for again has another dict.
+        before, after = self._attached, {id(entry): (entry, self.selected_by(entry)) for entry in entries}
+        changed: dict[HookedModule, None] = {}
+        for these, others, by in ((before, after, -1), (after, before, 1)):
+            for key, (entry, selected) in these.items():
+                if key not in others or others[key][1] is not selected:
+                    measuring = by if measures_calls(entry) else 0
+                    for hooked in selected:
+                        hooked.hooks += by
+                        hooked.measuring_hooks += measuring
+                    changed.update(dict.fromkeys(selected))
+        self._attached = after
+        for hooked in changed:
+            hooked.update(returns=not self.attached)
+
     def detach(self) -> None:
         """Remove the torch hooks from every module."""
         with self._lock:
             if self.compiled_stats is not None:
                 self.compiled_stats.close()
-            for hooked in self.modules:
-                hooked.detach()
+            self._update([])
 
     def take_off(self) -> None:
         """Remove the torch hooks until `put_back`, and call no hook until then, not even for calls that have begun."""
@@ -263,7 +307,7 @@ class ForwardDispatcher:
 
     def compile(self, hooks: list[BoundHook], timed: bool) -> Dispatch | None:
         """Make the callable of `on_forward` for the hooks that are due now; None if there are none."""
-        hooks = [hook for hook in hooks if is_listening(self.registry.entry(hook.hook))]
+        hooks = [hook for hook in hooks if self.is_listening(self.registry.entry(hook.hook))]
         if not hooks:
             return None
         calls: dict[Any, list[tuple[BoundHook, str, Observe | None]]] = {}
@@ -281,7 +325,7 @@ class ForwardDispatcher:
         def on_forward(
             hooked: HookedModule, module: Any, inputs: Any, kwargs: Any, output: Any, measured: Measured | None
         ) -> Any:
-            if (self._silent_threads and threading.get_ident() in self._silent_threads) or backward_id() != NO_BACKWARD:
+            if (self._silent_threads and self.is_silenced()) or backward_id() != NO_BACKWARD:
                 return None  # In the second case backward repeats a forward pass that hooks have seen.
             at_module = calls.get(hooked)
             if at_module is None:
@@ -342,10 +386,19 @@ class ForwardDispatcher:
             failures.report_revert(hook.hook, ON_FORWARD.name, step_of(args), message)
         return returned if intervenes and returned is not None else output
 
+    def is_listening(self, entry: Entry) -> bool:
+        """Return whether a hook is enabled and not closed at the end of its run, which only one with `close` can be."""
+        closed = entry.closed and getattr(entry.hook.close, "__func__", None) is not Hook.close
+        return self.attached and entry.enabled and not closed
+
     def due_hooks(self) -> Sequence[BoundHook]:
         """Return the hooks that would be called if one of their modules ran now."""
         dispatch = self.registry.slots.on_forward
         return (dispatch and dispatch(DUE_HOOKS, None, None, None, None, None)) or ()
+
+    def is_silenced(self) -> bool:
+        """Return whether no forward hook is called for what this thread runs."""
+        return threading.get_ident() in self._silent_threads
 
     @contextmanager
     def silenced(self) -> Iterator[None]:
@@ -356,11 +409,6 @@ class ForwardDispatcher:
             yield
         finally:
             self._silent_threads.remove(thread)
-
-
-def is_listening(entry: Entry) -> bool:
-    """Return whether a hook is enabled and not closed at the end of its run, which only one with `close` can be."""
-    return entry.enabled and not (entry.closed and getattr(entry.hook.close, "__func__", None) is not Hook.close)
 
 
 def measures_calls(entry: Entry) -> bool:

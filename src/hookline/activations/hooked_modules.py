@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -52,8 +53,11 @@ class ForwardTorchHook(TorchHook):
 
     __name__ = "hookline_tap"  # Users find our torch hooks by this name.
 
-    def __init__(self, hooked: HookedModule, slots: EventSlots) -> None:
-        self.hooked, self._slots = hooked, slots
+    def __init__(self, hooked: HookedModule, slots: EventSlots, owner: Any) -> None:
+        # Torch keeps this object alive as long as the module, so it keeps only `owner` alive: the manager, or None if a
+        # trainer has the manager. When that trainer is gone, so are the slots, and the hook removes itself.
+        self.hooked, self.owner = hooked, owner
+        self._slots = weakref.ref(slots, lambda _: None if sys.is_finalizing() else hooked.detach())
         self.wants = OUTSIDE  # What graphs pass to the module's hooks; see `compile.dynamo`.
         self.graph_id: torch.Tensor | None = None  # Identifies the module in graphs.
         self.stats_key = ""  # Identifies its row of compiled statistics while a graph is traced.
@@ -70,7 +74,8 @@ class ForwardTorchHook(TorchHook):
             return None
         hooked = self.hooked
         hooked.calls += 1  # Also if no hook is due: the fire report tells a module that never ran from such a hook.
-        dispatch, timer = self._slots.on_forward, hooked.timer
+        slots, timer = self._slots(), hooked.timer
+        dispatch = None if slots is None else slots.on_forward
         measured = timer.end(module) if timer is not None else None
         return None if dispatch is None else dispatch(hooked, module, inputs, kwargs, output, measured)
 
@@ -127,12 +132,13 @@ def _allocated(module: torch.nn.Module) -> int:
 class HookedModule:
     """One module that forward hooks select; it does not keep the module alive."""
 
-    def __init__(self, module: torch.nn.Module, slots: EventSlots) -> None:
+    def __init__(self, module: torch.nn.Module, slots: EventSlots, owner: Any = None) -> None:
         self.calls = 0
+        self.hooks = self.measuring_hooks = 0  # How many hooks the torch hook is attached for, and how many measure.
         self.fired: dict[str, int] = {}  # How often each hook was called here and returned without an error.
         self.module_ref = weakref.ref(module)
         self.timer: ModuleTimer | None = None
-        self.torch_hook = ForwardTorchHook(self, slots)
+        self.torch_hook = ForwardTorchHook(self, slots, owner)
         self._handle: RemovableHandle | None = None
         self._timer_handle: RemovableHandle | None = None
 
@@ -148,6 +154,20 @@ class HookedModule:
                 self._timer_handle = module.register_forward_pre_hook(self.timer)
         if self._handle is None:
             self._handle = module.register_forward_hook(self.torch_hook, with_kwargs=True)
+
+    def update(self, returns: bool) -> None:
+        """Attach or detach the torch hooks, as the number of hooks demands.
+
+        Args:
+            returns: Whether the same hooks are attached again later; graphs of the module then stay valid.
+        """
+        if self.hooks:
+            self.attach(self.measuring_hooks > 0)
+        elif returns:
+            self.take_off()
+            self._stop_measuring()
+        else:
+            self.detach()
 
     def take_off(self) -> None:
         """Remove the torch hook; `attach` puts it back."""

@@ -2,13 +2,15 @@
 
 Each works on the first floating-point tensor of the output; tuples, dicts, dataclasses and model outputs keep their
 structure. Nothing is written in place, gradients flow through the result, and the result shares no memory with the
-values that a hook was given. They need a manager with interventions enabled; otherwise they warn and change nothing.
+values that a hook was given. They need a manager with interventions enabled; otherwise they are refused. Configs name
+them as their attribute `name` does.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from hookline._tensors import map_tensors
 from hookline.activations.capture_session import Cache
-from hookline.activations.capture_store import CapturedState
+from hookline.activations.capture_store import CapturedState, load_outputs
 from hookline.activations.forward_hooks import first_floating
 from hookline.activations.hooked_modules import weak_selection
 from hookline.core.base import ForwardHook
@@ -135,11 +137,11 @@ class Replace(Intervention):
         return made.to(tensor).clone()
 
 
-class Scale(Intervention):
+class ScaleActivation(Intervention):
     """Multiplies the output by a number, or by a tensor that broadcasts to it."""
 
     built_in = True
-    name = "scale_activation"  # the gradient transform is called "scale"
+    name = "scale_activation"
 
     def __init__(self, modules: Any, factor: Tensor | float | Sequence[Any]) -> None:
         super().__init__(modules)
@@ -148,6 +150,10 @@ class Scale(Intervention):
     def change(self, name: str, tensor: Tensor) -> Tensor:
         """Return the product."""
         return tensor * self._operand(self.factor, tensor, "factor", name)
+
+
+Scale = ScaleActivation
+"""Its first name, which the gradient transform `hookline.gradients.transforms.Scale` has, too."""
 
 
 class Add(Intervention):
@@ -202,13 +208,14 @@ class Patch(Intervention):
 
     Args:
         modules: The modules to patch.
-        source: A captured state, a tensor, or a mapping or cache of these by module name.
+        source: A captured state, a tensor, a mapping or cache of these by module name, or the path of a file that
+            `Cache.save` or a capture hook with `save` wrote; the last captured call of each module counts.
         positions: The indices of dimension `dim` to patch; None patches all.
         dim: By default the last but one, which holds the positions of ``(batch, position, feature)``; use 0 for modules
             whose first dimension is the position.
 
     Raises:
-        HooklineError: If the source is of another type.
+        HooklineError: If the source is of another type, or the file cannot be read or has no outputs.
     """
 
     built_in = True
@@ -217,19 +224,20 @@ class Patch(Intervention):
     def __init__(
         self,
         modules: Any,
-        source: CapturedState | Tensor | Mapping[str, Any] | Cache,
+        source: CapturedState | Tensor | Mapping[str, Any] | Cache | str | Path,
         positions: Indices | None = None,
         dim: int = -2,
     ) -> None:
         super().__init__(modules)
-        if not isinstance(source, (CapturedState, Tensor, Mapping, Cache)):
+        if not isinstance(source, (CapturedState, Tensor, Mapping, Cache, str, Path)):
             remedy = "give one captured state (of a list, for example the last), a tensor, or a mapping by module name"
             raise self._error(f"cannot take activations from a {type(source).__name__}; {remedy}")
         self.source, self.positions, self.dim = source, positions, dim
+        self._source = load_outputs(source) if isinstance(source, (str, Path)) else source
 
     def change(self, name: str, tensor: Tensor) -> Tensor:
         """Return the source's tensor, wholly or at the selected positions."""
-        source: Any = self.source
+        source: Any = self._source
         if isinstance(source, Mapping) and name not in source:
             raise self._error(f"the source has no entry {name!r}; {nearest(name, source)}")
         if isinstance(source, (Mapping, Cache)):

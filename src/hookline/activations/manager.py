@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -12,11 +12,12 @@ from hookline import _checks
 from hookline.activations.attention import AttentionMaps, attention_session
 from hookline.activations.capture import Capture
 from hookline.activations.capture_session import Cache, capture_session
-from hookline.activations.capture_store import CapturedState, CaptureStore
+from hookline.activations.capture_store import CaptureStore
 from hookline.activations.debug import Debug
 from hookline.activations.fire_report import FireReport, fire_report
-from hookline.activations.forward_hooks import ForwardDispatcher
-from hookline.activations.monitor import Monitor
+from hookline.activations.forward_hooks import ForwardDispatcher, complete_run
+from hookline.activations.monitor import COSTS, DEFAULT_METRICS, Monitor
+from hookline.core.catalog import Event
 from hookline.core.entry import MAKE_HOOK, OPTIONS
 from hookline.core.plugins import load_reference
 from hookline.core.registry import Handle, HookRegistry
@@ -62,17 +63,97 @@ class HookManager(HookRegistry):
         limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
         self.captures = CaptureStore(max_captured_states, limit, max_age_seconds)
         self.dispatcher = ForwardDispatcher(self)
+        self.on_change(self._await_next_batch)
         if config is not None:
             self.load(config, **loading)
+
+    # ---- a user's own loop -------------------------------------------------------------------------------------------
+
+    @property
+    def manual_run(self) -> Any:
+        """Where a user's loop is, as the events say that it fires."""
+        return self._manual_clock.run
+
+    def _fire(self, event: Event, order: tuple[str, ...], args: tuple[Any, ...], values: dict[str, Any]) -> None:
+        try:
+            super()._fire(event, order, args, values)
+        finally:
+            self._await_next_batch()
+
+    def _await_next_batch(self) -> None:
+        """Begin another micro-batch with the next forward pass, if the events say that the last one is over."""
+        with self._lock:
+            if self._manual_clock.batch_is_over and self.manual_run.phase == "train" and self.entries("forward"):
+                self.slots.on_forward = self._begin_batch_and_dispatch  # type: ignore[attr-defined]
+            elif self.slots.on_forward == self._begin_batch_and_dispatch:
+                self.dispatch_table.install()
+
+    def _begin_batch_and_dispatch(self, *values: Any) -> Any:
+        if self.dispatcher.is_silenced():
+            return None
+        with self._lock:
+            if self._manual_clock.batch_is_over:  # Else another thread was faster.
+                self._manual_clock.begin_next_batch()
+                self._begin_manual_batch()
+            self.dispatch_table.install()
+        dispatch = self.slots.on_forward
+        return None if dispatch is None else dispatch(*values)
 
     # ---- watching --------------------------------------------------------------------------------------------------
 
     def watch(self, model: torch.nn.Module, run: Any = None) -> ForwardDispatcher:
-        """Resolve module patterns against this model from now on; hooks get step and phase from `run`."""
+        """Resolve module patterns against this model from now on.
+
+        Args:
+            model: The model.
+            run: Where hooks read `step`, and `epoch`, `phase`, `trainer` and `model` if it has them. By default they
+                are what the events say that your loop fires on this manager.
+
+        Returns:
+            The dispatcher of the forward hooks.
+
+        Raises:
+            HooklineError: If a pattern matches nothing in the model, or `run` has no `step`.
+        """
+        complete = self.dispatcher.run if run is None else complete_run(run)
         self.dispatcher.watch(model)
-        if run is not None:
-            self.dispatcher.run = run
+        self.dispatcher.run = complete
         return self.dispatcher
+
+    def watch_for_trainer(self, model: torch.nn.Module, run: Any) -> None:
+        """Watch a model for a trainer: its hooks are attached while it runs the model, and do not keep it alive."""
+        self.dispatcher.watch(model, for_trainer=True)
+        self.dispatcher.run = run
+
+    def attach(self) -> None:
+        """Attach the forward hooks to the watched model until `close`."""
+        self._set_attached(True)
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Attach the forward hooks to the watched model inside the block, if they are not."""
+        before = self.dispatcher.attached
+        self._set_attached(True)
+        try:
+            yield
+        finally:
+            self._set_attached(before)
+
+    def _set_attached(self, attached: bool) -> None:
+        if self.dispatcher.attached != attached:
+            self.dispatcher.attached = attached
+            if self.entries("forward"):
+                self._changed()
+
+    def reopen(self) -> None:
+        """Attach the forward hooks again, and set up the hooks that `close` closed."""
+        super().reopen()
+        self.attach()
+
+    def close(self) -> None:
+        """Close every hook, and take the forward hooks off the model until `reopen`, `attach` or `watch`."""
+        self.dispatcher.attached = False
+        super().close()
 
     def silenced(self) -> AbstractContextManager[None]:
         """Call no forward hook for what this thread runs inside the block."""
@@ -118,12 +199,14 @@ class HookManager(HookRegistry):
         Args:
             module: A module, or a pattern in the watched model.
             hook_id: The hook's name; by default the class's.
-            metrics: What to monitor; see `Monitor`.
+            metrics: What to monitor; see `Monitor`. By default its statistics, `time` and `memory`.
             **options: Options of `Monitor` and of `register`.
 
         Returns:
             The hook's name, which can also remove it.
         """
+        if metrics is None:
+            metrics = (*DEFAULT_METRICS, *COSTS)
         return self._register(Monitor, hook_id, options, modules=module, metrics=metrics)
 
     def register_debug_hook(
@@ -152,13 +235,32 @@ class HookManager(HookRegistry):
         """Return how often each forward hook was called at each of its modules, and why one never was."""
         return fire_report(self)
 
-    def get_captured_states(self, hook_id: str) -> list[CapturedState]:
-        """Return the states of a capture hook, oldest first."""
-        return self.captures.of(self.entry(hook_id).name)
+    def get_captured_states(self, hook_id: str) -> list[Any]:
+        """Return what a hook has gathered, oldest first.
+
+        A `CapturedState` for each call that a capture hook has seen, a `MonitoredState` (`name`, `step`, `values`) for
+        each module and step of a monitoring hook, each `Inspection` and `Finding` of a debug hook; of another hook its
+        attribute `states`. Waits for the device if a monitoring hook has values on one.
+
+        Raises:
+            HooklineError: If no hook has this name, or it gathers no states.
+        """
+        entry = self.entry(hook_id)
+        states = getattr(entry.hook, "states", None)
+        if states is None:
+            kind = type(entry.hook).__name__
+            raise HooklineError(
+                f"hook {entry.name!r} ({kind}) gathers no states: it has no attribute `states`; "
+                f"get_hook({entry.name!r}) returns the hook itself"
+            )
+        return list(states)
 
     def clear_captured_states(self, hook_id: str | None = None) -> None:
-        """Remove the states of one capture hook, or of all."""
-        self.captures.clear(None if hook_id is None else self.entry(hook_id).name)
+        """Remove what one hook has gathered, or all hooks."""
+        for entry in self.entries("forward") if hook_id is None else [self.entry(hook_id)]:
+            clear = getattr(entry.hook, "clear_states", None)
+            if callable(clear):
+                clear()
 
     def capturing(
         self, model: torch.nn.Module, modules: Any = "*", *, early_stop: bool = False, **options: Any

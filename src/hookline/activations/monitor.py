@@ -11,7 +11,16 @@ from torch import Tensor
 from hookline import _checks
 from hookline.activations.forward_hooks import ForwardDispatcher, Observe, first_floating
 from hookline.activations.hooked_modules import HookedModule, weak_selection
-from hookline.activations.series import CallCosts, DeadUnits, History, Source, StepTable, TensorStatistics, column_means
+from hookline.activations.series import (
+    CallCosts,
+    DeadUnits,
+    History,
+    MonitoredState,
+    Source,
+    StepTable,
+    TensorStatistics,
+    column_means,
+)
 from hookline.core.base import ForwardHook
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, HooklineError, nearest
@@ -158,16 +167,16 @@ class Monitor(ForwardHook):
         """Note that a backward pass will follow this forward pass."""
         self._before_backward = True
 
-    def on_before_backward(self, trainer: RunControl) -> None:
+    def on_before_backward(self, trainer: RunControl | None = None) -> None:
         """Read the collected outputs, before the backward pass frees them."""
         self._before_backward = False
         self._send(self._outputs, trainer)
 
-    def on_after_backward(self, trainer: RunControl) -> None:
+    def on_after_backward(self, trainer: RunControl | None = None) -> None:
         """Read the collected gradients."""
         self._send(self._gradients, trainer)
 
-    def on_step_end(self, trainer: RunControl, step: int) -> None:
+    def on_step_end(self, step: int, trainer: RunControl | None = None) -> None:
         """Complete the step, and record what has arrived so far."""
         self._trainer = trainer
         self.flush_compiled()
@@ -184,13 +193,14 @@ class Monitor(ForwardHook):
         """Resume monitoring."""
         self.validating = False
 
-    def on_train_end(self, trainer: RunControl) -> None:
+    def on_train_end(self, trainer: RunControl | None = None) -> None:
         """Record what is still on the device, and the part of a step that was not completed."""
         self._trainer = trainer
         self.flush_compiled()
-        with self._lock:
-            for table in self._collect_all():
-                self._record(table._replace(step=table.step or trainer.step))
+        if trainer is not None:  # else nothing is recorded, and what is left of a step can still be read
+            with self._lock:
+                for table in self._collect_all():
+                    self._record(table._replace(step=table.step or trainer.step))
         self._trainer, self.validating, self._before_backward = None, False, False
 
     def close(self) -> None:
@@ -229,6 +239,20 @@ class Monitor(ForwardHook):
         with self._lock:
             return self._history.of(name, self._collect_all())
 
+    @property
+    def states(self) -> list[MonitoredState]:
+        """What was measured, by module and step, oldest first: `history` of all modules; waits for the device."""
+        self.flush_compiled()
+        with self._lock:
+            return self._history.states(self._collect_all())
+
+    def clear_states(self) -> None:
+        """Forget what was measured; in a run, it is recorded all the same."""
+        self.flush_compiled()
+        with self._lock:
+            self._collect(wait=True)
+            self._history = History(HISTORY_LIMIT)
+
     def running(self, name: str) -> dict[str, float]:
         """Return the mean over all kept values of one module."""
         return column_means(self.history(name))
@@ -256,7 +280,7 @@ class Monitor(ForwardHook):
 
     # ---- from the device to the record -------------------------------------------------------------------------------
 
-    def _send(self, source: TensorStatistics | None, trainer: RunControl) -> None:
+    def _send(self, source: TensorStatistics | None, trainer: RunControl | None) -> None:
         if source is not None:
             self._trainer = trainer
             with self._lock:

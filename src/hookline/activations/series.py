@@ -50,6 +50,15 @@ class StepTable(NamedTuple):
         return aligned
 
 
+class MonitoredState(NamedTuple):
+    """What a monitor has measured of one module in one step; without a run, in one call."""
+
+    name: str
+    step: int
+    values: dict[str, float]
+    """By metric."""
+
+
 class TensorStatistics:
     """Statistics of the tensors that are added.
 
@@ -285,19 +294,38 @@ class History:
         return newest
 
     def of(self, name: str, incomplete: Sequence[StepTable] = ()) -> list[tuple[int, dict[str, float]]]:
-        """Return (step, values) of one module, oldest first; different kinds of one step are joined."""
+        """Return (step, values) of one module, oldest first; different kinds of one step are joined.
+
+        Without a run there are rows of calls instead of steps; kinds with equally many are joined call by call.
+        """
         entries: list[tuple[int, dict[str, float]]] = []
         by_step: dict[int, dict[str, float]] = {}
+        calls: dict[tuple[str, ...], list[dict[str, float]]] = {}  # rows of calls, by kind
         for table in self._with(incomplete):
             for index in [index for index, one in enumerate(table.names) if one == name]:
                 values = table.row(index)
                 earlier = by_step.get(table.step) if table.step else None
                 if earlier is not None and earlier.keys().isdisjoint(values):
                     earlier.update(values)
-                else:
-                    by_step[table.step] = values
-                    entries.append((table.step, values))
+                    continue
+                by_step[table.step] = values
+                entries.append((table.step, values))
+                if not table.step:
+                    calls.setdefault(table.columns, []).append(values)
+        first, *others = calls.values() if calls else [[]]
+        for rows in others:
+            if len(rows) == len(first):
+                for call, values in zip(first, rows, strict=True):
+                    call.update(values)
+                joined = set(map(id, rows))
+                entries = [entry for entry in entries if id(entry[1]) not in joined]
         return entries[-self._limit :]
+
+    def states(self, incomplete: Sequence[StepTable] = ()) -> list[MonitoredState]:
+        """Return what is kept of all modules, oldest first."""
+        names = dict.fromkeys(str(name) for table in self._with(incomplete) for name in table.names)
+        states = [MonitoredState(name, *entry) for name in names for entry in self.of(name, incomplete)]
+        return sorted(states, key=lambda state: state.step)
 
 
 def column_means(entries: Sequence[tuple[int, dict[str, float]]]) -> dict[str, float]:

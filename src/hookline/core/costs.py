@@ -99,12 +99,14 @@ class DeviceTimer:
             self._collecting.release()
 
 
-Scale = Callable[[str], float]
+BatchesPerSample = Callable[[str], float]
 """Returns, by a hook's name, how many micro-batches each of its timed ones stands for."""
 WORTH_LISTING_NS = 100_000  # Reading a free argument is not worth a row.
 
 
-def cost_table(entries: Iterable[Entry], arguments: Mapping[str, Cost], scale: Scale) -> list[dict[str, Any]]:
+def cost_table(
+    entries: Iterable[Entry], arguments: Mapping[str, Cost], scale: BatchesPerSample
+) -> list[dict[str, Any]]:
     """Return a row for each hook and for each argument that is worth listing, most expensive first.
 
     Args:

@@ -52,7 +52,7 @@ class EventSlots:
     ...     dispatch(args)
     """
 
-    __slots__ = tuple(CATALOG)
+    __slots__ = (*CATALOG, "__weakref__")
 
     def __init__(self) -> None:
         for name in CATALOG:

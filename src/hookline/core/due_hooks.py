@@ -28,6 +28,8 @@ class Decision(NamedTuple):
     """Scheduled hooks that are due at one of this step's micro-batches so far."""
     timed: bool = False
     """Whether hooks are timed at this micro-batch."""
+    sampled: bool = False
+    """Whether some micro-batches are timed for all, as in a trainer's run; else every call is timed."""
 
     def due_for(self, event: Event) -> frozenset[str]:
         """Return the scheduled hooks that are called at an event.
@@ -41,7 +43,7 @@ class Scheduler:
     """Counts down to the next micro-batch at which a schedule must be evaluated or time is sampled."""
 
     def __init__(self) -> None:
-        self.decision = Decision()
+        self.decision = Decision(timed=True)  # Until a run begins.
         self.countdown = 0
         """Micro-batches until a hook may become due or time is sampled."""
         self._wait = 0  # What the countdown started from.
@@ -73,11 +75,17 @@ class Scheduler:
 
     def forget(self, hook: str) -> None:
         """Forget a removed hook, because another may take its name."""
-        due, due_at_step, timed = self.decision
-        self.decision = Decision(due - {hook}, due_at_step - {hook}, timed)
+        decision = self.decision
+        self.decision = decision._replace(due=decision.due - {hook}, due_at_step=decision.due_at_step - {hook})
 
-    def decide(self, now: Clock, entries: Iterable[Entry]) -> None:
-        """Decide which of the registry's hooks are due now, and for how many further micro-batches that holds."""
+    def decide(self, now: Clock, entries: Iterable[Entry], sampled: bool = True) -> None:
+        """Decide which of the registry's hooks are due now, and for how many further micro-batches that holds.
+
+        Args:
+            now: Where the loop is.
+            entries: The hooks.
+            sampled: Whether hooks are timed on some micro-batches only; else on all.
+        """
         groups = self._plan(entries) if self.groups is None else self.groups
         earlier_due, window = self.decision.due_at_step, (now.steps, now.epochs)
         in_window = earlier_due if self._window == window else frozenset()
@@ -99,7 +107,11 @@ class Scheduler:
             # the step, because the first micro-batch of a window has few of its events.
             self._timed_step = now.steps
         timed = (self._sample and now.batches % SAMPLE_EVERY == SAMPLE_AT) or self._timed_step == now.steps
-        self.decision = Decision(due, due_at_step, timed)
+        if not sampled:
+            self.decision = Decision(due, due_at_step, True, sampled)
+            self._previous = Reading.of(now) if self._needs_previous else None
+            return
+        self.decision = Decision(due, due_at_step, timed, sampled)
         self._times_due.update(newly_due)
         self._due_batches.update(due_at_step)
         self._timed_due_batches.update(due_at_step if timed else ())

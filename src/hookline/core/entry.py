@@ -47,8 +47,8 @@ class Entry:
     parameters: dict[str, Any] = field(default_factory=dict)
     failures: FailureCount = field(default_factory=FailureCount)
     overruled: dict[str, int] = field(default_factory=dict)  # Reverted changes, by event.
-    inner_cost: Cost = field(default_factory=Cost)  # Sampled: one micro-batch in SAMPLE_EVERY.
-    outer_cost: Cost = field(default_factory=Cost)  # Always timed.
+    inner_cost: Cost = field(default_factory=Cost)  # Inside the steps of a run, sampled: one in SAMPLE_EVERY.
+    outer_cost: Cost = field(default_factory=Cost)  # Elsewhere, always timed.
     closed: bool = False
 
     @cached_property
@@ -72,9 +72,9 @@ class Entry:
             declared = "on_update" in self.listeners or getattr(self.hook, "intervene", False)
         return bool(declared) or not isolates(self.hook)
 
-    def bind(self, event: Event) -> BoundHook:
-        """Return its listener at an event, as dispatch takes it."""
-        cost = self.inner_cost if event.inner else self.outer_cost
+    def bind(self, event: Event, sampled: bool = True) -> BoundHook:
+        """Return its listener at an event, as dispatch takes it; `sampled` if only some inner events are timed."""
+        cost = self.inner_cost if event.inner and sampled else self.outer_cost
         recovering = event.name in self.failures.in_a_row
         return BoundHook(self.name, self.hook, self.listeners[event.name], cost, recovering, self.built_in)
 

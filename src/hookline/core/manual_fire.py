@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 from hookline.core.base import StepContext
@@ -82,10 +83,26 @@ def name_values(event: Event, order: tuple[str, ...], args: tuple[Any, ...], val
     return {**contained, **named}
 
 
+BEFORE_A_BATCH = ("on_train_start", "on_train_batch_end", "on_step_end")
+"""Events after which a forward pass belongs to the next micro-batch."""
+PHASES = {
+    "on_train_start": "train",
+    "on_validation_start": "validation",
+    "on_train_end": "inference",
+    "on_exception": "inference",
+}
+"""The phases that begin with events; an inner event is one of training."""
+
+
 class ManualClock:
     """Reads from the arguments of manually fired events where the loop is; what an event omits stays as it was."""
 
     def __init__(self) -> None:
+        self.run = SimpleNamespace(step=0, epoch=0, phase="inference", trainer=None, model=None)
+        """Where forward hooks without a trainer read step, epoch and phase; code that fires no events may set them."""
+        self._phase_before = self.run.phase  # The phase in which the last validation began.
+        self.batch_is_over = False
+        """Whether a forward pass that comes now belongs to a micro-batch of which no event was fired yet."""
         self._batches_of: Counter[str] = Counter()  # By loader.
         self.now = Reading(by_loader=self._batches_of)
         self._started = monotonic()
@@ -101,10 +118,28 @@ class ManualClock:
         now.tokens = given.get("tokens_seen", now.tokens)
         now.seconds = monotonic() - self._started
         now.loader = str(values.get("dataloader_name", now.loader))
+        if event.name == "on_validation_end":
+            self.run.phase = self._phase_before
+        else:
+            if event.name == "on_validation_start":
+                self._phase_before = self.run.phase
+            self.run.phase = PHASES.get(event.name, "train" if event.inner else self.run.phase)
+        if event.name in BEFORE_A_BATCH:
+            self.batch_is_over = True
+        elif event.inner or self.run.phase == "inference":
+            self.batch_is_over = False
         position = now.steps, now.batches, now.epochs, now.loader
-        if not event.inner or position == self._position:
-            return False
-        self._position = position
-        if now.loader:
-            self._batches_of[now.loader] += 1
-        return True
+        begins = event.inner and position != self._position
+        if begins:
+            self._position = position
+            if now.loader:
+                self._batches_of[now.loader] += 1
+        self.run.step, self.run.epoch = now.steps, max(now.epochs - 1, 0)
+        return begins
+
+    def begin_next_batch(self) -> None:
+        """Begin a micro-batch whose forward pass comes before its first event."""
+        now = self.now
+        now.steps, now.batches, self.batch_is_over = now.steps + 1, now.batches + 1, False
+        self._position = now.steps, now.batches, now.epochs, now.loader
+        self.run.step = now.steps

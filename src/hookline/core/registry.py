@@ -254,7 +254,7 @@ class HookRegistry(Events):
         self._remove_entry(entry)
         return entry.hook
 
-    enable_hook, disable_hook, remove_hook = enable, disable, remove
+    get_hook, enable_hook, disable_hook, remove_hook = get, enable, disable, remove
 
     def list_hooks(self) -> HookList:
         """Return every hook with its status, in the order in which lifecycle hooks run."""
@@ -342,6 +342,13 @@ class HookRegistry(Events):
                 if self.failures.apply_policy(entry, entry.name, "close", error) is not None:
                     raise
 
+    def attach(self) -> None:
+        """Attach the forward hooks to the model until `close`; a registry without a model has none."""
+
+    def attached(self) -> AbstractContextManager[None]:
+        """Return a context in which forward hooks are attached; a registry without a model has none."""
+        return nullcontext()
+
     def silenced(self) -> AbstractContextManager[None]:
         """Return a context in which no forward hook is called; a registry without a model has none."""
         return nullcontext()
@@ -408,7 +415,8 @@ class HookRegistry(Events):
         """Return the listeners of an event in order, given the scheduled hooks that are due; None means all are."""
         with self._lock:
             ordered = (self._entries[position.name] for position in self._positions(event.kind))
-            return [entry.bind(event) for entry in ordered if entry.is_called(event, due, self.failures.rank)]
+            sampled, rank = self.scheduler.decision.sampled, self.failures.rank
+            return [entry.bind(event, sampled) for entry in ordered if entry.is_called(event, due, rank)]
 
     def _positions(self, kind: str) -> list[Position]:
         """Return the order of all hooks of a kind, whether enabled or not: disabling one never moves another."""
@@ -425,7 +433,11 @@ class HookRegistry(Events):
         codes = {getattr(entry.hook, "__code__", None): entry.name for entry in self.entries()}
         frame = sys._getframe(1)
         while frame is not None:
-            name = owners.get(id(frame.f_locals.get("self"))) or codes.get(frame.f_code)
+            code = frame.f_code
+            name = codes.get(code)
+            # Reading `f_locals` makes a copy that keeps a frame's variables alive until its function returns.
+            if name is None and ("self" in code.co_varnames or "self" in code.co_freevars):
+                name = owners.get(id(frame.f_locals.get("self")))
             if name is not None:
                 return name
             frame = frame.f_back  # type: ignore[assignment]
@@ -438,11 +450,11 @@ class HookRegistry(Events):
         else:
             self.decide_due_hooks(clock)
 
-    def decide_due_hooks(self, clock: Clock) -> None:
-        """Decide which scheduled hooks are called at the events of this micro-batch."""
+    def decide_due_hooks(self, clock: Clock, sampled: bool = True) -> None:
+        """Decide which scheduled hooks are called at the events of this micro-batch; `sampled` as in `decide`."""
         with self._lock:  # A change in another thread would otherwise be lost.
             before = self.scheduler.decision
-            self.scheduler.decide(clock, self._entries.values())
+            self.scheduler.decide(clock, self._entries.values(), sampled)
             if self.scheduler.decision != before:
                 self.dispatch_table.install()
 
@@ -458,8 +470,7 @@ class HookRegistry(Events):
         """Fire an event from a user's own loop; `name_values` has the Args."""
         named = name_values(event, order, args, values)
         if self._manual_clock.read(event, named):
-            # Steps of a user's loop need not be consecutive, so that schedules cannot be counted down.
-            (self.decide_due_hooks if self.scheduler.groups else self.begin_batch)(self._manual_clock.now)
+            self._begin_manual_batch()
         dispatch = getattr(self.slots, event.name)
         if not dispatch:
             return
@@ -468,6 +479,12 @@ class HookRegistry(Events):
             dispatch = self._dispatch_without_missing(event, frozenset(vars(event_args)))
         if dispatch:
             dispatch(event_args)
+
+    def _begin_manual_batch(self) -> None:
+        """Decide which hooks are due in a user's own loop; all their calls are timed, because it may be short."""
+        # Its steps need not be consecutive, so that schedules cannot be counted down.
+        if self.scheduler.groups is None or self.scheduler.groups or self.scheduler.decision.sampled:
+            self.decide_due_hooks(self._manual_clock.now, sampled=False)
 
     def _dispatch_without_missing(self, event: Event, passed: frozenset[str]) -> Dispatch | None:
         """Return the callable for a call that passed only these values: hooks keep their defaults for the rest."""

@@ -5,7 +5,9 @@ Each is in the file with its config name, and uses only what users' hooks can us
 """
 
 BUILT_IN: dict[str, str] = {
+    "ablate": "hookline.activations.interventions:Ablate",
     "activation_stats": "hookline.hooks.activation_stats:ActivationStats",
+    "add_activation": "hookline.activations.interventions:Add",
     "capture": "hookline.activations.capture:Capture",
     "centralize": "hookline.gradients.transforms:Centralize",
     "checkpoint": "hookline.hooks.checkpoint:CheckpointHook",
@@ -33,12 +35,16 @@ BUILT_IN: dict[str, str] = {
     "noise": "hookline.gradients.transforms:Noise",
     "normalize": "hookline.gradients.transforms:Normalize",
     "notify": "hookline.hooks.notify:NotifyHook",
+    "patch": "hookline.activations.interventions:Patch",
     "profiler": "hookline.hooks.profiler:Profiler",
+    "replace_activation": "hookline.activations.interventions:Replace",
     "sample_text": "hookline.demo.sampling:SampleText",
     "scale": "hookline.gradients.transforms:Scale",
+    "scale_activation": "hookline.activations.interventions:ScaleActivation",
     "sign": "hookline.gradients.transforms:Sign",
     "skip_nonfinite": "hookline.gradients.transforms:SkipNonfinite",
     "spike_guard": "hookline.gradients.transforms:SpikeGuard",
     "stall_watchdog": "hookline.hooks.stall_watchdog:StallWatchdog",
+    "steer": "hookline.activations.interventions:Steer",
     "throughput": "hookline.hooks.throughput:ThroughputMonitor",
 }

@@ -184,6 +184,7 @@ class Trainer:
             before = self.record
             self.record, self._loop = Record.in_memory(), None
             self.record.share_sinks(before)
+        self.hooks.attach()  # and not off again: at every step that would cost more than the hooks themselves
         with self.run_status.manual_step():
             return keep_stop_iteration(lambda: self.loop.manual_step(batch))
 
@@ -192,13 +193,14 @@ class Trainer:
         chosen = named_loaders(loaders, "val") or self.val_loaders
         if not chosen:
             raise TrainingError("there is nothing to validate on: give val_loaders")
-        return validate(self, chosen, self.options.validation_limit)
+        with self.hooks.attached():
+            return validate(self, chosen, self.options.validation_limit)
 
     def predict(self, loaders: Loaders) -> list[Any]:
         """Return the model's outputs for every batch, in eval mode; of a tuple batch the first item is the input."""
         outputs = []
         preserved = self.event_args.preserve_train_batch("inference")
-        with preserved, preserve_rng(), eval_mode(self.model), self.engine.autocast():
+        with preserved, preserve_rng(), eval_mode(self.model), self.hooks.attached(), self.engine.autocast():
             for loader in named_loaders(loaders, "predict").values():
                 for batch in loader:
                     placed = self.engine.place(batch)
@@ -613,6 +615,10 @@ class Trainer:
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorate a function to make it a hook of one event."""
         return self.hooks.on(event, **options)
+
+    def get_hook(self, name: str) -> Any:
+        """Return a hook by its name."""
+        return self.hooks.get(name)
 
     def remove_hook(self, name: str) -> Any:
         """Remove a hook and return it."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-from hookline import ForwardHook, HookManager, get_trainer
+from hookline import ForwardHook, HookManager, SimpleTrainer, get_trainer
 from hookline.activations.compile import dynamo
 
 pytestmark = [
@@ -624,3 +624,28 @@ def test_a_hook_registered_while_models_run_uncompiled_fires_in_compiled_code_af
         manager.register_capture_hook(model[1], "late")
     compiled_model(batch)
     assert len(manager.get_captured_states("late")) == 1
+
+
+def test_further_runs_of_a_trainer_compile_nothing() -> None:
+    """Its hooks leave the model between the runs; graphs with and without them serve every later one."""
+    model, graphs = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), 0
+
+    def count_graphs(graph: Any, inputs: Any) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return graph.forward
+
+    compiled = torch.compile(model, backend=count_graphs)
+    batch = torch.ones(2, 4)
+    trainer = SimpleTrainer(
+        model, [batch], torch.optim.SGD(model.parameters(), 0.1), "cpu",
+        step_fn=lambda _, batch: compiled(batch).sum(), record=False, console=False,
+    )  # fmt: skip
+    calls: list[str] = []
+    trainer.on("forward")(lambda name, output: calls.append(name))
+    counts = []
+    for epochs in range(1, 5):
+        trainer.fit(max_epochs=epochs)
+        compiled(batch)
+        counts.append(graphs)
+    assert len(set(counts[1:])) == 1 and calls == ["0", "1"] * 4

@@ -25,7 +25,7 @@ from hookline.activations.compile.custom_ops import (
     warn_once,
 )
 from hookline.activations.compile.stats_ops import STATISTICS, add_statistics, forget_key, new_key
-from hookline.activations.forward_hooks import is_listening, measures_calls
+from hookline.activations.forward_hooks import measures_calls
 from hookline.activations.hooked_modules import OUTSIDE, ForwardTorchHook, HookedModule, ModuleTimer
 from hookline.core.entry import Entry
 from hookline.stats.borrowed import borrowing
@@ -116,7 +116,7 @@ def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry]) -> Non
         stats = dispatcher.compiled_stats = CompiledStats(dispatcher)
     wanted: dict[HookedModule, set[str]] = {}
     for entry in entries:
-        parts = _wanted_parts(entry)
+        parts = _wanted_parts(entry) if dispatcher.is_listening(entry) else set()
         if getattr(entry.hook, "statistics_only", False):
             entry.hook.flush_compiled = stats.deliver
         for hooked in dispatcher.selected_by(entry):
@@ -150,8 +150,6 @@ def combine(parts: Collection[str]) -> str:
 
 
 def _wanted_parts(entry: Entry) -> set[str]:
-    if not is_listening(entry):
-        return set()
     if measures_calls(entry) or any(getattr(entry.hook, name, False) for name in NEED_LIVE_OUTPUT):
         return {OUTSIDE}
     if getattr(entry.hook, "statistics_only", False):
