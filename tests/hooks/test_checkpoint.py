@@ -18,7 +18,7 @@ from torch import nn
 
 from hookline import CheckpointHook, GenericTrainer, HooksConfig, ModelCheckpoint, Trainer, get_trainer
 from hookline.checkpoints import read_checkpoint, retention
-from hookline.errors import ConfigError, MetricMissing
+from hookline.errors import CheckpointError, ConfigError, MetricMissing
 
 
 def make_trainer(**options: Any) -> Trainer:
@@ -540,6 +540,78 @@ def test_a_failure_in_a_step_is_saved_apart(accumulate: int, tmp_path: Path) -> 
     assert path.name == f"step-{done:08d}" and not (path.parent.parent / "checkpoints").exists()
     trainer = train(1.0, resume=path)
     assert (trainer.step, trainer.model.weight.item()) == (done + 2 // accumulate, done + 2 // accumulate)  # type: ignore[operator, union-attr]
+
+
+def train_with_schedule(output: Path, fail: Any = None, resume: Path | None = None, **options: Any) -> Trainer:
+    """Six steps with a scheduler; `fail` registers what raises in the third one."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizers = [torch.optim.SGD([parameter], 0.1) for parameter in model.parameters()]
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in optimizers]
+    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)]
+    trainer = GenericTrainer(
+        HooksConfig(lifecycle=[{"name": "checkpoint", "save_on_exception": True}]), model, optimizers, schedulers,
+        device="cpu", console=False, output_dir=str(output), loss_fn=nn.functional.mse_loss, **options,
+    )  # fmt: skip
+    if fail is not None:
+        fail(trainer)
+    trainer.fit(data, max_epochs=1, resume=resume)
+    return trainer
+
+
+def fail_at(event: str, last_optimizer: int = 0) -> Any:
+    """Return a function that makes a trainer fail at an event of its third step."""
+
+    def register(trainer: Trainer) -> None:
+        @trainer.on(event, name="fail", on_error="raise")
+        def fail(step: int, trainer: Trainer) -> None:
+            if step == 3 and trainer.event_args.optimizer_idx == last_optimizer:
+                raise RuntimeError("as planned")
+
+    return register
+
+
+@pytest.mark.parametrize(
+    ("fail", "place"),
+    [
+        (fail_at("after_optimizer_step", last_optimizer=1), "exception"),
+        (fail_at("train_batch_end"), "exception"),
+        (fail_at("step_end"), "checkpoints"),
+    ],
+    ids=["after_optimizer_step", "train_batch_end", "step_end"],
+)
+def test_a_failure_after_the_optimizer_step(fail: Any, place: str, tmp_path: Path) -> None:
+    """The checkpoint's name, counters, schedulers and weights are all of the same step, so a resumed run is exact."""
+    whole = train_with_schedule(tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="as planned"):
+        train_with_schedule(tmp_path / "failed", fail)
+    (path,) = (tmp_path / "failed").glob(f"*/{place}/*")
+    sections, meta = read_checkpoint(path)
+    assert (path.name, meta["step"], sections["progress"]["step"]) == ("step-00000003", 3, 3)
+    assert [one["last_epoch"] for one in sections["schedulers"]] == [3, 3]
+    resumed = train_with_schedule(tmp_path / "failed", resume=path)
+    assert (resumed.step, resumed.lr) == (6, whole.lr)
+    assert torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]
+
+
+def test_a_failure_between_two_optimizers(tmp_path: Path) -> None:
+    """The step counts from the first optimizer that stepped, and only the schedulers of those that stepped move."""
+    with pytest.raises(RuntimeError, match="as planned"):
+        train_with_schedule(tmp_path, fail_at("after_optimizer_step"))
+    (path,) = tmp_path.glob("*/exception/*")
+    sections, meta = read_checkpoint(path)
+    assert (path.name, meta["step"]) == ("step-00000003", 3)
+    assert [one["last_epoch"] for one in sections["schedulers"]] == [3, 2]
+
+
+def test_half_a_step_cannot_be_saved_after_the_optimizer_step(tmp_path: Path) -> None:
+    """Schedulers and other hooks have not seen the step yet."""
+
+    def save_at(trainer: Trainer) -> None:
+        trainer.on("after_optimizer_step", name="save", at=3, on_error="raise")(lambda: trainer.save_checkpoint())
+
+    with pytest.raises(CheckpointError, match="half a step cannot be saved"):
+        train_with_schedule(tmp_path, save_at)
 
 
 def test_a_failure_saves_nothing_by_default(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class CheckpointHook(MetricHook):
         filename: A template, which may name metrics: ``epoch_{epoch}_loss_{val/loss:.2f}``.
         auto_insert_metric_name: Write ``name=`` before each value of `filename`.
         save_on_exception: Save when the run fails: between two steps as always; in the middle of a step into
-            ``exception/``, to resume after the batch that failed.
+            ``exception/``, to resume after the batch that failed. The step counts if an optimizer has stepped.
 
     Raises:
         ConfigError: If a parameter has an invalid value.

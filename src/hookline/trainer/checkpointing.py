@@ -112,12 +112,12 @@ class Checkpointer:
     def _prepare(self) -> tuple[Path, dict[str, Any]]:
         """Bring everything logged so far to the disk, and return directory and meta of a checkpoint of this state.
 
-        After a failure in the middle of a step the unfinished step is left out: a run that resumes there starts after
-        the batch that failed. The uninterrupted run never was in that state, so such a checkpoint is written where
-        resuming the run does not find it.
+        After a failure in the middle of a step the step is left out unless an optimizer has stepped: the counters are
+        those of the weights, and a run that resumes there starts after the batch that failed. The uninterrupted run
+        never was in that state, so such a checkpoint is written where resuming the run does not find it.
         """
         trainer, progress = self._trainer, self._trainer.progress
-        in_step, other = progress.step != progress.steps_done, trainer.event_args.is_other_batch
+        in_step, other = trainer.loop.is_in_step, trainer.event_args.is_other_batch
         if (in_step or other) and trainer.status != "error":
             what = "validation" if other else "step"
             raise CheckpointError(f"half a {what} cannot be saved; trainer.save() waits for the end of the {what}")

@@ -129,6 +129,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             elif not loop.step_or_skip(optimizer):
                 skipped = (*skipped, optimizer)
                 continue
+            progress.steps_done, loop.stepped = step, optimizer  # from here on the weights are those of this step
             if handler := slots.on_after_optimizer_step:
                 if more_to_do or table.lr_readers:
                     loop.note_rate()
@@ -152,7 +153,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
 
         # ---- the step is over: its metrics, and now and then a boundary
         loop.in_window = 0
-        progress.steps_done = step
+        progress.steps_done, loop.stepped = step, None
         unrecorded.append((step, progress.epoch, "train/loss", detached if plain else args.window_tensor(), time()))
         if args.step_metrics or not plain:
             loop.log_step_metrics()
@@ -202,6 +203,8 @@ class Loop:
         self._group_sizes = group_sizes(trainer.optimizers)
         self.batches: SequentialBatches | MixedBatches | None = None  # of the current epoch; None for manual steps
         self.in_window = 0  # micro-batches of the current step; not counted if a step is one micro-batch
+        self.stepped: torch.optim.Optimizer | None = None  # the last that stepped in this step; None once it is over
+        self._settled_at = 0  # the last step of which `after_optimizers` ran
         self.bare_loss = False  # whether the step returns the loss as a 0-dim tensor; known after the first batch
         self.unrecorded: list[tuple[int, int, str, Any, float]] = []
         step = self.progress.step
@@ -235,6 +238,11 @@ class Loop:
         """Whether this micro-batch is known to be the epoch's last."""
         batches = self.batches
         return batches is not None and (batches.last or self.progress.batch_idx + 1 == batches.length)
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step has begun and is not over."""
+        return self.stepped is not None or self.progress.step != self.progress.steps_done
 
     def check_end_of_loaders(self) -> None:
         """Raise TrainingError if the loaders gave no batch, or ended in the middle of a window."""
@@ -413,7 +421,7 @@ class Loop:
     def after_optimizers(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
         """Update the loss scale, record losses by loader, and step the schedulers of the optimizers that stepped."""
         progress, trainer = self.progress, self.trainer
-        self.args.optimizer_idx = 0
+        self.args.optimizer_idx, self._settled_at = 0, progress.step
         if skipped:
             self.status.count("skipped_steps")
         self.engine.end_step()
@@ -428,6 +436,12 @@ class Loop:
         if self.schedules:
             self.unrecorded.append((progress.step, progress.epoch, "train/lr", self.args.used_lr, time()))
             trainer.step_schedulers([one for one in trainer.optimizers if one not in skipped])
+
+    def settle_failed_step(self) -> None:
+        """Update loss scale and schedulers if a step failed after an optimizer stepped: they belong to its weights."""
+        if self.stepped is not None and self.more_to_do and self._settled_at != self.progress.step:
+            optimizers = self.trainer.optimizers
+            self.after_optimizers(optimizers[optimizers.index(self.stepped) + 1 :])
 
     def note_rate(self) -> None:
         """Store the rate that this step used: a hook or a scheduler may change it before on_step_end."""

@@ -169,6 +169,10 @@ def _fail(trainer: Trainer, error: BaseException, described: str) -> None:
     trainer.event_args.exception = error
     trainer.record.event("exception", trainer.progress.step, error=described)
     try:
+        trainer.loop.settle_failed_step()
+    except Exception as another:  # the device is gone, for instance
+        logger.warning("while the run was ending: %s: %s", type(another).__name__, another)
+    try:
         if handler := trainer.hooks.slots.on_exception:
             handler(trainer.event_args)
     finally:
