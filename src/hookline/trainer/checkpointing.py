@@ -118,7 +118,7 @@ class Checkpointer:
         """
         trainer, progress = self._trainer, self._trainer.progress
         in_step, other = trainer.loop.is_in_step, trainer.event_args.is_other_batch
-        if (in_step or other) and trainer.status != "error":
+        if (in_step or other) and trainer.status == "training":
             what = "validation" if other else "step"
             raise CheckpointError(f"half a {what} cannot be saved; trainer.save() waits for the end of the {what}")
         self.finish_unless_failed()

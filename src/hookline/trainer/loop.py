@@ -30,6 +30,7 @@ from hookline.trainer.parameters import group_sizes, unowned_parameters
 from hookline.trainer.step_fn import LOSS_SOURCES, count_tokens, loss_and_metrics
 
 if TYPE_CHECKING:
+    from hookline.trainer.signals import SignalHandler
     from hookline.trainer.trainer import Trainer
 
 FLUSH_STEPS, FLUSH_SECONDS = 47, 2.0  # a prime: it seldom falls on the steps at which hooks are due
@@ -37,12 +38,14 @@ OVERFLOW_REASON = "non-finite gradients under GradScaler"
 _NONE_SKIPPED: tuple[torch.optim.Optimizer, ...] = ()
 
 
-def steps_of_run(trainer: Trainer, run: AbstractContextManager[None]) -> Generator[Tensor, None, None]:
+def steps_of_run(trainer: Trainer, run: AbstractContextManager[SignalHandler]) -> Generator[Tensor, None, None]:
     """Run a whole run between its start and end, and yield the loss after each micro-batch."""
-    with run:
+    with run as signals:
         loop, progress, epochs = trainer.loop, trainer.progress, trainer.options.epochs
         while not loop.finished() and (epochs is None or progress.epoch + progress.epoch_over < epochs):
-            all_read = yield from micro_batches(loop, [loop.begin_epoch(trainer.train_loaders)])
+            epoch = [loop.begin_epoch(trainer.train_loaders)]
+            signals.hold_worker_errors()
+            all_read = yield from micro_batches(loop, epoch)
             if all_read or loop.is_last_of_epoch:
                 loop.end_epoch()
 

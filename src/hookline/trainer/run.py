@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False) -> Iterator[None]:
-    """Begin a run before the block and end it afterwards.
+def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False) -> Iterator[SignalHandler]:
+    """Begin a run before the block and end it afterwards; yields what handles its signals.
 
     Fires on_train_start before the block, on_exception if it fails, and on_train_end always; closes the record always.
 
@@ -58,7 +59,14 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                 _prepare(trainer, resume)
                 if handler := trainer.hooks.slots.on_train_start:
                     handler(trainer.event_args)
-                yield
+                try:
+                    yield signals
+                except Exception as error:
+                    if signals.worker_error is not None:  # it says why the worker died
+                        error.add_note(str(signals.worker_error))
+                    if signals.caught is None or not _is_of_loader(error):
+                        raise
+                    _leave_loader(trainer, error)
                 trainer.checkpointer.save_requested()
                 trainer.checkpointer.finish()
             trainer.run_status.close(failed=False)
@@ -177,6 +185,24 @@ def _fail(trainer: Trainer, error: BaseException, described: str) -> None:
             handler(trainer.event_args)
     finally:
         trainer.checkpointer.finish_after(error)
+
+
+def _is_of_loader(error: Exception) -> bool:
+    """Return whether an exception was raised while a DataLoader was read."""
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return any(module.startswith("torch.utils.data.") for module in modules)
+
+
+def _leave_loader(trainer: Trainer, error: Exception) -> None:
+    """End a run that a signal has stopped without the batches that its loader can no longer give.
+
+    A signal to the process group ends the loader's workers, too. If their batches were needed to complete a step, the
+    run was never in a state that it can resume from exactly, and it is saved as after a failure in a step.
+    """
+    logger.warning("the run is stopping, and a loader has failed: %s", error)
+    trainer.note("loader_failed", error=f"{type(error).__name__}: {error}")
+    if trainer.loop.is_in_step:
+        trainer.run_status.close(failed=False)
 
 
 def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:

@@ -15,6 +15,22 @@ from torch.utils.data import get_worker_info
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+class HeldHandler:
+    """A signal handler of other code whose exceptions are passed on instead of raised, in this process."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any], on_error: Callable[[Exception], None]) -> None:
+        self.handler, self._on_error, self._pid = handler, on_error, os.getpid()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Call the handler."""
+        try:
+            self.handler(number, frame)
+        except Exception as error:
+            if os.getpid() != self._pid:
+                raise
+            self._on_error(error)
+
+
 class SignalHandler:
     """Handle the signals that arrive inside a ``with`` block; `exit` then does what the signal asked for.
 
@@ -25,9 +41,12 @@ class SignalHandler:
 
     def __init__(self, on_signal: Callable[[str], None]) -> None:
         self.caught: signal.Signals | None = None
+        self.worker_error: Exception | None = None
+        """What torch reported about a dead worker, if anything."""
         self._on_signal = on_signal
         self._pid = os.getpid()
         self._previous: dict[int, Any] = {}
+        self._held: HeldHandler | None = None
 
     def __enter__(self) -> SignalHandler:
         """Install the handlers if this is the main thread; an ignored signal stays ignored."""
@@ -47,6 +66,28 @@ class SignalHandler:
                 with contextlib.suppress(ValueError):  # the run was closed by another thread
                     signal.signal(number, previous)
         self._previous.clear()
+        # After SIGTERM the process is about to exit, and its workers may still be dying.
+        held = signal.getsignal(signal.SIGCHLD)
+        if isinstance(held, HeldHandler) and held == self._held and self.caught != signal.SIGTERM:
+            with contextlib.suppress(ValueError):
+                signal.signal(signal.SIGCHLD, held.handler)
+
+    def hold_worker_errors(self) -> None:
+        """Keep the handler of SIGCHLD from raising into the run; call this when loaders have started.
+
+        torch installs one that raises as soon as a worker of a DataLoader dies, in whatever line the run is then: in
+        the middle of an optimizer step, or of a save. A signal to the process group ends the workers, too. The loader
+        itself reports a dead worker when it is read, where nothing is half done.
+        """
+        current = signal.getsignal(signal.SIGCHLD)
+        if not callable(current) or isinstance(current, HeldHandler):  # torch installs its handler once per process
+            return
+        with contextlib.suppress(ValueError):  # not the main thread
+            self._held = HeldHandler(current, self._keep_worker_error)
+            signal.signal(signal.SIGCHLD, self._held)
+
+    def _keep_worker_error(self, error: Exception) -> None:
+        self.worker_error = error
 
     def exit(self) -> None:
         """Do what the caught signal, if any, asked for; call this after the run was closed."""
@@ -64,6 +105,7 @@ class SignalHandler:
             os._exit(128 + number)
         else:
             self.caught = signal.Signals(number)
+            self.hold_worker_errors()
             self._on_signal(self.caught.name)
             previous = self._previous.get(number)
             # Python's own handler for Ctrl-C would only raise KeyboardInterrupt now.
