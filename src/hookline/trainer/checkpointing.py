@@ -244,12 +244,42 @@ def _collect(trainer: Trainer) -> dict[str, Any]:
             "own": batches.end_states() if between_epochs and batches is not None else {},
         },
         "losses": trainer.loop.stats.state_dict(),
-        "counts": trainer.run_status.state_dict(),
+        "counts": {**trainer.run_status.state_dict(), **_stop(trainer)},
         "hooks": trainer.hooks.state_dict(),
         "hook_names": list(trainer.hooks),
         "update_state": trainer.chain.states,
         "streams": trainer.hooks.rng_guard.state_dict(),
     }
+
+
+def _stop(trainer: Trainer) -> dict[str, Any]:
+    """Return the stop that was requested, if any, for a run that is killed before it ends."""
+    if trainer.run_status.lasting_stop is None or not trainer.running:
+        return {}
+    reason, by = trainer.run_status.lasting_stop
+    attempt, terms = len(trainer.record.run["attempts"]), _stop_terms(trainer, by)
+    return {"stop": {"run_id": trainer.run_id, "attempt": attempt, "reason": reason, "by": by, "under": terms}}
+
+
+def _stop_terms(trainer: Trainer, by: str | None) -> dict[str, Any]:
+    """Return the settings that a stop depends on: the run's length, and the plain parameters of the hook."""
+    hooks = [hook.parameters for hook in trainer.hooks.list_hooks() if hook.name == by]
+    parameters = {key: value for one in hooks for key, value in one.items() if isinstance(value, (int, float, str))}
+    return {"max_steps": trainer.options.max_steps, "max_epochs": trainer.options.max_epochs, "hook": parameters}
+
+
+def pending_stop(trainer: Trainer) -> tuple[str, str | None] | None:
+    """Return reason and hook of the stop that the resumed run was killed in, None if it is to train on.
+
+    That is if the stop was carried out by this attempt or a later one, so that resuming asks for more; if its terms
+    were changed, for instance `max_steps` or the hook's `patience`; or if this is another run.
+    """
+    stop = trainer.run_status.loaded_stop
+    if stop is None or stop["run_id"] != trainer.run_id or stop["under"] != _stop_terms(trainer, stop["by"]):
+        return None
+    attempts = trainer.record.run["attempts"][stop["attempt"] - 1 : -1]
+    was_carried_out = any(isinstance(one, dict) and one.get("outcome") == "stopped" for one in attempts)
+    return None if was_carried_out else (stop["reason"], stop["by"])
 
 
 def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:

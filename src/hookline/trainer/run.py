@@ -20,7 +20,13 @@ from hookline.core.failures import Incident, logger
 from hookline.errors import ConfigError, TrainingError, nearest
 from hookline.record.redaction import redact_text, redacted_log
 from hookline.record.strict_json import field_values
-from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, load_weights, run_directory
+from hookline.trainer.checkpointing import (
+    has_no_checkpoint_yet,
+    lineage_of,
+    load_weights,
+    pending_stop,
+    run_directory,
+)
 from hookline.trainer.data.loader_state import resume_warnings
 from hookline.trainer.data.loaders import epoch_length
 from hookline.trainer.rng import seed_everything
@@ -158,6 +164,11 @@ def _resume(trainer: Trainer, path: Path) -> None:
         for moved in set_aside_later(trainer.checkpoint_dir, trainer.progress.steps_done):
             logger.warning("moved a checkpoint of a later step away: %s", moved)
             trainer.note("checkpoint_abandoned", path=moved)
+    if (stop := pending_stop(trainer)) is not None:
+        reason, by = stop
+        words = "the run was killed while it stopped (%s: %s), so it ends here; resume it again to train on"
+        logger.warning(words, by or "request_stop", reason)
+        trainer.request_stop(reason, by)
 
 
 def _check_loader_schedule(trainer: Trainer, entry: Entry) -> None:
