@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from run_control import PlainRun
 from torch import nn
 
-from hookline import CheckpointHook, GenericTrainer, HooksConfig, ModelCheckpoint, Trainer, get_trainer
+from hookline import CheckpointHook, EarlyStopping, GenericTrainer, HooksConfig, ModelCheckpoint, Trainer, get_trainer
 from hookline.checkpoints import read_checkpoint, retention
 from hookline.errors import CheckpointError, ConfigError, MetricMissing
 
@@ -217,14 +217,14 @@ def test_a_metric_of_training_ranks_steps() -> None:
 @pytest.mark.parametrize("every", [1, 50])
 @pytest.mark.parametrize("validates", [True, False])
 def test_a_metric_of_training_needs_no_validation(every: int, validates: bool) -> None:
-    """Ranked by steps, it may be missing at validations, and no validation is needed."""
+    """Ranked by steps, it may be missing at validations, and no validation is needed; the last step is always saved."""
     model = Scripted([9, 9, 9])
     trainer = GenericTrainer(
         None, model, torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False, sanity_batches=0
     )
     trainer.add_hook("checkpoint", monitor="train/loss", save_every_n_steps=every, save_top_k=2)
     trainer.fit([torch.ones(2)] * 2, [torch.ones(1)] if validates else None, max_epochs=3)
-    assert [one.step for one in trainer.hooks.get("checkpoint").kept] == ([5, 6] if every == 1 else [])
+    assert [one.step for one in trainer.hooks.get("checkpoint").kept] == ([5, 6] if every == 1 else [6])
 
 
 def test_a_metric_of_training_is_evaluated_after_every_epoch() -> None:
@@ -270,12 +270,69 @@ def test_a_misspelt_metric_in_the_file_name_is_warned_of(caplog: pytest.LogCaptu
 
 
 def test_non_finite_values_are_never_the_best() -> None:
-    """NaN and infinity are not ranked, in either mode; with save_last they are still saved."""
+    """NaN and infinity are the worst scores, in either mode."""
     for mode, best in (("min", "step-00000006"), ("max", "step-00000004")):
         trainer = run([math.nan, 2, 1, -math.inf, math.inf, math.nan], {"monitor": "val/loss", "mode": mode})
         assert links(trainer) == {"best": best}
     trainer = run([math.nan, math.nan], {"monitor": "val/loss", "save_last": True})
     assert links(trainer) == {"last": "step-00000004"}
+
+
+@pytest.mark.parametrize("options", [{}, {"save_top_k": 2, "keep_previous": False}], ids=str)
+def test_a_metric_that_is_always_nan_is_reported_and_saved(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A finished run has a checkpoint of its last epoch, a warning and an event, each once."""
+    trainer = run([math.nan] * 3, {"monitor": "val/loss", **options})
+    assert saved(trainer) == ["step-00000004", "step-00000006"]
+    assert trainer.hooks.get("checkpoint").best_path is None
+    assert [line for line in caplog.messages if "nan" in line] == [
+        "hook 'checkpoint': val/loss is nan after the validation at step 2"
+    ]
+    events = [event for event in read_events(trainer) if event["kind"] == "metric_not_finite"]
+    assert [(event["by"], event["monitor"], event["value"], event["step"]) for event in events] == [
+        ("checkpoint", "val/loss", "nan", 2)
+    ]
+
+
+def test_a_finite_score_replaces_nan() -> None:
+    """NaN fills the places of the best only until there are enough finite scores."""
+    trainer = run([math.nan, 3, math.nan, 2], {"monitor": "val/loss", "save_top_k": 2, "keep_previous": False})
+    assert saved(trainer) == ["best", "step-00000004", "step-00000008"]
+
+
+@pytest.mark.parametrize(("keep_previous", "steps"), [(True, (4, 6)), (False, (6,))])
+def test_keep_previous_decides_whether_one_or_two_are_left(keep_previous: bool, steps: tuple[int, ...]) -> None:
+    """With save_top_k=1 the one before the newest is kept by default, in case the newest is damaged."""
+    trainer = run([3, 2, 1], {"monitor": "val/loss", "keep_previous": keep_previous})
+    assert saved(trainer) == ["best", *(f"step-{step:08d}" for step in steps)]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"save_every_n_steps": 50, "save_every_n_epochs": None}, {"save_every_n_epochs": 5}, {"monitor": "val/loss"}],
+    ids=str,
+)
+def test_a_finished_run_has_a_checkpoint(parameters: dict[str, Any], tmp_path: Path) -> None:
+    """If nothing was due before its end, its last step is saved, with the weights of that step."""
+    trainer = make_trainer(
+        max_epochs=2,
+        output_dir=str(tmp_path),
+        val_dataloader=[(torch.ones(1, 3), torch.ones(1, 1))],
+        validate_every=None,
+    )
+    trainer.add_hook(EarlyStopping("train/loss", restore_best_weights=True, patience=9))
+    trainer.add_hook(CheckpointHook(**parameters))
+    seen: list[torch.Tensor] = []
+    trainer.on("step_end", name="seen")(lambda model: seen.append(model.weight.detach().clone()))
+    trainer.train()
+    assert saved(trainer) == ["step-00000008"] and trainer.checkpoint_dir is not None
+    assert torch.equal(read_checkpoint(trainer.checkpoint_dir / "step-00000008")[0]["model"]["weight"], seen[-1])
+
+
+def test_save_top_k_0_saves_nothing() -> None:
+    """Also not at the end of the run."""
+    assert saved(run([2, 1], {"monitor": "val/loss", "save_top_k": 0})) == []
 
 
 def test_the_first_of_equal_scores_stays() -> None:
@@ -397,7 +454,9 @@ def test_what_is_on_disk_equals_a_brute_force_search(
         ranked = [(step, score) for step, score in enumerate(scores, 1) if score is not None and not math.isnan(score)]
         finite = sorted((sign * score, step) for step, score in ranked)
         best = [step for _, step in finite[: len(finite) if top_k == -1 else top_k]]
-        kept = set(written) if top_k == -1 else {*best, *written[-2:]}
+        nans = [step for step in written if math.isnan(scores[step - 1] or 0.0)]
+        worst = nans[-max(top_k - len(finite), 0) or len(nans) :]  # they fill the places that are left
+        kept = set(written) if top_k == -1 else {*best, *worst, *written[-2:]}
         on_disk = {int(path.name[5:]) for path in Path(directory).glob("*/step-*")}
         assert on_disk == kept
         assert (hook.best_path.name if hook.best_path else None) == (f"step-{best[0]:08d}" if best else None)

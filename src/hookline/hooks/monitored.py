@@ -165,6 +165,12 @@ class MetricHook(NamedHook):
             self._handle_missing(f"metric {self.monitor!r} was not measured {measurement}{hint}; {nearby}")
         return None
 
+    def report_non_finite(self, trainer: RunControl, measurement: Measurement, value: float) -> None:
+        """Warn and record, once in a run, that the metric is NaN or infinite."""
+        if "non-finite" not in self._warned_once:
+            self.note(trainer, "metric_not_finite", monitor=self.monitor, value=str(value))
+        self.warn(f"{self.monitor} is {value} {measurement}", once="non-finite")
+
     def _handle_missing(self, problem: str) -> None:
         if self.strict or (self.strict is None and not self._was_found):
             raise MetricMissing(problem)

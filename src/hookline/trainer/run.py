@@ -73,6 +73,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                     if signals.caught is None or not _is_of_loader(error):
                         raise
                     _leave_loader(trainer, error)
+                _save_last_step(trainer)
                 trainer.checkpointer.save_requested()
                 trainer.checkpointer.finish()
             trainer.run_status.close(failed=False)
@@ -196,6 +197,14 @@ def _fail(trainer: Trainer, error: BaseException, described: str) -> None:
             handler(trainer.event_args)
     finally:
         trainer.checkpointer.finish_after(error)
+
+
+def _save_last_step(trainer: Trainer) -> None:
+    """Let checkpoint hooks save the last step of a run that has no checkpoint; one that is requested is enough."""
+    for entry in trainer.hooks.entries():
+        save = getattr(entry.hook, "save_last_step", None)
+        if entry.enabled and entry.built_in and save is not None and not trainer.checkpointer.requests:
+            save(trainer)
 
 
 def _is_of_loader(error: Exception) -> bool:
