@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from hookline import Trainer, TrainingHook, get_trainer
+from hookline.checkpoints.store import read_manifest
 from hookline.errors import CheckpointError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -182,6 +183,22 @@ def test_a_second_ctrl_c_leaves_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert hook.received == ["step 1", "step 2", "exception", "end: KeyboardInterrupt"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting", "async_save"])
+@pytest.mark.parametrize("event", ["after_backward", "step_end", "checkpoint_save"])
+@pytest.mark.parametrize("filename", [None, "mine_{step}"])
+def test_a_signal_around_a_save_saves_once(filename: str | None, event: str, asynchronous: bool) -> None:
+    """A checkpoint that a hook writes of the same state is enough, whatever its name and whenever the signal comes."""
+    trainer = make_trainer(max_epochs=2, async_save=asynchronous)
+    trainer.add_checkpointing(save_every_n_epochs=None, save_every_n_steps=4, filename=filename)
+    trainer.on(event, name="signal")(lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 4 else None)
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert trainer.checkpoint_dir is not None
+    steps = [read_manifest(path)["meta"]["step"] for path in trainer.checkpoint_dir.iterdir()]
+    # A save in the background is reported some steps later; the last of them is then saved as well.
+    assert 4 in steps and len(steps) == len(set(steps)) and max(steps) == trainer.step
 
 
 def test_a_failing_save_does_not_end_silently() -> None:

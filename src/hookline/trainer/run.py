@@ -201,9 +201,10 @@ def _fail(trainer: Trainer, error: BaseException, described: str) -> None:
 
 def _save_last_step(trainer: Trainer) -> None:
     """Let checkpoint hooks save the last step of a run that has no checkpoint; one that is requested is enough."""
+    saves = trainer.checkpointer
     for entry in trainer.hooks.entries():
         save = getattr(entry.hook, "save_last_step", None)
-        if entry.enabled and entry.built_in and save is not None and not trainer.checkpointer.requests:
+        if entry.enabled and entry.built_in and save is not None and not (saves.requests or saves.needs_save):
             save(trainer)
 
 

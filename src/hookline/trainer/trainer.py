@@ -546,10 +546,10 @@ class Trainer:
         self.request_boundary()
 
     def stop_on_signal(self, name: str) -> None:
-        """Save and end the run. A signal handler calls this, so it only assigns and appends."""
+        """Save and end the run. A signal handler calls this, so it only assigns."""
         self.run_status.request_stop(name, SIGNAL)
         if self.checkpoint_dir is not None:
-            self.checkpointer.request(None)
+            self.checkpointer.request_unless_saved()
         self.request_boundary()
 
     def skip_step(self, reason: str) -> None:
