@@ -348,12 +348,12 @@ def test_a_missing_metric_ends_the_run() -> None:
 
 
 def test_a_run_that_would_never_save_fails() -> None:
-    """Saving after validations only, without any, is an error after the first epoch."""
+    """Saving after validations only, without any, is an error before the first step."""
     trainer = make_trainer(max_epochs=3)
     trainer.add_checkpointing(save_on_train_epoch_end=False)
     with pytest.raises(MetricMissing, match="checkpoint waits for a validation, and there are no val_loaders"):
         trainer.train()
-    assert trainer.epoch == 0
+    assert trainer.step == 0
 
 
 def test_a_metric_that_is_sometimes_missing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -269,7 +269,7 @@ def test_without_strict_it_is_warned_of_once(caplog: pytest.LogCaptureFixture) -
     ]
 
 
-def test_a_run_without_validation_fails_after_the_first_epoch() -> None:
+def test_a_run_without_validation_fails_before_its_first_step() -> None:
     """Waiting for a validation that cannot happen is an error."""
     trainer = GenericTrainer(
         HooksConfig(enable_early_stopping_hook=True), model := Scripted([]),
@@ -277,7 +277,7 @@ def test_a_run_without_validation_fails_after_the_first_epoch() -> None:
     )  # fmt: skip
     with pytest.raises(MetricMissing, match="there are no val_loaders"):
         trainer.fit([torch.ones(2)], max_epochs=3)
-    assert trainer.epoch == 0
+    assert trainer.step == 0
 
 
 @pytest.mark.req("002-34")

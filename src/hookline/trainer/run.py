@@ -147,8 +147,12 @@ def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
             if target not in trainer.hooks:
                 nearby = nearest(target, [name for name in trainer.hooks if name != entry.name])
                 logger.warning("%r is ordered by %r, which is not registered; %s", entry.name, target, nearby)
+    measured = None
     if trainer.val_loaders and options.sanity_batches and resume is None:
-        sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
+        measured = sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
+    for entry in trainer.hooks.entries():
+        if entry.enabled and entry.built_in and (check := getattr(entry.hook, "check_monitor", None)):
+            check(trainer, measured)
     if options.console:
         print(opening_line(trainer), flush=True)
 
