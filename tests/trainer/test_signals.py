@@ -86,6 +86,18 @@ def test_a_signal_ends_the_run_in_order(number: signal.Signals, leaves: type[Bas
     assert torch.equal(again.model.weight, whole.model.weight)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGTERM, "a second one"), (signal.SIGINT, "press Ctrl-C again")])
+def test_a_signal_is_acknowledged_at_once(number: signal.Signals, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Before the step is over, with a word about how to end without waiting; nothing with console=False."""
+    for console in (True, False):
+        trainer, seen = make_trainer(console=console), []
+        trainer.add_hook(Killed(number))
+        trainer.on("before_optimizer_step", at=3)(lambda seen=seen: seen.append(capfd.readouterr().err))
+        with pytest.raises((SystemExit, KeyboardInterrupt)):
+            trainer.train()
+        assert (f"the run ends when this step is done and saved; {said}" in seen[0]) is console
+
+
 @pytest.mark.parametrize("options", [{"record": False}, {"fast_dev_run": 4}])
 def test_a_run_that_writes_nothing_stops_all_the_same(options: dict[str, Any]) -> None:
     """There is nowhere to save to, and that is no error."""

@@ -52,7 +52,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
     # From here on everything is recorded.
     stop_recording_incidents = trainer.hooks.failures.subscribe(partial(_record_incident, trainer))
     outcome, reason = "completed", None
-    with SignalHandler(trainer.stop_on_signal) as signals, redacted_log():
+    with SignalHandler(trainer.stop_on_signal, trainer.options.console) as signals, redacted_log():
         try:
             with ExitStack() as during_training:
                 if trainer.options.deterministic:
@@ -309,7 +309,8 @@ def opening_line(trainer: Trainer) -> str:
     path, here, where = trainer.record.path, Path.cwd(), ""
     if path is not None:
         where = f" → {path.relative_to(here) if path.is_relative_to(here) else path}"
-    return f"run {trainer.record.run_id}: {length_of_run} on {trainer.device}{assumed}{where}"
+    resumed = f", resumed at step {trainer.progress.steps_done}" if trainer.event_args.resumed else ""
+    return f"run {trainer.record.run_id}{resumed}: {length_of_run} on {trainer.device}{assumed}{where}"
 
 
 def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -13,6 +14,10 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ACKNOWLEDGED = {
+    signal.SIGINT: "Ctrl-C: the run ends when this step is done and saved; press Ctrl-C again to end it now",
+    signal.SIGTERM: "SIGTERM: the run ends when this step is done and saved; a second one ends it now",
+}
 
 
 class HeldHandler:
@@ -37,13 +42,14 @@ class SignalHandler:
     Args:
         on_signal: Called with the name of the first signal. It may run between any two instructions of the run, in the
             middle of a write too, so it must do nothing but assignments.
+        console: Whether to print at once that the first signal has arrived, and how to end without waiting.
     """
 
-    def __init__(self, on_signal: Callable[[str], None]) -> None:
+    def __init__(self, on_signal: Callable[[str], None], console: bool = False) -> None:
         self.caught: signal.Signals | None = None
         self.worker_error: Exception | None = None
         """What torch reported about a dead worker, if anything."""
-        self._on_signal = on_signal
+        self._on_signal, self._console = on_signal, console
         self._pid = os.getpid()
         self._previous: dict[int, Any] = {}
         self._held: HeldHandler | None = None
@@ -107,6 +113,8 @@ class SignalHandler:
             self.caught = signal.Signals(number)
             self.hold_worker_errors()
             self._on_signal(self.caught.name)
+            if self._console:
+                _write(ACKNOWLEDGED[self.caught])
             previous = self._previous.get(number)
             # Python's own handler for Ctrl-C would only raise KeyboardInterrupt now.
             if callable(previous) and previous is not signal.default_int_handler:
@@ -122,3 +130,9 @@ class SignalHandler:
         else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+
+def _write(line: str) -> None:
+    """Write a line to stderr, below a progress line; past Python's buffers, in which the signal may have arrived."""
+    with contextlib.suppress(Exception):  # closed, or not a file
+        os.write(sys.stderr.fileno(), f"\nhookline: {line}\n".encode())
