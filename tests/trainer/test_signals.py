@@ -415,6 +415,17 @@ def test_a_worker_that_dies_alone_is_reported_by_its_loader() -> None:
     assert any("killed by signal: Killed" in note for note in caught.value.__notes__)
 
 
+def test_a_worker_that_dies_in_a_run_after_one_that_sigterm_ended() -> None:
+    """A process that survives its SystemExit, as a notebook does, may train again."""
+    trainer = make_trainer()
+    trainer.add_hook(Killed(signal.SIGTERM))
+    train_with_workers()  # installs torch's handler
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert end_of_group(how="group") == 143
+    test_a_worker_that_dies_alone_is_reported_by_its_loader()
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_forked_process_dies_as_it_should(number: signal.Signals) -> None:
     """The handler that it has inherited is not its own."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+ChildHandler = Callable[[int, FrameType | None], Any]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ACKNOWLEDGED = {
     signal.SIGINT: "Ctrl-C: the run ends when this step is done and saved; press Ctrl-C again to end it now",
@@ -23,8 +24,8 @@ ACKNOWLEDGED = {
 class HeldHandler:
     """A signal handler of other code whose exceptions are passed on instead of raised, in this process."""
 
-    def __init__(self, handler: Callable[[int, FrameType | None], Any], on_error: Callable[[Exception], None]) -> None:
-        self.handler, self._on_error, self._pid = handler, on_error, os.getpid()
+    def __init__(self, handler: ChildHandler, on_error: Callable[[Exception], None], replaced: ChildHandler) -> None:
+        self.handler, self._on_error, self.replaced, self._pid = handler, on_error, replaced, os.getpid()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Call the handler."""
@@ -76,7 +77,7 @@ class SignalHandler:
         held = signal.getsignal(signal.SIGCHLD)
         if isinstance(held, HeldHandler) and held == self._held and self.caught != signal.SIGTERM:
             with contextlib.suppress(ValueError):
-                signal.signal(signal.SIGCHLD, held.handler)
+                signal.signal(signal.SIGCHLD, held.replaced)
 
     def hold_worker_errors(self) -> None:
         """Keep the handler of SIGCHLD from raising into the run; call this when loaders have started.
@@ -86,10 +87,12 @@ class SignalHandler:
         itself reports a dead worker when it is read, where nothing is half done.
         """
         current = signal.getsignal(signal.SIGCHLD)
-        if not callable(current) or isinstance(current, HeldHandler):  # torch installs its handler once per process
+        if current == self._held or not callable(current):  # torch installs its handler once per process
             return
+        # Another run may hold it: one around this one, or one of this process that SIGTERM has ended.
+        handler = current.handler if isinstance(current, HeldHandler) else current
         with contextlib.suppress(ValueError):  # not the main thread
-            self._held = HeldHandler(current, self._keep_worker_error)
+            self._held = HeldHandler(handler, self._keep_worker_error, replaced=current)
             signal.signal(signal.SIGCHLD, self._held)
 
     def _keep_worker_error(self, error: Exception) -> None:
