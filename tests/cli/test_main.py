@@ -140,7 +140,8 @@ def test_a_failed_run_says_where_its_record_is(
     out, error = capsys.readouterr()
     record = out.splitlines()[-1]
     expected = "error: RuntimeError: boom (" if status == 1 else f"interrupted; the record is in {record}"
-    assert error.splitlines()[-1].startswith(f"hookline: {expected}")
+    assert any(line.startswith(f"hookline: {expected}") for line in error.splitlines())
+    assert (f"hookline: to continue: hookline resume {record}\n" in error) is (status == 130)
     assert "Traceback" not in error
     assert (Path(record) / "run.json").exists()
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -150,8 +151,14 @@ def test_a_signal_is_the_exit_status(
     sent: list[Any] = []
     monkeypatch.setitem(plugins.HOOKS._added, "sender", Sender)
     whole = train(capsys, "train", "run.yaml")
-    assert main(["train", "run.yaml", "hooks.lifecycle=[{name: checkpoint, save_every_n_steps: 4}, sender]"]) == status
-    run = Path(capsys.readouterr().out.splitlines()[-1])
+    hooks = "hooks.lifecycle=[{name: checkpoint, save_every_n_steps: 4}, sender]"
+    assert main(["train", "run.yaml", hooks, "--import", "json", "--allow", "mine"]) == status
+    out, error = capsys.readouterr()
+    run = Path(out.splitlines()[-1])
     assert (run / "checkpoints" / "step-00000007").is_dir()
-    train(capsys, "resume", str(run))
+    (command,) = [line for line in error.splitlines() if line.startswith("hookline: to continue: ")]
+    words = shlex.split(command.removeprefix("hookline: to continue: "))
+    assert words == ["hookline", "resume", str(run), hooks, "--allow", "mine", "--import", "json"]
+    assert main(words[1:]) == 0
+    assert capsys.readouterr().out.startswith(f"run {run.name}, resumed at step 7: ")
     assert curve(run) == curve(whole)

@@ -21,6 +21,7 @@ FLOAT = re.compile(r"-?\b\d+\.\d+(?:e[+-]?\d+)?\b|-?\b\d+e[+-]?\d+\b")
 RUN_ID = re.compile(r"\b\d{8}-\d{6}-[a-z0-9]{8}\b")
 SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
 BUILT_IN_NAMES = re.compile(r"(: built-in.*); names .*")  # the arguments that a built-in hook names may change
+ADDED_SINCE = {"keep_previous", "min_epochs"}  # parameters of hooks that 0.1 did not have
 PACKED = re.compile(r'"[A-Za-z0-9+/]{16,}={0,2}"')
 
 
@@ -47,7 +48,7 @@ def without_values(value: Any, key: str = "") -> Any:
     if key == "path":
         return Path(value).name
     if isinstance(value, dict):
-        return {name: without_values(item, name) for name, item in value.items()}
+        return {name: without_values(item, name) for name, item in value.items() if name not in ADDED_SINCE}
     if isinstance(value, list):
         numbers = value and all(isinstance(item, int) for item in value) and len(value) > 100  # a generator's words
         return f"<{len(value)} integers>" if numbers else [without_values(item) for item in value]

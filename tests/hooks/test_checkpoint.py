@@ -17,9 +17,9 @@ from run_control import PlainRun
 from safetensors.torch import load_file
 from torch import nn
 
-from hookline import CheckpointHook, GenericTrainer, HooksConfig, ModelCheckpoint, Trainer, get_trainer
+from hookline import CheckpointHook, EarlyStopping, GenericTrainer, HooksConfig, ModelCheckpoint, Trainer, get_trainer
 from hookline.checkpoints import read_checkpoint, retention
-from hookline.errors import ConfigError, MetricMissing
+from hookline.errors import CheckpointError, ConfigError, MetricMissing
 
 
 def make_trainer(**options: Any) -> Trainer:
@@ -232,14 +232,14 @@ def test_a_metric_of_training_ranks_steps() -> None:
 @pytest.mark.parametrize("every", [1, 50])
 @pytest.mark.parametrize("validates", [True, False])
 def test_a_metric_of_training_needs_no_validation(every: int, validates: bool) -> None:
-    """Ranked by steps, it may be missing at validations, and no validation is needed."""
+    """Ranked by steps, it may be missing at validations, and no validation is needed; the last step is always saved."""
     model = Scripted([9, 9, 9])
     trainer = GenericTrainer(
         None, model, torch.optim.SGD(model.parameters(), 1.0), device="cpu", console=False, sanity_batches=0
     )
     trainer.add_hook("checkpoint", monitor="train/loss", save_every_n_steps=every, save_top_k=2)
     trainer.fit([torch.ones(2)] * 2, [torch.ones(1)] if validates else None, max_epochs=3)
-    assert [one.step for one in trainer.hooks.get("checkpoint").kept] == ([5, 6] if every == 1 else [])
+    assert [one.step for one in trainer.hooks.get("checkpoint").kept] == ([5, 6] if every == 1 else [6])
 
 
 def test_a_metric_of_training_is_evaluated_after_every_epoch() -> None:
@@ -285,12 +285,69 @@ def test_a_misspelt_metric_in_the_file_name_is_warned_of(caplog: pytest.LogCaptu
 
 
 def test_non_finite_values_are_never_the_best() -> None:
-    """NaN and infinity are not ranked, in either mode; with save_last they are still saved."""
+    """NaN and infinity are the worst scores, in either mode."""
     for mode, best in (("min", "step-00000006"), ("max", "step-00000004")):
         trainer = run([math.nan, 2, 1, -math.inf, math.inf, math.nan], {"monitor": "val/loss", "mode": mode})
         assert links(trainer) == {"best": best}
     trainer = run([math.nan, math.nan], {"monitor": "val/loss", "save_last": True})
     assert links(trainer) == {"last": "step-00000004"}
+
+
+@pytest.mark.parametrize("options", [{}, {"save_top_k": 2, "keep_previous": False}], ids=str)
+def test_a_metric_that_is_always_nan_is_reported_and_saved(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A finished run has a checkpoint of its last epoch, a warning and an event, each once."""
+    trainer = run([math.nan] * 3, {"monitor": "val/loss", **options})
+    assert saved(trainer) == ["step-00000004", "step-00000006"]
+    assert trainer.hooks.get("checkpoint").best_path is None
+    assert [line for line in caplog.messages if "nan" in line] == [
+        "hook 'checkpoint': val/loss is nan after the validation at step 2"
+    ]
+    events = [event for event in read_events(trainer) if event["kind"] == "metric_not_finite"]
+    assert [(event["by"], event["monitor"], event["value"], event["step"]) for event in events] == [
+        ("checkpoint", "val/loss", "nan", 2)
+    ]
+
+
+def test_a_finite_score_replaces_nan() -> None:
+    """NaN fills the places of the best only until there are enough finite scores."""
+    trainer = run([math.nan, 3, math.nan, 2], {"monitor": "val/loss", "save_top_k": 2, "keep_previous": False})
+    assert saved(trainer) == ["best", "step-00000004", "step-00000008"]
+
+
+@pytest.mark.parametrize(("keep_previous", "steps"), [(True, (4, 6)), (False, (6,))])
+def test_keep_previous_decides_whether_one_or_two_are_left(keep_previous: bool, steps: tuple[int, ...]) -> None:
+    """With save_top_k=1 the one before the newest is kept by default, in case the newest is damaged."""
+    trainer = run([3, 2, 1], {"monitor": "val/loss", "keep_previous": keep_previous})
+    assert saved(trainer) == ["best", *(f"step-{step:08d}" for step in steps)]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"save_every_n_steps": 50, "save_every_n_epochs": None}, {"save_every_n_epochs": 5}, {"monitor": "val/loss"}],
+    ids=str,
+)
+def test_a_finished_run_has_a_checkpoint(parameters: dict[str, Any], tmp_path: Path) -> None:
+    """If nothing was due before its end, its last step is saved, with the weights of that step."""
+    trainer = make_trainer(
+        max_epochs=2,
+        output_dir=str(tmp_path),
+        val_dataloader=[(torch.ones(1, 3), torch.ones(1, 1))],
+        validate_every=None,
+    )
+    trainer.add_hook(EarlyStopping("train/loss", restore_best_weights=True, patience=9))
+    trainer.add_hook(CheckpointHook(**parameters))
+    seen: list[torch.Tensor] = []
+    trainer.on("step_end", name="seen")(lambda model: seen.append(model.weight.detach().clone()))
+    trainer.train()
+    assert saved(trainer) == ["step-00000008"] and trainer.checkpoint_dir is not None
+    assert torch.equal(read_checkpoint(trainer.checkpoint_dir / "step-00000008")[0]["model"]["weight"], seen[-1])
+
+
+def test_save_top_k_0_saves_nothing() -> None:
+    """Also not at the end of the run."""
+    assert saved(run([2, 1], {"monitor": "val/loss", "save_top_k": 0})) == []
 
 
 def test_the_first_of_equal_scores_stays() -> None:
@@ -306,12 +363,12 @@ def test_a_missing_metric_ends_the_run() -> None:
 
 
 def test_a_run_that_would_never_save_fails() -> None:
-    """Saving after validations only, without any, is an error after the first epoch."""
+    """Saving after validations only, without any, is an error before the first step."""
     trainer = make_trainer(max_epochs=3)
     trainer.add_checkpointing(save_on_train_epoch_end=False)
     with pytest.raises(MetricMissing, match="checkpoint waits for a validation, and there are no val_loaders"):
         trainer.train()
-    assert trainer.epoch == 0
+    assert trainer.step == 0
 
 
 def test_a_metric_that_is_sometimes_missing_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
@@ -412,7 +469,9 @@ def test_what_is_on_disk_equals_a_brute_force_search(
         ranked = [(step, score) for step, score in enumerate(scores, 1) if score is not None and not math.isnan(score)]
         finite = sorted((sign * score, step) for step, score in ranked)
         best = [step for _, step in finite[: len(finite) if top_k == -1 else top_k]]
-        kept = set(written) if top_k == -1 else {*best, *written[-2:]}
+        nans = [step for step in written if math.isnan(scores[step - 1] or 0.0)]
+        worst = nans[-max(top_k - len(finite), 0) or len(nans) :]  # they fill the places that are left
+        kept = set(written) if top_k == -1 else {*best, *worst, *written[-2:]}
         on_disk = {int(path.name[5:]) for path in Path(directory).glob("*/step-*")}
         assert on_disk == kept
         assert (hook.best_path.name if hook.best_path else None) == (f"step-{best[0]:08d}" if best else None)
@@ -555,6 +614,78 @@ def test_a_failure_in_a_step_is_saved_apart(accumulate: int, tmp_path: Path) -> 
     assert path.name == f"step-{done:08d}" and not (path.parent.parent / "checkpoints").exists()
     trainer = train(1.0, resume=path)
     assert (trainer.step, trainer.model.weight.item()) == (done + 2 // accumulate, done + 2 // accumulate)  # type: ignore[operator, union-attr]
+
+
+def train_with_schedule(output: Path, fail: Any = None, resume: Path | None = None, **options: Any) -> Trainer:
+    """Six steps with a scheduler; `fail` registers what raises in the third one."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizers = [torch.optim.SGD([parameter], 0.1) for parameter in model.parameters()]
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in optimizers]
+    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)]
+    trainer = GenericTrainer(
+        HooksConfig(lifecycle=[{"name": "checkpoint", "save_on_exception": True}]), model, optimizers, schedulers,
+        device="cpu", console=False, output_dir=str(output), loss_fn=nn.functional.mse_loss, **options,
+    )  # fmt: skip
+    if fail is not None:
+        fail(trainer)
+    trainer.fit(data, max_epochs=1, resume=resume)
+    return trainer
+
+
+def fail_at(event: str, last_optimizer: int = 0) -> Any:
+    """Return a function that makes a trainer fail at an event of its third step."""
+
+    def register(trainer: Trainer) -> None:
+        @trainer.on(event, name="fail", on_error="raise")
+        def fail(step: int, trainer: Trainer) -> None:
+            if step == 3 and trainer.event_args.optimizer_idx == last_optimizer:
+                raise RuntimeError("as planned")
+
+    return register
+
+
+@pytest.mark.parametrize(
+    ("fail", "place"),
+    [
+        (fail_at("after_optimizer_step", last_optimizer=1), "exception"),
+        (fail_at("train_batch_end"), "exception"),
+        (fail_at("step_end"), "checkpoints"),
+    ],
+    ids=["after_optimizer_step", "train_batch_end", "step_end"],
+)
+def test_a_failure_after_the_optimizer_step(fail: Any, place: str, tmp_path: Path) -> None:
+    """The checkpoint's name, counters, schedulers and weights are all of the same step, so a resumed run is exact."""
+    whole = train_with_schedule(tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="as planned"):
+        train_with_schedule(tmp_path / "failed", fail)
+    (path,) = (tmp_path / "failed").glob(f"*/{place}/*")
+    sections, meta = read_checkpoint(path)
+    assert (path.name, meta["step"], sections["progress"]["step"]) == ("step-00000003", 3, 3)
+    assert [one["last_epoch"] for one in sections["schedulers"]] == [3, 3]
+    resumed = train_with_schedule(tmp_path / "failed", resume=path)
+    assert (resumed.step, resumed.lr) == (6, whole.lr)
+    assert torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]
+
+
+def test_a_failure_between_two_optimizers(tmp_path: Path) -> None:
+    """The step counts from the first optimizer that stepped, and only the schedulers of those that stepped move."""
+    with pytest.raises(RuntimeError, match="as planned"):
+        train_with_schedule(tmp_path, fail_at("after_optimizer_step"))
+    (path,) = tmp_path.glob("*/exception/*")
+    sections, meta = read_checkpoint(path)
+    assert (path.name, meta["step"]) == ("step-00000003", 3)
+    assert [one["last_epoch"] for one in sections["schedulers"]] == [3, 2]
+
+
+def test_half_a_step_cannot_be_saved_after_the_optimizer_step(tmp_path: Path) -> None:
+    """Schedulers and other hooks have not seen the step yet."""
+
+    def save_at(trainer: Trainer) -> None:
+        trainer.on("after_optimizer_step", name="save", at=3, on_error="raise")(lambda: trainer.save_checkpoint())
+
+    with pytest.raises(CheckpointError, match="half a step cannot be saved"):
+        train_with_schedule(tmp_path, save_at)
 
 
 def test_a_failure_saves_nothing_by_default(tmp_path: Path) -> None:

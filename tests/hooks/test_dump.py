@@ -108,7 +108,7 @@ def test_without_weights_a_replay_needs_them_loaded() -> None:
     """A crash without weights is replayed after the right ones are loaded; before, the error says so."""
     trainer, (folder,) = crash(torch.ones(4, 3), state=False)
     assert not (folder / "state" / "model.safetensors").exists()
-    with pytest.raises(HooklineError, match="has no weights: load those of step 1"):
+    with pytest.raises(HooklineError, match="has no weights: load those before step 1"):
         replay_crash(folder, trainer)
     assert replay_crash(folder, trainer, weights_loaded=True).same
 

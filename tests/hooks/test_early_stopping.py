@@ -166,6 +166,38 @@ def test_other_reasons_end_a_run(config: dict[str, Any], losses: list[float], st
     assert (made, outcome) == (stops_after, "stopped") and reason is not None and words in reason
 
 
+@pytest.mark.parametrize(
+    ("config", "losses", "stops_after"),
+    [
+        ({"patience": 1}, [1, 2, 2, 2, 2, 2], 4),
+        ({"patience": 1, "check_on_train_epoch_end": True}, [1, 2, 2, 2, 2, 2], 4),
+        ({"patience": 1}, [1, 2, 2, 0.5, 2, 2], 5),  # an improvement starts the count again
+        ({"target": 1.5, "patience": 9}, [1, 1, 1, 1, 1], 4),
+        ({"divergence_threshold": 5}, [1, 9, 1, 1, 1], 2),
+        ({}, [1, NAN, 1, 1, 1], 2),
+    ],
+)
+def test_min_epochs(config: dict[str, Any], losses: list[float], stops_after: int) -> None:
+    """The run is not stopped before the fourth epoch is complete, unless the metric diverges or is NaN."""
+    assert ending(run(losses, {"monitor": "val/loss", "min_epochs": 4, **config}))[:2] == (stops_after, "stopped")
+
+
+def test_min_epochs_waits_for_the_end_of_the_epoch() -> None:
+    """With validations inside of epochs, too."""
+    trainer = run([1, 2, 2, 2, 2, 2], {"monitor": "val/loss", "min_epochs": 2, "patience": 1}, validate_every=1)
+    assert trainer.step == 4
+
+
+@pytest.mark.parametrize("how", ["count", "ignore"])
+def test_a_metric_that_is_nan_is_reported_once(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A run that continues all the same says so."""
+    trainer = run([1, NAN, NAN], {"monitor": "val/loss", "on_non_finite": how, "patience": 5})
+    assert [line for line in caplog.messages if "nan" in line] == [
+        "hook 'early_stopping': val/loss is nan after the validation at step 4"
+    ]
+    assert [event["value"] for event in trainer.record.events if event["kind"] == "metric_not_finite"] == ["nan"]
+
+
 def oracle(values: Sequence[float | None], config: dict[str, Any]) -> int | None:
     """Return the check, counted from 0, at which the documented rules stop the run; independent of the hook's code."""
     sign = 1 if config["mode"] == "min" else -1
@@ -248,7 +280,7 @@ def test_without_strict_it_is_warned_of_once(caplog: pytest.LogCaptureFixture) -
     ]
 
 
-def test_a_run_without_validation_fails_after_the_first_epoch() -> None:
+def test_a_run_without_validation_fails_before_its_first_step() -> None:
     """Waiting for a validation that cannot happen is an error."""
     trainer = GenericTrainer(
         HooksConfig(enable_early_stopping_hook=True), model := Scripted([]),
@@ -256,7 +288,7 @@ def test_a_run_without_validation_fails_after_the_first_epoch() -> None:
     )  # fmt: skip
     with pytest.raises(MetricMissing, match="there are no val_loaders"):
         trainer.fit([torch.ones(2)], max_epochs=3)
-    assert trainer.epoch == 0
+    assert trainer.step == 0
 
 
 @pytest.mark.req("002-34")

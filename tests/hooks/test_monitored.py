@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import CheckpointHook, EarlyStopping, GenericTrainer, ModelCheckpoint, Trainer, TrainingHook, read_metrics
+from hookline import (
+    CheckpointHook,
+    EarlyStopping,
+    GenericTrainer,
+    ModelCheckpoint,
+    SimpleTrainer,
+    Trainer,
+    TrainingHook,
+    read_metrics,
+)
 from hookline.errors import ConfigError, MetricMissing, TrainingError
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -467,3 +476,55 @@ def test_a_checkpoint_at_the_end_of_the_epoch_has_its_score(tmp_path: Path) -> N
     other = resumed_from(make_scored_trainer([3.0, 4.0], entry), whole, 4, tmp_path)
     assert whole.hooks.get("best_ones").best_score == 3
     assert other.hooks.get("best_ones").best_score == 3
+
+
+# ---- before the first step -------------------------------------------------------------------------------------------
+
+
+def validated(hook: TrainingHook, *others: TrainingHook, **options: Any) -> Trainer:
+    """Make a trainer with a validation loader and a sanity check."""
+    model = nn.Linear(2, 1)
+    trainer = SimpleTrainer(
+        model, batches(4), torch.optim.SGD(model.parameters(), 0.01), "cpu", step_fn=step_fn, console=False,
+        **{"val_dataloader": batches(2), "max_epochs": 2, **options},
+    )  # fmt: skip
+    for one in (hook, *others):
+        trainer.add_hook(one)
+    return trainer
+
+
+class AddsScore(TrainingHook):
+    """Adds a metric to each validation."""
+
+    def on_validation_end(self, metrics: dict[str, Any]) -> None:
+        metrics["val/score"] = 1.0
+
+
+class Validates(TrainingHook):
+    """Validates on data that the trainer was not given."""
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        trainer.validate(batches(1))
+
+
+@pytest.mark.parametrize("make", [EarlyStopping, CheckpointHook])
+def test_a_wrong_monitor_is_refused_by_the_sanity_check(make: Any) -> None:
+    """An epoch may take a day: the error comes before the first step."""
+    trainer = validated(make(monitor="val/los"))
+    with pytest.raises(MetricMissing, match="'val/los' is not measured by validations; did you mean 'val/loss'"):
+        trainer.train()
+    assert trainer.step == 0
+
+
+@pytest.mark.parametrize("make", [EarlyStopping, CheckpointHook])
+def test_what_only_the_first_epoch_can_show_is_not_refused(make: Any) -> None:
+    """A hook may add the metric or validate itself, and a loader that can be read once is not tried."""
+    trainer = validated(make(monitor="val/score"), AddsScore())
+    trainer.train()
+    assert trainer.step == 8
+    trainer = validated(Validates(), make(monitor="val/loss"), val_dataloader=None)
+    trainer.train()
+    assert trainer.step == 8
+    trainer = validated(make(monitor="val/los"), val_dataloader=iter(batches(9)))
+    with pytest.raises(MetricMissing, match="'val/los' was not measured after the validation at step 4"):
+        trainer.train()

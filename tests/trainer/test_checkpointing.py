@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import random
+import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,6 +125,43 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(caplog: pytest.LogCaptur
     second = make_trainer(seed=5, record=False)
     assert second.load_checkpoint(first.checkpoint_dir).name == "step-00000002"
     assert "skipped a damaged checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize(("how", "said"), [("emptied", "is empty"), ("linked", "is a link"), ("deleted", "is missing")])
+def test_the_newest_checkpoint_is_not_passed_over_silently(
+    how: str, said: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """The record says that it was saved; what is used instead is in the log and in the record."""
+    first = make_trainer()
+    first.add_checkpointing(save_every_n_steps=1)
+    first.train()
+    assert first.checkpoint_dir is not None and first.run_dir is not None
+    newest = first.checkpoint_dir / "step-00000003"
+    newest.rename(tmp_path / "elsewhere")
+    if how == "emptied":
+        newest.mkdir()
+    elif how == "linked":
+        newest.symlink_to(tmp_path / "elsewhere")
+    second = make_trainer(seed=5)
+    second.fit(resume=first.run_dir)
+    assert f"{newest}: {said}, although the run has saved it" in caplog.text
+    events = read_jsonl(first.run_dir / "events.jsonl")[0]
+    damaged = [event for event in events if event["kind"] == "checkpoint_damaged"]
+    assert [Path(event["instead"]).name for event in damaged] == ["step-00000002"]
+    caplog.clear()  # the resumed run has saved that step again, or has been set back to an earlier one since
+    make_trainer().fit(resume=first.run_dir)
+    assert "although" not in caplog.text
+
+
+def test_the_only_checkpoint_is_missing() -> None:
+    """Such a run does not start again at its first step, as one without a checkpoint does."""
+    first = make_trainer()
+    first.add_checkpointing()
+    first.train()
+    assert first.checkpoint_dir is not None
+    shutil.rmtree(first.checkpoint_dir / "step-00000003")
+    with pytest.raises(CheckpointError, match=r"no whole checkpoint in .* \(1 damaged\)"):
+        make_trainer().fit(resume=first.run_dir)
 
 
 def break_the_third_save(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:

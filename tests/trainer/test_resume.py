@@ -1,5 +1,8 @@
 """A run that is stopped anywhere resumes to the same curve, weights and optimizer state, bit for bit."""
 
+import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ from stopped_runs import SaveAndStop, bits_of, curve_of, run_in_parts
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
-from hookline import ResumableSampler, SimpleTrainer
+from hookline import EarlyStopping, ResumableSampler, SimpleTrainer
 from hookline.errors import CheckpointError
 
 BATCHES = 8  # of an epoch; there are two
@@ -295,3 +298,81 @@ def test_a_fork_is_a_new_run_with_a_lineage(tmp_path: Path) -> None:
     again = make_trainer(shuffling(), tmp_path)
     again.fit(resume=fork.run_dir)
     assert again.record.lineage == lineage
+
+
+# ---- a run that is killed while it stops -----------------------------------------------------------------------------
+
+
+def stopping_trainer(root: Path, why: str, kill: bool = False, patience: int = 1, **options: Any) -> SimpleTrainer:
+    """Make a trainer of 16 steps that saves each one and stops at the sixth; `kill` ends its process after that."""
+    torch.manual_seed(0)
+    trainer = make_trainer(shuffling(), root, val_loaders=[next(iter(shuffling()))], validate_every=2, **options)
+    trainer.add_checkpointing(save_every_n_steps=1)
+    if why == "early_stopping":
+        trainer.on("validation_end", name="worse")(lambda metrics, step: metrics.update({"val/score": -step}))
+        trainer.add_hook(EarlyStopping("val/score", mode="max", patience=patience, warmup=3))
+    else:
+        trainer.on("step_end", name="stop", at=6)(lambda trainer: trainer.request_stop("seen enough"))
+    if kill:
+        trainer.on("checkpoint_save", name="kill")(
+            lambda step: os.kill(os.getpid(), signal.SIGKILL) if step == 6 else 0
+        )
+    return trainer
+
+
+def killed_while_stopping(root: Path, why: str, **options: Any) -> Path:
+    """Return the directory of such a run."""
+    child = os.fork()
+    if child == 0:
+        try:
+            stopping_trainer(root, why, kill=True, **options).train()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    (run,) = root.iterdir()
+    return run
+
+
+def outcome_of(run: Path) -> tuple[str, str]:
+    described = json.loads((run / "run.json").read_text())
+    return described["outcome"], described["reason"]
+
+
+@pytest.mark.parametrize("options", [{}, {"async_save": True}], ids=["waiting", "async_save"])
+@pytest.mark.parametrize("why", ["early_stopping", "request_stop"])
+def test_a_run_that_is_killed_while_it_stops_stays_stopped(why: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Its stop is part of the checkpoint: the resumed run ends there, for the same reason. Resumed again, it trains."""
+    whole = stopping_trainer(tmp_path / "whole", why)
+    whole.train()
+    assert whole.step == 6 and whole.run_dir is not None
+    run = killed_while_stopping(tmp_path / "killed", why, **options)
+    resumed = stopping_trainer(tmp_path / "killed", why)
+    resumed.fit(resume=run)
+    assert (resumed.step, outcome_of(run)) == (6, outcome_of(whole.run_dir))
+    assert bits_of(resumed.model.state_dict().values()) == bits_of(whole.model.state_dict().values())
+    again = stopping_trainer(tmp_path / "killed", why)
+    again.fit(resume=run)
+    assert again.step > 6
+
+
+@pytest.mark.parametrize("change", [{"max_steps": 20}, {"patience": 3}, {"fork": True}], ids=str)
+def test_a_stop_under_other_terms_is_not_repeated(change: dict[str, Any], tmp_path: Path) -> None:
+    """Another length of the run, another patience or a fork ask for more steps."""
+    run = killed_while_stopping(tmp_path, "early_stopping")
+    fork, options = change.pop("fork", False), {"max_epochs": None, **change} if "max_steps" in change else change
+    resumed = stopping_trainer(tmp_path, "early_stopping", **options)
+    resumed.fit(resume=run, fork=fork)
+    assert resumed.step > 6
+
+
+def test_a_signal_stops_only_this_attempt(tmp_path: Path) -> None:
+    """But a stop that a hook requested in the same step is the run's."""
+    for why, steps in (("early_stopping", 6), ("nothing", 16)):
+        trainer = stopping_trainer(tmp_path, why) if steps == 6 else make_trainer(shuffling(), tmp_path)
+        trainer.on("after_backward", name="signal", at=6)(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(SystemExit):
+            trainer.train()
+        assert trainer.run_dir is not None and outcome_of(trainer.run_dir)[0] == "interrupted"
+        resumed = stopping_trainer(tmp_path, why) if steps == 6 else make_trainer(shuffling(), tmp_path)
+        resumed.fit(resume=trainer.run_dir)
+        assert resumed.step == steps

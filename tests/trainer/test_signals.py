@@ -5,15 +5,17 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from hookline import Trainer, TrainingHook, get_trainer
+from hookline.checkpoints.store import read_manifest
 from hookline.errors import CheckpointError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -82,6 +84,18 @@ def test_a_signal_ends_the_run_in_order(number: signal.Signals, leaves: type[Bas
     whole = make_trainer(record=False)
     whole.train()
     assert torch.equal(again.model.weight, whole.model.weight)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGTERM, "a second one"), (signal.SIGINT, "press Ctrl-C again")])
+def test_a_signal_is_acknowledged_at_once(number: signal.Signals, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Before the step is over, with a word about how to end without waiting; nothing with console=False."""
+    for console in (True, False):
+        trainer, seen = make_trainer(console=console), []
+        trainer.add_hook(Killed(number))
+        trainer.on("before_optimizer_step", at=3)(lambda seen=seen: seen.append(capfd.readouterr().err))
+        with pytest.raises((SystemExit, KeyboardInterrupt)):
+            trainer.train()
+        assert (f"the run ends when this step is done and saved; {said}" in seen[0]) is console
 
 
 @pytest.mark.parametrize("options", [{"record": False}, {"fast_dev_run": 4}])
@@ -183,6 +197,22 @@ def test_a_second_ctrl_c_leaves_at_once() -> None:
     assert hook.received == ["step 1", "step 2", "exception", "end: KeyboardInterrupt"]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["waiting", "async_save"])
+@pytest.mark.parametrize("event", ["after_backward", "step_end", "checkpoint_save"])
+@pytest.mark.parametrize("filename", [None, "mine_{step}"])
+def test_a_signal_around_a_save_saves_once(filename: str | None, event: str, asynchronous: bool) -> None:
+    """A checkpoint that a hook writes of the same state is enough, whatever its name and whenever the signal comes."""
+    trainer = make_trainer(max_epochs=2, async_save=asynchronous)
+    trainer.add_checkpointing(save_every_n_epochs=None, save_every_n_steps=4, filename=filename)
+    trainer.on(event, name="signal")(lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 4 else None)
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert trainer.checkpoint_dir is not None
+    steps = [read_manifest(path)["meta"]["step"] for path in trainer.checkpoint_dir.iterdir()]
+    # A save in the background is reported some steps later; the last of them is then saved as well.
+    assert 4 in steps and len(steps) == len(set(steps)) and max(steps) == trainer.step
+
+
 def test_a_failing_save_does_not_end_silently() -> None:
     """If the checkpoint cannot be written, the run ends with that error."""
     trainer, hook = make_trainer(), Killed(signal.SIGTERM)
@@ -266,6 +296,134 @@ def test_workers_that_get_ctrl_c_too() -> None:
         trainer.train()
     assert trainer.step == trainer.progress.steps_done == 1
     assert json.loads((trainer.run_dir / "run.json").read_text())["reason"] == "SIGINT"  # type: ignore[operator]
+
+
+# ---- a signal to the process group -----------------------------------------------------------------------------------
+
+
+class Deadly(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Ends its whole process group when a certain sample is read, from inside a worker."""
+
+    def __init__(self, deadly: int | None) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x, self.y = torch.randn(48, 3, generator=generator), torch.randn(48, 1, generator=generator)
+        self.deadly = deadly
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index == self.deadly and get_worker_info() is not None:
+            os.killpg(0, signal.SIGTERM)
+        return self.x[index], self.y[index]
+
+
+def train_with_workers(how: str = "", deadly: int | None = None, resume: Path | None = None, **options: Any) -> Trainer:
+    """24 batches from two workers; `how` says which processes are ended in the third step, or nothing."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Dropout(0.1))
+    batches = 0
+
+    def step(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        nonlocal batches
+        batches += 1
+        if how and batches == 3:
+            workers = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+            # From another process: torch's workers end without an error if their parent asks them to.
+            if (killer := os.fork()) == 0:
+                if how == "group":
+                    os.killpg(0, signal.SIGTERM)
+                for pid in workers:
+                    os.kill(pid, signal.SIGKILL if how == "only workers" else signal.SIGTERM)
+                os._exit(0)
+            for pid in workers:
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # torch's handler of SIGCHLD is called from here on
+            os.waitpid(killer, 0)
+            if how == "workers first":
+                os.kill(os.getpid(), signal.SIGTERM)
+        return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    loader = DataLoader(Deadly(deadly), batch_size=2, num_workers=2)
+    trainer = get_trainer(
+        "simple", model, loader, torch.optim.SGD(model.parameters(), 0.1), "cpu", step_fn=step, console=False, **options
+    )
+    trainer.fit(resume=resume)
+    return trainer
+
+
+def end_of_group(**how: Any) -> int:
+    """Train in a process group of its own, and return the exit status of its first process."""
+    child = os.fork()
+    if child:
+        return status_of(child)
+    try:
+        os.setsid()
+        train_with_workers(**how)
+    except SystemExit as left:
+        os._exit(int(left.code or 0))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def check_resumed(**options: Any) -> None:
+    """Resume the only run, and compare it with one that was never stopped."""
+    (run,) = Path("runs").iterdir()
+    assert json.loads((run / "run.json").read_text())["outcome"] == "interrupted"
+    resumed, whole = train_with_workers(resume=run, **options), train_with_workers(record=False, **options)
+    for one, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("how", ["group", "workers first"])
+def test_a_signal_to_the_process_group(how: str) -> None:
+    """The loader's workers die before the step is over: it is completed and saved, and the exit status is the usual."""
+    assert end_of_group(how=how) == 143
+    assert [path.name for path in Path("runs").glob("*/checkpoints/*")] == ["step-00000003"]
+    check_resumed()
+
+
+def test_a_signal_to_the_process_group_while_a_batch_is_read() -> None:
+    """A batch that never comes is not a failure: the steps that are done are saved."""
+    assert end_of_group(deadly=20) == 143
+    assert len(list(Path("runs").glob("*/checkpoints/step-*"))) == 1
+    check_resumed()
+
+
+def test_a_step_whose_batches_never_come_is_saved_apart() -> None:
+    """Half a window cannot be resumed exactly, so that a plain resume starts from the checkpoint before it."""
+    assert end_of_group(how="group", accumulate=12) == 143
+    assert [path.name for path in Path("runs").glob("*/exception/*")] == ["step-00000000"]
+    (run,) = Path("runs").iterdir()
+    assert '"kind":"loader_failed"' in (run / "events.jsonl").read_text()
+    check_resumed(accumulate=12)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("deadly", range(1, 48, 2))
+def test_a_signal_to_the_process_group_at_any_sample(deadly: int) -> None:
+    """Wherever the run is when a worker reads this sample, nothing is lost."""
+    assert end_of_group(deadly=deadly) == 143
+    check_resumed()
+
+
+def test_a_worker_that_dies_alone_is_reported_by_its_loader() -> None:
+    """Not in the middle of a step; the error also says what torch's handler had to say."""
+    with pytest.raises(RuntimeError, match="exited unexpectedly") as caught:
+        train_with_workers(how="only workers", max_epochs=2)
+    assert any("killed by signal: Killed" in note for note in caught.value.__notes__)
+
+
+def test_a_worker_that_dies_in_a_run_after_one_that_sigterm_ended() -> None:
+    """A process that survives its SystemExit, as a notebook does, may train again."""
+    trainer = make_trainer()
+    trainer.add_hook(Killed(signal.SIGTERM))
+    train_with_workers()  # installs torch's handler
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert end_of_group(how="group") == 143
+    test_a_worker_that_dies_alone_is_reported_by_its_loader()
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bdb
 import inspect
 import itertools
 import logging

@@ -1,10 +1,11 @@
 """Rank checkpoints by a score and delete the ones that are no longer wanted.
 
-The newest two that verify are never deleted.
+The newest two that verify are never deleted, or only the newest if the user says so.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Collection, Iterable, Sequence
@@ -20,7 +21,7 @@ NEVER_DELETED = 2  # the newest that verify: one may be torn by the very crash a
 
 @dataclass(frozen=True)
 class RankedCheckpoint:
-    """A checkpoint on disk: its name, its step, and its score if it has one."""
+    """A checkpoint on disk: its name, its step, and its score if it has one; NaN is the worst score."""
 
     name: str
     step: int
@@ -28,25 +29,33 @@ class RankedCheckpoint:
 
 
 def best_first(checkpoints: Iterable[RankedCheckpoint], mode: str) -> list[RankedCheckpoint]:
-    """Return those with a score, best first; of equal scores the older comes first, so a tie replaces nothing."""
+    """Return those with a score, best first; of equal scores the older comes first, so a tie replaces nothing.
+
+    Scores that are not finite come last, the newest of them first: none is better than another.
+    """
     sign = 1 if mode == "min" else -1
-    ranked = [(sign * one.score, one.step, one.name, one) for one in checkpoints if one.score is not None]
-    return [one for *_, one in sorted(ranked, key=lambda row: row[:3])]
+
+    def rank(score: float, one: RankedCheckpoint) -> tuple[bool, float, int, str]:
+        is_finite = math.isfinite(score)
+        return not is_finite, sign * score if is_finite else 0.0, one.step if is_finite else -one.step, one.name
+
+    scored = [(rank(one.score, one), one) for one in checkpoints if one.score is not None]
+    return [one for _, one in sorted(scored, key=lambda row: row[0])]
 
 
 def is_among_best(score: float, checkpoints: Sequence[RankedCheckpoint], top_k: int, mode: str) -> bool:
     """Return whether a new checkpoint with this score would be one of the best.
 
     Args:
-        score: The new checkpoint's score.
+        score: The new checkpoint's score; one that is not finite is worse than all that are.
         checkpoints: Those on disk.
         top_k: How many are kept; `KEEP_ALL` for every one.
         mode: "min" if lower scores are better, else "max".
     """
-    ranked = best_first(checkpoints, mode)
+    ranked = [one.score for one in best_first(checkpoints, mode) if one.score is not None and math.isfinite(one.score)]
     if top_k == KEEP_ALL or len(ranked) < top_k:
         return True
-    worst = ranked[top_k - 1].score if top_k else None
+    worst = ranked[top_k - 1] if top_k else None
     return worst is not None and (score < worst if mode == "min" else score > worst)
 
 
@@ -60,13 +69,16 @@ def surplus(checkpoints: Sequence[RankedCheckpoint], top_k: int, mode: str, keep
     return [one for one in checkpoints if one not in wanted]
 
 
-def delete_checkpoints(directory: Path, names: Sequence[str], trusted: Collection[str] = ()) -> list[str]:
-    """Delete checkpoints, except the newest two that verify.
+def delete_checkpoints(
+    directory: Path, names: Sequence[str], trusted: Collection[str] = (), never: int = NEVER_DELETED
+) -> list[str]:
+    """Delete checkpoints, except the newest that verify.
 
     Args:
         directory: Where they are.
         names: Those to delete.
         trusted: Names of checkpoints that this process wrote itself; their bytes are not read again.
+        never: How many of the newest are not deleted.
 
     Returns:
         Those of the names that do not exist any more, deleted here or before.
@@ -76,7 +88,7 @@ def delete_checkpoints(directory: Path, names: Sequence[str], trusted: Collectio
     for path in list_checkpoints(directory) if existing else []:
         if path.name in trusted or not verify_checkpoint(path):
             protected.add(path.name)
-        if len(protected) == NEVER_DELETED:
+        if len(protected) == never:
             break
     for name in existing:
         if name not in protected:

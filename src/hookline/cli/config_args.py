@@ -30,12 +30,13 @@ def read_config(words: list[str], more: Sequence[str] = (), hooks: Sequence[str]
     Returns:
         The config, and whether it was read from a file.
     """
-    sources = [word for word in words if "=" not in word or _is_file(word)]
+    changes = overrides_among(words)
+    sources = [word for word in words if word not in changes]
     for word in sources:
         begins_like_a_path = word.split(".")[0] in RunConfig.model_fields
         if begins_like_a_path and not word.endswith(FORMATS) and not _is_file(word):
             raise ConfigError(word, f"an override needs a value: {word}=value (and a config file ends in {FORMATS[0]})")
-    overrides = [*(word for word in words if word not in sources), *more]
+    overrides = [*changes, *more]
     if len(sources) > 1:
         raise ConfigError("", f"one config at a time, got {' and '.join(sources)}; overrides look like a.b=value")
     with as_file(DEFAULT) as default:
@@ -67,6 +68,11 @@ def add_hook(config: dict[str, Any], name: str) -> None:
 def _names_of(entry: Any) -> list[Any]:
     """Return the instance name of an entry in a list of hooks."""
     return [entry.get("as") or entry.get("name")] if isinstance(entry, dict) else []
+
+
+def overrides_among(words: Sequence[str]) -> list[str]:
+    """Return the words that change a value of the config; the name of a file may contain an equals sign, too."""
+    return [word for word in words if "=" in word and not _is_file(word)]
 
 
 def check_whole(config: Mapping[str, Any], where: str, call: str) -> None:

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     # The run may have been built in code, or come from another machine: what its config names must be allowed again.
     trainer = trainer_from_config(config, allow=options.allow, from_file=True, device=options.device)
     trainer.find_nan_by = f"hookline train {shlex.quote(str(run_dir / CONFIG))} --hook nan_forensics"
-    return train_and_report(trainer, options.debug, resume=path, fork=options.fork)
+    return train_and_report(trainer, options, resume=path, fork=options.fork)
 
 
 def _redacted(tree: Any, path: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ from hookline import _checks
 from hookline.checkpoints.names import NameTemplate
 from hookline.checkpoints.retention import (
     KEEP_ALL,
+    NEVER_DELETED,
     RankedCheckpoint,
     best_first,
     delete_checkpoints,
@@ -49,11 +50,12 @@ class CheckpointHook(MetricHook):
     """Saves checkpoints and keeps the newest or the best of them; also known as `ModelCheckpoint`.
 
     With `monitor`, a checkpoint is saved only if it is among the best `save_top_k`; `best_path` and the link ``best``
-    lead to the best one. Values that are not finite are never among the best. A training metric (``train/…``) is
-    evaluated at the steps that are saved, or else at the end of epochs. For any other metric, checkpoints by steps or
-    time have no score and stay while they are among the newest two, which are never deleted.
+    lead to the best one. A value that is not finite is reported once and ranked as the worst. A training metric
+    (``train/…``) is evaluated at the steps that are saved, or else at the end of epochs. For any other metric,
+    checkpoints by steps or time have no score and stay while they are among the newest two, which are never deleted.
 
-    A failure to save ends the run, unless the trainer's `on_save_error` says otherwise.
+    A run that ends in order without having saved anything saves its last step. A failure to save ends the run, unless
+    the trainer's `on_save_error` says otherwise.
 
     Args:
         save_every_n_epochs: Save after every n-th epoch; with `monitor`, evaluate only validations of those epochs.
@@ -67,7 +69,9 @@ class CheckpointHook(MetricHook):
         filename: A template, which may name metrics: ``epoch_{epoch}_loss_{val/loss:.2f}``.
         auto_insert_metric_name: Write ``name=`` before each value of `filename`.
         save_on_exception: Save when the run fails: between two steps as always; in the middle of a step into
-            ``exception/``, to resume after the batch that failed.
+            ``exception/``, to resume after the batch that failed. The step counts if an optimizer has stepped.
+        keep_previous: Never delete the checkpoint before the newest either: it is needed if the disk damages the
+            newest. Without it, `save_top_k=1` leaves one on disk.
 
     Raises:
         ConfigError: If a parameter has an invalid value.
@@ -90,6 +94,7 @@ class CheckpointHook(MetricHook):
         filename: str | None = None,
         auto_insert_metric_name: bool = True,
         save_on_exception: bool = False,
+        keep_previous: bool = True,
     ) -> None:
         optional, integer, string = _checks.optional, _checks.integer, _checks.string
         self.save_every_n_epochs = optional(integer, save_every_n_epochs, "save_every_n_epochs", at_least=1)
@@ -98,6 +103,7 @@ class CheckpointHook(MetricHook):
         self.monitor, self.mode = optional(string, monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
         default = KEEP_ALL if monitor is None else 1
         self.save_top_k = default if save_top_k is None else integer(save_top_k, "save_top_k", at_least=KEEP_ALL)
+        self.keep_previous = _checks.boolean(keep_previous, "keep_previous")
         self.save_last = _checks.boolean(save_last, "save_last")
         self.save_on_exception = _checks.boolean(save_on_exception, "save_on_exception")
         self.filename = optional(string, filename, "filename")
@@ -138,7 +144,7 @@ class CheckpointHook(MetricHook):
         if not at_step and not (has_epochs and (measurement.epoch + 1) % (self.save_every_n_epochs or 1) == 0):
             return
         self._forget_deleted()
-        score, kept = self._score(measurement), list(self.kept)
+        score, kept = self._score(trainer, measurement), list(self.kept)
         # The one that is being written in the background counts, or a worse one would be saved after it.
         if self._writing is not None and self._writing.name == trainer.saving:
             kept.append(RankedCheckpoint(self._writing.name, self._writing.step, self._writing.score))
@@ -169,14 +175,17 @@ class CheckpointHook(MetricHook):
             found.append(one)
         self.kept = found
 
-    def _score(self, measurement: Measurement) -> float | None:
+    def _score(self, trainer: RunControl, measurement: Measurement) -> float | None:
         """Return what the checkpoint is ranked by; without a metric the newest is the best."""
         if self.monitor is None:
             return float(measurement.step if self.mode == "max" else -measurement.step)
         if measurement.source == "step" and not is_step_metric(self.key) and self.key not in measurement.metrics:
             return None  # validations or epochs measure the metric; steps are saved without a score
         value = self.monitored_value(measurement)
-        return value if value is not None and math.isfinite(value) else None
+        if value is not None and not math.isfinite(value):
+            self.report_non_finite(trainer, measurement, value)
+            return math.nan  # an infinity must not be the best in one of the modes
+        return value
 
     def _make_name(self) -> str:
         """Name the requested checkpoint when it is written; a validation of its step may have been made by then.
@@ -221,6 +230,17 @@ class CheckpointHook(MetricHook):
         super().reset()
         self.kept, self._requested, self._writing, self._directory = [], None, None, None
 
+    def save_last_step(self, trainer: RunControl) -> None:
+        """Request a checkpoint of a run that ends in order, if none was written; the trainer calls this.
+
+        At `on_train_end` it would be too late: early stopping may have restored the weights of another step by then.
+        """
+        is_scheduled = self._at_steps or self.monitor is not None or self.save_every_n_epochs is not None
+        is_saved = bool(self.kept or self._written or self._requested or self._writing)
+        if is_scheduled and self.save_top_k and not is_saved and trainer.step and trainer.checkpoint_dir is not None:
+            self._requested = Request(trainer.step, trainer.epoch)
+            trainer.save(self._make_name)
+
     def on_train_end(self, trainer: RunControl) -> None:
         """Save a failed run, outside of the ranking, unless this step is saved already."""
         self.warn_if_never_evaluated(trainer)
@@ -247,7 +267,8 @@ class CheckpointHook(MetricHook):
         wanted = {name for hook in hooks if isinstance(hook, CheckpointHook) for name in hook.wanted}
         names = [one.name for one in self.kept if one.name not in wanted | trainer.requested_checkpoints]
         try:
-            deleted = delete_checkpoints(path.parent, names, self._written)
+            never = NEVER_DELETED if self.keep_previous else 1
+            deleted = delete_checkpoints(path.parent, names, self._written, never)
         except OSError as error:  # the next save tries again
             self.warn(f"a checkpoint cannot be deleted: {error}")
         else:
@@ -276,7 +297,8 @@ class CheckpointHook(MetricHook):
 
     @property
     def _best(self) -> RankedCheckpoint | None:
-        return next(iter(best_first(self.kept, self.mode)), None) if self.save_top_k else None
+        best = next(iter(best_first(self.kept, self.mode)), None) if self.save_top_k else None
+        return None if best is None or best.score is None or not math.isfinite(best.score) else best
 
     @property
     def best_path(self) -> Path | None:

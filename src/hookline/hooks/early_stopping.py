@@ -41,6 +41,7 @@ class EarlyStopping(MetricHook):
             them is kept on the host and saved with checkpoints.
         strict: Whether a missing metric ends the run instead of being warned of.
         verbose: Print a line for each check.
+        min_epochs: Do not stop before this many epochs are complete, unless the metric diverges or is not finite.
 
     Raises:
         ConfigError: If a parameter has an invalid value.
@@ -65,6 +66,7 @@ class EarlyStopping(MetricHook):
         restore_best_weights: bool = False,
         strict: bool = True,
         verbose: bool = False,
+        min_epochs: int = 0,
     ) -> None:
         self.monitor, self.mode = _checks.string(monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
         self.strict, self.verbose = _checks.boolean(strict, "strict"), _checks.boolean(verbose, "verbose")
@@ -74,6 +76,7 @@ class EarlyStopping(MetricHook):
         self.check_on_train_epoch_end = _checks.boolean(check_on_train_epoch_end, "check_on_train_epoch_end")
         steps = _checks.optional(_checks.integer, check_every_n_steps, "check_every_n_steps", at_least=1)
         self.check_every_n_steps = steps
+        self.min_epochs = _checks.integer(min_epochs, "min_epochs", at_least=0)
         self.warmup, self._warmup = warmup, Quantity.parse(warmup, "warmup")
         if self._warmup.unit not in ("steps", "epochs"):
             raise ConfigError("warmup", f"{warmup!r}: count in steps or epochs")
@@ -83,6 +86,7 @@ class EarlyStopping(MetricHook):
         self.restore_best_weights = self.intervenes = _checks.boolean(restore_best_weights, "restore_best_weights")
         self.best: float | None = None
         self.best_step = self.waited = 0
+        self._waiting: str | None = None  # a reason to stop that waits for the end of the epoch `min_epochs`
         self._best_weights: dict[str, Any] | None = None
         self._validated_weights: tuple[int, dict[str, Any]] | None = None  # with their step, until the epoch ends
         at_epochs = self.check_on_train_epoch_end
@@ -104,20 +108,35 @@ class EarlyStopping(MetricHook):
         done = measurement.epoch + 1 if self._warmup.unit == "epochs" else measurement.step
         if value is None or done <= self._warmup.amount:
             return
-        if not math.isfinite(value) and self.on_non_finite == "ignore":
-            return
-        # Compare with the best value first: the one that reaches the target is the best.
-        reason = self._compare_with_best(trainer, value, measurement.step)
-        limit = self.divergence_threshold
         if not math.isfinite(value):
-            reason = f"{self.monitor} is {value}" if self.on_non_finite == "stop" else reason
-        elif self._reaches_target(value):
+            self.report_non_finite(trainer, measurement, value)
+            if self.on_non_finite == "ignore":
+                return
+        # Compare with the best value first: the one that reaches the target is the best.
+        reason, can_wait = self._compare_with_best(trainer, value, measurement.step), True
+        limit = self.divergence_threshold
+        if not math.isfinite(value) and self.on_non_finite == "stop":
+            reason, can_wait = f"{self.monitor} is {value}", False
+        elif math.isfinite(value) and self._reaches_target(value):
             reason = f"{self.monitor} {value:.6g} has reached its target {self.target:.6g}"
-        elif limit is not None and is_better(self.mode, limit, value):
+        elif math.isfinite(value) and limit is not None and is_better(self.mode, limit, value):
             reason = f"{self.monitor} {value:.6g} is worse than {limit:.6g}, its divergence threshold"
-        if reason is not None:
-            self._print(f"stopping: {reason}")
-            trainer.request_stop(reason)
+            can_wait = False
+        is_early = measurement.epoch + (measurement.source == "epoch") < self.min_epochs
+        self._waiting = reason if can_wait and is_early else None
+        if reason is not None and self._waiting is None:
+            self._stop(trainer, reason)
+
+    def _stop(self, trainer: RunControl, reason: str) -> None:
+        self._waiting = None
+        self._print(f"stopping: {reason}")
+        trainer.request_stop(reason)
+
+    def on_epoch_end(self, trainer: RunControl, step: int, epoch: int) -> None:
+        """Check at the end of epochs if that was configured, then stop if only `min_epochs` was in the way."""
+        super().on_epoch_end(trainer, step, epoch)
+        if self._waiting is not None and epoch + 1 >= self.min_epochs:
+            self._stop(trainer, self._waiting)
 
     def _reaches_target(self, value: float) -> bool:
         return self.target is not None and not is_better(self.mode, self.target, value)
@@ -167,7 +186,7 @@ class EarlyStopping(MetricHook):
     def reset(self) -> None:
         """Forget the best value and its weights."""
         super().reset()
-        self.best, self.best_step, self.waited = None, 0, 0
+        self.best, self.best_step, self.waited, self._waiting = None, 0, 0, None
         self._best_weights = self._validated_weights = None
 
     def on_validation_end(self, trainer: RunControl, step: int, epoch: int, metrics: Mapping[str, Any]) -> None:
@@ -193,6 +212,7 @@ class EarlyStopping(MetricHook):
             "best": self.best, "best_step": self.best_step, "waited": self.waited, "seen": self._was_found,
             "best_weights": self._best_weights, **self.measurement_state(),
             "validated_weights": self._validated_weights, "about": self.monitored,
+            **({} if self._waiting is None else {"waiting": self._waiting}),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -200,6 +220,7 @@ class EarlyStopping(MetricHook):
         if self.load_measurement_state(state):
             self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
             self._best_weights, self._validated_weights = state["best_weights"], state.get("validated_weights")
+            self._waiting = state.get("waiting")
 
 
 def _copy_to_host(model: torch.nn.Module) -> dict[str, Any]:

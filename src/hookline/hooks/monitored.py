@@ -83,6 +83,27 @@ class MetricHook(NamedHook):
             problem = f"{self.monitor!r} is measured by validations, and none are scheduled (validate_every is null)"
             self.warn(f"{problem}; set validate_every, or call trainer.validate() from a hook")
 
+    def check_monitor(self, trainer: RunControl, measured: Collection[str] | None) -> None:
+        """Refuse a metric of validations that none will measure; the trainer calls this before the first step.
+
+        Args:
+            trainer: The run.
+            measured: What the sanity check measured; None if there was none.
+
+        Raises:
+            MetricMissing: If `strict` says that a missing metric is an error.
+        """
+        # A user's hook may add the metric to a validation, or validate on other data: then the first epoch shows it.
+        others = [entry for entry in trainer.hooks.entries() if entry.enabled and not entry.built_in]
+        adds = any(event.startswith("on_validation_") for entry in others for event in entry.listeners)
+        validates = any("trainer" in listener.wanted for entry in others for listener in entry.listeners.values())
+        if not trainer.has_validation:
+            if (self._at_validations or self._needs_validation) and not validates:
+                self._handle_missing(f"{self.registered_name} waits for a validation, and there are no val_loaders")
+        elif self._needs_validation and not adds and measured is not None and self.key not in measured:
+            nearby = nearest(self.key, measured)
+            self._handle_missing(f"metric {self.monitor!r} is not measured by validations; {nearby}")
+
     def on_train_batch_end(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Store what `step_fn` and other hooks measured until the end of the step."""
         found = floats(metrics)
@@ -164,6 +185,12 @@ class MetricHook(NamedHook):
             nearby = nearest(key, [*measurement.metrics, *measurement.optional])
             self._handle_missing(f"metric {self.monitor!r} was not measured {measurement}{hint}; {nearby}")
         return None
+
+    def report_non_finite(self, trainer: RunControl, measurement: Measurement, value: float) -> None:
+        """Warn and record, once in a run, that the metric is NaN or infinite."""
+        if "non-finite" not in self._warned_once:
+            self.note(trainer, "metric_not_finite", monitor=self.monitor, value=str(value))
+        self.warn(f"{self.monitor} is {value} {measurement}", once="non-finite")
 
     def _handle_missing(self, problem: str) -> None:
         if self.strict or (self.strict is None and not self._was_found):

@@ -19,6 +19,7 @@ from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
 from hookline.core.failures import hook_notes, logger
 from hookline.errors import CheckpointError, error_text
+from hookline.record.reader import read_jsonl
 from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
 from hookline.trainer.rng import restore_rng, rng_state
 
@@ -47,6 +48,10 @@ class PendingSave:
     name: str
     args: SavedArgs
     written: Future[Path]
+    state: SavedState
+
+
+SavedState = tuple[int, int, bool]  # steps and micro-batches that are done, and whether the epoch is over
 
 
 class Checkpointer:
@@ -63,6 +68,8 @@ class Checkpointer:
         self._pending: PendingSave | None = None
         self.requests: list[SaveName] = []  # names of the checkpoints to write at the next boundary
         self.requested_names: set[str] = set()  # those that were requested by `save`
+        self.needs_save = False  # whether to write a checkpoint at the next boundary unless there is one of that state
+        self._saved: SavedState | None = None  # the state that is durable and was saved last
 
     @property
     def saving(self) -> str | None:
@@ -72,12 +79,17 @@ class Checkpointer:
     # ---- saving ----------------------------------------------------------------------------------------------------
 
     def begin_run(self) -> None:
-        """Forget which checkpoints of the last run were requested."""
+        """Forget which checkpoints of the last run were requested and written."""
         self.requested_names.clear()
+        self.needs_save, self._saved = False, None
 
     def request(self, name: SaveName) -> None:
-        """Write a checkpoint at the next boundary. A signal handler calls this, so it only appends."""
+        """Write a checkpoint at the next boundary."""
         self.requests.append(name)
+
+    def request_unless_saved(self) -> None:
+        """Write a checkpoint at the next boundary unless there is one. A signal handler calls this: it only assigns."""
+        self.needs_save = True
 
     def save_requested(self) -> None:
         """Write the requested checkpoints, each name once, in the background with `async_save`.
@@ -87,10 +99,13 @@ class Checkpointer:
         """
         trainer = self._trainer
         names, self.requests = self.requests, []
-        if not names or trainer.options.fast_dev_run:
+        if not (names or self.needs_save) or trainer.options.fast_dev_run:
             return
         self.finish()  # before functions are called for names: they may look at what is on disk
-        unnamed = self._step_name()
+        # A signal may arrive at any point of a save, also right after it: then the state is saved already.
+        if not names and self._saved != self._state:
+            names = [None]
+        self.needs_save, unnamed = False, self._step_name()
         for name in dict.fromkeys((one() if callable(one) else one) or unnamed for one in names):
             self.finish()  # one at a time: the copy of the pending save would be overwritten
             with self._on_save_error(trainer.progress.steps_done):
@@ -99,7 +114,7 @@ class Checkpointer:
                     copied = self._memory.snapshot(self._collect())
                     threads = ThreadPoolExecutor(1, thread_name_prefix="hookline-save")
                     written = threads.submit(write_checkpoint, directory, name, copied, meta)
-                    self._pending = PendingSave(name, SavedArgs(trainer.event_args), written)
+                    self._pending = PendingSave(name, SavedArgs(trainer.event_args), written, self._state)
                     threads.shutdown(wait=False)  # the thread ends with its work: between saves there is none to fork
                 else:  # a run that is closing has nothing else to do
                     trainer.save_checkpoint(name)
@@ -109,19 +124,25 @@ class Checkpointer:
         """Write a checkpoint and fire on_checkpoint_save once it is durable."""
         directory, meta = self._prepare()
         path = write_checkpoint(directory, name or self._step_name(), self._collect(), meta)
+        self._saved = self._state
         self._report_saved(path, self._trainer.event_args)
         return path
+
+    @property
+    def _state(self) -> SavedState:
+        progress = self._trainer.progress
+        return progress.steps_done, progress.batches, progress.epoch_over
 
     def _prepare(self) -> tuple[Path, dict[str, Any]]:
         """Bring everything logged so far to the disk, and return directory and meta of a checkpoint of this state.
 
-        After a failure in the middle of a step the unfinished step is left out: a run that resumes there starts after
-        the batch that failed. The uninterrupted run never was in that state, so such a checkpoint is written where
-        resuming the run does not find it.
+        After a failure in the middle of a step the step is left out unless an optimizer has stepped: the counters are
+        those of the weights, and a run that resumes there starts after the batch that failed. The uninterrupted run
+        never was in that state, so such a checkpoint is written where resuming the run does not find it.
         """
         trainer, progress = self._trainer, self._trainer.progress
-        in_step, other = progress.step != progress.steps_done, trainer.event_args.is_other_batch
-        if (in_step or other) and trainer.status != "error":
+        in_step, other = trainer.loop.is_in_step, trainer.event_args.is_other_batch
+        if (in_step or other) and trainer.status == "training":
             what = "validation" if other else "step"
             raise CheckpointError(f"half a {what} cannot be saved; trainer.save() waits for the end of the {what}")
         self.finish_unless_failed()
@@ -190,7 +211,8 @@ class Checkpointer:
             wait([self._pending.written])  # an interruption in here leaves it pending
             save, self._pending = self._pending, None
             with self._on_save_error(save.args.step):
-                self._report_saved(save.written.result(), save.args)
+                path, self._saved = save.written.result(), save.state
+                self._report_saved(path, save.args)
 
     def finish_unless_failed(self) -> None:
         """Do the same before a checkpoint is written or loaded at once; a failure is reported at the boundary."""
@@ -214,7 +236,7 @@ class Checkpointer:
     def load(self, path: str | Path) -> Path:
         """Restore the trainer from a checkpoint: its directory, a run's, or one that holds checkpoints."""
         self.finish_unless_failed()  # it may be the one that is meant
-        trainer = self._trainer
+        trainer, self._saved = self._trainer, None
         found, problems = find_checkpoint(Path(path))
         for problem in problems:
             trainer.note("checkpoint_damaged", problem=problem, instead=str(found))
@@ -257,7 +279,7 @@ def _collect(trainer: Trainer) -> dict[str, Any]:
             "own": batches.end_states() if between_epochs and batches is not None else {},
         },
         "losses": trainer.loop.stats.state_dict(),
-        "counts": trainer.run_status.state_dict(),
+        "counts": {**trainer.run_status.state_dict(), **_stop(trainer)},
         "hooks": _savable_states(trainer, {entry.name: entry.state for entry in trainer.hooks.entries()}),
         "hook_names": list(trainer.hooks),
         "update_state": _savable_states(trainer, {name: partial(states.get, name) for name in states}),
@@ -289,6 +311,36 @@ def _savable_states(trainer: Trainer, states: Mapping[str, Callable[[], Any]]) -
         if name in hooks
     }
     return {name: state for name, state in found.items() if state is not None}
+
+
+def _stop(trainer: Trainer) -> dict[str, Any]:
+    """Return the stop that was requested, if any, for a run that is killed before it ends."""
+    if trainer.run_status.lasting_stop is None or not trainer.running:
+        return {}
+    reason, by = trainer.run_status.lasting_stop
+    attempt, terms = len(trainer.record.run["attempts"]), _stop_terms(trainer, by)
+    return {"stop": {"run_id": trainer.run_id, "attempt": attempt, "reason": reason, "by": by, "under": terms}}
+
+
+def _stop_terms(trainer: Trainer, by: str | None) -> dict[str, Any]:
+    """Return the settings that a stop depends on: the run's length, and the plain parameters of the hook."""
+    hooks = [hook.parameters for hook in trainer.hooks.list_hooks() if hook.name == by]
+    parameters = {key: value for one in hooks for key, value in one.items() if isinstance(value, (int, float, str))}
+    return {"max_steps": trainer.options.max_steps, "max_epochs": trainer.options.max_epochs, "hook": parameters}
+
+
+def pending_stop(trainer: Trainer) -> tuple[str, str | None] | None:
+    """Return reason and hook of the stop that the resumed run was killed in, None if it is to train on.
+
+    That is if the stop was carried out by this attempt or a later one, so that resuming asks for more; if its terms
+    were changed, for instance `max_steps` or the hook's `patience`; or if this is another run.
+    """
+    stop = trainer.run_status.loaded_stop
+    if stop is None or stop["run_id"] != trainer.run_id or stop["under"] != _stop_terms(trainer, stop["by"]):
+        return None
+    attempts = trainer.record.run["attempts"][stop["attempt"] - 1 : -1]
+    was_carried_out = any(isinstance(one, dict) and one.get("outcome") == "stopped" for one in attempts)
+    return None if was_carried_out else (stop["reason"], stop["by"])
 
 
 def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
@@ -351,6 +403,7 @@ def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
         return path, []
     directory = checkpoints_of(path)
     found, problems = newest_good(directory)
+    problems = [*_missing(directory, found), *problems]
     for problem in problems:
         logger.warning("skipped a damaged checkpoint: %s", problem)
     if found is None:
@@ -360,8 +413,40 @@ def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
 
 
 def has_no_checkpoint_yet(path: Path) -> bool:
-    """Return whether a path is a run that has not written a checkpoint; damaged ones count as written."""
-    return (path / "run.json").exists() and not list_checkpoints(checkpoints_of(path))
+    """Return whether a path is a run that has not written a checkpoint; damaged and missing ones count as written."""
+    directory = path / "checkpoints"
+    return (path / "run.json").exists() and not list_checkpoints(directory) and _newest_recorded(directory) is None
+
+
+def _missing(directory: Path, found: Path | None) -> list[str]:
+    """Return a sentence about the newest checkpoint that the record names, if it is newer than `found` and gone.
+
+    Retention never deletes the newest one, so that another program did.
+    """
+    recorded = _newest_recorded(directory)
+    if recorded is None:
+        return []
+    step, path = recorded
+    at = -1 if found is None else read_manifest(found)["meta"].get("step")
+    if path in list_checkpoints(directory) or not isinstance(at, int) or at >= step:
+        return []
+    what = "is a link" if path.is_symlink() else "is empty" if path.is_dir() else "is missing"
+    return [f"{path}: {what}, although the run has saved it"]
+
+
+def _newest_recorded(directory: Path) -> tuple[int, Path] | None:
+    """Return step and path of the newest checkpoint of which events.jsonl says that it was saved, if any."""
+    newest: tuple[int, Path] | None = None
+    events = directory.parent / "events.jsonl"
+    for event in read_jsonl(events)[0] if directory.name == "checkpoints" and events.is_file() else []:
+        kind, step, path = event.get("kind"), event.get("step"), event.get("path")
+        if not isinstance(step, int) or not isinstance(path, str):
+            continue
+        if kind == "checkpoint_saved" and Path(path).parent.name == directory.name:
+            newest = step, directory / Path(path).name  # the run may have been moved since
+        elif kind == "checkpoint_loaded" and newest is not None and newest[0] > step:  # it was set aside then
+            newest = None
+    return newest
 
 
 def lineage_of(path: Path) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from hookline.trainer.parameters import group_sizes, unowned_parameters
 from hookline.trainer.step_fn import LOSS_SOURCES, count_loss_terms, count_tokens, loss_and_metrics
 
 if TYPE_CHECKING:
+    from hookline.trainer.signals import SignalHandler
     from hookline.trainer.trainer import Trainer
 
 FLUSH_STEPS, FLUSH_SECONDS = 47, 2.0  # a prime: it seldom falls on the steps at which hooks are due
@@ -37,12 +38,14 @@ OVERFLOW_REASON = "non-finite gradients under GradScaler"
 _NONE_SKIPPED: tuple[torch.optim.Optimizer, ...] = ()
 
 
-def steps_of_run(trainer: Trainer, run: AbstractContextManager[None]) -> Generator[Tensor, None, None]:
+def steps_of_run(trainer: Trainer, run: AbstractContextManager[SignalHandler]) -> Generator[Tensor, None, None]:
     """Run a whole run between its start and end, and yield the loss after each micro-batch."""
-    with run:
+    with run as signals:
         loop, progress, epochs = trainer.loop, trainer.progress, trainer.options.epochs
         while not loop.finished() and (epochs is None or progress.epoch + progress.epoch_over < epochs):
-            all_read = yield from micro_batches(loop, [loop.begin_epoch(trainer.train_loaders)])
+            epoch = [loop.begin_epoch(trainer.train_loaders)]
+            signals.hold_worker_errors()
+            all_read = yield from micro_batches(loop, epoch)
             if all_read or loop.is_last_of_epoch:
                 loop.end_epoch()
 
@@ -131,6 +134,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
             elif not loop.step_or_skip(optimizer):
                 skipped = (*skipped, optimizer)
                 continue
+            progress.steps_done, loop.stepped = step, optimizer  # from here on the weights are those of this step
             if handler := slots.on_after_optimizer_step:
                 if more_to_do or table.lr_readers:
                     loop.note_rate()
@@ -154,7 +158,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
 
         # ---- the step is over: its metrics, and now and then a boundary
         loop.in_window = 0
-        progress.steps_done = step
+        progress.steps_done, loop.stepped = step, None
         unrecorded.append((step, progress.epoch, "train/loss", detached if plain else args.window_tensor(), time()))
         if args.step_metrics or not plain:
             loop.log_step_metrics()
@@ -205,6 +209,8 @@ class Loop:
         self.batches: SequentialBatches | MixedBatches | None = None  # of the current epoch; None for manual steps
         self.weight = 0.0  # of the current micro-batch, if micro-batches are weighted
         self.in_window = 0  # micro-batches of the current step; not counted if a step is one micro-batch
+        self.stepped: torch.optim.Optimizer | None = None  # the last that stepped in this step; None once it is over
+        self._settled_at = 0  # the last step of which `after_optimizers` ran
         self.bare_loss = False  # whether the step returns the loss as a 0-dim tensor; known after the first batch
         self.unrecorded: list[tuple[int, int, str, Any, float]] = []
         step = self.progress.step
@@ -242,6 +248,11 @@ class Loop:
     def has_more_batches(self) -> bool:
         """Return whether a batch of this epoch follows; the next one is read if that is the only way to know."""
         return self.batches is None or self.batches.has_more(self.progress.batch_idx + 1)
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step has begun and is not over."""
+        return self.stepped is not None or self.progress.step != self.progress.steps_done
 
     def check_end_of_loaders(self) -> None:
         """Raise TrainingError if the loaders gave no batch, or ended in the middle of a window."""
@@ -430,7 +441,7 @@ class Loop:
     def after_optimizers(self, skipped: Sequence[torch.optim.Optimizer]) -> None:
         """Update the loss scale, record losses by loader, and step the schedulers of the optimizers that stepped."""
         progress, trainer = self.progress, self.trainer
-        self.args.optimizer_idx = 0
+        self.args.optimizer_idx, self._settled_at = 0, progress.step
         if skipped:
             self.status.count("skipped_steps")
         self.engine.end_step()
@@ -445,6 +456,12 @@ class Loop:
         if self.schedules:
             self.unrecorded.append((progress.step, progress.epoch, "train/lr", self.args.used_lr, time()))
             trainer.step_schedulers([one for one in trainer.optimizers if one not in skipped])
+
+    def settle_failed_step(self) -> None:
+        """Update loss scale and schedulers if a step failed after an optimizer stepped: they belong to its weights."""
+        if self.stepped is not None and self.more_to_do and self._settled_at != self.progress.step:
+            optimizers = self.trainer.optimizers
+            self.after_optimizers(optimizers[optimizers.index(self.stepped) + 1 :])
 
     def note_rate(self) -> None:
         """Store the rate that this step used: a hook or a scheduler may change it before on_step_end."""

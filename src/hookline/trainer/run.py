@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
@@ -21,7 +22,13 @@ from hookline.core.failures import Incident, hook_notes, logger
 from hookline.errors import ConfigError, TrainingError, error_text, nearest
 from hookline.record.redaction import redact_text, redacted_log
 from hookline.record.strict_json import field_values
-from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, load_weights, run_directory
+from hookline.trainer.checkpointing import (
+    has_no_checkpoint_yet,
+    lineage_of,
+    load_weights,
+    pending_stop,
+    run_directory,
+)
 from hookline.trainer.data.loader_state import resume_warnings
 from hookline.trainer.data.loaders import epoch_length
 from hookline.trainer.non_finite import LossWatch, non_finite_parameters
@@ -36,8 +43,8 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False) -> Iterator[None]:
-    """Begin a run before the block and end it afterwards.
+def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False) -> Iterator[SignalHandler]:
+    """Begin a run before the block and end it afterwards; yields what handles its signals.
 
     Fires on_train_start before the block, on_exception if it fails, and on_train_end always; closes the record always.
 
@@ -51,7 +58,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
     stop_recording_incidents = trainer.hooks.failures.subscribe(partial(_record_incident, trainer))
     watch = trainer.record.add_sink(LossWatch(trainer.report_non_finite_loss))
     outcome, reason = "completed", None
-    with SignalHandler(trainer.stop_on_signal) as signals, redacted_log():
+    with SignalHandler(trainer.stop_on_signal, trainer.options.console) as signals, redacted_log():
         try:
             with ExitStack() as during_training:
                 _open_hooks(trainer)
@@ -65,7 +72,15 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                 _prepare(trainer, resume)
                 if handler := trainer.hooks.slots.on_train_start:
                     handler(trainer.event_args)
-                yield
+                try:
+                    yield signals
+                except Exception as failed:
+                    if signals.worker_error is not None:  # it says why the worker died
+                        failed.add_note(str(signals.worker_error))
+                    if signals.caught is None or not _is_of_loader(failed):
+                        raise
+                    _leave_loader(trainer, failed)
+                _save_last_step(trainer)
                 trainer.checkpointer.save_requested()
                 trainer.checkpointer.finish()
             trainer.run_status.close(failed=False)
@@ -170,8 +185,12 @@ def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
             if target not in trainer.hooks:
                 nearby = nearest(target, [name for name in trainer.hooks if name != entry.name])
                 logger.warning("%r is ordered by %r, which is not registered; %s", entry.name, target, nearby)
+    measured = None
     if trainer.val_loaders and options.sanity_batches and resume is None:
-        sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
+        measured = sanity_check(trainer, trainer.val_loaders, options.sanity_batches)
+    for entry in trainer.hooks.entries():
+        if entry.enabled and entry.built_in and (check := getattr(entry.hook, "check_monitor", None)):
+            check(trainer, measured)
     if options.console:
         print_line(opening_line(trainer))
 
@@ -188,6 +207,11 @@ def _resume(trainer: Trainer, path: Path) -> None:
         for moved in set_aside_later(trainer.checkpoint_dir, trainer.progress.steps_done):
             logger.warning("moved a checkpoint of a later step away: %s", moved)
             trainer.note("checkpoint_abandoned", path=moved)
+    if (stop := pending_stop(trainer)) is not None:
+        reason, by = stop
+        words = "the run was killed while it stopped (%s: %s), so it ends here; resume it again to train on"
+        logger.warning(words, by or "request_stop", reason)
+        trainer.request_stop(reason, by)
 
 
 def _check_loader_schedule(trainer: Trainer, entry: Entry) -> None:
@@ -207,10 +231,41 @@ def _fail(trainer: Trainer, error: BaseException, described: str) -> None:
     trainer.event_args.exception = error
     trainer.record.event("exception", trainer.progress.step, error=described)
     try:
+        trainer.loop.settle_failed_step()
+    except Exception as another:  # the device is gone, for instance
+        logger.warning("while the run was ending: %s: %s", type(another).__name__, another)
+    try:
         if handler := trainer.hooks.slots.on_exception:
             handler(trainer.event_args)
     finally:
         trainer.checkpointer.finish_after(error)
+
+
+def _save_last_step(trainer: Trainer) -> None:
+    """Let checkpoint hooks save the last step of a run that has no checkpoint; one that is requested is enough."""
+    saves = trainer.checkpointer
+    for entry in trainer.hooks.entries():
+        save = getattr(entry.hook, "save_last_step", None)
+        if entry.enabled and entry.built_in and save is not None and not (saves.requests or saves.needs_save):
+            save(trainer)
+
+
+def _is_of_loader(error: Exception) -> bool:
+    """Return whether an exception was raised while a DataLoader was read."""
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return any(module.startswith("torch.utils.data.") for module in modules)
+
+
+def _leave_loader(trainer: Trainer, error: Exception) -> None:
+    """End a run that a signal has stopped without the batches that its loader can no longer give.
+
+    A signal to the process group ends the loader's workers, too. If their batches were needed to complete a step, the
+    run was never in a state that it can resume from exactly, and it is saved as after a failure in a step.
+    """
+    logger.warning("the run is stopping, and a loader has failed: %s", error)
+    trainer.note("loader_failed", error=f"{type(error).__name__}: {error}")
+    if trainer.loop.is_in_step:
+        trainer.run_status.close(failed=False)
 
 
 def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
@@ -329,7 +384,8 @@ def opening_line(trainer: Trainer) -> str:
     path, here, where = trainer.record.path, Path.cwd(), ""
     if path is not None:
         where = f" → {path.relative_to(here) if path.is_relative_to(here) else path}"
-    return f"run {trainer.record.run_id}: {length_of_run} on {trainer.device}{assumed}{where}"
+    resumed = f", resumed at step {trainer.progress.steps_done}" if trainer.event_args.resumed else ""
+    return f"run {trainer.record.run_id}{resumed}: {length_of_run} on {trainer.device}{assumed}{where}"
 
 
 def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:

@@ -12,6 +12,7 @@ from operator import attrgetter
 from time import monotonic
 from typing import Any, Literal
 
+SIGNAL = "signal"  # in place of a hook's name
 Count = Literal["skipped_steps", "failed_saves", "lr_changes", "hook_failures"]
 
 
@@ -114,13 +115,15 @@ class RunStatus:
         self.run_ended = False  # a run has ended and nothing has begun since
         self.stop_reason: str | None = None
         self.stopped_by: str | None = None
+        self.lasting_stop: tuple[str, str | None] | None = None  # reason and hook of a stop that is not a signal's
+        self.loaded_stop: Mapping[str, Any] | None = None  # the stop that the loaded checkpoint was saved with
         self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = self.hook_failures = 0
         self._reported: set[str] = set()
 
     def begin(self) -> None:
         """Begin a run."""
         self.running, self.run_ended, self.status = True, False, "training"
-        self.stop_reason = self.stopped_by = None
+        self.stop_reason = self.stopped_by = self.lasting_stop = self.loaded_stop = None
         self._reported.discard("first_non_finite_loss")
 
     def close(self, failed: bool) -> None:
@@ -144,6 +147,8 @@ class RunStatus:
         """Store why the run stops, and which hook said so; the first reason counts."""
         if self.stop_reason is None:
             self.stop_reason, self.stopped_by = reason, by
+        if self.lasting_stop is None and by != SIGNAL:  # a signal ends this attempt, any other stop the run
+            self.lasting_stop = reason, by
 
     def count(self, what: Count) -> None:
         """Count one more."""
@@ -164,11 +169,12 @@ class RunStatus:
         self._reported.add(what)
         return is_first
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the counts that checkpoints save."""
         return {name: getattr(self, name) for name in self.SAVED}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restore the counts."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the counts; a saved stop is stored, and stops nothing yet."""
         for name in self.SAVED:
             setattr(self, name, state[name])
+        self.loaded_stop = state.get("stop")  # checkpoints of earlier versions have none

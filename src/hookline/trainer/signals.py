@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -12,7 +13,28 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+ChildHandler = Callable[[int, FrameType | None], Any]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ACKNOWLEDGED = {
+    signal.SIGINT: "Ctrl-C: the run ends when this step is done and saved; press Ctrl-C again to end it now",
+    signal.SIGTERM: "SIGTERM: the run ends when this step is done and saved; a second one ends it now",
+}
+
+
+class HeldHandler:
+    """A signal handler of other code whose exceptions are passed on instead of raised, in this process."""
+
+    def __init__(self, handler: ChildHandler, on_error: Callable[[Exception], None], replaced: ChildHandler) -> None:
+        self.handler, self._on_error, self.replaced, self._pid = handler, on_error, replaced, os.getpid()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Call the handler."""
+        try:
+            self.handler(number, frame)
+        except Exception as error:
+            if os.getpid() != self._pid:
+                raise
+            self._on_error(error)
 
 
 class SignalHandler:
@@ -21,13 +43,17 @@ class SignalHandler:
     Args:
         on_signal: Called with the name of the first signal. It may run between any two instructions of the run, in the
             middle of a write too, so it must do nothing but assignments.
+        console: Whether to print at once that the first signal has arrived, and how to end without waiting.
     """
 
-    def __init__(self, on_signal: Callable[[str], None]) -> None:
+    def __init__(self, on_signal: Callable[[str], None], console: bool = False) -> None:
         self.caught: signal.Signals | None = None
-        self._on_signal = on_signal
+        self.worker_error: Exception | None = None
+        """What torch reported about a dead worker, if anything."""
+        self._on_signal, self._console = on_signal, console
         self._pid = os.getpid()
         self._previous: dict[int, Any] = {}
+        self._held: HeldHandler | None = None
 
     def __enter__(self) -> SignalHandler:
         """Install the handlers if this is the main thread; an ignored signal stays ignored."""
@@ -47,6 +73,30 @@ class SignalHandler:
                 with contextlib.suppress(ValueError):  # the run was closed by another thread
                     signal.signal(number, previous)
         self._previous.clear()
+        # After SIGTERM the process is about to exit, and its workers may still be dying.
+        held = signal.getsignal(signal.SIGCHLD)
+        if isinstance(held, HeldHandler) and held == self._held and self.caught != signal.SIGTERM:
+            with contextlib.suppress(ValueError):
+                signal.signal(signal.SIGCHLD, held.replaced)
+
+    def hold_worker_errors(self) -> None:
+        """Keep the handler of SIGCHLD from raising into the run; call this when loaders have started.
+
+        torch installs one that raises as soon as a worker of a DataLoader dies, in whatever line the run is then: in
+        the middle of an optimizer step, or of a save. A signal to the process group ends the workers, too. The loader
+        itself reports a dead worker when it is read, where nothing is half done.
+        """
+        current = signal.getsignal(signal.SIGCHLD)
+        if current == self._held or not callable(current):  # torch installs its handler once per process
+            return
+        # Another run may hold it: one around this one, or one of this process that SIGTERM has ended.
+        handler = current.handler if isinstance(current, HeldHandler) else current
+        with contextlib.suppress(ValueError):  # not the main thread
+            self._held = HeldHandler(handler, self._keep_worker_error, replaced=current)
+            signal.signal(signal.SIGCHLD, self._held)
+
+    def _keep_worker_error(self, error: Exception) -> None:
+        self.worker_error = error
 
     def exit(self) -> None:
         """Do what the caught signal, if any, asked for; call this after the run was closed."""
@@ -64,7 +114,10 @@ class SignalHandler:
             os._exit(128 + number)
         else:
             self.caught = signal.Signals(number)
+            self.hold_worker_errors()
             self._on_signal(self.caught.name)
+            if self._console:
+                _write(ACKNOWLEDGED[self.caught])
             previous = self._previous.get(number)
             # Python's own handler for Ctrl-C would only raise KeyboardInterrupt now.
             if callable(previous) and previous is not signal.default_int_handler:
@@ -80,3 +133,9 @@ class SignalHandler:
         else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+
+def _write(line: str) -> None:
+    """Write a line to stderr, below a progress line; past Python's buffers, in which the signal may have arrived."""
+    with contextlib.suppress(Exception):  # closed, or not a file
+        os.write(sys.stderr.fileno(), f"\nhookline: {line}\n".encode())

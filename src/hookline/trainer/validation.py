@@ -83,15 +83,18 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
     return metrics
 
 
-def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches: int) -> None:
+def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches: int) -> dict[str, Any] | None:
     """Try a few validation batches before the first step: better to fail now than after an epoch.
 
     An iterator is left alone: it can be read only once, and the first validation would miss what was tried. Only hooks
     with the attribute `hears_sanity_check` get the events; they look after the run rather than at metrics.
+
+    Returns:
+        The metrics, None if not every loader was tried.
     """
     readable = {name: loader for name, loader in loaders.items() if not isinstance(loader, Iterator)}
     if not readable:
-        return
+        return None
     args, hooks = trainer.event_args, trainer.hooks
     slots, order = EventSlots(), preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
     with args.preserve_train_batch("validation"), preserve_rng(), order, eval_mode(trainer.model), hooks.silenced():
@@ -100,7 +103,8 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
             setattr(slots, event.name, hooks.dispatch_table.compile(event, bound))
         if handler := slots.on_validation_start:
             handler(args)
-        _measure(trainer, readable, batches, slots)
+        metrics = _measure(trainer, readable, batches, slots)
+    return metrics if len(readable) == len(loaders) else None
 
 
 def _measure(

@@ -168,7 +168,7 @@ def replay_crash(path: str | Path, trainer: RunControl, weights_loaded: bool = F
         with _explained(path, "its weights do not fit this model"):
             trainer.model.load_state_dict(sections["model"])
     elif not weights_loaded:
-        raise HooklineError(f"{path} has no weights: load those of step {meta['step']} (hookline replay --weights)")
+        raise HooklineError(f"{path} has no weights: load those before step {meta['step']} (hookline replay --weights)")
     # Dropout and batch norm have to do what they did then.
     for name, module in trainer.model.named_modules():
         module.training = name not in meta["modules_in_eval_mode"]
