@@ -77,10 +77,23 @@ def test_hooks_come_and_go_without_touching_the_loop() -> None:
     assert runner.hooks == ()
 
 
-def test_two_hooks_of_one_class_need_names() -> None:
-    """The list form is no way around unique names."""
-    with pytest.raises(Exception, match="registered already"):
-        HookRunner([TrainingHook(), TrainingHook()])
+@pytest.mark.req("002-85")
+def test_two_hooks_of_one_class_get_numbers() -> None:
+    """Names that are derived from the class are numbered; one that was chosen twice is an error."""
+    called: list[int] = []
+
+    class Count(TrainingHook):
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def on_step_end(self) -> None:
+            called.append(self.number)
+
+    runner = HookRunner([Count(1), Count(2), Count(3)])
+    runner.on_step_end(ctx(1))
+    assert list(runner) == ["count", "count_2", "count_3"] and called == [1, 2, 3]
+    with pytest.raises(Exception, match="'count' is registered already"):
+        runner.register(Count(4), "count")
 
 
 def test_the_runner_has_its_own_positions_and_the_registry_the_others() -> None:

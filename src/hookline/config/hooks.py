@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hookline.config.factory import Factory, ImportPolicy, find_factory
 from hookline.core.base import UpdateHook
 from hookline.core.catalog import CATALOG
-from hookline.core.entry import OPTIONS
+from hookline.core.entry import OPTIONS, DerivedName
 from hookline.core.failures import check_policy
 from hookline.core.plugins import HOOKS
 from hookline.core.schedule import Schedule
@@ -120,9 +120,6 @@ def _by_class(hooks: HooksConfig, policy: ImportPolicy) -> Iterator[HookSpec]:
             raise ConfigError(path, f"{matches[0]!r} has its parameters there under its path, too; keep one of the two")
     for index, dotted in enumerate(paths):
         path, key = f"hooks.hook_classes.{index}", dotted if dotted in configs else names[dotted]
-        if (first := paths.index(dotted)) < index:
-            remedy = f"for two of them, list each by kind with a name: {{name: {dotted}, as: …}}"
-            raise ConfigError(path, f"{dotted!r} is there already, at hooks.hook_classes.{first}; {remedy}")
         policy.check_name(dotted, HOOKS, path)
         options, parameters = _split(configs.get(key, {}), f"hooks.hook_configs.{key}")
         where = f"{path} with hook_configs.{key}" if configs.get(key) else path
@@ -181,7 +178,9 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
                 hook = make_hook(spec.target, spec.parameters)  # also if unused: it checks the parameters
                 if spec.unused:
                     continue
-                handles.append(registry.register(hook, spec.name, origin=spec.origin, **spec.options))
+                # The name of a registered type is the instance's; a class that is named by its path has one itself.
+                name = spec.name or (None if "." in spec.target else DerivedName(spec.target))
+                handles.append(registry.register(hook, name, origin=spec.origin, **spec.options))
             except RegistrationError as error:
                 raise RegistrationError(f"{spec.path}: {error}") from error
             entry = registry.entry(handles[-1])
@@ -229,5 +228,5 @@ class FunctionHook(UpdateHook):
     """
 
     def __init__(self, function: Callable[..., Any], parameters: Mapping[str, Any]) -> None:
-        vars(self).update({"name": function.__name__, **vars(function)})
+        vars(self).update({"__name__": function.__name__, **vars(function)})
         self.on_update = partial(function, **parameters)  # type: ignore[method-assign]

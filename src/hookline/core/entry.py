@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, count
+from types import FunctionType
 from typing import Any
 
 from hookline.core.base import ForwardHook, UpdateHook
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import Cost
+from hookline.core.definitions import is_redefinition
 from hookline.core.dispatch import BoundHook
 from hookline.core.failures import FailureCount, Policy
-from hookline.core.plugins import load_reference
+from hookline.core.plugins import HOOKS, load_reference
 from hookline.core.rng_guard import isolates
 from hookline.core.schedule import Schedule
 from hookline.core.signature import Listener, read_signature
@@ -45,6 +48,7 @@ class Entry:
     ranks: frozenset[int] | None = None
     origin: str = "code"
     parameters: dict[str, Any] = field(default_factory=dict)
+    named: bool = False  # The name was chosen for this instance; one that is derived from its class may get a number.
     failures: FailureCount = field(default_factory=FailureCount)
     overruled: dict[str, int] = field(default_factory=dict)  # Reverted changes, by event.
     inner_cost: Cost = field(default_factory=Cost)  # Sampled: one micro-batch in SAMPLE_EVERY.
@@ -77,6 +81,14 @@ class Entry:
         cost = self.inner_cost if event.inner else self.outer_cost
         recovering = event.name in self.failures.in_a_row
         return BoundHook(self.name, self.hook, self.listeners[event.name], cost, recovering, self.built_in)
+
+    def replaces(self, other: Entry) -> bool:
+        """Return whether it is the same hook registered again: the same object, or one that was defined again."""
+        if self.named != other.named or (self.named and self.name != other.name):
+            return False
+        if self.hook is other.hook:
+            return self.listeners.keys() == other.listeners.keys()  # One function may listen to several events.
+        return is_redefinition(_definition(self.hook), _definition(other.hook))
 
     def record(self) -> HookRecord:
         """Return what is listed and recorded about it."""
@@ -187,16 +199,43 @@ def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**held, **given}
 
 
-def default_name(hook: Any) -> str:
-    """Return the name of a hook that is registered without one: its `name`, else its class in snake case.
+class DerivedName(str):
+    """A name that nobody chose for this instance; it gets a number if it is taken."""
 
-    >>> default_name(JSONLogHook())
+
+def own_name(hook: Any) -> str:
+    """Return the name that a hook object was given, as by ``super().__init__("my_hook")``; "" if none."""
+    name = getattr(hook, "name", None)
+    return name if isinstance(name, str) and name != getattr(type(hook), "name", None) else ""
+
+
+def derived_name(hook: Any) -> DerivedName:
+    """Return the name of a hook that was given none.
+
+    It is the name under which its class was registered for configs, the class's `name`, or the class in snake case.
+
+    >>> derived_name(JSONLogHook())
     'json_log_hook'
     """
-    own = getattr(hook, "name", None)
-    if isinstance(own, str) and own:
-        return own
+    return DerivedName(HOOKS.name_of(type(hook)) or name_by_class(hook))
+
+
+def name_by_class(hook: Any) -> str:
+    """Return the `name` of a hook's class, of a function its own, else the class in snake case."""
+    name = getattr(type(hook), "name", None) or getattr(hook, "__name__", None)
+    if isinstance(name, str) and name:
+        return name
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(hook).__name__).lower()
+
+
+def numbered(name: str, taken: Container[str]) -> str:
+    """Return a derived name, with a number if it is taken: `my_hook`, `my_hook_2`, `my_hook_3`."""
+    return next(one for one in chain([name], (f"{name}_{number}" for number in count(2))) if one not in taken)
+
+
+def _definition(hook: Any) -> Any:
+    """Return what a user wrote: the function, or the class of an object."""
+    return hook if isinstance(hook, FunctionType) else type(hook)
 
 
 def find_listeners(hook: Any) -> dict[str, Listener]:

@@ -17,8 +17,18 @@ from typing import Any, ClassVar
 from hookline.core.catalog import SPELLINGS, Event, Events, find_event
 from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
-from hookline.core.entry import Entry, HookList, default_name, hook_parameters, read_hook
-from hookline.core.failures import FailureHandler, Incident, check_policy
+from hookline.core.entry import (
+    DerivedName,
+    Entry,
+    HookList,
+    derived_name,
+    hook_parameters,
+    name_by_class,
+    numbered,
+    own_name,
+    read_hook,
+)
+from hookline.core.failures import FailureHandler, Incident, check_policy, logger
 from hookline.core.manual_fire import ManualArgs, ManualClock, name_values
 from hookline.core.order import Position, explanation, in_order
 from hookline.core.plugins import load_reference
@@ -118,7 +128,8 @@ class HookRegistry(Events):
 
         Args:
             hook: An object, a class, a function (with `event`), a registered name or a dotted path.
-            name: Its name; else its own `name`, or its class in snake case.
+            name: Its name, which must be unique; else its own `name`. One that is derived from its class, or from the
+                name of its type, gets a number if it is taken.
             event: The event of a function.
             enabled: Whether it is called from the start.
             every: Its period, such as 10 or ``"1M tokens"``.
@@ -139,13 +150,18 @@ class HookRegistry(Events):
         Raises:
             RegistrationError: If the hook, its name or its order is not valid.
         """
-        name = name or (str(getattr(hook, "__name__", "function")) if event else "")
-        schedule = Schedule.parse(every, at, start, stop, name)
+        if event:
+            name = name or DerivedName(getattr(hook, "__name__", "function"))
+        elif isinstance(hook, str) and "." not in hook:
+            name = name or DerivedName(hook)
+        schedule = Schedule.parse(every, at, start, stop, name or "")
         made, listeners = read_hook(hook, event, parameters)
+        name = name or own_name(made) or derived_name(made)
         own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
         built_in = bool(own.get("built_in", False))
         entry = Entry(
-            name=name or default_name(made),
+            name=str(name),
+            named=not isinstance(name, DerivedName),
             hook=made,
             number=0,
             listeners=listeners,
@@ -166,32 +182,52 @@ class HookRegistry(Events):
 
     def _add(self, entry: Entry) -> Handle:
         with self._lock:
-            self._check_name(entry)
-            self._registered += 1
-            entry.number = self._registered
-            if any(one.before or one.after for one in (entry, *self._entries.values())):
+            before = self._claim_name(entry)
+            if before is None:
+                self._registered += 1
+            entry.number = self._registered if before is None else before.number  # A replacement keeps the position.
+            others = [one for one in self._entries.values() if one is not before]
+            if any(one.before or one.after for one in (entry, *others)):
                 # Reject before/after that cannot be satisfied, before anything has changed.
                 for kind in entry.kinds:
-                    in_order([*self.entries(kind), entry], tiers=kind == "lifecycle", strict=True)
-                in_order([*self.entries(), entry], tiers=True)  # Cycles through hooks of several kinds.
+                    of_kind = [one for one in others if kind in one.kinds]
+                    in_order([*of_kind, entry], tiers=kind == "lifecycle", strict=True)
+                in_order([*others, entry], tiers=True)  # Cycles through hooks of several kinds.
             for check in self._checks:
                 check(entry)
-        entry.set_up(self)  # User code, so not under the lock.
+        if before is None or before.hook is not entry.hook:
+            entry.set_up(self)  # User code, so not under the lock.
         with self._lock:
-            if entry.name in self._entries:  # Registered by setup() itself, or by another thread.
+            if self._entries.get(entry.name) is not before:  # Registered by setup() itself, or by another thread.
                 self._close(entry)
-                self._check_name(entry)
+                raise _name_taken(entry.name)
+            if before is not None:
+                self.scheduler.forget(entry.name)
+                self.dispatch_table.count(before, -1)
             self._entries[entry.name] = entry
             self.dispatch_table.count(entry, 1)
             self._changed()
+        if before is not None:
+            if before.hook is not entry.hook:
+                self._close(before)
+            logger.warning("hook %r: replaced, because it was defined again or registered again", entry.name)
         return Handle(entry.name, partial(self._remove_entry, entry))
 
-    def _check_name(self, entry: Entry) -> None:
-        if entry.name in self._entries:
-            raise RegistrationError(
-                f"a hook named {entry.name!r} is registered already; "
-                "give this one another name (name=…, or `as:` in a config)"
-            )
+    def _claim_name(self, entry: Entry) -> Entry | None:
+        """Give a hook the name it gets, and return the entry that it replaces; None if it is another hook.
+
+        Raises:
+            RegistrationError: If its name was chosen for it, and another hook has it.
+        """
+        earlier = [one for one in self._entries.values() if entry.replaces(one)]
+        if earlier:
+            same_events = [one for one in earlier if one.listeners.keys() == entry.listeners.keys()]
+            entry.name = (same_events or earlier)[0].name
+            return self._entries[entry.name]
+        if entry.named and entry.name in self._entries:
+            raise _name_taken(entry.name)
+        entry.name = numbered(entry.name, self._entries)
+        return None
 
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a decorator that registers a function as a hook of one event.
@@ -361,6 +397,12 @@ class HookRegistry(Events):
             "without_state": [name for name in stateful if name not in states],
         }
 
+    def former_names(self) -> dict[str, str]:
+        """Return the present names by those of version 0.1, which named a hook of a registered type by its class."""
+        derived = [entry for entry in self.entries() if not entry.named]
+        names = {own_name(entry.hook) or name_by_class(entry.hook): entry.name for entry in derived}
+        return {former: name for former, name in names.items() if former not in self._entries}
+
     # ---- changes -----------------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
@@ -480,6 +522,11 @@ class HookRegistry(Events):
         """
         self.device_timer.collect(wait=True)
         return cost_table(self.entries(), self.dispatch_table.argument_costs, self.scheduler.scale)
+
+
+def _name_taken(name: str) -> RegistrationError:
+    remedy = "give this one another name (name=…, or `as:` in a config), or remove the other first"
+    return RegistrationError(f"a hook named {name!r} is registered already; {remedy}")
 
 
 def _event_method(spelling: str) -> Callable[..., None]:
