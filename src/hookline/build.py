@@ -13,6 +13,7 @@ from hookline.activations.manager import HookManager
 from hookline.config.factory import COMPONENTS, Factory, ImportPolicy, find_factory
 from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
 from hookline.core.plugins import TRAINERS as TRAINER_NAMES
+from hookline.core.registry import HookRegistry
 from hookline.errors import ConfigError, HooklineError, TrainingError
 from hookline.trainer.data.loaders import Loaders, epoch_length, make_train_loaders
 from hookline.trainer.engine import Engine, find_device
@@ -238,6 +239,9 @@ def make_manager(
     """
     if isinstance(hooks, HookManager):
         return hooks
+    if isinstance(hooks, HookRegistry):
+        kind = type(hooks).__name__
+        raise TrainingError(f"hooks: got a {kind}; give a HookManager, which attaches forward hooks to the model")
     listed = hooks if isinstance(hooks, (list, tuple)) else []
     manager = HookManager(enable_intervention=intervene)
     for hook in listed:

@@ -5,11 +5,21 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
-from hookline import HookRegistry, HookRunner, StepContext, TrainingHook
+from hookline import (
+    ForwardHook,
+    HooklineError,
+    HookManager,
+    HookRegistry,
+    HookRunner,
+    SimpleTrainer,
+    StepContext,
+    TrainingHook,
+)
 from hookline.core.catalog import SPELLINGS
 from hookline.core.dispatch import BoundHook
-from hookline.errors import MissingArgument
+from hookline.errors import MissingArgument, RegistrationError
 
 
 def ctx(step: int, tokens: int = 0) -> StepContext:
@@ -58,8 +68,9 @@ def test_an_empty_runner_returns_at_once() -> None:
     """With no hooks nothing is looked at, not even the arguments, and it costs a branch."""
     runner = HookRunner()
     assert not runner.hooks
-    for spelling in SPELLINGS:
+    for spelling in SPELLINGS.keys() - {"on_update"}:
         assert getattr(runner, spelling)(1, 2, 3, 4, 5, 6, 7, nonsense=True) is None
+    assert runner.on_update("the gradients") == "the gradients"
     began = time.perf_counter()
     for _ in range(10_000):
         runner.on_step_end(None)
@@ -94,6 +105,33 @@ def test_two_hooks_of_one_class_get_numbers() -> None:
     assert list(runner) == ["count", "count_2", "count_3"] and called == [1, 2, 3]
     with pytest.raises(Exception, match="'count' is registered already"):
         runner.register(Count(4), "count")
+
+
+@pytest.mark.req("000-44")
+def test_a_hook_that_could_never_be_called_is_refused() -> None:
+    """The model calls forward hooks, not the loop; what would attach them is named, and a trainer names it, too."""
+
+    class Watch(ForwardHook):
+        def on_forward(self, name: str) -> None: ...
+
+    class Both(Watch):
+        def on_step_end(self) -> None: ...
+
+    for hook in (Watch(), Both()):
+        with pytest.raises(
+            RegistrationError, match=r"which a HookRunner never lets it do; .* a HookManager .*watch\(model\)"
+        ):
+            HookRunner([hook])
+    registry, names = HookRegistry(), []
+    registry.on("forward")(lambda name: names.append(name))
+    registry.on_forward("layer", None)  # a registry can be fired by hand, but nothing takes what it returns
+    assert names == ["layer"]
+    Both.intervene = True
+    with pytest.raises(RegistrationError, match="'both' changes activations, which a HookRegistry never lets it do"):
+        registry.register(Both())
+    with pytest.raises(HooklineError, match="hooks: got a HookRegistry; give a HookManager"):
+        SimpleTrainer(torch.nn.Linear(1, 1), [], hooks=registry)
+    assert "watch" in HookManager({"forward": [], "update": []}).register(Watch(), "watch")
 
 
 def test_the_runner_has_its_own_positions_and_the_registry_the_others() -> None:

@@ -17,7 +17,7 @@ from hookline.activations.debug import Debug
 from hookline.activations.fire_report import FireReport, fire_report
 from hookline.activations.forward_hooks import ForwardDispatcher
 from hookline.activations.monitor import Monitor
-from hookline.core.entry import MAKE_HOOK, OPTIONS
+from hookline.core.entry import MAKE_HOOK, OPTIONS, Entry
 from hookline.core.plugins import load_reference
 from hookline.core.registry import Handle, HookRegistry
 from hookline.errors import HooklineError
@@ -64,6 +64,9 @@ class HookManager(HookRegistry):
         self.dispatcher = ForwardDispatcher(self)
         if config is not None:
             self.load(config, **loading)
+
+    def _check_forward_hook(self, entry: Entry) -> None:
+        """Accept all; the dispatcher checks them."""
 
     # ---- watching --------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
-from hookline.core.catalog import SPELLINGS, Event, Events, find_event
+from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
 from hookline.core.entry import (
@@ -36,6 +36,8 @@ from hookline.core.rng_guard import RngGuard
 from hookline.core.schedule import Clock, Schedule
 from hookline.errors import HooklineError, RegistrationError, nearest
 
+UPDATE_BY_HAND = "hookline.gradients.by_hand:update_by_hand"
+"""Runs the update hooks over gradients that are passed by hand; it belongs to the folder above that has the chain."""
 LOAD_HOOKS = "hookline.config.hooks:load_hooks"
 """Registers what a config lists; it belongs to the folder that reads configs, which is above this one."""
 
@@ -98,6 +100,8 @@ class HookRegistry(Events):
         self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
         self.device_timer = DeviceTimer()
         self.dispatch_table.add_wrapper(self.device_timer.wrap)
+        self.update_chain: Any = None
+        """Runs the update hooks: a trainer's chain, or one that is made when the first gradients are passed by hand."""
         self._manual_clock = ManualClock()
         self._manual_dispatch: dict[tuple[Any, ...], Dispatch | None] = {}
         if config is not None:
@@ -193,6 +197,8 @@ class HookRegistry(Events):
                     of_kind = [one for one in others if kind in one.kinds]
                     in_order([*of_kind, entry], tiers=kind == "lifecycle", strict=True)
                 in_order([*others, entry], tiers=True)  # Cycles through hooks of several kinds.
+            if "forward" in entry.kinds:
+                self._check_forward_hook(entry)
             for check in self._checks:
                 check(entry)
         if before is None or before.hook is not entry.hook:
@@ -212,6 +218,11 @@ class HookRegistry(Events):
                 self._close(before)
             logger.warning("hook %r: replaced, because it was defined again or registered again", entry.name)
         return Handle(entry.name, partial(self._remove_entry, entry))
+
+    def _check_forward_hook(self, entry: Entry) -> None:
+        """Reject a forward hook that could not do its work here: an event fired by hand changes no output."""
+        if getattr(entry.hook, "intervene", False):
+            raise _not_here(entry, type(self), "changes activations")
 
     def _claim_name(self, entry: Entry) -> Entry | None:
         """Give a hook the name it gets, and return the entry that it replaces; None if it is another hook.
@@ -482,6 +493,9 @@ class HookRegistry(Events):
     def _fire(self, event: Event, order: tuple[str, ...], args: tuple[Any, ...], values: dict[str, Any]) -> None:
         """Fire an event from a user's own loop; `name_values` has the Args."""
         named = name_values(event, order, args, values)
+        self._fire_named(event, named)
+
+    def _fire_named(self, event: Event, named: dict[str, Any]) -> None:
         if self._manual_clock.read(event, named):
             # Steps of a user's loop need not be consecutive, so that schedules cannot be counted down.
             (self.decide_due_hooks if self.scheduler.groups else self.begin_batch)(self._manual_clock.now)
@@ -493,6 +507,27 @@ class HookRegistry(Events):
             dispatch = self._dispatch_without_missing(event, frozenset(vars(event_args)))
         if dispatch:
             dispatch(event_args)
+
+    def on_update(self, *args: Any, **values: Any) -> Any:
+        """Run the update hooks over gradients by parameter name, and return those that the optimizer is to use.
+
+        Hooks that write in place write into the tensors that are passed. With `model`, the model's parameters get the
+        new gradients, too.
+
+        >>> grads = runner.on_update({name: param.grad for name, param in model.named_parameters()}, model=model)
+
+        Args:
+            *args: The gradients, and `state`.
+            **values: More arguments of the event: `model`, `step`, `epoch`, `trainer`.
+
+        Returns:
+            A dict with every name that was passed; None for a gradient that a hook removed.
+        """
+        if not self.hooks:
+            return args[0] if args else values.get("grads")
+        event = CATALOG["on_update"]
+        named = name_values(event, event.order, args, values)
+        return load_reference(UPDATE_BY_HAND)(self, named, partial(self._fire_named, event, named))
 
     def _dispatch_without_missing(self, event: Event, passed: frozenset[str]) -> Dispatch | None:
         """Return the callable for a call that passed only these values: hooks keep their defaults for the rest."""
@@ -524,6 +559,11 @@ class HookRegistry(Events):
         return cost_table(self.entries(), self.dispatch_table.argument_costs, self.scheduler.scale)
 
 
+def _not_here(entry: Entry, kind: type, why: str) -> RegistrationError:
+    remedy = "register it with a trainer, or with a HookManager that watches the model: manager.watch(model)"
+    return RegistrationError(f"{entry.name!r} {why}, which a {kind.__name__} never lets it do; {remedy}")
+
+
 def _name_taken(name: str) -> RegistrationError:
     remedy = "give this one another name (name=…, or `as:` in a config), or remove the other first"
     return RegistrationError(f"a hook named {name!r} is registered already; {remedy}")
@@ -541,12 +581,15 @@ def _event_method(spelling: str) -> Callable[..., None]:
     return fire
 
 
-for _spelling in SPELLINGS:
+for _spelling in SPELLINGS.keys() - vars(HookRegistry).keys():
     setattr(HookRegistry, _spelling, _event_method(_spelling))
 
 
 class HookRunner(HookRegistry):
-    """A registry whose events are fired from a user's own loop; without hooks it costs a branch per call site."""
+    """A registry whose events are fired from a user's own loop; without hooks it costs a branch per call site.
+
+    It refuses forward hooks, which the model calls and not the loop: a `HookManager` attaches these.
+    """
 
     _orders: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "on_train_begin": ("config",),
@@ -560,3 +603,6 @@ class HookRunner(HookRegistry):
         super().__init__()
         for hook in hooks:
             self.register(hook)
+
+    def _check_forward_hook(self, entry: Entry) -> None:
+        raise _not_here(entry, type(self), "is called when modules of the model run")
