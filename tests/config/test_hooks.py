@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hookline import ClipNorm, ForwardHook, HooklineError, HookRegistry, TrainingHook, register_hook
+from hookline import ClipNorm, ForwardHook, HooklineError, HookManager, HookRegistry, TrainingHook, register_hook
 from hookline.core import plugins
 from hookline.errors import ConfigError, RegistrationError
 
@@ -52,6 +52,26 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for module in [name for name in sys.modules if name.startswith("pretend_pkg")]:
         monkeypatch.delitem(sys.modules, module)
     return "pretend_pkg.hooks"
+
+
+@pytest.mark.req("000-43")
+@pytest.mark.parametrize("kind", [HookRegistry, HookManager])
+@pytest.mark.parametrize("text", ["{}", "model: anything\nhooks:\n {}"])
+@pytest.mark.parametrize("as_path", [str, Path])
+def test_a_registry_is_made_with_a_file(
+    kind: Any, text: str, as_path: Any, tmp_path: Path, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path works like the mapping in the file: its references are resolved, and its imports must be allowed."""
+    monkeypatch.setenv("NORM", "2.5")
+    file = tmp_path / "hooks.yaml"
+    hooks = f"{{update: [{{name: clip_norm, max_norm: '${{env:NORM}}'}}], lifecycle: [report, {package}.Mine]}}"
+    file.write_text(text.replace("{}", hooks))
+    registry = kind(as_path(file), allow=["pretend_pkg"])
+    assert list(registry) == ["report", "mine", "clip_norm"] and registry.get("clip_norm").max_norm == 2.5
+    with pytest.raises(ConfigError, match="is not allowed: a config file names registered hooks"):
+        kind(as_path(file))
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read: there is no such file"):
+        kind(as_path(tmp_path / "nowhere.yaml"))
 
 
 @pytest.mark.req("000-01", "000-02", "000-03", "004-27")

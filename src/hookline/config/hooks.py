@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline.config.factory import Factory, ImportPolicy, find_factory
@@ -163,6 +164,12 @@ def _check_one_or_more(given: Any, kind: type, noun: str, path: str) -> None:
 
 def load_hooks(registry: Any, config: Any, *, allow: Iterable[str] = (), from_file: bool = False) -> list[Any]:
     """Read a config and register its hooks; return their handles. `HookRegistry.load` calls this."""
+    if isinstance(config, str | Path):
+        from hookline.config.load import load_config  # late: it imports pydantic
+        from hookline.config.references import resolve_references
+
+        written, from_file = load_config(config)
+        config = resolve_references(written)
     return register_specs(registry, read_hook_specs(config, allow=allow, from_file=from_file))
 
 

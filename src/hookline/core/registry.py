@@ -72,6 +72,37 @@ class Handle(str):
         self.remove()
 
 
+class HookObjects(tuple[Any, ...]):
+    """The hook objects of a registry at one moment; after a change the registry has another one."""
+
+    registry: HookRegistry
+
+    def append(self, hook: Any) -> None:
+        """Register a hook."""
+        self.registry.register(hook)
+
+    def extend(self, hooks: Iterable[Any]) -> None:
+        """Register several hooks."""
+        for hook in list(hooks):
+            self.registry.register(hook)
+
+    def remove(self, hook: Any) -> None:
+        """Remove a hook."""
+        for entry in self.registry.entries():
+            if entry.hook is hook:
+                self.registry.remove(entry.name)
+                return
+        raise ValueError(f"{hook!r} is not among the hooks")
+
+    def __iadd__(self, hooks: Iterable[Any]) -> HookObjects:  # type: ignore[misc]  # As a list does.
+        self.extend(hooks)
+        return self.registry.hooks
+
+    def __getattr__(self, name: str) -> Any:
+        remedy = "append, extend and remove are; for a place in the order, register with before=… or after=…"
+        raise AttributeError(f"{name!r} is not an operation of a registry's hooks; {remedy}")
+
+
 class HookRegistry(Events):
     """Registers hooks, orders them, enables and disables them, and fires events.
 
@@ -83,7 +114,7 @@ class HookRegistry(Events):
     """Positional orders of a subclass, by spelling."""
 
     def __init__(self, config: Any = None, *, allow: Iterable[str] = (), from_file: bool = False) -> None:
-        self.hooks: tuple[Any, ...] = ()
+        self._hooks = HookObjects()
         self.audits_every_call = False
         """Whether writes to parameters are looked for at every call of a hook, not only on timed batches."""
         self._entries: dict[str, Entry] = {}
@@ -106,6 +137,20 @@ class HookRegistry(Events):
         self._manual_dispatch: dict[tuple[Any, ...], Dispatch | None] = {}
         if config is not None:
             self.load(config, allow=allow, from_file=from_file)
+
+    @property
+    def hooks(self) -> HookObjects:
+        """The hook objects, in registration order; appending to it registers a hook, assigning a list replaces all."""
+        self._hooks.registry = self
+        return self._hooks
+
+    @hooks.setter
+    def hooks(self, hooks: Iterable[Any]) -> None:
+        wanted = list(hooks)
+        for entry in self.entries():
+            if not any(entry.hook is hook for hook in wanted):
+                self._remove_entry(entry)
+        self.hooks.extend(hook for hook in wanted if not any(hook is one for one in self._hooks))
 
     # ---- registering -------------------------------------------------------------------------------------------
 
@@ -257,7 +302,8 @@ class HookRegistry(Events):
         """Register what a configuration lists, all of it or nothing.
 
         Args:
-            config: Lists by kind (`forward`, `update`, `lifecycle`) or the keys of `HooksConfig`.
+            config: Lists by kind (`forward`, `update`, `lifecycle`) or the keys of `HooksConfig`; or the path of a file
+                with these, or with them under `hooks`.
             allow: Prefixes of dotted paths that a config from a file may import; nothing is imported before the check.
             from_file: Whether the config comes from a file.
 
@@ -419,7 +465,7 @@ class HookRegistry(Events):
     def _changed(self) -> None:
         """Make everything again that depends on the set of hooks."""
         with self._lock:
-            self.hooks = tuple(entry.hook for entry in self._entries.values())
+            self._hooks = HookObjects(entry.hook for entry in self._entries.values())
             self._order, self._manual_dispatch = {}, {}
             self.dispatch_table.reset()
             # Last, because subscribers read the new order; over a copy, because one may end its subscription.
@@ -523,7 +569,7 @@ class HookRegistry(Events):
         Returns:
             A dict with every name that was passed; None for a gradient that a hook removed.
         """
-        if not self.hooks:
+        if not self._hooks:
             return args[0] if args else values.get("grads")
         event = CATALOG["on_update"]
         named = name_values(event, event.order, args, values)
@@ -574,7 +620,7 @@ def _event_method(spelling: str) -> Callable[..., None]:
     event = SPELLINGS[spelling]
 
     def fire(self: HookRegistry, *args: Any, **values: Any) -> None:
-        if self.hooks:
+        if self._hooks:
             self._fire(event, self._orders.get(spelling, event.order), args, values)
 
     fire.__name__, fire.__doc__ = spelling, event.doc
