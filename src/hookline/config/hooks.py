@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline.config.factory import Factory, ImportPolicy, find_factory
+from hookline.config.factory import Factory, ImportPolicy, find_factory, parameters_of
 from hookline.core.base import UpdateHook
 from hookline.core.catalog import CATALOG
 from hookline.core.entry import OPTIONS, DerivedName
@@ -182,12 +182,13 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
             if spec.origin == "default" and registry.entries("update"):
                 continue
             try:
-                hook = make_hook(spec.target, spec.parameters)  # also if unused: it checks the parameters
+                options = dict(spec.options)
+                hook = make_hook(spec.target, spec.parameters, options)  # also if unused: it checks the parameters
                 if spec.unused:
                     continue
                 # The name of a registered type is the instance's; a class that is named by its path has one itself.
                 name = spec.name or (None if "." in spec.target else DerivedName(spec.target))
-                handles.append(registry.register(hook, name, origin=spec.origin, **spec.options))
+                handles.append(registry.register(hook, name, origin=spec.origin, **options))
             except RegistrationError as error:
                 raise RegistrationError(f"{spec.path}: {error}") from error
             entry = registry.entry(handles[-1])
@@ -202,8 +203,14 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
     return handles
 
 
-def make_hook(given: Any, parameters: Mapping[str, Any]) -> Any:
+def make_hook(given: Any, parameters: Mapping[str, Any], options: dict[str, Any] | None = None) -> Any:
     """Return a hook object as it is, or make one from a class, a registered name or a dotted path.
+
+    Args:
+        given: The hook object, class, name or path.
+        parameters: The parameters of the constructor.
+        options: Options of the registration. `every` is taken out if the constructor of a built-in hook takes it,
+            because not all that such a hook does is done at events with a schedule.
 
     Raises:
         RegistrationError: If a parameter is wrong, or the hook of a name cannot be made with them.
@@ -215,16 +222,29 @@ def make_hook(given: Any, parameters: Mapping[str, Any]) -> Any:
     try:
         if isinstance(given, str):
             function = find_factory(given, HOOKS)
+            parameters = _with_every(function, parameters, options or {})
             label = getattr(function, "__name__", "hook")
             factory = Factory("", given, function, parameters, label, OPTIONS)
             # A function that takes gradients is an update hook itself; any other function makes a hook.
             if not inspect.isfunction(function) or "grads" not in inspect.signature(function).parameters:
                 return factory.make()
             return FunctionHook(function, factory.check(skip=CATALOG["on_update"].argument_names))
+        parameters = _with_every(given, parameters, options or {})
         checked = Factory("", given.__name__, given, parameters, options=OPTIONS).check()
     except ConfigError as error:
         raise RegistrationError(str(error)) from error
     return given(**checked)  # outside of the block: what a class of the user's raises stays what it is
+
+
+def _with_every(function: Any, parameters: Mapping[str, Any], options: dict[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters of a built-in hook with `every` among them, if its constructor takes it."""
+    own = vars(function) if isinstance(function, type) else {}
+    if "every" not in options or not own.get("built_in") or "every" not in (parameters_of(function) or {}):
+        return parameters
+    for key in own.get("every_aliases", ()):
+        if key in parameters:
+            raise RegistrationError(f"give every or {key}, not both: they say the same")
+    return {**parameters, "every": options.pop("every")}
 
 
 class FunctionHook(UpdateHook):

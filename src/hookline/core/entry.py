@@ -155,13 +155,16 @@ class HookList(list[HookRecord]):
 # ---- registration ----------------------------------------------------------------------------------------------------
 
 
-def read_hook(hook: Any, event: str | None, parameters: Mapping[str, Any]) -> tuple[Any, dict[str, Listener]]:
+def read_hook(
+    hook: Any, event: str | None, parameters: Mapping[str, Any], options: dict[str, Any]
+) -> tuple[Any, dict[str, Listener]]:
     """Make a hook if a class, a name or a dotted path is given, and read its listeners.
 
     Args:
         hook: What is registered.
         event: The event of a function.
         parameters: The parameters of the hook's constructor.
+        options: `every`, if it was given; it is taken out if the hook's constructor takes it.
 
     Returns:
         The hook object and its listeners.
@@ -176,7 +179,7 @@ def read_hook(hook: Any, event: str | None, parameters: Mapping[str, Any]) -> tu
         return hook, {row.name: read_signature(hook, row, spelling, getattr(hook, "__name__", "function"))}
     made = hook
     if parameters or isinstance(hook, (str, type)):
-        made = load_reference(MAKE_HOOK)(hook, parameters)
+        made = load_reference(MAKE_HOOK)(hook, parameters, options)
     listeners = find_listeners(made)
     if not listeners and not isinstance(made, Events):
         raise RegistrationError(

@@ -204,7 +204,10 @@ class HookRegistry(Events):
         elif isinstance(hook, str) and "." not in hook:
             name = name or DerivedName(hook)
         schedule = Schedule.parse(every, at, start, stop, name or "")
-        made, listeners = read_hook(hook, event, parameters)
+        options = {} if every is None else {"every": every}
+        made, listeners = read_hook(hook, event, parameters, options)
+        if every is not None and not options:  # Its constructor took it.
+            schedule = replace(schedule, every=made.schedule and made.schedule.every)
         name = name or own_name(made) or derived_name(made)
         own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
         built_in = bool(own.get("built_in", False))

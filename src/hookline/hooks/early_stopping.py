@@ -13,7 +13,7 @@ from hookline import _checks
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
-from hookline.hooks.base import counts_for_run
+from hookline.hooks.base import counts_for_run, period
 from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_better, is_training_metric
 
 
@@ -40,6 +40,7 @@ class EarlyStopping(MetricHook):
             them is kept on the host and saved with checkpoints.
         strict: Whether a missing metric ends the run instead of being warned of.
         verbose: Print a line for each check.
+        every: How often to check, instead of after every validation: "1 epoch", or 100 steps for a training metric.
 
     Raises:
         ConfigError: If a parameter has an invalid value.
@@ -47,6 +48,7 @@ class EarlyStopping(MetricHook):
 
     built_in = True
     name = "early_stopping"
+    every_aliases = ("check_on_train_epoch_end", "check_every_n_steps")
 
     def __init__(
         self,
@@ -64,7 +66,16 @@ class EarlyStopping(MetricHook):
         restore_best_weights: bool = False,
         strict: bool = True,
         verbose: bool = False,
+        every: int | str | None = None,
     ) -> None:
+        words = {"check_on_train_epoch_end": (check_on_train_epoch_end, False)}
+        own = period(every, ("steps", "epochs"), check_every_n_steps=(check_every_n_steps, None), **words)
+        if own is not None and own.unit == "steps":
+            check_every_n_steps = int(own.amount)
+        elif own is not None:
+            if own.amount != 1:
+                raise ConfigError("every", f"{every!r}: checks are made at the end of each epoch or at steps")
+            check_on_train_epoch_end = True
         self.monitor, self.mode = _checks.string(monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
         self.strict, self.verbose = _checks.boolean(strict, "strict"), _checks.boolean(verbose, "verbose")
         self.patience = _checks.integer(patience, "patience", at_least=0)
