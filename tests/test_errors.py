@@ -56,3 +56,13 @@ def test_a_long_list_is_cut_to_the_closest_and_says_so() -> None:
     said = nearest("hook_042", [f"hook_{i:03d}" for i in range(100)], limit=5)
     assert said.startswith("did you mean 'hook_042'? Valid: hook_042")
     assert said.count("hook_") == 6 and said.endswith("(and 95 more)")
+
+
+@pytest.mark.parametrize(
+    ("noun", "expected"),
+    [("update hook", "an update hook"), ("lifecycle hook", "a lifecycle hook"), ("UpdateHook", "an UpdateHook"),
+     ("int", "an int"), ("UserDict", "a UserDict"), ("optimizer", "an optimizer")],
+)  # fmt: skip
+def test_nouns_get_their_article(noun: str, expected: str) -> None:
+    """The kind of a hook, a type and a registered name are written as they are spoken."""
+    assert errors.with_article(noun) == expected

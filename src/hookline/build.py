@@ -14,7 +14,7 @@ from hookline.config.factory import COMPONENTS, Factory, ImportPolicy, find_fact
 from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
 from hookline.core.plugins import TRAINERS as TRAINER_NAMES
 from hookline.core.registry import HookRegistry
-from hookline.errors import ConfigError, HooklineError, TrainingError
+from hookline.errors import ConfigError, HooklineError, TrainingError, with_article
 from hookline.trainer.data.loaders import Loaders, epoch_length, make_train_loaders
 from hookline.trainer.engine import Engine, find_device
 from hookline.trainer.options import TrainerOptions
@@ -128,7 +128,7 @@ def get_trainer(kind: str, model: Any, dataloader: Any, optimizer: Any, device: 
     """
     made = TRAINER_NAMES.find(kind)(model, dataloader, optimizer, device, **options)
     if not isinstance(made, Trainer):
-        raise HooklineError(f"the trainer {kind!r} made a {type(made).__name__}, not a hookline Trainer")
+        raise HooklineError(f"the trainer {kind!r} made {with_article(type(made).__name__)}, not a hookline Trainer")
     return made
 
 
@@ -167,7 +167,9 @@ def trainer_from_config(
     data = factories["data"].make()
     if getattr(data, "train", None) is None:
         kind = type(data).__name__
-        raise ConfigError("data", f"{settings.data.name!r} made a {kind}, which has no `train` to iterate over")
+        raise ConfigError(
+            "data", f"{settings.data.name!r} made {with_article(kind)}, which has no `train` to iterate over"
+        )
     vocab = getattr(data, "vocab", None)
     model = factories["model"].make(**({} if vocab is None else {"vocab_size": len(vocab)}))
     optimizer = factories["optimizer"].make(model.parameters())

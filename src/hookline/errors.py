@@ -86,6 +86,15 @@ def nearest(name: str, choices: Iterable[str], limit: int = 12) -> str:
     return (f"did you mean {close[0]!r}? " if close else "") + f"Valid: {', '.join(valid)}{more}"
 
 
+def with_article(noun: str) -> str:
+    """Return a noun after 'a' or 'an', as it is spoken.
+
+    >>> with_article("update hook")
+    'an update hook'
+    """
+    return f"{'an' if noun[:1].lower() in 'aeio' or noun.lower().startswith(('up', 'un')) else 'a'} {noun}"
+
+
 def hidden(text: str, instead: Mapping[str, str]) -> str:
     """Replace some words of a text by others: the longest first, and as they are or as a repr has them."""
     forms = {form: other for word, other in instead.items() for form in (word, repr(word)[1:-1])}

@@ -218,6 +218,7 @@ def test_wrong_configs_are_one_clear_error(config: Any, message: str) -> None:
         ({"name": "watch", "last": None}, r"hooks\.forward\.0: watch cannot be made with last=None: no last"),
         ("nothing_there.Hook", r"hooks\.forward\.0: 'nothing_there\.Hook': cannot import 'nothing_there' \(No module"),
         ("report", r"hooks\.forward\.0: 'report' is a lifecycle hook; list it under `lifecycle:`"),
+        ("sign", r"hooks\.forward\.0: 'sign' is an update hook; list it under `update:`"),
         ("clip_norm", r"hooks\.forward\.0: ClipNorm needs the parameter 'max_norm'"),
     ],
 )

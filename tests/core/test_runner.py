@@ -27,6 +27,12 @@ def ctx(step: int, tokens: int = 0) -> StepContext:
     return StepContext(step, 0.5, 1.0, 1e-3, tokens, None, None)  # type: ignore[arg-type]
 
 
+class Idle(TrainingHook):
+    """A hook that does nothing when it is called."""
+
+    def on_train_end(self) -> None: ...
+
+
 class Everything(TrainingHook):
     """A hook of the five events with their usual arguments."""
 
@@ -81,7 +87,7 @@ def test_an_empty_runner_returns_at_once() -> None:
 def test_hooks_come_and_go_without_touching_the_loop() -> None:
     """runner.hooks is always the hooks that are there."""
     runner = HookRunner()
-    hook = TrainingHook("a")
+    hook = Idle("a")
     handle = runner.register(hook)
     assert runner.hooks == (hook,)
     handle.remove()

@@ -21,7 +21,7 @@ from hookline.core.entry import OPTIONS, DerivedName
 from hookline.core.failures import check_policy
 from hookline.core.plugins import HOOKS
 from hookline.core.schedule import Schedule
-from hookline.errors import ConfigError, RegistrationError, got, nearest
+from hookline.errors import ConfigError, RegistrationError, got, nearest, with_article
 
 if TYPE_CHECKING:
     from hookline.config.schema import HooksConfig
@@ -194,7 +194,7 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
             entry = registry.entry(handles[-1])
             entry.parameters.update(spec.parameters)  # as they are written: a reference stays one in the record
             if spec.kind and spec.kind not in entry.kinds:
-                right = f"is a {' and '.join(entry.kinds)} hook; list it under `{entry.kinds[0]}:`"
+                right = f"is {with_article(' and '.join(entry.kinds))} hook; list it under `{entry.kinds[0]}:`"
                 raise RegistrationError(f"{spec.path}: {spec.target!r} {right}")
     except Exception:
         for handle in handles:

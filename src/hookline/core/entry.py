@@ -11,7 +11,7 @@ from itertools import chain, count
 from types import FunctionType
 from typing import Any
 
-from hookline.core.base import ForwardHook, UpdateHook
+from hookline.core.base import ForwardHook, Hook, UpdateHook
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import Cost
 from hookline.core.definitions import is_redefinition
@@ -21,7 +21,7 @@ from hookline.core.plugins import HOOKS, load_reference
 from hookline.core.rng_guard import isolates
 from hookline.core.schedule import Schedule
 from hookline.core.signature import Listener, read_signature
-from hookline.errors import RegistrationError, nearest
+from hookline.errors import RegistrationError, nearest, with_article
 
 OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks")
 """What configs and code may say about a hook beside its parameters."""
@@ -57,7 +57,7 @@ class Entry:
 
     @cached_property
     def kinds(self) -> list[str]:
-        """The kinds of hook it is, by the events it listens to; a lifecycle hook if it listens to none."""
+        """The kinds of hook it is, by the events it listens to; a lifecycle hook if it only has `setup` or `close`."""
         kinds = {CATALOG[event].kind for event in self.listeners}
         return [kind for kind in ("lifecycle", "forward", "update") if kind in kinds] or ["lifecycle"]
 
@@ -181,15 +181,30 @@ def read_hook(
     if parameters or isinstance(hook, (str, type)):
         made = load_reference(MAKE_HOOK)(hook, parameters, options)
     listeners = find_listeners(made)
-    if not listeners and not isinstance(made, Events):
+    if not listeners and not _is_called_otherwise(made):
         raise RegistrationError(
             f"{getattr(made, '__name__', type(made).__name__)!r} listens to no event: give a function its event "
-            "(event=…), or a class a method named after one"
+            f"(event=…), or a class a method named after one{_method_hint(made)}"
         )
     for kind, method in MAIN_EVENTS.items():
         if isinstance(made, kind) and method not in listeners:
-            raise RegistrationError(f"{type(made).__name__!r} is a {kind.__name__} without a method {method!r}")
+            raise RegistrationError(
+                f"{type(made).__name__!r} is {with_article(kind.__name__)} without a method {method!r}"
+            )
     return made, listeners
+
+
+def _is_called_otherwise(hook: Any) -> bool:
+    """Return whether a hook has its own `setup` or `close`, which are no events and are called, too."""
+    inherited = {name: getattr(Hook, name) for name in ("setup", "close")}
+    return isinstance(hook, Hook) and any(getattr(type(hook), name) is not own for name, own in inherited.items())
+
+
+def _method_hint(hook: Any) -> str:
+    """Name the event that a method of the hook seems to mean, such as `step_end`; "" if there is none."""
+    methods = [name for name in dir(type(hook)) if not name.startswith("_") and callable(getattr(type(hook), name))]
+    meant = {name: f"on_{name}" for name in methods if f"on_{name}" in SPELLINGS}
+    return "".join(f"; did you mean {event!r} by {name!r}?" for name, event in list(meant.items())[:1])
 
 
 def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:

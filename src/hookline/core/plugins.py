@@ -34,7 +34,7 @@ class PluginTable:
         def register(factory: Factory) -> Factory:
             defined_again = name in self._added and is_redefinition(factory, self._added[name])
             if (name in self.built_in or name in self._added) and not defined_again:
-                raise RegistrationError(f"a {self.noun} named {name!r} is registered already; choose another name")
+                raise RegistrationError(f"the {self.noun} {name!r} is registered already; choose another name")
             if defined_again:
                 logger.warning("%s %r: replaced, because it was defined again", self.noun, name)
             self._added[name] = factory
