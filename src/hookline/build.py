@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import fields
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -287,7 +288,7 @@ def make_parts(
     if not isinstance(model, torch.nn.Module):
         raise TrainingError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     if options is None or keywords:  # beside finished options, a keyword is an unknown option
-        options = TrainerOptions.make(keywords)
+        options = TrainerOptions.make(keywords, also=KEYWORDS)
     engine = Engine(find_device(device), options.precision)
     return Components(
         model=engine.prepare(model),
@@ -306,6 +307,12 @@ def make_parts(
         config=options if config is None else config,
         resolved=resolved,
     )
+
+
+KEYWORDS = {"dataloader", "val_dataloader", "optimizer", "device", "hooks", "allow"} | {
+    name for name, one in signature(make_parts).parameters.items() if one.kind is one.KEYWORD_ONLY
+} - {"config", "resolved", "options"}
+"""What constructors take beside the options."""
 
 
 def attach(trainer: Trainer, manager: HookManager) -> None:

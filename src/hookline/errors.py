@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hookline._words import meant
+
 SHORTEST_HIDDEN = 8  # characters of what is hidden in texts; shorter texts occur in ordinary words
 _LONGEST = 60  # characters of a value in a message
 
@@ -73,16 +75,21 @@ class StopTraining(Exception):
 def nearest(name: str, choices: Iterable[str], limit: int = 12) -> str:
     """Return a sentence that lists the valid choices, nearest first, to end an error message with.
 
+    A word that other libraries use for one of the choices is understood, and upper case does not matter.
+
     >>> nearest("tarin", ["train", "epoch"])
     "did you mean 'train'? Valid: epoch, train"
     """
     valid = sorted(set(choices))
     if not valid:
         return "there are none"
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    lower = {choice.lower(): choice for choice in reversed(valid)}
+    known = meant(name, valid)
+    close = [known] if known else [lower[one] for one in difflib.get_close_matches(name.lower(), lower, 1, 0.5)]
     more = f" (and {len(valid) - limit} more)" if len(valid) > limit else ""
     if more:
-        valid = sorted(valid, key=lambda choice: -difflib.SequenceMatcher(None, name, choice).ratio())[:limit]
+        ratios = {choice: difflib.SequenceMatcher(None, name.lower(), choice.lower()).ratio() for choice in valid}
+        valid = sorted(valid, key=lambda choice: (choice != known, -ratios[choice]))[:limit]
     return (f"did you mean {close[0]!r}? " if close else "") + f"Valid: {', '.join(valid)}{more}"
 
 

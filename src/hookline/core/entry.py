@@ -11,6 +11,7 @@ from itertools import chain, count
 from types import FunctionType
 from typing import Any
 
+from hookline._words import meant
 from hookline.core.base import ForwardHook, Hook, UpdateHook
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import Cost
@@ -25,6 +26,7 @@ from hookline.errors import RegistrationError, nearest, with_article
 
 OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks")
 """What configs and code may say about a hook beside its parameters."""
+OTHER_METHODS = (*SPELLINGS, "setup", "close", "init", "state_dict", "load_state_dict")
 MAIN_EVENTS: dict[type, str] = {ForwardHook: "on_forward", UpdateHook: "on_update"}
 MAKE_HOOK = "hookline.config.hooks:make_hook"
 """Makes hooks from classes, names and dotted paths; it belongs to the folder that reads configs, which is above."""
@@ -203,8 +205,8 @@ def _is_called_otherwise(hook: Any) -> bool:
 def _method_hint(hook: Any) -> str:
     """Name the event that a method of the hook seems to mean, such as `step_end`; "" if there is none."""
     methods = [name for name in dir(type(hook)) if not name.startswith("_") and callable(getattr(type(hook), name))]
-    meant = {name: f"on_{name}" for name in methods if f"on_{name}" in SPELLINGS}
-    return "".join(f"; did you mean {event!r} by {name!r}?" for name, event in list(meant.items())[:1])
+    events = {name: event for name in methods if name not in OTHER_METHODS and (event := meant(name, SPELLINGS))}
+    return "".join(f"; did you mean {event!r} by {name!r}?" for name, event in list(events.items())[:1])
 
 
 def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
