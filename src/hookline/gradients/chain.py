@@ -47,7 +47,13 @@ class UpdateChain:
         self.cache = GradientCache()
         registry.add_registration_check(self._check)
         registry.on_change(self._drop_removed)
+        registry.update_chain = self
         registry.dispatch_table.compile_with("on_update", self.compile)
+
+    @property
+    def params(self) -> Parameters:
+        """The trained parameters by name."""
+        return self._params()
 
     def compile(self, bound: list[BoundHook], timed: bool) -> Dispatch | None:
         """Return the callable that runs these hooks; None if there is nothing to run."""
@@ -101,7 +107,8 @@ class UpdateChain:
                     handler(args)
                 self.cache.clear()  # its hooks may write or replace gradients
         # Only a hook that has the trainer can skip a step.
-        return "trainer" not in item.named or getattr(args, "skip_requested_at", None) != args.step
+        asked_at = getattr(args, "skip_requested_at", None) if "trainer" in item.named else None
+        return asked_at is None or asked_at != args.step
 
     def _report_norm(self, reporter: ChainItem, item: ChainItem, when: str, args: Any) -> None:
         """Log the norm of what a hook selects for the hook `link_norms`, which is due."""

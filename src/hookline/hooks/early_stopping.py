@@ -14,7 +14,7 @@ from hookline._console import print_line
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
-from hookline.hooks.base import counts_for_run
+from hookline.hooks.base import counts_for_run, period
 from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_better, is_training_metric
 
 
@@ -42,6 +42,7 @@ class EarlyStopping(MetricHook):
         strict: Whether a missing metric ends the run instead of being warned of.
         verbose: Print a line for each check.
         min_epochs: Do not stop before this many epochs are complete, unless the metric diverges or is not finite.
+        every: How often to check, instead of after every validation: "1 epoch", or 100 steps for a training metric.
 
     Raises:
         ConfigError: If a parameter has an invalid value.
@@ -49,6 +50,7 @@ class EarlyStopping(MetricHook):
 
     built_in = True
     name = "early_stopping"
+    every_aliases = ("check_on_train_epoch_end", "check_every_n_steps")
 
     def __init__(
         self,
@@ -67,7 +69,16 @@ class EarlyStopping(MetricHook):
         strict: bool = True,
         verbose: bool = False,
         min_epochs: int = 0,
+        every: int | str | None = None,
     ) -> None:
+        words = {"check_on_train_epoch_end": (check_on_train_epoch_end, False)}
+        own = period(every, ("steps", "epochs"), check_every_n_steps=(check_every_n_steps, None), **words)
+        if own is not None and own.unit == "steps":
+            check_every_n_steps = int(own.amount)
+        elif own is not None:
+            if own.amount != 1:
+                raise ConfigError("every", f"{every!r}: checks are made at the end of each epoch or at steps")
+            check_on_train_epoch_end = True
         self.monitor, self.mode = _checks.string(monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
         self.strict, self.verbose = _checks.boolean(strict, "strict"), _checks.boolean(verbose, "verbose")
         self.patience = _checks.integer(patience, "patience", at_least=0)

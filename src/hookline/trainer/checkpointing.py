@@ -345,6 +345,7 @@ def pending_stop(trainer: Trainer) -> tuple[str, str | None] | None:
 
 def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
     """Restore weights, optimizers, counters, random streams and hooks."""
+    sections = _with_present_names(trainer, sections)
     for what in ("optimizers", "schedulers"):
         saved, now = len(sections[what]), len(getattr(trainer, what))
         if saved != now:
@@ -369,6 +370,21 @@ def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
     restore_loader_states(trainer.train_loaders, sections["loaders"]["own"])
     trainer.train_loaders.idle_states.clear()  # they are of a later time
     restore_rng(sections["rng"])
+
+
+def _with_present_names(trainer: Trainer, sections: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's sections with the names that hooks have now, where version 0.1 named them otherwise."""
+    names = trainer.hooks.former_names()
+    streams = sections["streams"]
+    changed = {
+        key: {names.get(name, name): state for name, state in sections[key].items()}
+        for key in ("hooks", "update_state")
+    }
+    changed["streams"] = {
+        **streams,
+        "hooks": {names.get(name, name): state for name, state in streams["hooks"].items()},
+    }
+    return {**sections, **changed, "hook_names": [names.get(name, name) for name in sections["hook_names"]]}
 
 
 def _restore_hooks(trainer: Trainer, sections: dict[str, Any]) -> None:
