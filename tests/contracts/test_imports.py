@@ -28,7 +28,15 @@ PUBLIC_MODULES = {
     "hookline.testing",
 }
 
-SHARED = {"errors", "_checks", "_device", "_fs", "_host_copy", "_tensors"}  # helper modules that anything may import
+SHARED = {
+    "errors",
+    "_checks",
+    "_device",
+    "_fs",
+    "_host_copy",
+    "_names",
+    "_tensors",
+}  # helper modules that anything may import
 
 # The parts of hookline from the lowest to the highest. A part imports from lower layers only, never from its own.
 LAYERS = (
@@ -60,6 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_device": set(),
     "_fs": set(),
     "_host_copy": {"_device"},
+    "_names": set(),
     "_tensors": set(),
     "core": SHARED,
     "stats": SHARED | {"core"},

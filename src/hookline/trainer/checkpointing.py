@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline._names import load_plain_state_dict, plain_state_dict
 from hookline._tensors import map_tensors
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
@@ -227,7 +228,7 @@ def _collect(trainer: Trainer) -> dict[str, Any]:
     scaler, batches = trainer.engine.scaler, trainer.loop.batches
     between_epochs = trainer.progress.epoch_over and batches is not None
     return {
-        "model": trainer.model.state_dict(),
+        "model": plain_state_dict(trainer.model),
         "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
         # A scheduler's functions belong to the code.
         "schedulers": [
@@ -258,7 +259,7 @@ def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
         saved, now = len(sections[what]), len(getattr(trainer, what))
         if saved != now:
             raise CheckpointError(f"the checkpoint has {saved} {what}, this run has {now}: they must match")
-    trainer.model.load_state_dict(sections["model"])
+    load_plain_state_dict(trainer.model, sections["model"])
     for optimizer, state in zip(trainer.optimizers, sections["optimizers"], strict=True):
         optimizer.load_state_dict(state)
     for scheduler, state in zip(trainer.schedulers, sections["schedulers"], strict=True):
@@ -345,4 +346,4 @@ def run_directory(path: Path) -> Path | None:
 def load_weights(model: torch.nn.Module, path: str | Path) -> None:
     """Load the weights of a checkpoint and nothing else."""
     sections, _ = read_checkpoint(find_checkpoint(Path(path))[0])
-    model.load_state_dict(sections["model"])
+    load_plain_state_dict(model, sections["model"])
