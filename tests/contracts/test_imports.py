@@ -28,7 +28,17 @@ PUBLIC_MODULES = {
     "hookline.testing",
 }
 
-SHARED = {"errors", "_checks", "_console", "_device", "_fs", "_host_copy", "_tensors", "_words"}  # any part may import
+SHARED = {
+    "errors",
+    "_checks",
+    "_console",
+    "_device",
+    "_fs",
+    "_host_copy",
+    "_names",
+    "_tensors",
+    "_words",
+}  # any part may import
 
 # The parts of hookline from the lowest to the highest. A part imports from lower layers only, never from its own.
 LAYERS = (
@@ -62,6 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_device": set(),
     "_fs": set(),
     "_host_copy": {"_device"},
+    "_names": set(),
     "_tensors": set(),
     "core": SHARED,
     "stats": SHARED | {"core"},

@@ -11,6 +11,7 @@ import torch
 
 from hookline import _checks
 from hookline._console import print_line
+from hookline._names import load_plain_state_dict, plain_state_dict
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
@@ -213,7 +214,7 @@ class EarlyStopping(MetricHook):
         """Restore the best weights, if requested; those of a failed run are left to be examined."""
         self.warn_if_never_evaluated(trainer)
         if self._best_weights is not None and not self._failed:
-            trainer.model.load_state_dict(self._best_weights)
+            load_plain_state_dict(trainer.model, self._best_weights)
             self.note(trainer, "best_weights_restored", saved_at=self.best_step, value=self.best)
             self._print(f"restored the best weights, those of step {self.best_step}")
 
@@ -237,5 +238,5 @@ class EarlyStopping(MetricHook):
 def _copy_to_host(model: torch.nn.Module) -> dict[str, Any]:
     return {
         name: value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else deepcopy(value)
-        for name, value in model.state_dict().items()
+        for name, value in plain_state_dict(model).items()
     }

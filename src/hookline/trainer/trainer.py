@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline._names import unwrap_module
 from hookline.core.change_audit import ChangeAudit
 from hookline.core.failures import logger
 from hookline.core.registry import Handle
@@ -308,7 +309,7 @@ class Trainer:
         ]
         hooks = [{"name": hook.name, "enabled": hook.enabled, **hook.parameters} for hook in self.hooks.list_hooks()]
         parameters = sum(param.numel() for param in self.model.parameters())
-        model = {"class": type(self.model).__name__, "parameters": parameters}
+        model = {"class": type(unwrap_module(self.model)).__name__, "parameters": parameters}
         return {"model": model, "optimizers": optimizers, "trainer": options, "hooks": hooks}
 
     def _set_train_loaders(self, loaders: Loaders) -> None:
