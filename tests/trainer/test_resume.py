@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from read_batches import make_reader
 from stopped_runs import SaveAndStop, bits_of, curve_of, run_in_parts
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
@@ -204,6 +205,74 @@ def test_the_comparison_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     whole.train()
     monkeypatch.setattr("hookline.trainer.checkpointing.restore_rng", lambda state: None)
     assert fingerprint(stopped(shuffling, tmp_path / "parts", [3])) != fingerprint(whole)
+
+
+# ---- counters --------------------------------------------------------------------------------------------------------
+
+
+def counters(root: Path, stops: list[int]) -> tuple[dict[str, Any], Any]:
+    """Return the counters of a run in three epochs of seven batches, and what its hooks saw; stopped at each step.
+
+    Each epoch has an infinite loss, every step but the last of an epoch has two batches, and two steps are skipped.
+    """
+    every_fourth: list[tuple[int, int]] = []
+    at_the_end: list[int] = []
+
+    def make() -> SimpleTrainer:
+        batches = [torch.tensor(value) for value in (1.0, torch.inf, 3.0, 4.0, 5.0, 6.0, 7.0)]
+        trainer = make_reader(
+            batches, step_fn=lambda model, batch: model.weight.sum() + batch, count_tokens=lambda batch: 5,
+            record=True, output_dir=str(root), max_epochs=3, accumulate=2,
+        )  # fmt: skip
+        skips = ["2 steps", "7 steps"]
+        trainer.on("gradients_ready", name="skips", at=skips)(lambda trainer: trainer.skip_step("tested"))
+        trainer.on("train_batch_end", name="fourth", every="4 batches")(
+            lambda epoch, batch_idx: every_fourth.append((epoch, batch_idx))
+        )
+        trainer.on("train_end", name="end")(lambda tokens_seen: at_the_end.append(tokens_seen))
+        return trainer
+
+    trainer = run_in_parts(make, stops)
+    described = json.loads((trainer.run_dir / "run.json").read_text())["counters"]  # type: ignore[operator]
+    assert described.pop("seconds") >= 0
+    return described, (every_fourth, at_the_end[-1])
+
+
+@pytest.mark.req("004-20")
+@pytest.mark.parametrize("stops", [[3], [4], [6], [9], [2, 4, 7, 10]], ids=str)
+def test_counters_continue_after_a_resume(stops: list[int], tmp_path: Path) -> None:
+    """Tokens, batches, skipped steps and non-finite losses, and the batches at which a scheduled hook is due."""
+    described, (every_fourth, at_the_end) = counters(tmp_path, stops)
+    assert described == {
+        "step": 12, "epoch": 2, "batches": 21, "tokens_seen": 105, "skipped_steps": 2, "failed_saves": 0,
+        "non_finite_losses": 3, "hook_failures": 0,
+    }  # fmt: skip
+    assert every_fourth == [(0, 3), (1, 0), (1, 4), (2, 1), (2, 5)]  # batches 4, 8, 12, 16 and 20 of the run
+    assert at_the_end == 105
+
+
+@pytest.mark.parametrize("stops", [[], [3], [3, 7, 9]], ids=str)
+def test_elapsed_seconds_continue_after_a_resume(
+    stops: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of earlier attempts count for schedules and in the record; the time between two attempts does not."""
+    now, due = [0.0], list[int]()
+    monkeypatch.setattr("hookline.trainer.run_state.monotonic", lambda: now[0])
+
+    def make() -> SimpleTrainer:
+        now[0] += 1000.0
+        trainer = make_trainer(shuffling(), tmp_path)
+        trainer.on("train_batch_start", name="clock")(lambda: now.append(now.pop() + 10.0))  # a step takes ten seconds
+        trainer.on("step_end", name="due", every="40 seconds")(lambda step: due.append(step))
+        return trainer
+
+    trainer = run_in_parts(make, stops)
+    described = json.loads((trainer.run_dir / "run.json").read_text())  # type: ignore[operator]
+    assert described["counters"]["seconds"] == 160.0
+    assert due == [5, 9, 13]  # decided when a batch begins, after 40, 80 and 120 seconds
+
+
+# ---- what can be resumed ---------------------------------------------------------------------------------------------
 
 
 def test_a_shorter_loader_cannot_resume(tmp_path: Path) -> None:
