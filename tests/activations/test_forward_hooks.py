@@ -554,6 +554,72 @@ def test_two_threads_that_attach_at_once_leave_one_torch_hook() -> None:
     assert torch_hooks(module) == 0
 
 
+def run_both(first: Callable[[], Any], second: Callable[[], Any], inside: threading.Event) -> None:
+    """Call the second function in another thread when the first is inside; both must return."""
+    failures: list[BaseException] = []
+
+    def call(function: Callable[[], Any]) -> None:
+        try:
+            function()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=call, args=(function,), daemon=True) for function in (first, second)]
+    threads[0].start()
+    assert inside.wait(timeout=30)
+    threads[1].start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert not any(thread.is_alive() for thread in threads) and failures == []
+
+
+@pytest.mark.req("003-05")
+def test_two_threads_that_watch_at_once_leave_one_torch_hook() -> None:
+    """Watching does not change the set of hooks: nothing but the attaching itself keeps the threads apart."""
+    inside, both_inside = threading.Event(), threading.Barrier(2)
+
+    class SlowToAttach(nn.Linear):
+        def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
+            inside.set()
+            with contextlib.suppress(threading.BrokenBarrierError):  # nobody else is inside, as it should be
+                both_inside.wait(timeout=0.5)
+            return super().register_forward_hook(*args, **kwargs)
+
+    model, manager, hook = nn.Sequential(SlowToAttach(3, 3)), HookManager(), Watch(modules="0")
+    manager.register(hook)
+    run_both(lambda: manager.watch(model), lambda: manager.watch(model), inside)
+    model(INPUT)
+    assert torch_hooks(model) == 1 and [name for name, _ in hook.seen] == ["0"]
+    manager.remove("watch")
+    assert torch_hooks(model) == 0
+
+
+@pytest.mark.req("003-05")
+def test_a_hook_that_is_registered_while_another_model_is_watched_is_attached_to_that_model() -> None:
+    """Also if it was selecting modules of the old model when the other thread began to watch the new one."""
+    inside, watched_new = threading.Event(), threading.Event()
+
+    class SlowToList(nn.Sequential):
+        def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+            inside.set()
+            watched_new.wait(timeout=0.5)  # the other thread waits for this one, as it should
+            return super().named_modules(*args, **kwargs)
+
+    old, new, manager, hook = SlowToList(nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 3)), HookManager(), Watch()
+    manager.watch(old)
+
+    def watch_new() -> None:
+        manager.watch(new)
+        watched_new.set()
+
+    run_both(lambda: manager.register(hook), watch_new, inside)
+    old(INPUT)
+    assert hook.seen == []
+    new(INPUT)
+    assert [name for name, _ in hook.seen] == ["0"]
+    assert (torch_hooks(old), torch_hooks(new)) == (0, 1)
+
+
 @pytest.mark.req("003-05")
 def test_each_state_has_the_name_of_its_thread() -> None:
     """In the first call of a thread as in others."""

@@ -112,7 +112,7 @@ def test_invalid_names(tmp_path: Path, name: str) -> None:
 
 def test_state_that_cannot_be_saved(tmp_path: Path) -> None:
     """The error names section and path, and nothing is left behind."""
-    with pytest.raises(CheckpointError, match=r"section 'hooks': cannot save a\.b: a object"):
+    with pytest.raises(CheckpointError, match=r"section 'hooks': cannot save a\.b: an object"):
         write_checkpoint(tmp_path, "x", {"model": sections()["model"], "hooks": {"a": {"b": object()}}}, {})
     with pytest.raises(CheckpointError, match="meta holds the tensor 'best'"):
         write_checkpoint(tmp_path, "x", {}, {"best": torch.tensor(1.0)})

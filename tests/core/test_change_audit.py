@@ -254,7 +254,7 @@ def test_with_debug_every_call_is_compared_with_everything(kind: Any, what: str,
 
 def test_with_debug_a_hook_needs_to_name_nothing() -> None:
     """It may have the model from its constructor."""
-    trainer = make_deep_trainer(TrainingHook(), debug=True)
+    trainer = make_deep_trainer("lr_monitor", debug=True)
     trainer.on("step_end", name="closure")(lambda: trainer.model.eval())
     (event,) = noted(trainer)
     assert (event["hook"], event["what"], event["step"]) == ("closure", "train or eval mode", 1)

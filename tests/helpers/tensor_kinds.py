@@ -194,7 +194,7 @@ def check_capture(name: str, clone: bool) -> None:
 def check_monitor(name: str, **options: Any) -> None:
     """A module is measured, or passed over with one word; the others are measured in any case."""
     kind = KINDS[name]
-    manager, reports = observed(kind.make(), "register_monitoring_hook", **options)
+    manager, reports = observed(kind.make(), "register_monitoring_hook", **{"metrics": ["mean", "std"], **options})
     found = manager.entry("it").hook.latest()
     assert found["usual"]["mean"] == 1.0
     if kind.mean is None:

@@ -19,6 +19,7 @@ from .conftest import Server
 NEEDED = {
     "clip_norm": {"max_norm": 1.0}, "clip_value": {"max_value": 1.0}, "freeze": {"params": "weight"},
     "mask": {"params": "weight"}, "scale": {"factor": 0.5},
+    **{name: {"modules": "*"} for name in ("ablate", "replace_activation", "patch", "scale_activation", "steer")},
     "notify": {"webhook_url": "https://hooks.example.org/x", "notify_on": []},
 }  # fmt: skip
 

@@ -62,13 +62,14 @@ def test_the_json_log_elsewhere_and_its_default() -> None:
 
 
 @pytest.mark.req("001-05", "001-26")
-def test_the_json_log_counts_batches_under_accumulation() -> None:
-    """`log_every_n_batches` counts micro-batches, not optimizer steps."""
-    trainer = make_trainer(9, accumulate=3)
-    trainer.add_json_logging(log_every_n_batches=2)
+def test_the_json_log_counts_batches_not_steps() -> None:
+    """A step of several batches is several batches; the count runs over epochs."""
+    trainer = make_trainer(batches=5, accumulate=2, max_epochs=2)
+    trainer.add_json_logging(log_every_n_batches=3)
     trainer.train()
     lines = [line for line in read(trainer.run_dir / "log.jsonl") if line["event"] == "batch_end"]  # type: ignore[operator]
-    assert [(line["current_batch_idx"], line["step"]) for line in lines] == [(1, 1), (3, 2), (5, 2), (7, 3)]
+    places = [(line["current_epoch"], line["current_batch_idx"], line["step"]) for line in lines]
+    assert places == [(0, 2, 2), (1, 0, 4), (1, 3, 5)]  # batches 3, 6 and 9 of the run
 
 
 def test_the_json_log_without_a_path(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from run_control import PlainRun, train
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from hookline import ThroughputMonitor, Trainer, TrainingHook, get_trainer
 from hookline.errors import ConfigError
@@ -35,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-class SlowData:
+class SlowData(Dataset[Any]):
     """Batches each of which takes a second to load."""
 
     def __init__(self, clock: Clock, batches: list[Any]) -> None:
@@ -44,10 +45,9 @@ class SlowData:
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __iter__(self) -> Any:
-        for batch in self.batches:
-            self.clock.passes(1.0)
-            yield batch
+    def __getitem__(self, index: int) -> Any:
+        self.clock.passes(1.0)
+        return self.batches[index]
 
 
 def trained(clock: Clock, monitor: ThroughputMonitor, batches: list[Any], **options: Any) -> Trainer:
@@ -61,7 +61,7 @@ def trained(clock: Clock, monitor: ThroughputMonitor, batches: list[Any], **opti
 
     options = {"record": False, "console": False, "sanity_batches": 0, "step_fn": step, **options}
     every = options.pop("every", None)
-    data, optimizer = SlowData(clock, batches), torch.optim.SGD(model.parameters(), 0.1)
+    data, optimizer = DataLoader(SlowData(clock, batches), batch_size=None), torch.optim.SGD(model.parameters(), 0.1)
     trainer = get_trainer("simple", model, data, optimizer, "cpu", **options)
     trainer.add_hook(monitor, every=every)
     trainer.train()

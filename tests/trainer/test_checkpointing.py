@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(caplog: pytest.LogCaptur
     assert "skipped a damaged checkpoint" in caplog.text
 
 
-@pytest.mark.parametrize(("how", "said"), [("emptied", "is empty"), ("linked", "is a link"), ("deleted", "is missing")])
+@pytest.mark.parametrize(("how", "said"), [("emptied", "is empty"), ("deleted", "is missing")])
 def test_the_newest_checkpoint_is_not_passed_over_silently(
     how: str, said: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -141,8 +141,6 @@ def test_the_newest_checkpoint_is_not_passed_over_silently(
     newest.rename(tmp_path / "elsewhere")
     if how == "emptied":
         newest.mkdir()
-    elif how == "linked":
-        newest.symlink_to(tmp_path / "elsewhere")
     second = make_trainer(seed=5)
     second.fit(resume=first.run_dir)
     assert f"{newest}: {said}, although the run has saved it" in caplog.text
@@ -329,6 +327,8 @@ def test_state_without_a_hook_is_reported() -> None:
 class Raises(TrainingHook):
     """A hook whose state cannot be read."""
 
+    def on_train_end(self) -> None: ...
+
     def state_dict(self) -> dict[str, Any]:
         raise ValueError("no state today")
 
@@ -340,6 +340,8 @@ class HoldsSet(TrainingHook):
 
     def __init__(self) -> None:
         self.seen = {1, 2}
+
+    def on_train_end(self) -> None: ...
 
 
 class HoldsFile(UpdateHook):

@@ -332,7 +332,7 @@ def test_a_list_of_hooks_can_be_given_to_the_constructor() -> None:
     """hooks=[…] registers them; the default update hook is there as well."""
 
     class Mine(TrainingHook):
-        pass
+        def on_train_end(self) -> None: ...
 
     trainer = make_trainer(hooks=[Mine()])
     assert [hook.name for hook in trainer.hooks.list_hooks()] == ["mine", "identity"]

@@ -498,6 +498,27 @@ def test_a_mixture_resumes_bit_for_bit(kind: str, schedule: str, end: str, accum
     assert fingerprint(parts) == fingerprint(whole)
 
 
+IN_SEQUENCE: dict[str, Any] = {
+    "both stateful": lambda: {"a": Stateful(), "b": Stateful()},
+    "the first stateful": lambda: {"a": Stateful(), "b": numbered(3)},
+    "the second stateful": lambda: {"a": numbered(3), "b": Stateful()},
+}
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("kind", IN_SEQUENCE)
+def test_loaders_in_sequence_resume_with_the_states_of_all(kind: str, accumulate: int, tmp_path: Path) -> None:
+    """Stopped inside the first loader of an epoch and inside the second, those before and after keep their orders."""
+    options = {"loader_schedule": "sequential", "accumulate": accumulate, "max_epochs": 3}
+    whole = Reader(IN_SEQUENCE[kind](), **options).batches
+    read = Reader(IN_SEQUENCE[kind](), 2, root=tmp_path, **options)
+    parts = read.batches
+    for stop_at in (7, 9, 13, 17, None):
+        read = Reader(IN_SEQUENCE[kind](), stop_at and max(stop_at - len(parts), 1), resume=read, **options)
+        parts = parts + read.batches
+    assert [x[0].item() for x, _ in parts] == [x[0].item() for x, _ in whole]
+
+
 def test_with_workers(tmp_path: Path) -> None:
     """Each loader's workers draw from separate streams, which are restored."""
 

@@ -4,13 +4,13 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from read_batches import make_reader
 from stopped_runs import SaveAndStop, bits_of, curve_of, run_in_parts
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
@@ -163,82 +163,6 @@ STOPS = {
 }  # fmt: skip
 
 
-def counted_run(root: Path, due: list[int], stop_at: int | None = None, resume: Path | None = None) -> SimpleTrainer:
-    """Train two epochs of nine batches with windows of two; two losses of each are NaN, and five steps are skipped."""
-
-    def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        return model(batch.float()).mean() * (float("nan") if 2 in batch or 7 in batch else 1.0)  # type: ignore[no-any-return]
-
-    torch.manual_seed(0)
-    model = nn.Linear(1, 1)
-    trainer = SimpleTrainer(
-        model, [torch.full((3, 1), number) for number in range(9)], torch.optim.SGD(model.parameters(), 0.0), "cpu",
-        step_fn=step, count_tokens=torch.Tensor.numel, accumulate=2, max_epochs=2, console=False, output_dir=str(root),
-    )  # fmt: skip
-
-    @trainer.on("gradients_ready", name="skip")
-    def skip(trainer: SimpleTrainer, step: int) -> None:
-        if step in (2, 3, 4, 7, 9):
-            trainer.skip_step("for the test")
-
-    @trainer.on("step_end", name="stop")
-    def stop(trainer: SimpleTrainer, step: int) -> None:
-        if step == stop_at:
-            trainer.save()
-            trainer.request_stop("for the test")
-
-    trainer.on("train_batch_end", every="4 batches", name="due")(lambda trainer: due.append(trainer.progress.batches))
-    trainer.fit(resume=resume)
-    return trainer
-
-
-@pytest.mark.parametrize("stop_at", [1, 3, 4, 5, 7])
-def test_counters_continue_after_a_resume(stop_at: int, tmp_path: Path) -> None:
-    """Tokens, the batches behind `every="4 batches"`, skipped steps and non-finite losses are those of all attempts."""
-
-    def counters(run: Any, due: list[int], **more: Any) -> tuple[SimpleTrainer, dict[str, Any]]:
-        trainer = run(due=due, **more)
-        return trainer, json.loads((trainer.run_dir / "run.json").read_text())["counters"]
-
-    run = partial(counted_run, tmp_path)
-    whole: list[int] = []
-    _, expected = counters(run, whole)
-    assert whole == [4, 8, 12, 16]
-    assert {key: expected[key] for key in ("step", "batches", "tokens_seen", "skipped_steps", "non_finite_losses")} == {
-        "step": 10, "batches": 18, "tokens_seen": 54, "skipped_steps": 5, "non_finite_losses": 4,
-    }  # fmt: skip
-    parts: list[int] = []
-    stopped, _ = counters(run, parts, stop_at=stop_at)
-    _, found = counters(run, parts, resume=stopped.run_dir)
-    assert parts == whole
-    assert {**found, "seconds": 0} == {**expected, "seconds": 0}
-
-
-def test_the_seconds_of_earlier_attempts_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The duration of a resumed run is that of all its attempts, up to the checkpoint it resumed from."""
-    now = [100.0]
-    monkeypatch.setattr("hookline.trainer.run_state.monotonic", lambda: now[0])
-
-    def seconds(resume: Path | None = None) -> tuple[Path, float]:
-        trainer = make_trainer(shuffling(), tmp_path, max_epochs=1)
-
-        @trainer.on("train_batch_start", name="clock")
-        def clock() -> None:
-            now[0] += 2.0
-
-        trainer.on("step_end", at=3, name="stop")(
-            lambda trainer: (trainer.save(), trainer.request_stop("for the test"))
-        )
-        trainer.fit(resume=resume)
-        now[0] += 1000.0  # between two attempts
-        return trainer.run_dir, json.loads((trainer.run_dir / "run.json").read_text())["counters"]["seconds"]  # type: ignore[operator,return-value]
-
-    run_dir, first = seconds()
-    assert first == 6.0
-    _, both = seconds(run_dir)
-    assert both == 16.0
-
-
 @pytest.mark.parametrize("stops", STOPS.values(), ids=STOPS)
 @pytest.mark.parametrize("kind", [name for name in LOADERS if "workers" not in name])
 def test_a_stopped_run_ends_where_an_unbroken_one_does(kind: str, stops: list[int], tmp_path: Path) -> None:
@@ -281,6 +205,74 @@ def test_the_comparison_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     whole.train()
     monkeypatch.setattr("hookline.trainer.checkpointing.restore_rng", lambda state: None)
     assert fingerprint(stopped(shuffling, tmp_path / "parts", [3])) != fingerprint(whole)
+
+
+# ---- counters --------------------------------------------------------------------------------------------------------
+
+
+def counters(root: Path, stops: list[int]) -> tuple[dict[str, Any], Any]:
+    """Return the counters of a run in three epochs of seven batches, and what its hooks saw; stopped at each step.
+
+    Each epoch has an infinite loss, every step but the last of an epoch has two batches, and two steps are skipped.
+    """
+    every_fourth: list[tuple[int, int]] = []
+    at_the_end: list[int] = []
+
+    def make() -> SimpleTrainer:
+        batches = [torch.tensor(value) for value in (1.0, torch.inf, 3.0, 4.0, 5.0, 6.0, 7.0)]
+        trainer = make_reader(
+            batches, step_fn=lambda model, batch: model.weight.sum() + batch, count_tokens=lambda batch: 5,
+            record=True, output_dir=str(root), max_epochs=3, accumulate=2,
+        )  # fmt: skip
+        skips = ["2 steps", "7 steps"]
+        trainer.on("gradients_ready", name="skips", at=skips)(lambda trainer: trainer.skip_step("tested"))
+        trainer.on("train_batch_end", name="fourth", every="4 batches")(
+            lambda epoch, batch_idx: every_fourth.append((epoch, batch_idx))
+        )
+        trainer.on("train_end", name="end")(lambda tokens_seen: at_the_end.append(tokens_seen))
+        return trainer
+
+    trainer = run_in_parts(make, stops)
+    described = json.loads((trainer.run_dir / "run.json").read_text())["counters"]  # type: ignore[operator]
+    assert described.pop("seconds") >= 0
+    return described, (every_fourth, at_the_end[-1])
+
+
+@pytest.mark.req("004-20")
+@pytest.mark.parametrize("stops", [[3], [4], [6], [9], [2, 4, 7, 10]], ids=str)
+def test_counters_continue_after_a_resume(stops: list[int], tmp_path: Path) -> None:
+    """Tokens, batches, skipped steps and non-finite losses, and the batches at which a scheduled hook is due."""
+    described, (every_fourth, at_the_end) = counters(tmp_path, stops)
+    assert described == {
+        "step": 12, "epoch": 2, "batches": 21, "tokens_seen": 105, "skipped_steps": 2, "failed_saves": 0,
+        "non_finite_losses": 3, "hook_failures": 0,
+    }  # fmt: skip
+    assert every_fourth == [(0, 3), (1, 0), (1, 4), (2, 1), (2, 5)]  # batches 4, 8, 12, 16 and 20 of the run
+    assert at_the_end == 105
+
+
+@pytest.mark.parametrize("stops", [[], [3], [3, 7, 9]], ids=str)
+def test_elapsed_seconds_continue_after_a_resume(
+    stops: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of earlier attempts count for schedules and in the record; the time between two attempts does not."""
+    now, due = [0.0], list[int]()
+    monkeypatch.setattr("hookline.trainer.run_state.monotonic", lambda: now[0])
+
+    def make() -> SimpleTrainer:
+        now[0] += 1000.0
+        trainer = make_trainer(shuffling(), tmp_path)
+        trainer.on("train_batch_start", name="clock")(lambda: now.append(now.pop() + 10.0))  # a step takes ten seconds
+        trainer.on("step_end", name="due", every="40 seconds")(lambda step: due.append(step))
+        return trainer
+
+    trainer = run_in_parts(make, stops)
+    described = json.loads((trainer.run_dir / "run.json").read_text())  # type: ignore[operator]
+    assert described["counters"]["seconds"] == 160.0
+    assert due == [5, 9, 13]  # decided when a batch begins, after 40, 80 and 120 seconds
+
+
+# ---- what can be resumed ---------------------------------------------------------------------------------------------
 
 
 def test_a_shorter_loader_cannot_resume(tmp_path: Path) -> None:

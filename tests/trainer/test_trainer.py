@@ -324,6 +324,18 @@ def test_the_live_things_in_the_state() -> None:
     assert state["model_params"] == 3 * 4 + 4 + 4 + 1
 
 
+@pytest.mark.req("001-41")
+@pytest.mark.parametrize("owned", [True, False])
+def test_frozen_parameters_are_in_the_parameter_count(owned: bool) -> None:
+    """Whether an optimizer owns them or not."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD((model if owned else model[1]).parameters(), 0.1)
+    options: dict[str, Any] = {"record": False, "console": False, "loss_fn": torch.nn.functional.mse_loss}
+    trainer = get_trainer("simple", model, make_batches(), optimizer, "cpu", **options)
+    assert trainer.train()["model_params"] == 3 * 4 + 4 + 4 + 1
+
+
 @pytest.mark.req("001-37", "001-38", "001-39", "001-40")
 def test_the_numbers_in_the_state() -> None:
     """Epoch and batch count from 0, the latest loss is the batch's, the average is this epoch's so far."""

@@ -169,6 +169,7 @@ class ForwardDispatcher:
         self._passed_over: set[tuple[str, str]] = set()  # Hooks and modules of which that was reported.
         self._taken_off = False
         self._waiting_dispatch: Dispatch | None = None  # The `on_forward` that returns with the torch hooks.
+        # Held while modules are selected, and while torch hooks are attached or removed.
         self._lock = threading.RLock()
         registry.add_registration_check(self._check)
         registry.on_change(self.sync)
@@ -194,20 +195,21 @@ class ForwardDispatcher:
             for_trainer: Whether a trainer has the hooks: they are attached only while it runs the model, and the model
                 does not keep them alive.
         """
-        entries = self.registry.entries("forward")
-        selected = [select_modules(entry, model) for entry in entries]  # Raises before anything has changed.
-        if for_trainer:
-            self._owner = None
-        if self.model is not model or for_trainer:  # Torch hooks made before keep the manager alive.
-            self._update([])
-            self._hooked.clear()
-        self.attached = not for_trainer
-        self._model = weakref.ref(model)
-        self._selected = {}
-        for entry, modules in zip(entries, selected, strict=True):
-            self._store_selection(entry, modules)
+        with self._lock:
+            entries = self.registry.entries("forward")
+            selected = [select_modules(entry, model) for entry in entries]  # Raises before anything has changed.
+            if for_trainer:
+                self._owner = None
+            if self.model is not model or for_trainer:  # Torch hooks made before keep the manager alive.
+                self._update([])
+                self._hooked.clear()
+            self.attached = not for_trainer
+            self._model = weakref.ref(model)
+            self._selected = {}
+            for entry, modules in zip(entries, selected, strict=True):
+                self._store_selection(entry, modules)
         self.registry.dispatch_table.reset()
-        self.sync()
+        self.sync()  # Takes the compiler's lock, so not inside ours.
 
     def _check(self, entry: Entry) -> None:
         """Reject a pattern that matches nothing at registration, not when the hook should be called."""
@@ -218,14 +220,16 @@ class ForwardDispatcher:
                 f"{entry.name!r} intervenes, and interventions are off: "
                 "give enable_intervention=True to the trainer (in a config under `trainer:`) or to HookManager"
             )
-        self._store_selection(entry, select_modules(entry, self.model))
+        self._select(entry)
 
     def selected_by(self, entry: Entry) -> dict[HookedModule, str]:
         """Return the modules that a hook selects, with the names under which the hook sees them."""
         selection = self._selected.get(entry.name)
-        if selection is None or selection[0] is not entry:
+        return self._select(entry) if selection is None or selection[0] is not entry else selection[1]
+
+    def _select(self, entry: Entry) -> dict[HookedModule, str]:
+        with self._lock:  # Else another thread could watch another model between selecting and storing.
             return self._store_selection(entry, select_modules(entry, self.model))
-        return selection[1]
 
     def _store_selection(self, entry: Entry, modules: Mapping[str, torch.nn.Module]) -> dict[HookedModule, str]:
         selected: dict[HookedModule, str] = {}

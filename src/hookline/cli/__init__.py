@@ -29,9 +29,9 @@ EXIT_CODES = {
     FAILED: "training failed, a check found something, or the output could not be written",
     USAGE: "wrong config or usage, or a record that cannot be written; nothing was trained",
     NON_FINITE: "the run ended with weights that are NaN or infinite",
-    INTERRUPTED: "interrupted by Ctrl-C; a line says where the record is",
+    INTERRUPTED: "interrupted by Ctrl-C; lines say where the record is and which command continues the run",
     CLOSED_PIPE: "the reader of the output closed the pipe",
-    TERMINATED: "ended by SIGTERM, after a checkpoint was saved",
+    TERMINATED: "ended by SIGTERM, after a checkpoint was saved; the command that continues the run is printed",
 }
 
 _LONGEST_MESSAGE = 2000  # characters

@@ -59,7 +59,7 @@ class UpdateChain:
     def compile(self, bound: list[BoundHook], timed: bool) -> Dispatch | None:
         """Return the callable that runs these hooks; None if there is nothing to run."""
         measures_cost = timed and not self.registry.scheduler.decision.due
-        if not measures_cost and all(map(_passes_through, bound)):
+        if not bound or (not measures_cost and all(map(_passes_through, bound))):
             return None  # the default hook alone has nothing to do, and is only called to measure its cost
         everything = self._params()
         items = []

@@ -283,7 +283,7 @@ def test_a_checkpoint_leaves_no_step_behind() -> None:
     for step in (1, 2, 3):
         manager.dispatcher.run.step = step
         run(INPUT)
-        monitor.on_step_end(trainer, step)
+        monitor.on_step_end(step, trainer)
     assert trainer.steps == [] and monitor.state_dict() == {}
     assert trainer.steps == [1, 2, 3]
 

@@ -41,11 +41,11 @@ def epoch_batches(
         loaders: The training loaders and how they are mixed.
         has_windows: Whether the loop calls `has_more`: a step may have several batches.
         on_loader: Called with index and name of the loader that batches come from; with several, before each batch.
-        epoch: The epoch's number, which seeds a weighted schedule.
+        epoch: The epoch's number, from 0.
     """
     if len(loaders) > 1 and not loaders.schedule.sequential:
         return MixedBatches(loaders, on_loader, epoch)
-    return SequentialBatches(loaders, has_windows, on_loader)
+    return SequentialBatches(loaders, has_windows, on_loader, epoch)
 
 
 class _EpochBatches:
@@ -85,7 +85,7 @@ class SequentialBatches(_EpochBatches):
     plain loop. Where a length cannot be trusted, the end of an epoch is known when it is reached.
     """
 
-    def __init__(self, loaders: TrainLoaders, has_windows: bool, on_loader: OnLoader) -> None:
+    def __init__(self, loaders: TrainLoaders, has_windows: bool, on_loader: OnLoader, epoch: int) -> None:
         super().__init__(loaders, on_loader)
         self._trusted = all(trusted_length(loader) is not None for loader in loaders.values())
         lengths = [None if has_state(loader) else known_length(loader) for loader in loaders.values()]
@@ -95,6 +95,9 @@ class SequentialBatches(_EpochBatches):
         # Where len() says that the epoch ends, though it may be wrong.
         self._promised = None if self._trusted else promised
         self._may_peek = not self._trusted and (has_windows or promised is not None)
+        # The state_dicts of loaders that this epoch has not reached; None if they are to be read when a checkpoint
+        # needs them. Before an epoch has read every loader to its end, there is nothing to save.
+        self._idle_states: Mapping[str, Any] | None = None if epoch > 0 and self.length is None else {}
         self._position: dict[str, Any] = {}
         self._before_peek: dict[str, Any] | None = None  # the position, while the next batch has been read already
         self._rest: Iterator[Any] = iter(())
@@ -112,7 +115,7 @@ class SequentialBatches(_EpochBatches):
         if name not in self._names:
             raise CheckpointError(f"the run was inside the loader {name!r}; now there are {', '.join(self._names)}")
         self._enter(self._names.index(name))
-        self.offset = count
+        self.offset, self._idle_states = count, states
         self._position = {"loader": name, "before": before, "beginning": position["beginning"]}
         if self._trusted:
             rest = [known_length(self._loaders[other]) or 0 for other in self._names[self._index :]]
@@ -134,11 +137,16 @@ class SequentialBatches(_EpochBatches):
 
     @property
     def position(self) -> dict[str, Any]:
-        """The current loader, the state it was started with, and the state_dicts of the loaders up to this one."""
+        """The current loader, the state it was started with, and the state_dicts of all that were read before."""
         if self._before_peek is not None:
             return self._before_peek
+        if self._idle_states is None:
+            with preserve_rng():  # some loaders start an iterator to return their state
+                self._idle_states = loader_states(
+                    {name: self._loaders[name] for name in self._names[self._index + 1 :]}
+                )
         entered = {name: self._loaders[name] for name in self._names[: self._index + 1]}
-        return {**self._position, "states": loader_states(entered)}
+        return {**self._position, "states": {**self._idle_states, **loader_states(entered)}}
 
     def end_states(self) -> dict[str, Any]:
         """Return the state_dicts of the loaders that have one, after the end of the epoch.
