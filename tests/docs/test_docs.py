@@ -26,7 +26,7 @@ from hookline.core import plugins
 from hookline.hooks import webhook
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "seeds").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 REGISTRIES = (
     plugins.HOOKS,
