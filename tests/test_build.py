@@ -59,6 +59,8 @@ class Noisy(TrainingHook):
     def __init__(self, url: str = "") -> None:
         self.url = url
 
+    def on_train_end(self) -> None: ...
+
 
 class Halve(ForwardHook):
     """A hook that changes activations."""

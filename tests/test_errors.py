@@ -1,9 +1,20 @@
 """Errors say what was wrong and what would be right."""
 
-import pytest
+import inspect
+from dataclasses import fields
 
-from hookline import HooklineError, StopTraining, errors
+import pytest
+import torch
+
+from hookline import GenericTrainer, HooklineError, SimpleTrainer, StopTraining, errors
+from hookline._words import _MEANINGS
+from hookline.build import KEYWORDS
+from hookline.core.catalog import SPELLINGS
+from hookline.core.entry import OPTIONS
+from hookline.core.plugins import HOOKS, LOSSES, SCHEDULERS
+from hookline.core.schedule import _UNITS
 from hookline.errors import ConfigError, MetricMissing, nearest
+from hookline.trainer.options import TrainerOptions
 
 
 def test_every_error_has_one_base_and_stopping_is_not_an_error() -> None:
@@ -56,3 +67,86 @@ def test_a_long_list_is_cut_to_the_closest_and_says_so() -> None:
     said = nearest("hook_042", [f"hook_{i:03d}" for i in range(100)], limit=5)
     assert said.startswith("did you mean 'hook_042'? Valid: hook_042")
     assert said.count("hook_") == 6 and said.endswith("(and 95 more)")
+
+
+@pytest.mark.parametrize(
+    ("noun", "expected"),
+    [("update hook", "an update hook"), ("lifecycle hook", "a lifecycle hook"), ("UpdateHook", "an UpdateHook"),
+     ("int", "an int"), ("UserDict", "a UserDict"), ("optimizer", "an optimizer")],
+)  # fmt: skip
+def test_nouns_get_their_article(noun: str, expected: str) -> None:
+    """The kind of a hook, a type and a registered name are written as they are spoken."""
+    assert errors.with_article(noun) == expected
+
+
+OTHERS = [
+    (["adam", "adamw", "sgd"], {"adamW": "adamw", "AdamW": "adamw", "SGD": "sgd"}),
+    (["mse", "cross_entropy"], {"CrossEntropy": "cross_entropy", "MSELoss": "mse"}),
+    (
+        HOOKS.names(),
+        {
+            "EarlyStopping": "early_stopping", "ModelCheckpoint": "checkpoint", "LearningRateMonitor": "lr_monitor",
+            "gradient_clip_val": "clip_norm", "EarlyStoppingCallback": "early_stopping",
+            "TerminateOnNan": "nan_forensics",
+            "StochasticWeightAveraging": "ema", "TQDMProgressBar": "console_log",
+        },
+    ),
+    (
+        [*SPELLINGS],
+        {
+            "on_validation_epoch_end": "on_validation_end", "on_evaluate": "on_validation_end",
+            "on_fit_start": "on_train_start",
+            "on_save_checkpoint": "on_checkpoint_save", "Events.EPOCH_COMPLETED": "on_epoch_end",
+            "on_step_begin": "on_train_batch_start",
+            "iteration_completed": "on_train_batch_end", "on_Batch_End": "on_batch_end",
+        },
+    ),
+    (["epochs", "steps", "tokens"], {"iterations": "steps", "Iters": "steps", "Epochs": "epochs"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("choices", "word", "ours"), [(c, w, o) for c, words in OTHERS for w, o in words.items()])
+def test_words_of_other_libraries_are_understood(choices: list[str], word: str, ours: str) -> None:
+    """Lightning's, Hugging Face's and Ignite's words, and other letters of our own."""
+    assert nearest(word, choices, 100).startswith(f"did you mean {ours!r}? ")
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [
+        ("accumulate_grad_batches", "accumulate"), ("gradient_accumulation_steps", "accumulate"),
+        ("val_loader", "val_loaders"), ("val_dataloaders", "val_loaders"), ("eval_dataset", "val_loaders"),
+        ("gradient_clip_val", "max_grad_norm"), ("iterations", "max_steps"), ("num_train_epochs", "max_epochs"),
+        ("callbacks", "hooks"), ("criterion", "loss_fn"), ("lr_scheduler", "scheduler"), ("Max_Steps", "max_steps"),
+        ("check_val_every_n_epoch", "validate_every"), ("step_fun", "step_fn"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("generic", [False, True])
+def test_keywords_of_trainers_are_suggested(word: str, ours: str, generic: bool) -> None:
+    """Options and what else the constructors take."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=f"trainer.{word}: unknown option; did you mean '{ours}'"):
+        if generic:
+            GenericTrainer({}, model, optimizer, **{word: 1})
+        else:
+            SimpleTrainer(model, [], optimizer, **{word: 1})
+
+
+def test_everything_that_is_suggested_exists() -> None:
+    """Each of our names in the table is the name of an option, a parameter, a hook, an event or a component."""
+    names = {
+        *SPELLINGS,
+        *HOOKS.names(),
+        *SCHEDULERS.names(),
+        *LOSSES.names(),
+        *KEYWORDS,
+        *_UNITS,
+        *OPTIONS,
+        "resume",
+        "loss",
+    }
+    names |= {option.name for option in fields(TrainerOptions)} | {"train_loaders", "optimizers", "schedulers"}
+    for hook in HOOKS.names():
+        names |= set(inspect.signature(HOOKS.find(hook)).parameters)
+    assert {ours for words in _MEANINGS for ours in words.split()} <= names

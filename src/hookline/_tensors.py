@@ -1,4 +1,4 @@
-"""Walk over nested structures of tensors, and read the version of a tensor.
+"""Walk over nested structures of tensors, and tell which kind a tensor is and what can be done with it.
 
 Batches, module inputs and outputs nest tensors in tuples, lists, mappings, dataclasses and the attention caches of
 Hugging Face models. Every part of Hookline that looks into such a structure uses these functions.
@@ -14,6 +14,19 @@ from typing import Any
 
 import torch
 
+PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
+"""The types whose memory holds their values, unless a tensor is sparse or complex."""
+
+_functorch: Any = getattr(torch._C, "_functorch", None)
+is_wrapped: Callable[[torch.Tensor], bool] = getattr(_functorch, "is_functorch_wrapped_tensor", lambda tensor: False)
+"""Returns whether a tensor is one of a function that `torch.func` transforms: vmapped, or tracked for a gradient."""
+inside_transform: Callable[[], Any] = getattr(_functorch, "peek_interpreter_stack", lambda: None)
+"""Returns something, and not None, inside of such a function. What is computed there can be read only afterwards."""
+_DTYPES = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+# Of float4 two numbers are packed into a byte, and torch can neither read nor convert them.
+_FLOATS = {dtype for dtype in _DTYPES if dtype.is_floating_point and "float4" not in str(dtype)}
+_STRIDED = torch.strided
+_SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 # Classes of these modules keep keys and values of attention in attributes, possibly nested.
 _CACHE_MODULES = ("transformers.cache_utils",)
 
@@ -39,7 +52,7 @@ def count_samples(batch: Any) -> int:
     if type(first) is torch.Tensor:  # The most common case.
         return first.size(0) if first.dim() else 1
     tensor = next(iter_tensors(batch), None)
-    return int(tensor.shape[0]) if tensor is not None and tensor.dim() else 1
+    return int(tensor.size(0)) if tensor is not None and tensor.dim() else 1  # A nested tensor has no `shape`.
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
@@ -71,6 +84,127 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
     for key, item in attributes:
         object.__setattr__(made, key, map_tensors(function, item))
     return made
+
+
+# ---- kinds of tensors ------------------------------------------------------------------------------------------------
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's memory holds one value per element, in any dtype that torch can compute with."""
+    return (
+        type(tensor) in PLAIN_TYPES
+        and tensor.layout is _STRIDED
+        and not (tensor.is_nested or tensor.is_meta or tensor.is_quantized or is_wrapped(tensor))
+    )
+
+
+def kind_of(tensor: torch.Tensor) -> str:
+    """Return the one word that says what distinguishes a tensor from a dense one of real numbers.
+
+    It is the class of a subclass (``DTensor``), the layout (``sparse_coo``, ``mkldnn``), ``nested``, ``vmapped``,
+    ``functional`` (the other wrappers of `torch.func`), ``quantized`` or ``meta``, else the dtype (``int64``).
+    """
+    if tensor.is_nested:
+        return "nested"
+    if type(tensor) not in PLAIN_TYPES:
+        return type(tensor).__name__
+    if is_wrapped(tensor):
+        return "vmapped" if _functorch.is_batchedtensor(tensor) else "functional"
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout).removeprefix("torch.").removeprefix("_")
+    if tensor.is_quantized:
+        return "quantized"
+    return "meta" if tensor.is_meta else str(tensor.dtype).removeprefix("torch.")
+
+
+def measurable(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the dense real numbers whose statistics describe a tensor; None if there are none to be had.
+
+    That is the tensor itself if it is dense and floating-point. It is the whole batch under `vmap`, this rank's part of
+    a DTensor, and pairs of real numbers for complex ones. Integers have no statistics, and neither do sparse, nested,
+    quantized and meta tensors and subclasses that compute for themselves; `kind_of` names them.
+    """
+    if is_dense(tensor):
+        found = tensor
+    else:
+        plain = _plain(tensor)
+        if plain is None or not is_dense(plain):
+            return None
+        found = plain
+    if found.dtype in _FLOATS:
+        return found
+    return torch.view_as_real(found.detach().resolve_conj()) if found.is_complex() else None
+
+
+def _plain(tensor: Any) -> torch.Tensor | None:
+    """Return the plain tensor without a graph that another one stands for, on this rank; None if there is none."""
+    if type(tensor) in PLAIN_TYPES:
+        # A copy, because writes by a function under a transform do not raise the version of what is inside.
+        return unwrap(tensor.detach().clone()) if is_wrapped(tensor) else None
+    if tensor.is_nested:
+        return None
+    try:
+        tensor = tensor.detach()
+        if hasattr(tensor, "to_local"):  # A DTensor; to import that class takes longer than all of Hookline.
+            tensor = tensor.to_local()
+        if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:  # It has memory, and changes functions.
+            plain: torch.Tensor = tensor.as_subclass(torch.Tensor)
+            return plain
+        made = tensor.clone()  # The result of a collective that may still be running becomes plain here.
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # The class decides what it supports, and with which exception it says so.
+        return None
+    return made if type(made) in PLAIN_TYPES else None
+
+
+def clone_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a detached copy of a tensor of any kind; None for a subclass that cannot be copied."""
+    if type(tensor) in PLAIN_TYPES:
+        return tensor.detach().clone()
+    try:
+        made = tensor.detach().clone()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return None
+    return made if isinstance(made, torch.Tensor) else None
+
+
+def unwrap(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the plain tensor inside one of `torch.func`, which other code can read: for `vmap` the whole batch."""
+    while is_wrapped(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def stored_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values that a sparse tensor stores, each element once; a tensor that is not sparse as it is."""
+    if tensor.layout not in _SPARSE:
+        return tensor
+    values: torch.Tensor = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
+    return values
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape of a tensor of any kind; -1 for the sizes that vary inside a nested tensor."""
+    if not tensor.is_nested:
+        return tuple(tensor.shape)
+    sizes = []
+    for dim in range(tensor.dim()):
+        try:
+            size = tensor.size(dim)
+        except RuntimeError:
+            size = -1
+        sizes.append(size if type(size) is int else -1)  # A jagged one has a symbol there.
+    return tuple(sizes)
+
+
+def num_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor's elements; of a sparse one, of the values that it stores."""
+    if tensor.is_sparse:
+        tensor = tensor._values()
+    return tensor.nbytes
 
 
 def tensor_version(tensor: torch.Tensor) -> int:

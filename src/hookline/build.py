@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import fields
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
@@ -13,7 +14,8 @@ from hookline.activations.manager import HookManager
 from hookline.config.factory import COMPONENTS, Factory, ImportPolicy, find_factory
 from hookline.config.hooks import is_from_file, read_hook_specs, register_specs
 from hookline.core.plugins import TRAINERS as TRAINER_NAMES
-from hookline.errors import ConfigError, HooklineError, TrainingError
+from hookline.core.registry import HookRegistry
+from hookline.errors import ConfigError, HooklineError, TrainingError, with_article
 from hookline.trainer.data.loaders import Loaders, epoch_length, make_train_loaders
 from hookline.trainer.engine import Engine, find_device
 from hookline.trainer.options import TrainerKeywords, TrainerOptions, show_keywords
@@ -178,7 +180,7 @@ def get_trainer(
     """
     made = TRAINER_NAMES.find(kind)(model, dataloader, optimizer, device, **options)
     if not isinstance(made, Trainer):
-        raise HooklineError(f"the trainer {kind!r} made a {type(made).__name__}, not a hookline Trainer")
+        raise HooklineError(f"the trainer {kind!r} made {with_article(type(made).__name__)}, not a hookline Trainer")
     return made
 
 
@@ -217,7 +219,9 @@ def trainer_from_config(
     data = factories["data"].make()
     if getattr(data, "train", None) is None:
         kind = type(data).__name__
-        raise ConfigError("data", f"{settings.data.name!r} made a {kind}, which has no `train` to iterate over")
+        raise ConfigError(
+            "data", f"{settings.data.name!r} made {with_article(kind)}, which has no `train` to iterate over"
+        )
     vocab = getattr(data, "vocab", None)
     model = factories["model"].make(**({} if vocab is None else {"vocab_size": len(vocab)}))
     optimizer = factories["optimizer"].make(model.parameters())
@@ -289,6 +293,9 @@ def make_manager(
     """
     if isinstance(hooks, HookManager):
         return hooks
+    if isinstance(hooks, HookRegistry):
+        kind = type(hooks).__name__
+        raise TrainingError(f"hooks: got a {kind}; give a HookManager, which attaches forward hooks to the model")
     listed = hooks if isinstance(hooks, (list, tuple)) else []
     manager = HookManager(enable_intervention=intervene)
     for hook in listed:
@@ -332,7 +339,7 @@ def make_parts(
     if not isinstance(model, torch.nn.Module):
         raise TrainingError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     if options is None or keywords:  # beside finished options, a keyword is an unknown option
-        options = TrainerOptions.make(keywords)
+        options = TrainerOptions.make(keywords, also=KEYWORDS)
     engine = Engine(find_device(device), options.precision)
     return Components(
         model=engine.prepare(model),
@@ -351,6 +358,12 @@ def make_parts(
         config=options if config is None else config,
         resolved=resolved,
     )
+
+
+KEYWORDS = {"dataloader", "val_dataloader", "optimizer", "device", "hooks", "allow"} | {
+    name for name, one in signature(make_parts).parameters.items() if one.kind is one.KEYWORD_ONLY
+} - {"config", "resolved", "options"}
+"""What constructors take beside the options."""
 
 
 def attach(trainer: Trainer, manager: HookManager) -> None:

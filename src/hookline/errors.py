@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from hookline._words import meant
+
 SHORTEST_HIDDEN = 8  # characters of what is hidden in texts; shorter texts occur in ordinary words
 _LONGEST = 60  # characters of a value in a message
 _UNRESERVED = f"{string.ascii_letters}{string.digits}-._~".encode("ascii")
@@ -79,16 +81,21 @@ class StopTraining(Exception):
 def nearest(name: str, choices: Iterable[str], limit: int = 12) -> str:
     """Return a sentence that lists the valid choices, nearest first, to end an error message with.
 
+    A word that other libraries use for one of the choices is understood, and upper case does not matter.
+
     >>> nearest("tarin", ["train", "epoch"])
     "did you mean 'train'? Valid: epoch, train"
     """
     valid = sorted(set(choices))
     if not valid:
         return "there are none"
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    lower = {choice.lower(): choice for choice in reversed(valid)}
+    known = meant(name, valid)
+    close = [known] if known else [lower[one] for one in difflib.get_close_matches(name.lower(), lower, 1, 0.5)]
     more = f" (and {len(valid) - limit} more)" if len(valid) > limit else ""
     if more:
-        valid = sorted(valid, key=lambda choice: -difflib.SequenceMatcher(None, name, choice).ratio())[:limit]
+        ratios = {choice: difflib.SequenceMatcher(None, name.lower(), choice.lower()).ratio() for choice in valid}
+        valid = sorted(valid, key=lambda choice: (choice != known, -ratios[choice]))[:limit]
     return (f"did you mean {close[0]!r}? " if close else "") + f"Valid: {', '.join(valid)}{more}"
 
 
@@ -103,6 +110,15 @@ def error_text(error: BaseException) -> str:
     except Exception as problem:  # of the exception's own __str__
         message = f"(its message cannot be shown: __str__ raised {type(problem).__name__})"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def with_article(noun: str) -> str:
+    """Return a noun after 'a' or 'an', as it is spoken.
+
+    >>> with_article("update hook")
+    'an update hook'
+    """
+    return f"{'an' if noun[:1].lower() in 'aeio' or noun.lower().startswith(('up', 'un')) else 'a'} {noun}"
 
 
 def hidden(text: str, instead: Mapping[str, str]) -> str:

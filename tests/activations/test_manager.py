@@ -11,6 +11,12 @@ from torch import nn
 from hookline import ForwardHook, HooklineError, HookManager, HookRegistry, TrainingHook
 
 
+class Idle(TrainingHook):
+    """A hook that does nothing when it is called."""
+
+    def on_train_end(self) -> None: ...
+
+
 class Steps(ForwardHook):
     """Keeps the steps it was called in."""
 
@@ -53,7 +59,7 @@ def test_lifecycle_hooks_select_no_modules() -> None:
     """Only hooks with on_forward do."""
     manager = HookManager()
     manager.watch(torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    hook: Any = TrainingHook("plain")
+    hook: Any = Idle("plain")
     hook.modules = "nothing"
     assert manager.register(hook) == "plain"
 

@@ -253,15 +253,15 @@ class Odd(torch.Tensor):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (object(), r"cannot save a\.0: a object has no exact form"),
+        (object(), r"cannot save a\.0: an object has no exact form"),
         ({1, 2}, r"a\.0: a set has no exact form"),
         (len, r"a\.0: a builtin_function_or_method"),
         (Mode.FAST, r"a\.0: a .*Mode.* save its \.value"),
         (1j, r"a\.0: a complex"),
         (bytearray(b"x"), r"a\.0: a bytearray"),
-        ({"b": {3: object()}}, r"a\.0\.b\.3: a object"),
+        ({"b": {3: object()}}, r"a\.0\.b\.3: an object"),
         ({Mode.FAST: 1}, r"a\.0\.\(key\): a .*Mode.*as keys"),
-        ({(1, object()): 1}, r"a\.0\.\(key\)\.1: a object"),
+        ({(1, object()): 1}, r"a\.0\.\(key\)\.1: an object"),
         (np.array([object()]), r"a\.0: a numpy\.ndarray"),
         (np.zeros(2, dtype=[("x", "i4")]), r"a\.0: a numpy\.ndarray"),
         (torch.zeros(2).to_sparse(), r"a\.0: its layout is torch\.sparse_coo"),

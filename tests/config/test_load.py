@@ -91,6 +91,15 @@ def changed(*overrides: str) -> dict[str, Any]:
     return load_config(tree(), overrides)[0]
 
 
+def test_overrides_address_numbered_hooks() -> None:
+    """A second hook of a type has its number in overrides, too."""
+    given = {"hooks": {"update": ["sign", {"name": "noise"}, "sign"], "lifecycle": ["sign"]}}
+    made = load_config(given, ["hooks.sign_3.params=x", "hooks.sign.params=y"])[0]["hooks"]
+    assert made["update"][2] == {"name": "sign", "params": "x"} and made["lifecycle"] == [
+        {"name": "sign", "params": "y"}
+    ]
+
+
 def test_values_are_read_as_yaml() -> None:
     """Values are read as numbers, true and false, null, lists or text; a pattern stays text."""
     data = changed(

@@ -74,9 +74,9 @@ def test_every_hook_is_documented_and_named(name: str) -> None:
 def test_its_parameters_can_be_given_by_name(name: str) -> None:
     """No parameter of its constructor has a name that the registry keeps for itself: it could never be set.
 
-    Only `name` may be there: it is the instance's own, which `as` gives.
+    Only `name` may be there, which is the instance's own and which `as` gives, and `every`, which is passed on.
     """
-    taken = set(RESERVED) - {"name"}
+    taken = set(RESERVED) - {"name", "every"}
     assert [one for one in inspect.signature(HOOKS.find(name)).parameters if one in taken] == []
 
 

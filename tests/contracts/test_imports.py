@@ -28,7 +28,17 @@ PUBLIC_MODULES = {
     "hookline.testing",
 }
 
-SHARED = {"errors", "_checks", "_console", "_device", "_fs", "_host_copy", "_tensors"}  # which anything may import
+SHARED = {
+    "errors",
+    "_checks",
+    "_console",
+    "_device",
+    "_fs",
+    "_host_copy",
+    "_names",
+    "_tensors",
+    "_words",
+}  # any part may import
 
 # The parts of hookline from the lowest to the highest. A part imports from lower layers only, never from its own.
 LAYERS = (
@@ -55,12 +65,14 @@ def below(part: str) -> set[str]:
 # Which parts of hookline each part may import; a part may always import itself. Most need less than the layers allow.
 # Lists are transitive: what a part's own imports may use, it may use too. A dotted entry allows that one module.
 MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
+    "_words": set(),
+    "errors": {"_words"},
     "_checks": {"errors"},
     "_console": set(),
     "_device": set(),
     "_fs": set(),
     "_host_copy": {"_device"},
+    "_names": set(),
     "_tensors": set(),
     "core": SHARED,
     "stats": SHARED | {"core"},

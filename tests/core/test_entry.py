@@ -16,6 +16,12 @@ def registered(hook: Any, **options: Any) -> HookRegistry:
     return registry
 
 
+class Idle(TrainingHook):
+    """A hook that does nothing when it is called."""
+
+    def on_train_end(self) -> None: ...
+
+
 def events_of(hook: Any) -> list[str]:
     """Return the events that a hook listens to."""
     return list(next(iter(registered(hook).entries())).listeners)
@@ -31,6 +37,16 @@ def test_a_misspelt_event_method_is_rejected_with_the_nearest_name() -> None:
         RegistrationError, match=r"Slip.on_train_bach_end.*did you mean 'on_train_batch_end'.*not_an_event"
     ):
         registered(Slip())
+
+
+@pytest.mark.parametrize("base", [TrainingHook, ForwardHook, UpdateHook, object])
+@pytest.mark.parametrize("methods", [{}, {"step_end": lambda self: None}, {"on_train_end": None}])
+def test_a_hook_that_listens_to_nothing_is_refused(base: type, methods: dict[str, Any]) -> None:
+    """It would never be called; a method that only lacks the prefix is named."""
+    silent = type("Silent", (base,), methods)
+    hint = r"; did you mean 'on_step_end' by 'step_end'\?" if "step_end" in methods else ""
+    with pytest.raises(RegistrationError, match=rf"'Silent' listens to no event: .*named after one{hint}$"):
+        registered(silent())
 
 
 def test_an_unknown_argument_is_rejected_naming_the_method() -> None:
@@ -133,7 +149,7 @@ def test_an_instance_attribute_overrides_the_class() -> None:
 def test_marked_methods_and_plain_attributes_are_no_events() -> None:
     """on_error, on_device and marked helpers do not count."""
 
-    class Hook(TrainingHook):
+    class Hook(Idle):
         on_error = "raise"
         on_device = True
 
@@ -144,7 +160,7 @@ def test_marked_methods_and_plain_attributes_are_no_events() -> None:
         @not_an_event
         def on_static_helper() -> None: ...
 
-    assert events_of(Hook()) == []
+    assert events_of(Hook()) == ["on_train_end"]
 
 
 def test_a_subclass_can_stop_listening_to_an_event() -> None:
@@ -153,6 +169,7 @@ def test_a_subclass_can_stop_listening_to_an_event() -> None:
     class Parent(TrainingHook):
         def on_epoch_end(self) -> None: ...
         def on_train_end(self) -> None: ...
+        def on_step_end(self) -> None: ...
 
     class Quiet(Parent):
         on_epoch_end = None  # type: ignore[assignment]
@@ -160,7 +177,7 @@ def test_a_subclass_can_stop_listening_to_an_event() -> None:
         @not_an_event
         def on_train_end(self) -> None: ...
 
-    assert events_of(Quiet()) == []
+    assert events_of(Quiet()) == ["on_step_end"]
 
 
 def test_a_slotted_hook_without_a_dict_is_read() -> None:
@@ -176,7 +193,10 @@ def test_a_slotted_hook_without_a_dict_is_read() -> None:
 
 @pytest.mark.req("000-03")
 def test_kinds_follow_the_methods() -> None:
-    """A class may be several kinds at once; one that listens to nothing is a lifecycle hook."""
+    """A class may be several kinds at once; one that is only set up or closed is a lifecycle hook."""
+
+    class Resource(TrainingHook):
+        def close(self) -> None: ...
 
     class Everything(ForwardHook, UpdateHook):
         def on_forward(self) -> None: ...
@@ -184,7 +204,7 @@ def test_kinds_follow_the_methods() -> None:
         def on_train_end(self) -> None: ...
 
     assert registered(Everything()).list_hooks()[0].kind == "lifecycle+forward+update"
-    assert registered(TrainingHook()).list_hooks()[0].kind == "lifecycle"
+    assert registered(Resource()).list_hooks()[0].kind == "lifecycle"
 
 
 @pytest.mark.parametrize(
@@ -193,16 +213,16 @@ def test_kinds_follow_the_methods() -> None:
 )
 def test_class_names_become_snake_case(name: str, snake: str) -> None:
     """The default name of an instance."""
-    assert HookRegistry().register(type(name, (TrainingHook,), {})()) == snake
+    assert HookRegistry().register(type(name, (Idle,), {})()) == snake
 
 
 def test_a_hooks_own_name_is_used_only_if_it_is_one() -> None:
     """An attribute `name` that is a method or empty does not become a hook's name."""
 
-    class Named(TrainingHook):
+    class Named(Idle):
         name: Any = "mine"
 
-    class Odd(TrainingHook):
+    class Odd(Idle):
         def name(self) -> str:  # type: ignore[override]
             return "no"
 
@@ -217,8 +237,8 @@ def test_records_print_name_status_and_more_on_one_line() -> None:
     """The list of hooks shows each with its status, kind, schedule and policy."""
     registry = HookRegistry()
     assert str(registry.list_hooks()) == "no hooks"
-    registry.register(TrainingHook("a"))
-    registry.register(TrainingHook("b"), enabled=False)
+    registry.register(Idle("a"))
+    registry.register(Idle("b"), enabled=False)
     assert str(registry.list_hooks()).splitlines() == [
         "a: enabled, lifecycle, always, on error warn, code",
         "b: disabled, lifecycle, always, on error warn, code",
@@ -253,7 +273,7 @@ def test_a_function_is_a_hook_of_one_event() -> None:
 def test_state_is_saved_by_method_or_by_naming_attributes() -> None:
     """state_dict wins over saves; a hook with neither has no state."""
 
-    class Named(TrainingHook):
+    class Named(Idle):
         saves = ("losses",)
 
         def __init__(self) -> None:
@@ -268,7 +288,7 @@ def test_state_is_saved_by_method_or_by_naming_attributes() -> None:
 
     named, method = Named(), Method()
     registry = HookRegistry()
-    for hook in (named, method, TrainingHook()):
+    for hook in (named, method, Idle()):
         registry.register(hook)
     assert registry.state_dict() == {"named": {"losses": [1.0]}, "method": {"own": 1}}
     registry.load_state_dict({"named": {"losses": [2.0], "stranger": 3}, "method": {"own": 2}})
@@ -353,5 +373,5 @@ def test_a_wrong_schedule_is_reported_of_the_function() -> None:
 def test_a_hook_without_what_its_kind_is_for_is_rejected(kind: type, method: str) -> None:
     """A method of another name would never be called."""
     misnamed = type("Misnamed", (kind,), {"update": lambda self, grads: grads, "on_step_end": lambda self: None})
-    with pytest.raises(HooklineError, match=f"'Misnamed' is a {kind.__name__} without a method '{method}'"):
+    with pytest.raises(HooklineError, match=f"'Misnamed' is an? {kind.__name__} without a method '{method}'"):
         HookRegistry().register(misnamed())

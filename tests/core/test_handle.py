@@ -9,16 +9,22 @@ import pytest
 from hookline import HookRegistry, TrainingHook
 
 
+class Idle(TrainingHook):
+    """A hook that does nothing when it is called."""
+
+    def on_train_end(self) -> None: ...
+
+
 def test_a_handle_is_the_name() -> None:
     """It compares, hashes, prints and serialises as the string it is."""
-    handle = HookRegistry().register(TrainingHook("mine"))
+    handle = HookRegistry().register(Idle("mine"))
     assert handle == "mine" and {handle: 1}["mine"] == 1 and f"{handle}" == "mine"
     assert json.dumps([handle]) == '["mine"]'
 
 
 def test_copies_are_plain_names() -> None:
     """A config that holds a handle can be copied and sent to another process."""
-    handle = HookRegistry().register(TrainingHook("mine"))
+    handle = HookRegistry().register(Idle("mine"))
     for copied in (copy.copy(handle), copy.deepcopy({"id": handle})["id"], pickle.loads(pickle.dumps(handle))):
         assert copied == "mine" and type(copied) is str
 
@@ -26,7 +32,7 @@ def test_copies_are_plain_names() -> None:
 def test_removing_twice_is_harmless() -> None:
     """The second call does nothing."""
     registry = HookRegistry()
-    handle = registry.register(TrainingHook("mine"))
+    handle = registry.register(Idle("mine"))
     handle.remove()
     handle.remove()
     assert "mine" not in registry
@@ -35,7 +41,7 @@ def test_removing_twice_is_harmless() -> None:
 def test_a_with_block_removes_at_its_end_also_on_errors() -> None:
     """The hook lives as long as the block, and the block's error continues."""
     registry = HookRegistry()
-    with pytest.raises(ValueError, match="inside"), registry.register(TrainingHook("mine")) as name:
+    with pytest.raises(ValueError, match="inside"), registry.register(Idle("mine")) as name:
         assert name in registry
         raise ValueError("inside")
     assert "mine" not in registry
@@ -44,8 +50,8 @@ def test_a_with_block_removes_at_its_end_also_on_errors() -> None:
 def test_an_old_handle_does_not_remove_its_successor() -> None:
     """A handle removes the hook it was returned for, not one that took the name later."""
     registry = HookRegistry()
-    old = registry.register(TrainingHook("mine"))
+    old = registry.register(Idle("mine"))
     registry.remove("mine")
-    registry.register(TrainingHook("mine"))
+    registry.register(Idle("mine"))
     old.remove()
     assert "mine" in registry

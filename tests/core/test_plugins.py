@@ -45,7 +45,7 @@ def test_a_name_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
     things = make(monkeypatch)
     things.add("mine")(dict)
     for taken in ("mine", "ordered"):
-        with pytest.raises(RegistrationError, match=f"a thing named '{taken}' is registered already"):
+        with pytest.raises(RegistrationError, match=f"the thing '{taken}' is registered already"):
             things.add(taken)(list)
     assert things.find("mine") is dict
 

@@ -5,16 +5,32 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
-from hookline import HookRegistry, HookRunner, StepContext, TrainingHook
+from hookline import (
+    ForwardHook,
+    HooklineError,
+    HookManager,
+    HookRegistry,
+    HookRunner,
+    SimpleTrainer,
+    StepContext,
+    TrainingHook,
+)
 from hookline.core.catalog import SPELLINGS
 from hookline.core.dispatch import BoundHook
-from hookline.errors import MissingArgument
+from hookline.errors import MissingArgument, RegistrationError
 
 
 def ctx(step: int, tokens: int = 0) -> StepContext:
     """A finished step."""
     return StepContext(step, 0.5, 1.0, 1e-3, tokens, None, None)  # type: ignore[arg-type]
+
+
+class Idle(TrainingHook):
+    """A hook that does nothing when it is called."""
+
+    def on_train_end(self) -> None: ...
 
 
 class Everything(TrainingHook):
@@ -58,8 +74,9 @@ def test_an_empty_runner_returns_at_once() -> None:
     """With no hooks nothing is looked at, not even the arguments, and it costs a branch."""
     runner = HookRunner()
     assert not runner.hooks
-    for spelling in SPELLINGS:
+    for spelling in SPELLINGS.keys() - {"on_update"}:
         assert getattr(runner, spelling)(1, 2, 3, 4, 5, 6, 7, nonsense=True) is None
+    assert runner.on_update("the gradients") == "the gradients"
     began = time.perf_counter()
     for _ in range(10_000):
         runner.on_step_end(None)
@@ -70,17 +87,79 @@ def test_an_empty_runner_returns_at_once() -> None:
 def test_hooks_come_and_go_without_touching_the_loop() -> None:
     """runner.hooks is always the hooks that are there."""
     runner = HookRunner()
-    hook = TrainingHook("a")
+    hook = Idle("a")
     handle = runner.register(hook)
     assert runner.hooks == (hook,)
     handle.remove()
     assert runner.hooks == ()
 
 
-def test_two_hooks_of_one_class_need_names() -> None:
-    """The list form is no way around unique names."""
-    with pytest.raises(Exception, match="registered already"):
-        HookRunner([TrainingHook(), TrainingHook()])
+@pytest.mark.req("004-40")
+def test_hooks_are_added_to_the_list_of_a_runner() -> None:
+    """`runner.hooks` takes hooks as a list does; what it cannot do says what can be done."""
+    called: list[Any] = []
+    first, second, third = (Everything(name, called) for name in "abc")
+    runner = HookRunner()
+    runner.hooks.append(first)
+    runner.hooks += [second]
+    runner.hooks.extend([third])
+    runner.on_step_end(ctx(1))
+    assert runner.hooks == (first, second, third) and [one[0] for one in called] == ["a", "b", "c"]
+    runner.hooks.remove(second)
+    runner.hooks = [third, fourth := Everything("d", called)]
+    assert runner.hooks == (third, fourth) and list(runner) == ["c", "d"]
+    with pytest.raises(
+        AttributeError, match=r"'insert' is not an operation .*; append, extend and remove are; .*before=…"
+    ):
+        runner.hooks.insert(0, first)
+    with pytest.raises(ValueError, match="is not among the hooks"):
+        runner.hooks.remove(first)
+
+
+@pytest.mark.req("002-85")
+def test_two_hooks_of_one_class_get_numbers() -> None:
+    """Names that are derived from the class are numbered; one that was chosen twice is an error."""
+    called: list[int] = []
+
+    class Count(TrainingHook):
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def on_step_end(self) -> None:
+            called.append(self.number)
+
+    runner = HookRunner([Count(1), Count(2), Count(3)])
+    runner.on_step_end(ctx(1))
+    assert list(runner) == ["count", "count_2", "count_3"] and called == [1, 2, 3]
+    with pytest.raises(Exception, match="'count' is registered already"):
+        runner.register(Count(4), "count")
+
+
+@pytest.mark.req("000-44")
+def test_a_hook_that_could_never_be_called_is_refused() -> None:
+    """The model calls forward hooks, not the loop; what would attach them is named, and a trainer names it, too."""
+
+    class Watch(ForwardHook):
+        def on_forward(self, name: str) -> None: ...
+
+    class Both(Watch):
+        def on_step_end(self) -> None: ...
+
+    for hook in (Watch(), Both()):
+        with pytest.raises(
+            RegistrationError, match=r"which a HookRunner never lets it do; .* a HookManager .*watch\(model\)"
+        ):
+            HookRunner([hook])
+    registry, names = HookRegistry(), []
+    registry.on("forward")(lambda name: names.append(name))
+    registry.on_forward("layer", None)  # a registry can be fired by hand, but nothing takes what it returns
+    assert names == ["layer"]
+    Both.intervene = True
+    with pytest.raises(RegistrationError, match="'both' changes activations, which a HookRegistry never lets it do"):
+        registry.register(Both())
+    with pytest.raises(HooklineError, match="hooks: got a HookRegistry; give a HookManager"):
+        SimpleTrainer(torch.nn.Linear(1, 1), [], hooks=registry)
+    assert "watch" in HookManager({"forward": [], "update": []}).register(Watch(), "watch")
 
 
 def test_the_runner_has_its_own_positions_and_the_registry_the_others() -> None:

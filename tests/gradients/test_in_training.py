@@ -265,7 +265,7 @@ def trained_on_words(hook: Any, sparse: bool) -> Trainer:
 def test_sparse_gradients_are_handled_or_raise(hook: dict[str, Any]) -> None:
     """Hooks that keep zeros give the dense run; the others name the parameter and say that it can be left out."""
     if hook["name"] in NOT_SPARSE:
-        message = f"{hook['name']}: the gradient of 'words.weight' is sparse; leave it out"
+        message = f"{hook['name']}: the gradient of 'words.weight' is sparse_coo; leave it out"
         with pytest.raises(GradientError, match=message):
             trained_on_words(hook, sparse=True)
         trained_on_words({**hook, "params": "head.*"}, sparse=True)
@@ -292,7 +292,7 @@ def test_complex_gradients_are_handled_or_raise(rig: Any, hook: dict[str, Any]) 
         return after if as_pairs else torch.view_as_real(after)
 
     if hook["name"] in NOT_COMPLEX:
-        with pytest.raises(GradientError, match=f"{hook['name']}: the gradient of 'wave' is complex; leave it out"):
+        with pytest.raises(GradientError, match=f"{hook['name']}: the gradient of 'wave' is complex64; leave it out"):
             ends(as_pairs=False)
         return
     torch.testing.assert_close(ends(as_pairs=False), ends(as_pairs=True))

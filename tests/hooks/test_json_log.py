@@ -61,6 +61,16 @@ def test_the_json_log_elsewhere_and_its_default() -> None:
     assert "json_log" in trainer.hooks
 
 
+@pytest.mark.req("001-05", "001-26")
+def test_the_json_log_counts_batches_under_accumulation() -> None:
+    """`log_every_n_batches` counts micro-batches, not optimizer steps."""
+    trainer = make_trainer(9, accumulate=3)
+    trainer.add_json_logging(log_every_n_batches=2)
+    trainer.train()
+    lines = [line for line in read(trainer.run_dir / "log.jsonl") if line["event"] == "batch_end"]  # type: ignore[operator]
+    assert [(line["current_batch_idx"], line["step"]) for line in lines] == [(1, 1), (3, 2), (5, 2), (7, 3)]
+
+
 def test_the_json_log_without_a_path(caplog: pytest.LogCaptureFixture) -> None:
     """A run without a record needs a path; the run itself continues."""
     trainer = make_trainer(record=False)

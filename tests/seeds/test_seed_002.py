@@ -387,6 +387,36 @@ def test_register_by_class_path(mypackage):
     assert hook.threshold == 5.0 and hook.calls == 12
 
 
+@pytest.mark.req("002-85")
+def test_the_three_ways_in_one_program(mypackage, capsys):
+    """The block as written: a class path in the config, an object of a class with that name, and another class."""
+    from mypackage.hooks import MyCustomHook
+
+    model = nn.Linear(3, 1)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01)]
+    # 1. Via configuration (using class path)
+    config = HooksConfig(
+        hook_classes=["mypackage.hooks.MyCustomHook"],
+        hook_configs={"mypackage.hooks.MyCustomHook": {"threshold": 5.0}},
+    )
+
+    # 2. Direct registration after trainer creation
+    trainer = GenericTrainer(config, model, optimizers)
+    trainer.hook_manager.register_hook(MyCustomHook(threshold=5.0))
+
+    # 3. Register a class explicitly
+    class AutoRegisteredHook(TrainerHooks):
+        def on_epoch_end(self, trainer, epoch):
+            print(f"Epoch {epoch} completed")
+
+    trainer.hook_manager.register_hook(AutoRegisteredHook())
+    trainer.loss_fn = nn.functional.mse_loss
+    trainer.fit(batches(), max_epochs=1)
+    hooks = [trainer.hook_manager.get(name) for name in ("my_custom_hook", "my_custom_hook_2")]
+    assert hooks[0] is not hooks[1] and [hook.calls for hook in hooks] == [12, 12]
+    assert "Epoch 0 completed" in capsys.readouterr().out
+
+
 @pytest.mark.req("002-49", "002-50", "002-51")
 def test_register_directly_and_by_class(capsys):
     """A generic trainer accepts hooks after construction, as objects and as classes."""
@@ -628,7 +658,12 @@ def test_configurable_hook_runs_as_written():
     assert (hook.enabled, hook.frequency, hook.verbose) == (True, 100, False)
     assert [step for step in range(1, 301) if hook.should_run(step)] == [100, 200, 300]
     assert not ConfigurableHook({"enabled": False}).should_run(100)
-    make_trainer().hook_manager.register_hook(hook)
+
+    class Reporting(ConfigurableHook):  # the block has no event yet, and a hook that is never called is refused
+        def on_step_end(self, step):
+            print(step)
+
+    make_trainer().hook_manager.register_hook(Reporting())
 
 
 @pytest.mark.req("002-81")

@@ -1,5 +1,6 @@
 """Seed 004's code blocks, as written there; only the import lines are ours."""
 
+import copy
 import dataclasses
 import math
 import sys
@@ -9,7 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import HookRunner, SimpleTrainer, StepContext, TrainingHook, trainer_from_config
+from hookline import (
+    GenericTrainer,
+    HookRunner,
+    SimpleTrainer,
+    StepContext,
+    TrainerConfig,
+    TrainingHook,
+    trainer_from_config,
+)
 
 
 class MyHook(TrainingHook):
@@ -189,7 +198,69 @@ def test_train_begin_gets_the_config_and_train_end_always_comes():
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     assert [kind for kind, *_ in hook.calls] == ["train_begin", "train_end"]
-    assert hook.calls[0][1] is trainer.config
+    assert hook.calls[0][1] == trainer.config and hook.calls[0][1].max_epochs is trainer.config.max_epochs
+
+
+def simple(folder):
+    return make_trainer(max_steps=2, output_dir=str(folder), record=True)
+
+
+def generic(folder):
+    model = nn.Linear(3, 1)
+    data = [(torch.randn(2, 3), torch.randn(2, 1))] * 2
+    config = TrainerConfig(max_steps=2, output_dir=str(folder), console=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return GenericTrainer(config, model, optimizer, train_loaders=data, loss_fn=nn.functional.mse_loss)
+
+
+def from_config(folder):
+    return trainer_from_config(
+        {
+            "model": {"name": "char_gpt", "width": 8, "layers": 1, "heads": 1, "context": 8},
+            "data": {"name": "stdlib_text", "context": 8, "batch_size": 2, "max_bytes": 20_000},
+            "optimizer": {"name": "sgd", "lr": 0.1},
+            "trainer": {"max_steps": 2, "output_dir": str(folder), "console": False, "validate_every": None},
+        }
+    )
+
+
+@pytest.mark.req("004-38")
+@pytest.mark.parametrize("make", [simple, generic, from_config])
+def test_the_config_says_where_the_checkpoints_are(make, tmp_path):
+    """config.checkpoint.dir can be read in on_train_begin, and is the path that on_checkpoint_save gets."""
+    seen = []
+
+    class Reader(TrainingHook):
+        def on_train_begin(self, config):
+            seen.append(config.checkpoint.dir)
+            seen.append(config["checkpoint"]["dir"])
+            seen.append(dict(config)["checkpoint"]["dir"])
+
+        def on_checkpoint_save(self, step, path):
+            seen.append(path)
+
+    trainer = make(tmp_path)
+    trainer.add_hook(Reader())
+    trainer.add_checkpointing(save_every_n_steps=2, save_every_n_epochs=None)
+    trainer.train()
+    assert len(seen) == 4 and set(seen) == {str(trainer.run_dir / "checkpoints")}
+
+
+def test_the_config_is_read_only_and_keeps_its_attributes(tmp_path):
+    """A misspelt key names the nearest one; options are attributes and items."""
+    configs = []
+    for make in (simple, from_config):
+        trainer = make(tmp_path)
+        trainer.on("train_begin")(lambda config: configs.append(config))
+        trainer.train()
+    config, of_run = configs
+    assert config.max_steps == config["max_steps"] == 2 and config.get("nothing") is None and config.debug is False
+    with pytest.raises(AttributeError, match="the config has no 'chekpoint'; did you mean 'checkpoint'"):
+        print(config.chekpoint)
+    with pytest.raises(AttributeError, match="the config is read-only; 'max_steps' can be set before"):
+        config.max_steps = 3
+    assert of_run.optimizer.name == of_run["optimizer"]["name"] == "sgd" and of_run.trainer.max_steps == 2
+    assert copy.deepcopy(config) == config == dict(config) and config != of_run
 
 
 @pytest.mark.req("004-16")
@@ -380,8 +451,13 @@ def test_hooks_observe_unless_they_say_otherwise():
 
 @pytest.mark.req("004-02", "004-08", "004-26")
 def test_base_class_is_concrete():
-    """TrainingHook has empty methods and needs no arguments, and can be registered as it is."""
-    hook = TrainingHook()
+    """TrainingHook has empty methods and needs no arguments; a subclass overrides only what it needs."""
+
+    class OneEvent(TrainingHook):
+        def on_eval_end(self, metrics, step): ...
+
+    hook = OneEvent()
+    TrainingHook().on_step_end(None)
     hook.on_step_end(None)
     hook.on_train_end(3, 4)
     runner = HookRunner()

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import Trainer, TrainingHook, UpdateHook, _fs, get_trainer
 from hookline.checkpoints import list_checkpoints
+from hookline.core import plugins
 from hookline.errors import CheckpointError
 from hookline.record import read_json, read_jsonl
 
@@ -418,6 +419,22 @@ def test_another_part_whose_state_dict_raises_is_named(part: str, monkeypatch: p
     events, _ = read_jsonl(trainer.run_dir / "events.jsonl")  # type: ignore[operator]
     failed = [event for event in events if event["kind"] == "checkpoint_failed"]
     assert f"{part} ({type(owner).__name__}) raised ZeroDivisionError: division by zero" in failed[0]["error"]
+
+
+def test_a_registered_type_takes_the_state_that_0_1_saved_by_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 0.1 named such hooks by their class; the name of the type is theirs now."""
+    first = make_trainer()  # its hooks are `counter` and `momentum`, as in 0.1
+    first.add_checkpointing()
+    first.train()
+    second = make_trainer(record=False)
+    monkeypatch.setattr(plugins.HOOKS, "_added", {"tally": Counter, "heavy_ball": Momentum})
+    for former, name in (("counter", "tally"), ("momentum", "heavy_ball")):
+        second.remove_hook(former)
+        assert second.add_hook(name) == name
+    second.load_checkpoint(first.run_dir)  # type: ignore[arg-type]
+    assert second.hooks.get("tally").count == 3
+    sums = [trainer.chain.states[name]["sum"] for trainer, name in ((first, "momentum"), (second, "heavy_ball"))]
+    assert all(torch.equal(sums[0][name], sums[1][name]) for name in sums[0])
 
 
 def test_save_now_waits_for_the_end_of_the_window() -> None:

@@ -337,6 +337,17 @@ def test_one_dictionary_that_hooks_may_write_to() -> None:
     assert (final["status"], final["model_params"], final["model"]) == ("completed", 4, trainer.model)
 
 
+@pytest.mark.req("001-41")
+def test_model_params_counts_frozen_parameters_too() -> None:
+    """It is the size of the model, not of what is trained."""
+    trainer = make_trainer(1)
+    trainer.model.bias.requires_grad_(False)
+    seen: list[int] = []
+    trainer.on("train_batch_end")(lambda state: seen.append(state["model_params"]))
+    assert trainer.train()["model_params"] == 4
+    assert seen == [4]
+
+
 def test_losses_that_cannot_be_read_after_an_error() -> None:
     """After a device error closing events get NaN; while training continues it is an error."""
     trainer = make_trainer(2)

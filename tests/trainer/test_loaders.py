@@ -64,7 +64,7 @@ def test_two_keys_of_one_text_are_rejected(role: str) -> None:
 
 def test_what_cannot_be_iterated_is_rejected() -> None:
     """A dataset's length, say, in the place of a loader."""
-    with pytest.raises(TrainingError, match="val loader 'x' is a int"):
+    with pytest.raises(TrainingError, match="val loader 'x' is an int"):
         make_reader(None, val_loaders={"x": 3})
 
 

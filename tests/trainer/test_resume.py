@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,82 @@ def stopped(make_loaders: Any, root: Path, stops: list[int], **options: Any) -> 
 STOPS = {
     "once": [3], "twice": [3, 5], "five times in an epoch": [1, 2, 4, 5, 7], "between epochs": [8], "both": [7, 8, 9],
 }  # fmt: skip
+
+
+def counted_run(root: Path, due: list[int], stop_at: int | None = None, resume: Path | None = None) -> SimpleTrainer:
+    """Train two epochs of nine batches with windows of two; two losses of each are NaN, and five steps are skipped."""
+
+    def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch.float()).mean() * (float("nan") if 2 in batch or 7 in batch else 1.0)  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    trainer = SimpleTrainer(
+        model, [torch.full((3, 1), number) for number in range(9)], torch.optim.SGD(model.parameters(), 0.0), "cpu",
+        step_fn=step, count_tokens=torch.Tensor.numel, accumulate=2, max_epochs=2, console=False, output_dir=str(root),
+    )  # fmt: skip
+
+    @trainer.on("gradients_ready", name="skip")
+    def skip(trainer: SimpleTrainer, step: int) -> None:
+        if step in (2, 3, 4, 7, 9):
+            trainer.skip_step("for the test")
+
+    @trainer.on("step_end", name="stop")
+    def stop(trainer: SimpleTrainer, step: int) -> None:
+        if step == stop_at:
+            trainer.save()
+            trainer.request_stop("for the test")
+
+    trainer.on("train_batch_end", every="4 batches", name="due")(lambda trainer: due.append(trainer.progress.batches))
+    trainer.fit(resume=resume)
+    return trainer
+
+
+@pytest.mark.parametrize("stop_at", [1, 3, 4, 5, 7])
+def test_counters_continue_after_a_resume(stop_at: int, tmp_path: Path) -> None:
+    """Tokens, the batches behind `every="4 batches"`, skipped steps and non-finite losses are those of all attempts."""
+
+    def counters(run: Any, due: list[int], **more: Any) -> tuple[SimpleTrainer, dict[str, Any]]:
+        trainer = run(due=due, **more)
+        return trainer, json.loads((trainer.run_dir / "run.json").read_text())["counters"]
+
+    run = partial(counted_run, tmp_path)
+    whole: list[int] = []
+    _, expected = counters(run, whole)
+    assert whole == [4, 8, 12, 16]
+    assert {key: expected[key] for key in ("step", "batches", "tokens_seen", "skipped_steps", "non_finite_losses")} == {
+        "step": 10, "batches": 18, "tokens_seen": 54, "skipped_steps": 5, "non_finite_losses": 4,
+    }  # fmt: skip
+    parts: list[int] = []
+    stopped, _ = counters(run, parts, stop_at=stop_at)
+    _, found = counters(run, parts, resume=stopped.run_dir)
+    assert parts == whole
+    assert {**found, "seconds": 0} == {**expected, "seconds": 0}
+
+
+def test_the_seconds_of_earlier_attempts_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The duration of a resumed run is that of all its attempts, up to the checkpoint it resumed from."""
+    now = [100.0]
+    monkeypatch.setattr("hookline.trainer.run_state.monotonic", lambda: now[0])
+
+    def seconds(resume: Path | None = None) -> tuple[Path, float]:
+        trainer = make_trainer(shuffling(), tmp_path, max_epochs=1)
+
+        @trainer.on("train_batch_start", name="clock")
+        def clock() -> None:
+            now[0] += 2.0
+
+        trainer.on("step_end", at=3, name="stop")(
+            lambda trainer: (trainer.save(), trainer.request_stop("for the test"))
+        )
+        trainer.fit(resume=resume)
+        now[0] += 1000.0  # between two attempts
+        return trainer.run_dir, json.loads((trainer.run_dir / "run.json").read_text())["counters"]["seconds"]  # type: ignore[operator,return-value]
+
+    run_dir, first = seconds()
+    assert first == 6.0
+    _, both = seconds(run_dir)
+    assert both == 16.0
 
 
 @pytest.mark.parametrize("stops", STOPS.values(), ids=STOPS)

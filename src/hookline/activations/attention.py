@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from hookline import _device
+from hookline._names import plain_modules, unwrap_module
 from hookline._tensors import iter_tensors
 from hookline.activations.capture import Capture
 from hookline.activations.capture_session import Cache, CaptureSession
@@ -188,7 +189,7 @@ def attention_session(
     Yields:
         The maps.
     """
-    named, kind = dict(model.named_modules()), type(model).__name__
+    named, kind = plain_modules(model), type(unwrap_module(model)).__name__
     selected = named if modules is None else select(modules, named, "module")
     # The root module has no name; a model that attends in its own forward goes by its class name.
     names = {module: name or kind for name, module in selected.items()}

@@ -6,6 +6,7 @@ import itertools
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from hookline import _checks
 from hookline._host_copy import HostCopy
-from hookline._tensors import map_tensors
+from hookline._tensors import is_dense, map_tensors
 from hookline.activations.capture_store import CapturedState, CaptureSource, CaptureStore, capture_file, save_states
 from hookline.activations.cow_views import copy_on_write
 from hookline.activations.forward_hooks import ForwardDispatcher, Observe
@@ -38,7 +39,8 @@ class Capture(ForwardHook):
 
     A state is a copy-on-write view: it takes no memory until it or the model's tensor is written to, and keeps its
     values when the model writes. With `dtype`, `device` or `reduce` it is converted first; copies from a GPU to the CPU
-    are asynchronous.
+    are asynchronous. Quantized, sparse and nested tensors and subclasses are copied at once. None takes the place of
+    one that cannot be copied or converted, which is reported once for its module.
 
     Args:
         modules: The modules to capture from.
@@ -82,6 +84,7 @@ class Capture(ForwardHook):
         self._converts = dtype is not None or device is not None or clone or reduce is not None
         self._calls: dict[str, Iterator[int]] = {}  # the numbers of the next calls, by module
         self._registered_name, self._store = self.name, CaptureStore()
+        self._pass_over: Callable[..., None] = lambda name, tensor, what="": None
         parts = PARTS if what == "both" else (what,) if isinstance(what, str) else tuple(what)
         for part in parts:
             _checks.one_of(part, (*PARTS, "both"), "what")
@@ -93,13 +96,19 @@ class Capture(ForwardHook):
     def setup(self, registry: Any, name: str) -> None:
         """Use the manager's store and its limits."""
         self._store, self._registered_name = getattr(registry, "captures", self._store), name
+        dispatcher: ForwardDispatcher | None = getattr(registry, "dispatcher", None)
+        if dispatcher is not None:
+            self._pass_over = partial(dispatcher.pass_over, name)
 
     def on_train_end(self, trainer: RunControl) -> None:
         """Write the states that are kept."""
         if trainer.run_dir is None:
             logger.warning("hook %r cannot save what it captured: the run has no directory", self._registered_name)
         elif states := self.states:
-            save_states(states, capture_file(trainer.run_dir, self._registered_name))
+            save_states(states, capture_file(trainer.run_dir, self._registered_name), self._leave_out_of_file)
+
+    def _leave_out_of_file(self, name: str, tensor: Tensor) -> None:
+        self._pass_over(name, tensor, "cannot save")
 
     def close(self) -> None:
         """Remove the hook's states."""
@@ -145,9 +154,15 @@ class Capture(ForwardHook):
         calls, add, limit = self._calls, self._store.add, self.max_captured_states
         calls.setdefault(name, itertools.count(1))  # `next` is atomic: no two threads get one number
 
+        def copy(tensor: Tensor) -> Tensor | None:
+            view = copy_on_write(tensor)
+            if view is None:
+                self._pass_over(name, tensor)
+            return view
+
         def capture(inputs: Any, kwargs: Any, output: Any) -> None:
             if with_inputs:
-                inputs, kwargs = map_tensors(copy_on_write, inputs), map_tensors(copy_on_write, kwargs)
+                inputs, kwargs = map_tensors(copy, inputs), map_tensors(copy, kwargs)
             else:
                 inputs = kwargs = None
             if not with_output:
@@ -155,7 +170,7 @@ class Capture(ForwardHook):
             elif type(output) is Tensor:  # nearly always
                 output = copy_on_write(output)
             else:
-                output = map_tensors(copy_on_write, output)
+                output = map_tensors(copy, output)
             run = dispatcher.run
             add(CapturedState(source, next(calls[name]), run.step, run.phase, (inputs, kwargs, output)), limit)
 
@@ -166,10 +181,21 @@ class Capture(ForwardHook):
     ) -> None:
         copies: list[HostCopy] = []
         if self._converts:
-            values = map_tensors(lambda tensor: self._convert(tensor, copies), values)
+            values = map_tensors(lambda tensor: self._convert_or_pass_over(name, tensor, copies), values)
         source = CaptureSource(self._registered_name, name, self.layer_idx, weakref.ref(module))
         call = next(self._calls.setdefault(name, itertools.count(1)))
         self._store.add(CapturedState(source, call, step, phase, values, copies), self.max_captured_states)
+
+    def _convert_or_pass_over(self, name: str, tensor: Tensor, copies: list[HostCopy]) -> Tensor | None:
+        try:
+            return self._convert(tensor, copies)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            if is_dense(tensor):  # The user's function failed, not torch.
+                raise
+            self._pass_over(name, tensor)
+            return None
 
     def _convert(self, tensor: Tensor, copies: list[HostCopy]) -> Tensor:
         converted = tensor if self._reduce is None or not tensor.dim() else self._reduce(tensor)

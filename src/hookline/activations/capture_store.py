@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +17,8 @@ import torch
 
 from hookline import _checks, _fs
 from hookline._host_copy import HostCopy
-from hookline._tensors import iter_tensors, map_tensors
-from hookline.activations.cow_views import copy_on_write, storage_size, unwrap
+from hookline._tensors import is_dense, iter_tensors, kind_of, map_tensors, unwrap
+from hookline.activations.cow_views import copy_on_write, storage_size
 from hookline.errors import HooklineError
 
 logger = logging.getLogger("hookline")
@@ -239,7 +239,7 @@ def _storage_bytes(states: Sequence[CapturedState]) -> int:
 
 # ---- files -----------------------------------------------------------------------------------------------------------
 
-_NOT_IN_SAFETENSORS = (torch.complex128, torch.qint8, torch.quint8, torch.qint32)
+_NOT_IN_SAFETENSORS = (torch.complex32, torch.complex128)
 
 
 def capture_file(run_dir: Path, hook: str) -> Path:
@@ -247,12 +247,15 @@ def capture_file(run_dir: Path, hook: str) -> Path:
     return run_dir / "captures" / f"{re.sub(r'[^A-Za-z0-9_=-]+', '_', hook)}.safetensors"
 
 
-def save_states(states: Sequence[CapturedState], path: str | Path) -> Path:
+def save_states(
+    states: Sequence[CapturedState], path: str | Path, leave_out: Callable[[str, torch.Tensor], None] | None = None
+) -> Path:
     """Write captured tensors to a safetensors file, keyed ``module/call/part/index``; replaces it atomically.
 
     Args:
         states: What to write; the file's metadata has the step, phase and layer index of each tensor.
         path: The file; missing directories are created.
+        leave_out: Called with the module and the tensor where safetensors cannot store one, instead of raising.
 
     Returns:
         The path.
@@ -267,10 +270,12 @@ def save_states(states: Sequence[CapturedState], path: str | Path) -> Path:
     for state, part in product(states, ("inputs", "kwargs", "outputs")):
         for index, tensor in enumerate(iter_tensors(getattr(state, part))):
             key = f"{state.name}/{state.call}/{part}/{index}"
-            if tensor.layout is not torch.strided or tensor.is_nested or tensor.dtype in _NOT_IN_SAFETENSORS:
-                kind = "nested" if tensor.is_nested else f"{tensor.dtype}, {tensor.layout}"
+            if not is_dense(tensor) or tensor.dtype in _NOT_IN_SAFETENSORS:
+                if leave_out is not None:
+                    leave_out(state.name, tensor)
+                    continue
                 raise HooklineError(
-                    f"safetensors cannot hold {key} ({kind}); convert it to a plain tensor with reduce=…"
+                    f"safetensors cannot hold {key} ({kind_of(tensor)}); convert it to a plain tensor with reduce=…"
                 )
             tensors[key] = tensor.detach().cpu().clone().contiguous()
             metadata[key] = f"step={state.step} phase={state.phase} layer_idx={state.layer_idx}"

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from hookline import _checks
-from hookline._tensors import iter_tensors
-from hookline.activations.cow_views import unwrap
+from hookline._tensors import inside_transform, is_dense, iter_tensors, measurable, shape_of
 from hookline.activations.fire_report import format_table
+from hookline.activations.forward_hooks import ForwardDispatcher
 from hookline.activations.hooked_modules import weak_selection
 from hookline.core.base import ForwardHook
 from hookline.core.catalog import CATALOG
@@ -179,6 +179,7 @@ class Debug(ForwardHook):
         self.watches_backward = bool(self._gradient_conditions)  # compiled code must leave the outputs to autograd
         if self._gradient_conditions:  # only then the tensors of the model itself are needed
             self.on_forward = self._on_forward_and_backward  # type: ignore[method-assign,assignment]
+        self._pass_over: Callable[[str, torch.Tensor], None] = lambda name, tensor: None
         self._calls: dict[str, Iterator[int]] = {}
         self._warned: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
@@ -186,6 +187,9 @@ class Debug(ForwardHook):
     def setup(self, registry: Any, name: str) -> None:
         """Store the name under which the hook is registered, for its notes, and where its failures are handled."""
         self._registry, self._registered_name = registry, name
+        dispatcher: ForwardDispatcher | None = getattr(registry, "dispatcher", None)
+        if dispatcher is not None:
+            self._pass_over = partial(dispatcher.pass_over, name)
 
     def on_forward(
         self, name: str, inputs: Any, kwargs: Any, output: Any, step: int, phase: str, trainer: RunControl | None
@@ -235,9 +239,12 @@ class Debug(ForwardHook):
     ) -> None:
         tensors = list(iter_tensors(output))
         statistics = statistics_of(tensors)
+        for tensor, numbers in zip(tensors, statistics, strict=True):
+            if not numbers and not is_dense(tensor):  # Dense integers and empty tensors cannot meet a condition.
+                self._pass_over(where["module"], tensor)
         if self.inspect:
             for tensor, numbers in zip(tensors, statistics, strict=True):
-                shape, dtype, device = tuple(tensor.shape), _dtype_name(tensor), str(tensor.device)
+                shape, dtype, device = shape_of(tensor), _dtype_name(tensor), str(tensor.device)
                 shown: dict[str, Any] = {name: numbers.get(name, math.nan) for name in ("mean", "std", "absmax")}
                 self.inspected.append(Inspection(**where, shape=shape, dtype=dtype, device=device, **shown))
         described_inputs = partial(describe_tensors, (inputs, kwargs))
@@ -402,30 +409,29 @@ def _evaluate(
 def statistics_of(tensors: Sequence[torch.Tensor]) -> list[dict[str, float]]:
     """Return the statistics of each floating-point tensor in one read per device; {} for a tensor without any."""
     indices_by_device: dict[torch.device, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        real = tensor.is_floating_point() or tensor.is_complex()
-        if real and tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0:
-            indices_by_device.setdefault(tensor.device, []).append(index)
+    measured = list(map(measurable, tensors))
+    for index, values in enumerate(measured):
+        if values is not None and values.numel() > 0:
+            indices_by_device.setdefault(values.device, []).append(index)
     found: list[dict[str, float]] = [{} for _ in tensors]
     for indices in indices_by_device.values():
-        rows = summarize([_local_real(tensors[index]) for index in indices]).tolist()
-        for index, values in zip(indices, rows, strict=True):
-            row = dict(zip(STATISTICS, values, strict=True))
+        try:
+            rows = summarize([measured[index] for index in indices]).tolist()  # type: ignore[misc]
+        except Exception:
+            if inside_transform() is None:
+                raise
+            continue  # Inside of `torch.func.grad`, the statistics are tracked for the gradient and cannot be read.
+        for index, numbers in zip(indices, rows, strict=True):
+            row = dict(zip(STATISTICS, numbers, strict=True))
             # Conditions use shorter names, and the fraction of zeros instead of their number.
             row |= {"nan": row["nans"], "inf": row["infs"], "zeros": row["zeros"] / row["count"]}
             found[index] = {name: row[name] for name in CONDITION_STATISTICS}
     return found
 
 
-def _local_real(tensor: Any) -> torch.Tensor:
-    """Return this rank's part of a sharded tensor, the whole batch under `vmap`, and complex numbers as pairs."""
-    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else unwrap(tensor)
-    return torch.view_as_real(local.resolve_conj()) if local.is_complex() else local
-
-
 def describe_tensors(value: Any) -> tuple[str, ...]:
     """Describe each tensor of a nested value: ``float32 (2, 3) on cpu``."""
-    return tuple(f"{_dtype_name(one)} {tuple(one.shape)} on {one.device}" for one in iter_tensors(value))
+    return tuple(f"{_dtype_name(one)} {shape_of(one)} on {one.device}" for one in iter_tensors(value))
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:

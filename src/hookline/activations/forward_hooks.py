@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookline._tensors import iter_tensors, map_tensors, tensor_version
+from hookline._tensors import iter_tensors, kind_of, map_tensors, num_bytes, tensor_version
 from hookline.activations.compile import detection
 from hookline.activations.cow_views import copy_on_write
 from hookline.activations.hooked_modules import NO_BACKWARD, HookedModule, Measured, backward_id, select_modules
@@ -24,7 +24,7 @@ from hookline.core.base import Hook
 from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, first_raised, invoke
 from hookline.core.entry import Entry
-from hookline.core.failures import step_of
+from hookline.core.failures import Incident, step_of
 from hookline.errors import HooklineError, LiveWrite, RegistrationError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class ForwardArgs:
 
     def __init__(
         self,
-        run: Any,
+        dispatcher: ForwardDispatcher,
         hook: BoundHook,
         intervenes: bool,
         name: str,
@@ -62,7 +62,8 @@ class ForwardArgs:
         values: tuple[Any, Any, Any],
         measured: Measured | None,
     ) -> None:
-        self._run, self._hook, self._measured = run, hook, measured
+        self._run, self._pass_over = dispatcher.run, dispatcher.pass_over
+        self._hook, self._measured = hook, measured
         self.intervenes, self.name, self.module = intervenes, name, module
         self.live_inputs, self.live_kwargs, self.live_output = values
         self._views: list[tuple[torch.Tensor, int]] = []  # With their versions when they were made.
@@ -76,8 +77,11 @@ class ForwardArgs:
         """Return whether the hook wrote into one of the views that it was given."""
         return any(tensor_version(view) != version for view, version in self._views)
 
-    def _view(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _view(self, tensor: torch.Tensor) -> torch.Tensor | None:
         view = copy_on_write(tensor)
+        if view is None:
+            self._pass_over(self._hook.hook, self.name, tensor)
+            return None
         self._views.append((view, tensor_version(view)))
         return view
 
@@ -102,7 +106,7 @@ class ForwardArgs:
         """What the call left allocated on an accelerator; elsewhere the bytes of its output."""
         if self._measured is not None and self._measured.memory >= 0:
             return self._measured.memory
-        return sum(tensor.nbytes for tensor in iter_tensors(self.live_output))
+        return sum(num_bytes(tensor) for tensor in iter_tensors(self.live_output))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._run, name)  # step, epoch, phase, trainer and model are the run's.
@@ -162,6 +166,7 @@ class ForwardDispatcher:
         self._attached: dict[int, tuple[Entry, dict[HookedModule, str]]] = {}  # What torch hooks are attached for.
         self._until_cleanup = registry.cleanup_interval
         self._silent_threads: list[int] = []  # Once for each `silenced` block that a thread is in.
+        self._passed_over: set[tuple[str, str]] = set()  # Hooks and modules of which that was reported.
         self._taken_off = False
         self._waiting_dispatch: Dispatch | None = None  # The `on_forward` that returns with the torch hooks.
         self._lock = threading.RLock()
@@ -365,7 +370,7 @@ class ForwardDispatcher:
     ) -> Any:
         """Call a hook after one of its modules; return the output, which only an intervention changes."""
         intervenes = self.registry.enable_intervention and bool(getattr(hook.owner, "intervene", False))
-        args = ForwardArgs(self.run, hook, intervenes, name, module, values, measured)
+        args = ForwardArgs(self, hook, intervenes, name, module, values, measured)
         failures, output = self.registry.failures, values[2]
         checks_output = "live_output" in hook.listener.wanted and not intervenes
         versions = [(tensor, tensor_version(tensor)) for tensor in iter_tensors(output)] if checks_output else []
@@ -390,6 +395,14 @@ class ForwardDispatcher:
         """Return whether a hook is enabled and not closed at the end of its run, which only one with `close` can be."""
         closed = entry.closed and getattr(entry.hook.close, "__func__", None) is not Hook.close
         return self.attached and entry.enabled and not closed
+
+    def pass_over(self, hook: str, module: str, tensor: torch.Tensor, what: str = "passes over") -> None:
+        """Report, once for a hook and a module, what the hook does not do with a tensor because of its kind."""
+        if (hook, module) not in self._passed_over:
+            self._passed_over.add((hook, module))
+            message = f"{what} {kind_of(tensor)} tensors of {module!r}"
+            incident = Incident("passed_over", hook, ON_FORWARD.name, step_of(self.run), message)
+            self.registry.failures.report(incident, True)
 
     def due_hooks(self) -> Sequence[BoundHook]:
         """Return the hooks that would be called if one of their modules ran now."""

@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from hookline._names import plain_parameters
 from hookline.activations.fire_report import format_table
 from hookline.core.base import TrainingHook
 from hookline.core.run_control import RunControl
@@ -154,7 +155,7 @@ def gradient_flow(
     Raises:
         HooklineError: If the limits contradict each other.
     """
-    params = dict(model.named_parameters())
+    params = plain_parameters(model)
     present = {name: param.grad for name, param in params.items() if param.grad is not None}
     norms = dict(zip(present, gradient_norms(list(present.values())), strict=True))
     return judge_norms(params, norms, Limits(vanishing, exploding, ratio))
@@ -228,7 +229,7 @@ class GradientFlowHook(TrainingHook):
 
     def on_gradients_ready(self, model: torch.nn.Module, trainer: RunControl, step: int) -> None:
         """Log how many parameters are in trouble, and report them if they are not the same as before."""
-        params = dict(model.named_parameters())
+        params = plain_parameters(model)
         present = {name: param.grad for name, param in params.items() if param.grad is not None}
         gradients = list(present.values())
         read = cached_norms(gradients)  # another hook may have read them at this event

@@ -15,6 +15,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils.hooks import RemovableHandle
 
 from hookline import _device
+from hookline._names import plain_modules, unwrap_module
 from hookline.core.dispatch import EventSlots
 from hookline.core.entry import Entry
 from hookline.core.patterns import select
@@ -202,13 +203,13 @@ def select_modules(entry: Entry, model: torch.nn.Module | None) -> dict[str, tor
     alive = [one() if isinstance(one, weakref.ref) else one for one in patterns]
     objects = [one for one in alive if isinstance(one, torch.nn.Module)]
     others = [one for one in alive if one is not None and not isinstance(one, torch.nn.Module)]
-    named = dict(model.named_modules()) if model is not None else {}
+    named = plain_modules(model) if model is not None else {}
     chosen = select(others, named, f"hook {entry.name!r}: module") if others and model is not None else {}
     if objects:
         names = {id(module): name for name, module in named.items()}
         for index, module in enumerate(objects):
             own = entry.name if len(objects) == 1 else f"{entry.name}.{index}"
-            chosen[names.get(id(module)) or own] = module
+            chosen[names.get(id(unwrap_module(module))) or own] = module
     return chosen
 
 

@@ -22,7 +22,7 @@ from hookline.activations.capture_store import CapturedState, load_outputs
 from hookline.activations.forward_hooks import first_floating
 from hookline.activations.hooked_modules import weak_selection
 from hookline.core.base import ForwardHook
-from hookline.errors import HooklineError, nearest
+from hookline.errors import HooklineError, nearest, with_article
 
 Indices = int | slice | Sequence[int]
 logger = logging.getLogger("hookline")
@@ -231,7 +231,7 @@ class Patch(Intervention):
         super().__init__(modules)
         if not isinstance(source, (CapturedState, Tensor, Mapping, Cache, str, Path)):
             remedy = "give one captured state (of a list, for example the last), a tensor, or a mapping by module name"
-            raise self._error(f"cannot take activations from a {type(source).__name__}; {remedy}")
+            raise self._error(f"cannot take activations from {with_article(type(source).__name__)}; {remedy}")
         self.source, self.positions, self.dim = source, positions, dim
         self._source = load_outputs(source) if isinstance(source, (str, Path)) else source
 

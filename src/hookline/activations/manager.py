@@ -18,7 +18,7 @@ from hookline.activations.fire_report import FireReport, fire_report
 from hookline.activations.forward_hooks import ForwardDispatcher, complete_run
 from hookline.activations.monitor import COSTS, DEFAULT_METRICS, Monitor
 from hookline.core.catalog import Event
-from hookline.core.entry import MAKE_HOOK, OPTIONS
+from hookline.core.entry import MAKE_HOOK, OPTIONS, Entry
 from hookline.core.plugins import load_reference
 from hookline.core.registry import Handle, HookRegistry
 from hookline.errors import HooklineError
@@ -66,6 +66,9 @@ class HookManager(HookRegistry):
         self.on_change(self._await_next_batch)
         if config is not None:
             self.load(config, **loading)
+
+    def _check_forward_hook(self, entry: Entry) -> None:
+        """Accept all; the dispatcher checks them."""
 
     # ---- a user's own loop -------------------------------------------------------------------------------------------
 

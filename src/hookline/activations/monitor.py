@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from hookline import _checks
-from hookline.activations.forward_hooks import ForwardDispatcher, Observe, first_floating
+from hookline._tensors import iter_tensors, measurable
+from hookline.activations.forward_hooks import ForwardDispatcher, Observe
 from hookline.activations.hooked_modules import HookedModule, weak_selection
 from hookline.activations.series import (
     CallCosts,
@@ -96,23 +98,40 @@ class Monitor(ForwardHook):
         self.validating = self._before_backward = False
         self._calls = 0  # without a run, since results were last moved to the history
         self._lock = threading.RLock()
+        self._pass_over: Callable[..., None] = lambda name, tensor, what="": None
         # Each method names only the arguments that are needed, because measuring time and memory costs extra.
         observes = self._outputs is not None or self._dead_units is not None
         measures = self._observe_and_measure if observes else self._measure
         self.on_forward: Any = self._observe if self._costs is None else measures
 
+    def setup(self, registry: Any, name: str) -> None:
+        """Report tensors that cannot be measured under the name that the hook is registered with."""
+        dispatcher: ForwardDispatcher | None = getattr(registry, "dispatcher", None)
+        if dispatcher is not None:
+            self._pass_over = partial(dispatcher.pass_over, name)
+
     # ---- forward and backward ----------------------------------------------------------------------------------------
 
     def _observe(self, name: str, live_output: Any, step: int) -> None:
-        tensor = None if self.validating else first_floating(live_output)
+        if self.validating:
+            return
+        tensor, measured = _first_measurable(live_output)
         if tensor is None:
+            return
+        if measured is None:
+            self._pass_over(name, tensor)
             return
         with self._lock:
             if self._outputs is not None:
                 # Until backward the tensor itself is kept: its graph shows whether autograd keeps it too, a view's not.
-                self._outputs.add(name, tensor if self._before_backward else tensor.detach(), step)
-            if self._dead_units is not None:
+                keep = self._before_backward or measured is not tensor
+                self._outputs.add(name, measured if keep else measured.detach(), step)
+            if self._dead_units is None:
+                pass
+            elif measured is tensor:
                 self._dead_units.add(name, tensor)
+            else:  # which may have other dimensions
+                self._pass_over(name, tensor, "counts no dead units in")
             if not step:
                 self._count_call()
         if self._gradients is not None and tensor.requires_grad:
@@ -121,9 +140,13 @@ class Monitor(ForwardHook):
             tensor.register_hook(lambda gradient: self._add_gradient(name, gradient, step))  # type: ignore[no-untyped-call]
 
     def _add_gradient(self, name: str, gradient: Tensor, step: int) -> None:
+        measured = measurable(gradient)
+        if measured is None:
+            self._pass_over(name, gradient)
+            return
         with self._lock:
             if self._gradients is not None:
-                self._gradients.add(name, gradient.detach(), step)
+                self._gradients.add(name, measured.detach() if measured is gradient else measured, step)
             if not step:
                 self._count_call()
 
@@ -308,6 +331,21 @@ class Monitor(ForwardHook):
         self._trainer.log_layers(series, names, table.columns, table.align(names), table.step)
         for name, total in table.totals.items():
             self._trainer.log(f"{SERIES}/{name}", total, table.step)
+
+
+def _first_measurable(output: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Return the first tensor of an output that can be measured, and what to measure of it.
+
+    If none can be, the first tensor and None.
+    """
+    if isinstance(output, Tensor):  # nearly always
+        return output, measurable(output)
+    first: Tensor | None = None
+    for tensor in iter_tensors(output):
+        if (measured := measurable(tensor)) is not None:
+            return tensor, measured
+        first = tensor if first is None else first
+    return first, None
 
 
 def _check_metrics(metrics: Sequence[str], points: Sequence[float]) -> tuple[str, ...]:

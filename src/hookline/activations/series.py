@@ -190,6 +190,8 @@ class DeadUnits:
         if output.dim() == 0 or output.numel() == 0:
             return
         output = output.detach()
+        if output.dtype.itemsize == 1:  # torch has no maximum of float8
+            output = output.to(torch.bfloat16)
         default = 1 if output.dim() >= 4 else -1
         unit_dim = (default if self._unit_dim is None else self._unit_dim) % output.dim()
         others = [dim for dim in range(output.dim()) if dim != unit_dim]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from hookline._fs import Part
-from hookline.errors import CheckpointError
+from hookline.errors import CheckpointError, with_article
 
 TAG = "!"
 
@@ -222,7 +222,7 @@ def _has_surrogates(text: str) -> bool:
 def _refusal(value: Any, path: Iterable[str], remedy: str) -> CheckpointError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     where = ".".join(path) or "the state itself"
-    return CheckpointError(f"cannot save {where}: a {kind} has no exact form without pickle; {remedy}")
+    return CheckpointError(f"cannot save {where}: {with_article(kind)} has no exact form without pickle; {remedy}")
 
 
 def _problem(tensor: torch.Tensor) -> str | None:

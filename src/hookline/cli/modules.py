@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from hookline._console import CommandOutput
+from hookline._names import plain_modules, unwrap_module
 from hookline.cli.config_args import read_config
 from hookline.cli.formatting import heading, open_console, paragraph, table
 from hookline.config.load import FORMATS
@@ -40,13 +41,13 @@ def run(options: argparse.Namespace) -> int:
     trainer = trainer_from_config(
         {**config, "hooks": {}}, allow=options.allow, from_file=from_file, device=options.device
     )
-    modules = dict(trainer.model.named_modules())
+    modules = plain_modules(trainer.model)
     selected = select(patterns, modules, "module") if patterns else modules
     recorder = ShapeRecorder()
     problem = run_one_batch(trainer, recorder)
     parameters = list(trainer.model.parameters())  # a shared one is there once
     report: dict[str, Any] = {
-        "model": type(trainer.model).__name__,
+        "model": type(unwrap_module(trainer.model)).__name__,
         "parameters": sum(one.numel() for one in parameters),
         "frozen": sum(one.numel() for one in parameters if not one.requires_grad),
         "not_run_because": problem,

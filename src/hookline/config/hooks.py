@@ -11,16 +11,17 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookline.config.factory import Factory, ImportPolicy, find_factory
+from hookline.config.factory import Factory, ImportPolicy, find_factory, parameters_of
 from hookline.core.base import UpdateHook
 from hookline.core.catalog import CATALOG
-from hookline.core.entry import OPTIONS
+from hookline.core.entry import OPTIONS, DerivedName
 from hookline.core.failures import check_policy
 from hookline.core.plugins import HOOKS
 from hookline.core.schedule import Schedule
-from hookline.errors import ConfigError, RegistrationError, got, nearest
+from hookline.errors import ConfigError, RegistrationError, got, nearest, with_article
 
 if TYPE_CHECKING:
     from hookline.config.schema import HooksConfig
@@ -120,9 +121,6 @@ def _by_class(hooks: HooksConfig, policy: ImportPolicy) -> Iterator[HookSpec]:
             raise ConfigError(path, f"{matches[0]!r} has its parameters there under its path, too; keep one of the two")
     for index, dotted in enumerate(paths):
         path, key = f"hooks.hook_classes.{index}", dotted if dotted in configs else names[dotted]
-        if (first := paths.index(dotted)) < index:
-            remedy = f"for two of them, list each by kind with a name: {{name: {dotted}, as: …}}"
-            raise ConfigError(path, f"{dotted!r} is there already, at hooks.hook_classes.{first}; {remedy}")
         policy.check_name(dotted, HOOKS, path)
         options, parameters = _split(configs.get(key, {}), f"hooks.hook_configs.{key}")
         where = f"{path} with hook_configs.{key}" if configs.get(key) else path
@@ -166,6 +164,12 @@ def _check_one_or_more(given: Any, kind: type, noun: str, path: str) -> None:
 
 def load_hooks(registry: Any, config: Any, *, allow: Iterable[str] = (), from_file: bool = False) -> list[Any]:
     """Read a config and register its hooks; return their handles. `HookRegistry.load` calls this."""
+    if isinstance(config, str | Path):
+        from hookline.config.load import load_config  # late: it imports pydantic
+        from hookline.config.references import resolve_references
+
+        written, from_file = load_config(config)
+        config = resolve_references(written)
     return register_specs(registry, read_hook_specs(config, allow=allow, from_file=from_file))
 
 
@@ -178,16 +182,19 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
             if spec.origin == "default" and registry.entries("update"):
                 continue
             try:
-                hook = make_hook(spec.target, spec.parameters)  # also if unused: it checks the parameters
+                options = dict(spec.options)
+                hook = make_hook(spec.target, spec.parameters, options)  # also if unused: it checks the parameters
                 if spec.unused:
                     continue
-                handles.append(registry.register(hook, spec.name, origin=spec.origin, **spec.options))
+                # The name of a registered type is the instance's; a class that is named by its path has one itself.
+                name = spec.name or (None if "." in spec.target else DerivedName(spec.target))
+                handles.append(registry.register(hook, name, origin=spec.origin, **options))
             except RegistrationError as error:
                 raise RegistrationError(f"{spec.path}: {error}") from error
             entry = registry.entry(handles[-1])
             entry.parameters.update(spec.parameters)  # as they are written: a reference stays one in the record
             if spec.kind and spec.kind not in entry.kinds:
-                right = f"is a {' and '.join(entry.kinds)} hook; list it under `{entry.kinds[0]}:`"
+                right = f"is {with_article(' and '.join(entry.kinds))} hook; list it under `{entry.kinds[0]}:`"
                 raise RegistrationError(f"{spec.path}: {spec.target!r} {right}")
     except Exception:
         for handle in handles:
@@ -196,8 +203,14 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
     return handles
 
 
-def make_hook(given: Any, parameters: Mapping[str, Any]) -> Any:
+def make_hook(given: Any, parameters: Mapping[str, Any], options: dict[str, Any] | None = None) -> Any:
     """Return a hook object as it is, or make one from a class, a registered name or a dotted path.
+
+    Args:
+        given: The hook object, class, name or path.
+        parameters: The parameters of the constructor.
+        options: Options of the registration. `every` is taken out if the constructor of a built-in hook takes it,
+            because not all that such a hook does is done at events with a schedule.
 
     Raises:
         RegistrationError: If a parameter is wrong, or the hook of a name cannot be made with them.
@@ -209,16 +222,29 @@ def make_hook(given: Any, parameters: Mapping[str, Any]) -> Any:
     try:
         if isinstance(given, str):
             function = find_factory(given, HOOKS)
+            parameters = _with_every(function, parameters, options or {})
             label = getattr(function, "__name__", "hook")
             factory = Factory("", given, function, parameters, label, OPTIONS)
             # A function that takes gradients is an update hook itself; any other function makes a hook.
             if not inspect.isfunction(function) or "grads" not in inspect.signature(function).parameters:
                 return factory.make()
             return FunctionHook(function, factory.check(skip=CATALOG["on_update"].argument_names))
+        parameters = _with_every(given, parameters, options or {})
         checked = Factory("", given.__name__, given, parameters, options=OPTIONS).check()
     except ConfigError as error:
         raise RegistrationError(str(error)) from error
     return given(**checked)  # outside of the block: what a class of the user's raises stays what it is
+
+
+def _with_every(function: Any, parameters: Mapping[str, Any], options: dict[str, Any]) -> Mapping[str, Any]:
+    """Return the parameters of a built-in hook with `every` among them, if its constructor takes it."""
+    own = vars(function) if isinstance(function, type) else {}
+    if "every" not in options or not own.get("built_in") or "every" not in (parameters_of(function) or {}):
+        return parameters
+    for key in own.get("every_aliases", ()):
+        if key in parameters:
+            raise RegistrationError(f"give every or {key}, not both: they say the same")
+    return {**parameters, "every": options.pop("every")}
 
 
 class FunctionHook(UpdateHook):
@@ -229,5 +255,5 @@ class FunctionHook(UpdateHook):
     """
 
     def __init__(self, function: Callable[..., Any], parameters: Mapping[str, Any]) -> None:
-        vars(self).update({"name": function.__name__, **vars(function)})
+        vars(self).update({"__name__": function.__name__, **vars(function)})
         self.on_update = partial(function, **parameters)  # type: ignore[method-assign]

@@ -16,6 +16,7 @@ from typing import Any
 
 from hookline.config.schema import HooksConfig, RunConfig
 from hookline.config.values import MAX_DEPTH, plain_copy, read_yaml
+from hookline.core.entry import numbered
 from hookline.errors import ConfigError, nearest, shown
 from hookline.trainer.options import TrainerOptions
 
@@ -148,8 +149,9 @@ def _entry_path(tree: dict[str, Any], parts: list[str]) -> list[str]:
     for kind in ("lifecycle", "forward", "update"):
         entries = hooks.get(kind) if isinstance(hooks, dict) else None
         for index, entry in enumerate(entries if isinstance(entries, list) else ()):
-            instance = entry.get("as", entry.get("name")) if isinstance(entry, dict) else entry
-            # Of several hooks with one name, which a registry would refuse, the first is meant.
+            given = entry if isinstance(entry, dict) else {"name": entry}
+            instance = given["as"] if "as" in given else numbered(str(given.get("name")), places)
+            # Of several hooks with one chosen name, which a registry refuses, the first is meant.
             places.setdefault(str(instance), (kind, str(index)))
     if name not in places:
         close = nearest(name, places or HooksConfig.model_fields, 40)

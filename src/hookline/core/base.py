@@ -24,6 +24,8 @@ class Hook(Events):
     """Failure policy: 'warn', 'disable' or 'raise'."""
     schedule: Schedule | None = None
     """When the hook is called at inner events; `every=` and the like at registration override it."""
+    every_aliases: tuple[str, ...] = ()
+    """Parameters of the constructor that say the same as its parameter `every`; only one of them can be given."""
     always_hears: tuple[str, ...] = ()
     """Inner events at which it is called whether it is due or not, for example to fetch what a device has computed."""
     hears_sanity_check: bool = False

@@ -39,7 +39,10 @@ _ARGUMENTS = [
     Argument("optimizer", "the optimizer of this event; the first one where the event is not about one"),
     Argument("optimizer_idx", "its place in trainer.optimizers"),
     Argument("device", "the device that batches are moved to"),
-    Argument("config", "the full run configuration"),
+    Argument(
+        "config",
+        "the full run configuration, read-only: attributes or items; config.checkpoint.dir is the same as `path`",
+    ),
     Argument("step", "optimizer steps, counted from 1; 0 before the first"),
     Argument("epoch", "counted from 0"),
     Argument("batch", "the micro-batch, on the device"),

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, count
+from types import FunctionType
 from typing import Any
 
-from hookline.core.base import ForwardHook, UpdateHook
+from hookline._words import meant
+from hookline.core.base import ForwardHook, Hook, UpdateHook
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import Cost
+from hookline.core.definitions import is_redefinition
 from hookline.core.dispatch import BoundHook
 from hookline.core.failures import FailureCount, Policy
-from hookline.core.plugins import load_reference
+from hookline.core.plugins import HOOKS, load_reference
 from hookline.core.rng_guard import isolates
 from hookline.core.schedule import Schedule
 from hookline.core.signature import Listener, read_signature
-from hookline.errors import RegistrationError, nearest
+from hookline.errors import RegistrationError, nearest, with_article
 
 OPTIONS = ("enabled", "every", "at", "start", "stop", "before", "after", "on_error", "ranks")
 """What configs and code may say about a hook beside its parameters."""
+OTHER_METHODS = (*SPELLINGS, "setup", "close", "init", "state_dict", "load_state_dict")
 MAIN_EVENTS: dict[type, str] = {ForwardHook: "on_forward", UpdateHook: "on_update"}
 MAKE_HOOK = "hookline.config.hooks:make_hook"
 """Makes hooks from classes, names and dotted paths; it belongs to the folder that reads configs, which is above."""
@@ -45,6 +50,7 @@ class Entry:
     ranks: frozenset[int] | None = None
     origin: str = "code"
     parameters: dict[str, Any] = field(default_factory=dict)
+    named: bool = False  # The name was chosen for this instance; one that is derived from its class may get a number.
     failures: FailureCount = field(default_factory=FailureCount)
     overruled: dict[str, int] = field(default_factory=dict)  # Reverted changes, by event.
     inner_cost: Cost = field(default_factory=Cost)  # Inside the steps of a run, sampled: one in SAMPLE_EVERY.
@@ -53,7 +59,7 @@ class Entry:
 
     @cached_property
     def kinds(self) -> list[str]:
-        """The kinds of hook it is, by the events it listens to; a lifecycle hook if it listens to none."""
+        """The kinds of hook it is, by the events it listens to; a lifecycle hook if it only has `setup` or `close`."""
         kinds = {CATALOG[event].kind for event in self.listeners}
         return [kind for kind in ("lifecycle", "forward", "update") if kind in kinds] or ["lifecycle"]
 
@@ -77,6 +83,14 @@ class Entry:
         cost = self.inner_cost if event.inner and sampled else self.outer_cost
         recovering = event.name in self.failures.in_a_row
         return BoundHook(self.name, self.hook, self.listeners[event.name], cost, recovering, self.built_in)
+
+    def replaces(self, other: Entry) -> bool:
+        """Return whether it is the same hook registered again: the same object, or one that was defined again."""
+        if self.named != other.named or (self.named and self.name != other.name):
+            return False
+        if self.hook is other.hook:
+            return self.listeners.keys() == other.listeners.keys()  # One function may listen to several events.
+        return is_redefinition(_definition(self.hook), _definition(other.hook))
 
     def record(self) -> HookRecord:
         """Return what is listed and recorded about it."""
@@ -143,13 +157,16 @@ class HookList(list[HookRecord]):
 # ---- registration ----------------------------------------------------------------------------------------------------
 
 
-def read_hook(hook: Any, event: str | None, parameters: Mapping[str, Any]) -> tuple[Any, dict[str, Listener]]:
+def read_hook(
+    hook: Any, event: str | None, parameters: Mapping[str, Any], options: dict[str, Any]
+) -> tuple[Any, dict[str, Listener]]:
     """Make a hook if a class, a name or a dotted path is given, and read its listeners.
 
     Args:
         hook: What is registered.
         event: The event of a function.
         parameters: The parameters of the hook's constructor.
+        options: `every`, if it was given; it is taken out if the hook's constructor takes it.
 
     Returns:
         The hook object and its listeners.
@@ -164,17 +181,32 @@ def read_hook(hook: Any, event: str | None, parameters: Mapping[str, Any]) -> tu
         return hook, {row.name: read_signature(hook, row, spelling, getattr(hook, "__name__", "function"))}
     made = hook
     if parameters or isinstance(hook, (str, type)):
-        made = load_reference(MAKE_HOOK)(hook, parameters)
+        made = load_reference(MAKE_HOOK)(hook, parameters, options)
     listeners = find_listeners(made)
-    if not listeners and not isinstance(made, Events):
+    if not listeners and not _is_called_otherwise(made):
         raise RegistrationError(
             f"{getattr(made, '__name__', type(made).__name__)!r} listens to no event: give a function its event "
-            "(event=…), or a class a method named after one"
+            f"(event=…), or a class a method named after one{_method_hint(made)}"
         )
     for kind, method in MAIN_EVENTS.items():
         if isinstance(made, kind) and method not in listeners:
-            raise RegistrationError(f"{type(made).__name__!r} is a {kind.__name__} without a method {method!r}")
+            raise RegistrationError(
+                f"{type(made).__name__!r} is {with_article(kind.__name__)} without a method {method!r}"
+            )
     return made, listeners
+
+
+def _is_called_otherwise(hook: Any) -> bool:
+    """Return whether a hook has its own `setup` or `close`, which are no events and are called, too."""
+    inherited = {name: getattr(Hook, name) for name in ("setup", "close")}
+    return isinstance(hook, Hook) and any(getattr(type(hook), name) is not own for name, own in inherited.items())
+
+
+def _method_hint(hook: Any) -> str:
+    """Name the event that a method of the hook seems to mean, such as `step_end`; "" if there is none."""
+    methods = [name for name in dir(type(hook)) if not name.startswith("_") and callable(getattr(type(hook), name))]
+    events = {name: event for name in methods if name not in OTHER_METHODS and (event := meant(name, SPELLINGS))}
+    return "".join(f"; did you mean {event!r} by {name!r}?" for name, event in list(events.items())[:1])
 
 
 def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,16 +219,43 @@ def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     return {**held, **given}
 
 
-def default_name(hook: Any) -> str:
-    """Return the name of a hook that is registered without one: its `name`, else its class in snake case.
+class DerivedName(str):
+    """A name that nobody chose for this instance; it gets a number if it is taken."""
 
-    >>> default_name(JSONLogHook())
+
+def own_name(hook: Any) -> str:
+    """Return the name that a hook object was given, as by ``super().__init__("my_hook")``; "" if none."""
+    name = getattr(hook, "name", None)
+    return name if isinstance(name, str) and name != getattr(type(hook), "name", None) else ""
+
+
+def derived_name(hook: Any) -> DerivedName:
+    """Return the name of a hook that was given none.
+
+    It is the name under which its class was registered for configs, the class's `name`, or the class in snake case.
+
+    >>> derived_name(JSONLogHook())
     'json_log_hook'
     """
-    own = getattr(hook, "name", None)
-    if isinstance(own, str) and own:
-        return own
+    return DerivedName(HOOKS.name_of(type(hook)) or name_by_class(hook))
+
+
+def name_by_class(hook: Any) -> str:
+    """Return the `name` of a hook's class, of a function its own, else the class in snake case."""
+    name = getattr(type(hook), "name", None) or getattr(hook, "__name__", None)
+    if isinstance(name, str) and name:
+        return name
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(hook).__name__).lower()
+
+
+def numbered(name: str, taken: Container[str]) -> str:
+    """Return a derived name, with a number if it is taken: `my_hook`, `my_hook_2`, `my_hook_3`."""
+    return next(one for one in chain([name], (f"{name}_{number}" for number in count(2))) if one not in taken)
+
+
+def _definition(hook: Any) -> Any:
+    """Return what a user wrote: the function, or the class of an object."""
+    return hook if isinstance(hook, FunctionType) else type(hook)
 
 
 def find_listeners(hook: Any) -> dict[str, Listener]:

@@ -29,6 +29,8 @@ STATE_KEYS = {
 class ManualArgs:
     """The arguments of a manually fired event; naming one that the call did not pass is the caller's error."""
 
+    skip_requested_at: int | None = None  # Only the owner of the loop knows whether it skips a step.
+
     def __init__(self, event: Event, values: Mapping[str, Any], listeners: Callable[[], Sequence[BoundHook]]) -> None:
         # A `ctx` or a `state` may contain more than the event has.
         self.__dict__.update({event.attributes[name]: values[name] for name in event.attributes if name in values})
@@ -36,7 +38,13 @@ class ManualArgs:
             self.__dict__.update({sources[name]: values[name] for name in sources if name in values})
         self._event, self._listeners = event, listeners
 
+    def clipped(self, norm: Any, is_global: bool) -> None:
+        """Store the norm that a clip link found, for on_gradient_clip."""
+        self._clipped = norm
+
     def __getattr__(self, name: str) -> Any:
+        if name == "clipped_norm" and "_clipped" in vars(self):
+            return float(self._clipped)
         if name.startswith("_"):
             raise AttributeError(name)
         named = next((key for key, source in self._event.attributes.items() if source == name), name)

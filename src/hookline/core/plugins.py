@@ -6,15 +6,18 @@ decorator, or an entry point of an installed package. A config file can name not
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
+from hookline.core.definitions import is_redefinition
 from hookline.errors import HooklineError, RegistrationError, nearest
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
+logger = logging.getLogger("hookline")
 
 
 class PluginTable:
@@ -29,8 +32,11 @@ class PluginTable:
         """Return a decorator that registers a class or function under a name that configs may use."""
 
         def register(factory: Factory) -> Factory:
-            if name in self.built_in or name in self._added:
-                raise RegistrationError(f"a {self.noun} named {name!r} is registered already; choose another name")
+            defined_again = name in self._added and is_redefinition(factory, self._added[name])
+            if (name in self.built_in or name in self._added) and not defined_again:
+                raise RegistrationError(f"the {self.noun} {name!r} is registered already; choose another name")
+            if defined_again:
+                logger.warning("%s %r: replaced, because it was defined again", self.noun, name)
             self._added[name] = factory
             return factory
 
@@ -54,6 +60,10 @@ class PluginTable:
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise RegistrationError(f"the entry point {name!r} ({point.value}) cannot be loaded: {why}") from error
+
+    def name_of(self, factory: Any) -> str | None:
+        """Return the name under which a decorator registered a class or function; None if none did."""
+        return next((name for name, added in self._added.items() if added is factory), None)
 
     def __contains__(self, name: str) -> bool:
         return name in self.built_in or name in self._added or name in self.plugins

@@ -15,11 +15,21 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
-from hookline.core.catalog import SPELLINGS, Event, Events, find_event
+from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
-from hookline.core.entry import Entry, HookList, default_name, hook_parameters, read_hook
-from hookline.core.failures import FailureHandler, check_policy
+from hookline.core.entry import (
+    DerivedName,
+    Entry,
+    HookList,
+    derived_name,
+    hook_parameters,
+    name_by_class,
+    numbered,
+    own_name,
+    read_hook,
+)
+from hookline.core.failures import FailureHandler, check_policy, logger
 from hookline.core.manual_fire import ManualArgs, ManualClock, name_values
 from hookline.core.order import Position, explanation, in_order
 from hookline.core.plugins import load_reference
@@ -27,6 +37,8 @@ from hookline.core.rng_guard import RngGuard
 from hookline.core.schedule import Clock, Schedule
 from hookline.errors import HooklineError, RegistrationError, error_text, nearest
 
+UPDATE_BY_HAND = "hookline.gradients.by_hand:update_by_hand"
+"""Runs the update hooks over gradients that are passed by hand; it belongs to the folder above that has the chain."""
 LOAD_HOOKS = "hookline.config.hooks:load_hooks"
 """Registers what a config lists; it belongs to the folder that reads configs, which is above this one."""
 
@@ -61,6 +73,37 @@ class Handle(str):
         self.remove()
 
 
+class HookObjects(tuple[Any, ...]):
+    """The hook objects of a registry at one moment; after a change the registry has another one."""
+
+    registry: HookRegistry
+
+    def append(self, hook: Any) -> None:
+        """Register a hook."""
+        self.registry.register(hook)
+
+    def extend(self, hooks: Iterable[Any]) -> None:
+        """Register several hooks."""
+        for hook in list(hooks):
+            self.registry.register(hook)
+
+    def remove(self, hook: Any) -> None:
+        """Remove a hook."""
+        for entry in self.registry.entries():
+            if entry.hook is hook:
+                self.registry.remove(entry.name)
+                return
+        raise ValueError(f"{hook!r} is not among the hooks")
+
+    def __iadd__(self, hooks: Iterable[Any]) -> HookObjects:  # type: ignore[misc]  # As a list does.
+        self.extend(hooks)
+        return self.registry.hooks
+
+    def __getattr__(self, name: str) -> Any:
+        remedy = "append, extend and remove are; for a place in the order, register with before=… or after=…"
+        raise AttributeError(f"{name!r} is not an operation of a registry's hooks; {remedy}")
+
+
 class HookRegistry(Events):
     """Registers hooks, orders them, enables and disables them, and fires events.
 
@@ -72,7 +115,7 @@ class HookRegistry(Events):
     """Positional orders of a subclass, by spelling."""
 
     def __init__(self, config: Any = None, *, allow: Iterable[str] = (), from_file: bool = False) -> None:
-        self.hooks: tuple[Any, ...] = ()
+        self._hooks = HookObjects()
         self.audits_every_call = False
         """Whether writes to parameters are looked for at every call of a hook, not only on timed batches."""
         self._entries: dict[str, Entry] = {}
@@ -89,10 +132,26 @@ class HookRegistry(Events):
         self.slots, self.scheduler = self.dispatch_table.slots, self.dispatch_table.scheduler
         self.device_timer = DeviceTimer()
         self.dispatch_table.add_wrapper(self.device_timer.wrap)
+        self.update_chain: Any = None
+        """Runs the update hooks: a trainer's chain, or one that is made when the first gradients are passed by hand."""
         self._manual_clock = ManualClock()
         self._manual_dispatch: dict[tuple[Any, ...], Dispatch | None] = {}
         if config is not None:
             self.load(config, allow=allow, from_file=from_file)
+
+    @property
+    def hooks(self) -> HookObjects:
+        """The hook objects, in registration order; appending to it registers a hook, assigning a list replaces all."""
+        self._hooks.registry = self
+        return self._hooks
+
+    @hooks.setter
+    def hooks(self, hooks: Iterable[Any]) -> None:
+        wanted = list(hooks)
+        for entry in self.entries():
+            if not any(entry.hook is hook for hook in wanted):
+                self._remove_entry(entry)
+        self.hooks.extend(hook for hook in wanted if not any(hook is one for one in self._hooks))
 
     # ---- registering -------------------------------------------------------------------------------------------
 
@@ -119,7 +178,8 @@ class HookRegistry(Events):
 
         Args:
             hook: An object, a class, a function (with `event`), a registered name or a dotted path.
-            name: Its name; else its own `name`, or its class in snake case.
+            name: Its name, which must be unique; else its own `name`. One that is derived from its class, or from the
+                name of its type, gets a number if it is taken.
             event: The event of a function.
             enabled: Whether it is called from the start.
             every: Its period, such as 10 or ``"1M tokens"``.
@@ -140,13 +200,21 @@ class HookRegistry(Events):
         Raises:
             RegistrationError: If the hook, its name or its order is not valid.
         """
-        name = name or (str(getattr(hook, "__name__", "function")) if event else "")
-        schedule = Schedule.parse(every, at, start, stop, name)
-        made, listeners = read_hook(hook, event, parameters)
+        if event:
+            name = name or DerivedName(getattr(hook, "__name__", "function"))
+        elif isinstance(hook, str) and "." not in hook:
+            name = name or DerivedName(hook)
+        schedule = Schedule.parse(every, at, start, stop, name or "")
+        options = {} if every is None else {"every": every}
+        made, listeners = read_hook(hook, event, parameters, options)
+        if every is not None and not options:  # Its constructor took it.
+            schedule = replace(schedule, every=made.schedule and made.schedule.every)
+        name = name or own_name(made) or derived_name(made)
         own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
         built_in = bool(own.get("built_in", False))
         entry = Entry(
-            name=name or default_name(made),
+            name=str(name),
+            named=not isinstance(name, DerivedName),
             hook=made,
             number=0,
             listeners=listeners,
@@ -167,32 +235,59 @@ class HookRegistry(Events):
 
     def _add(self, entry: Entry) -> Handle:
         with self._lock:
-            self._check_name(entry)
-            self._registered += 1
-            entry.number = self._registered
-            if any(one.before or one.after for one in (entry, *self._entries.values())):
+            before = self._claim_name(entry)
+            if before is None:
+                self._registered += 1
+            entry.number = self._registered if before is None else before.number  # A replacement keeps the position.
+            others = [one for one in self._entries.values() if one is not before]
+            if any(one.before or one.after for one in (entry, *others)):
                 # Reject before/after that cannot be satisfied, before anything has changed.
                 for kind in entry.kinds:
-                    in_order([*self.entries(kind), entry], tiers=kind == "lifecycle", strict=True)
-                in_order([*self.entries(), entry], tiers=True)  # Cycles through hooks of several kinds.
+                    of_kind = [one for one in others if kind in one.kinds]
+                    in_order([*of_kind, entry], tiers=kind == "lifecycle", strict=True)
+                in_order([*others, entry], tiers=True)  # Cycles through hooks of several kinds.
+            if "forward" in entry.kinds:
+                self._check_forward_hook(entry)
             for check in self._checks:
                 check(entry)
-        entry.set_up(self)  # User code, so not under the lock.
+        if before is None or before.hook is not entry.hook:
+            entry.set_up(self)  # User code, so not under the lock.
         with self._lock:
-            if entry.name in self._entries:  # Registered by setup() itself, or by another thread.
+            if self._entries.get(entry.name) is not before:  # Registered by setup() itself, or by another thread.
                 self._close(entry)
-                self._check_name(entry)
+                raise _name_taken(entry.name)
+            if before is not None:
+                self.scheduler.forget(entry.name)
+                self.dispatch_table.count(before, -1)
             self._entries[entry.name] = entry
             self.dispatch_table.count(entry, 1)
             self._changed()
+        if before is not None:
+            if before.hook is not entry.hook:
+                self._close(before)
+            logger.warning("hook %r: replaced, because it was defined again or registered again", entry.name)
         return Handle(entry.name, partial(self._remove_entry, entry))
 
-    def _check_name(self, entry: Entry) -> None:
-        if entry.name in self._entries:
-            raise RegistrationError(
-                f"a hook named {entry.name!r} is registered already; "
-                "give this one another name (name=…, or `as:` in a config)"
-            )
+    def _check_forward_hook(self, entry: Entry) -> None:
+        """Reject a forward hook that could not do its work here: an event fired by hand changes no output."""
+        if getattr(entry.hook, "intervene", False):
+            raise _not_here(entry, type(self), "changes activations")
+
+    def _claim_name(self, entry: Entry) -> Entry | None:
+        """Give a hook the name it gets, and return the entry that it replaces; None if it is another hook.
+
+        Raises:
+            RegistrationError: If its name was chosen for it, and another hook has it.
+        """
+        earlier = [one for one in self._entries.values() if entry.replaces(one)]
+        if earlier:
+            same_events = [one for one in earlier if one.listeners.keys() == entry.listeners.keys()]
+            entry.name = (same_events or earlier)[0].name
+            return self._entries[entry.name]
+        if entry.named and entry.name in self._entries:
+            raise _name_taken(entry.name)
+        entry.name = numbered(entry.name, self._entries)
+        return None
 
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a decorator that registers a function as a hook of one event.
@@ -211,7 +306,8 @@ class HookRegistry(Events):
         """Register what a configuration lists, all of it or nothing.
 
         Args:
-            config: Lists by kind (`forward`, `update`, `lifecycle`) or the keys of `HooksConfig`.
+            config: Lists by kind (`forward`, `update`, `lifecycle`) or the keys of `HooksConfig`; or the path of a file
+                with these, or with them under `hooks`.
             allow: Prefixes of dotted paths that a config from a file may import; nothing is imported before the check.
             from_file: Whether the config comes from a file.
 
@@ -385,12 +481,18 @@ class HookRegistry(Events):
             "without_state": [name for name in self.state_dict() if name not in states],
         }
 
+    def former_names(self) -> dict[str, str]:
+        """Return the present names by those of version 0.1, which named a hook of a registered type by its class."""
+        derived = [entry for entry in self.entries() if not entry.named]
+        names = {own_name(entry.hook) or name_by_class(entry.hook): entry.name for entry in derived}
+        return {former: name for former, name in names.items() if former not in self._entries}
+
     # ---- changes -----------------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
         """Make everything again that depends on the set of hooks."""
         with self._lock:
-            self.hooks = tuple(entry.hook for entry in self._entries.values())
+            self._hooks = HookObjects(entry.hook for entry in self._entries.values())
             self._order, self._manual_dispatch = {}, {}
             self.dispatch_table.reset()
             # Last, because subscribers read the new order; over a copy, because one may end its subscription.
@@ -469,6 +571,9 @@ class HookRegistry(Events):
     def _fire(self, event: Event, order: tuple[str, ...], args: tuple[Any, ...], values: dict[str, Any]) -> None:
         """Fire an event from a user's own loop; `name_values` has the Args."""
         named = name_values(event, order, args, values)
+        self._fire_named(event, named)
+
+    def _fire_named(self, event: Event, named: dict[str, Any]) -> None:
         if self._manual_clock.read(event, named):
             self._begin_manual_batch()
         dispatch = getattr(self.slots, event.name)
@@ -485,6 +590,27 @@ class HookRegistry(Events):
         # Its steps need not be consecutive, so that schedules cannot be counted down.
         if self.scheduler.groups is None or self.scheduler.groups or self.scheduler.decision.sampled:
             self.decide_due_hooks(self._manual_clock.now, sampled=False)
+
+    def on_update(self, *args: Any, **values: Any) -> Any:
+        """Run the update hooks over gradients by parameter name, and return those that the optimizer is to use.
+
+        Hooks that write in place write into the tensors that are passed. With `model`, the model's parameters get the
+        new gradients, too.
+
+        >>> grads = runner.on_update({name: param.grad for name, param in model.named_parameters()}, model=model)
+
+        Args:
+            *args: The gradients, and `state`.
+            **values: More arguments of the event: `model`, `step`, `epoch`, `trainer`.
+
+        Returns:
+            A dict with every name that was passed; None for a gradient that a hook removed.
+        """
+        if not self._hooks:
+            return args[0] if args else values.get("grads")
+        event = CATALOG["on_update"]
+        named = name_values(event, event.order, args, values)
+        return load_reference(UPDATE_BY_HAND)(self, named, partial(self._fire_named, event, named))
 
     def _dispatch_without_missing(self, event: Event, passed: frozenset[str]) -> Dispatch | None:
         """Return the callable for a call that passed only these values: hooks keep their defaults for the rest."""
@@ -516,24 +642,37 @@ class HookRegistry(Events):
         return cost_table(self.entries(), self.dispatch_table.argument_costs, self.scheduler.scale)
 
 
+def _not_here(entry: Entry, kind: type, why: str) -> RegistrationError:
+    remedy = "register it with a trainer, or with a HookManager that watches the model: manager.watch(model)"
+    return RegistrationError(f"{entry.name!r} {why}, which a {kind.__name__} never lets it do; {remedy}")
+
+
+def _name_taken(name: str) -> RegistrationError:
+    remedy = "give this one another name (name=…, or `as:` in a config), or remove the other first"
+    return RegistrationError(f"a hook named {name!r} is registered already; {remedy}")
+
+
 def _event_method(spelling: str) -> Callable[..., None]:
     """Make the method that fires one event from a user's own loop; without hooks it costs one branch."""
     event = SPELLINGS[spelling]
 
     def fire(self: HookRegistry, *args: Any, **values: Any) -> None:
-        if self.hooks:
+        if self._hooks:
             self._fire(event, self._orders.get(spelling, event.order), args, values)
 
     fire.__name__, fire.__doc__ = spelling, event.doc
     return fire
 
 
-for _spelling in SPELLINGS:
+for _spelling in SPELLINGS.keys() - vars(HookRegistry).keys():
     setattr(HookRegistry, _spelling, _event_method(_spelling))
 
 
 class HookRunner(HookRegistry):
-    """A registry whose events are fired from a user's own loop; without hooks it costs a branch per call site."""
+    """A registry whose events are fired from a user's own loop; without hooks it costs a branch per call site.
+
+    It refuses forward hooks, which the model calls and not the loop: a `HookManager` attaches these.
+    """
 
     _orders: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "on_train_begin": ("config",),
@@ -547,3 +686,6 @@ class HookRunner(HookRegistry):
         super().__init__()
         for hook in hooks:
             self.register(hook)
+
+    def _check_forward_hook(self, entry: Entry) -> None:
+        raise _not_here(entry, type(self), "is called when modules of the model run")

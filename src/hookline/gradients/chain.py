@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hookline._names import plain_modules, plain_parameters, unwrap_module
 from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, invoke
 from hookline.core.entry import Entry
@@ -47,7 +48,13 @@ class UpdateChain:
         self.cache = GradientCache()
         registry.add_registration_check(self._check)
         registry.on_change(self._drop_removed)
+        registry.update_chain = self
         registry.dispatch_table.compile_with("on_update", self.compile)
+
+    @property
+    def params(self) -> Parameters:
+        """The trained parameters by name."""
+        return self._params()
 
     def compile(self, bound: list[BoundHook], timed: bool) -> Dispatch | None:
         """Return the callable that runs these hooks; None if there is nothing to run."""
@@ -101,7 +108,8 @@ class UpdateChain:
                     handler(args)
                 self.cache.clear()  # its hooks may write or replace gradients
         # Only a hook that has the trainer can skip a step.
-        return "trainer" not in item.named or getattr(args, "skip_requested_at", None) != args.step
+        asked_at = getattr(args, "skip_requested_at", None) if "trainer" in item.named else None
+        return asked_at is None or asked_at != args.step
 
     def _report_norm(self, reporter: ChainItem, item: ChainItem, when: str, args: Any) -> None:
         """Log the norm of what a hook selects for the hook `link_norms`, which is due."""
@@ -332,14 +340,15 @@ def select_parameters(pattern: Any, params: Parameters, model: torch.nn.Module) 
         raise HooklineError(f"params={pattern!r} selects nothing; leave params out to select all")
     trained = set(map(id, params.values()))
     # `params` has one of the names of a tied weight, so everything is looked up by identity.
-    named = model.named_parameters(remove_duplicate=False)
-    all_names = {**params, **{name: param for name, param in named if id(param) in trained}}
+    named = plain_parameters(model, remove_duplicate=False)
+    all_names = {**params, **{name: param for name, param in named.items() if id(param) in trained}}
     selected: set[int] = set()
     for one in patterns:
         is_class = isinstance(one, type) and not issubclass(one, torch.Tensor)
         names_class = isinstance(one, str) and one.startswith("class:")
         if is_class or names_class or isinstance(one, torch.nn.Module):
-            modules = select(one, dict(model.named_modules()), "module")
+            wanted = unwrap_module(one) if isinstance(one, torch.nn.Module) else one
+            modules = select(wanted, plain_modules(model), "module")
             inside = {id(param) for module in modules.values() for param in module.parameters()}
             if inside.isdisjoint(trained):
                 first = next(iter(modules))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline._tensors import stored_values
 from hookline.errors import GradientError
 from hookline.stats.columns import wide_dtype
 from hookline.stats.distributed import group_by_mesh
@@ -35,8 +36,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
             )
         with torch.no_grad():  # otherwise every call would return a new view
             tensor = tensor.to_local()  # type: ignore[attr-defined]
-    elif tensor.layout is torch.sparse_coo:
-        tensor = tensor.coalesce()._values()
+    tensor = stored_values(tensor)
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 

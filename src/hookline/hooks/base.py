@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookline.core.base import TrainingHook
 from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
+from hookline.core.schedule import Quantity, Schedule
+from hookline.errors import ConfigError
 
 if TYPE_CHECKING:
     from hookline.core.registry import HookRegistry
@@ -50,6 +52,29 @@ class NamedHook(TrainingHook):
         if given is None and trainer.run_dir is None:
             self.warn(f"writes nothing, because this run has no record on disk; give it a {parameter}", once=parameter)
         return Path(given) if given is not None else trainer.run_dir and trainer.run_dir / default
+
+
+def period(every: int | str | None, units: Collection[str], **aliases: tuple[Any, Any]) -> Quantity | None:
+    """Read `every`, the parameter that says how often a hook works; None if it was not given.
+
+    Args:
+        every: What the constructor got.
+        units: The units that the hook can count in; all if empty.
+        **aliases: Other parameters that say the same: their values, and their defaults.
+
+    Raises:
+        ConfigError: If it is never due, has another unit, or one of the aliases was given, too.
+    """
+    if every is None:
+        return None
+    for name, (value, default) in aliases.items():
+        if value != default:
+            raise ConfigError("every", f"give every or {name}, not both: they say the same")
+    found = Schedule.parse(every=every).every
+    assert found is not None
+    if units and found.unit not in units:
+        raise ConfigError("every", f"{every!r}: count in {' or '.join(units)}")
+    return found
 
 
 def counts_for_run(trainer: RunControl) -> bool:

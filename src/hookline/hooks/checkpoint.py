@@ -24,6 +24,7 @@ from hookline.checkpoints.retention import (
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, nearest
+from hookline.hooks.base import period
 from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_step_metric, is_training_metric, metric_key
 
 DEFAULT_NAME = "step-{step:08d}"
@@ -72,6 +73,7 @@ class CheckpointHook(MetricHook):
             ``exception/``, to resume after the batch that failed. The step counts if an optimizer has stepped.
         keep_previous: Never delete the checkpoint before the newest either: it is needed if the disk damages the
             newest. Without it, `save_top_k=1` leaves one on disk.
+        every: How often to save, instead of the three parameters with these words: 500 steps, "2 epochs", "30 min".
 
     Raises:
         ConfigError: If a parameter has an invalid value.
@@ -79,6 +81,7 @@ class CheckpointHook(MetricHook):
 
     built_in = True
     name = "checkpoint"
+    every_aliases = ("save_every_n_epochs", "save_every_n_steps", "save_every")
     on_error = "raise"
 
     def __init__(
@@ -95,8 +98,17 @@ class CheckpointHook(MetricHook):
         auto_insert_metric_name: bool = True,
         save_on_exception: bool = False,
         keep_previous: bool = True,
+        every: int | str | None = None,
     ) -> None:
         optional, integer, string = _checks.optional, _checks.integer, _checks.string
+        words: dict[str, tuple[Any, Any]] = {
+            "save_every_n_steps": (save_every_n_steps, None),
+            "save_every": (save_every, None),
+        }
+        own = period(every, (), save_every_n_epochs=(save_every_n_epochs, 1), **words)
+        if own is not None:
+            save_every_n_epochs = int(own.amount) if own.unit == "epochs" else None
+            save_every = None if own.unit == "epochs" else str(own)
         self.save_every_n_epochs = optional(integer, save_every_n_epochs, "save_every_n_epochs", at_least=1)
         self.save_every_n_steps = optional(integer, save_every_n_steps, "save_every_n_steps", at_least=1)
         self.save_every = optional(string, save_every, "save_every")

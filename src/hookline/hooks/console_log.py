@@ -18,6 +18,7 @@ from hookline.core.costs import share_of_run
 from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
+from hookline.hooks.base import period
 
 
 class ConsoleLogHook(TrainingHook):
@@ -27,19 +28,29 @@ class ConsoleLogHook(TrainingHook):
     progress line is printed separately.
 
     Args:
-        log_every_n_batches: How often to print the progress line.
+        log_every_n_batches: The same as `every`, in batches; how often to print the progress line.
         costs: Whether to print a table of what each hook cost when the run ends.
         stream: Where to print, instead of standard output.
+        every: How often to print: 100 steps, "30 s", "10 batches".
     """
 
     built_in = True
     name = "console_log"
     runs_last = True  # its table at the end includes what the other hooks cost at the end
 
-    def __init__(self, log_every_n_batches: int = 10, costs: bool = True, stream: TextIO | None = None) -> None:
+    every_aliases = ("log_every_n_batches",)
+
+    def __init__(
+        self,
+        log_every_n_batches: int = 10,
+        costs: bool = True,
+        stream: TextIO | None = None,
+        every: int | str | None = None,
+    ) -> None:
         self.log_every_n_batches = _checks.integer(log_every_n_batches, "log_every_n_batches", at_least=1)
         self.costs = _checks.boolean(costs, "costs")
-        self.schedule = Schedule.parse(every=f"{log_every_n_batches} batches")
+        own = period(every, (), log_every_n_batches=(log_every_n_batches, 10))
+        self.schedule = Schedule.parse(every=own or f"{log_every_n_batches} batches")
         self._stream = stream
         self._is_line_open = False
         self._proxies: dict[str, StreamProxy] = {}  # of the standard streams that are terminals

@@ -11,10 +11,11 @@ import torch
 
 from hookline import _checks
 from hookline._console import print_line
+from hookline._names import load_plain_state_dict, plain_state_dict
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
-from hookline.hooks.base import counts_for_run
+from hookline.hooks.base import counts_for_run, period
 from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_better, is_training_metric
 
 
@@ -42,6 +43,7 @@ class EarlyStopping(MetricHook):
         strict: Whether a missing metric ends the run instead of being warned of.
         verbose: Print a line for each check.
         min_epochs: Do not stop before this many epochs are complete, unless the metric diverges or is not finite.
+        every: How often to check, instead of after every validation: "1 epoch", or 100 steps for a training metric.
 
     Raises:
         ConfigError: If a parameter has an invalid value.
@@ -49,6 +51,7 @@ class EarlyStopping(MetricHook):
 
     built_in = True
     name = "early_stopping"
+    every_aliases = ("check_on_train_epoch_end", "check_every_n_steps")
 
     def __init__(
         self,
@@ -67,7 +70,16 @@ class EarlyStopping(MetricHook):
         strict: bool = True,
         verbose: bool = False,
         min_epochs: int = 0,
+        every: int | str | None = None,
     ) -> None:
+        words = {"check_on_train_epoch_end": (check_on_train_epoch_end, False)}
+        own = period(every, ("steps", "epochs"), check_every_n_steps=(check_every_n_steps, None), **words)
+        if own is not None and own.unit == "steps":
+            check_every_n_steps = int(own.amount)
+        elif own is not None:
+            if own.amount != 1:
+                raise ConfigError("every", f"{every!r}: checks are made at the end of each epoch or at steps")
+            check_on_train_epoch_end = True
         self.monitor, self.mode = _checks.string(monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
         self.strict, self.verbose = _checks.boolean(strict, "strict"), _checks.boolean(verbose, "verbose")
         self.patience = _checks.integer(patience, "patience", at_least=0)
@@ -202,7 +214,7 @@ class EarlyStopping(MetricHook):
         """Restore the best weights, if requested; those of a failed run are left to be examined."""
         self.warn_if_never_evaluated(trainer)
         if self._best_weights is not None and not self._failed:
-            trainer.model.load_state_dict(self._best_weights)
+            load_plain_state_dict(trainer.model, self._best_weights)
             self.note(trainer, "best_weights_restored", saved_at=self.best_step, value=self.best)
             self._print(f"restored the best weights, those of step {self.best_step}")
 
@@ -226,5 +238,5 @@ class EarlyStopping(MetricHook):
 def _copy_to_host(model: torch.nn.Module) -> dict[str, Any]:
     return {
         name: value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else deepcopy(value)
-        for name, value in model.state_dict().items()
+        for name, value in plain_state_dict(model).items()
     }

@@ -11,6 +11,7 @@ from weakref import ref
 import torch
 
 from hookline import _checks
+from hookline._names import fit_names, plain_buffers, plain_parameters
 from hookline.checkpoints import read_checkpoint
 from hookline.core.run_control import RunControl
 from hookline.errors import CheckpointError, nearest
@@ -99,8 +100,9 @@ class EMAHook(NamedHook):
     def _weights(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Return what is averaged, without autograd's tracking, so that writing to it is not part of a graph."""
         if self._tensors is None or self._tensors[0] is not model:
-            named = dict([*model.named_parameters(), *(model.named_buffers() if self.buffers else ())])
+            named = plain_parameters(model) | (plain_buffers(model) if self.buffers else {})
             self._tensors = model, {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
+            self.average = fit_names(self.average, self._tensors[1])
         return {name: tensor.data for name, tensor in self._tensors[1].items()}
 
     def on_epoch_start(self) -> None:

@@ -17,7 +17,7 @@ from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, NothingMatches, got, nearest
-from hookline.hooks.base import NamedHook
+from hookline.hooks.base import NamedHook, period
 from hookline.stats.cache import Snapshot, cache_norms, cache_rows
 from hookline.stats.collector import HostQueue, StepRows
 from hookline.stats.columns import STATISTICS
@@ -67,7 +67,7 @@ class GradientMonitor(NamedHook):
     it searches for its scale do not count.
 
     Args:
-        log_frequency: How often to measure: a number of steps, or a period such as "1 epochs".
+        log_frequency: The same as `every`; how often to measure: a number of steps, or a period such as "1 epochs".
         log_histogram: Record histograms.
         log_norm: Record norms.
         param_filter: Parts of parameters' names; only parameters that contain one are measured.
@@ -80,6 +80,7 @@ class GradientMonitor(NamedHook):
         vanishing: A norm below this is in trouble.
         exploding: A norm above this is in trouble.
         median_ratio: A norm below this share of the median norm, or above its inverse, is in trouble.
+        every: How often to measure: 100 steps, "30 s", "1 epoch".
 
     Raises:
         ConfigError: If a parameter has an invalid value.
@@ -87,6 +88,7 @@ class GradientMonitor(NamedHook):
 
     built_in = True
     name = "gradient_monitor"
+    every_aliases = ("log_frequency",)
     saves = ("troubled",)
     # Trouble is reported as soon as the values arrive, not at the next step that is due. Without a device they have
     # arrived at the end of the step.
@@ -105,16 +107,17 @@ class GradientMonitor(NamedHook):
         vanishing: float = 1e-7,
         exploding: float = 1e3,
         median_ratio: float = 1e-4,
+        every: int | str | None = None,
     ) -> None:
         self.log_frequency, self.log_norm = log_frequency, _checks.boolean(log_norm, "log_norm")
         self.param_filter = parts = [param_filter] if isinstance(param_filter, str) else param_filter
         if parts is not None and not (isinstance(parts, (list, tuple)) and all(isinstance(one, str) for one in parts)):
             message = f"expected a part of parameters' names or a list of these, {got(param_filter)}"
             raise ConfigError("param_filter", message)
-        every = Quantity.parse(log_frequency, "log_frequency")
-        if every.amount <= 0:
+        own = period(every, (), log_frequency=(log_frequency, 100)) or Quantity.parse(log_frequency, "log_frequency")
+        if own.amount <= 0:
             raise ConfigError("log_frequency", f"{log_frequency!r} is never due; the smallest is 1")
-        self.schedule = Schedule.parse(every=every)
+        self.schedule = Schedule.parse(every=own)
         bins = bins_per_octave if _checks.boolean(log_histogram, "log_histogram") else 0
         if bins not in (0, 1, 2, 4, 8) or (log_histogram and not bins):
             raise ConfigError("bins_per_octave", f"expected 1, 2, 4 or 8, {got(bins_per_octave)}")

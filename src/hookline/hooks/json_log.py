@@ -9,7 +9,7 @@ from typing import Any
 from hookline import _checks
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
-from hookline.hooks.base import NamedHook
+from hookline.hooks.base import NamedHook, period
 from hookline.record.json_lines import JsonLines
 from hookline.record.redaction import redact
 
@@ -20,17 +20,21 @@ class JSONLogHook(NamedHook):
     A `fast_dev_run` writes nothing.
 
     Args:
-        log_every_n_batches: How often to write a line for a batch.
+        log_every_n_batches: The same as `every`, in batches; how often to write a line for a batch.
         path: The file to write to; log.jsonl in the run's directory if not given.
+        every: How often to write: 100 steps, "30 s", "10 batches".
     """
 
     built_in = True
     name = "json_log"
 
-    def __init__(self, log_every_n_batches: int = 100, path: str | None = None) -> None:
+    every_aliases = ("log_every_n_batches",)
+
+    def __init__(self, log_every_n_batches: int = 100, path: str | None = None, every: int | str | None = None) -> None:
         self.log_every_n_batches = _checks.integer(log_every_n_batches, "log_every_n_batches", at_least=1)
         self.path = path
-        self.schedule = Schedule.parse(every=f"{log_every_n_batches} batches")
+        own = period(every, (), log_every_n_batches=(log_every_n_batches, 100))
+        self.schedule = Schedule.parse(every=own or f"{log_every_n_batches} batches")
         self._lines: JsonLines | None = None
 
     def on_train_start(self, trainer: RunControl, state: Mapping[str, Any]) -> None:

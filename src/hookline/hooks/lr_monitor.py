@@ -9,6 +9,9 @@ from typing import Any, Literal
 from hookline import _checks
 from hookline.core.base import TrainingHook
 from hookline.core.run_control import RunControl
+from hookline.core.schedule import Schedule
+from hookline.errors import ConfigError
+from hookline.hooks.base import period
 
 
 class LearningRateMonitor(TrainingHook):
@@ -21,17 +24,27 @@ class LearningRateMonitor(TrainingHook):
         log_momentum: Record ``momentum`` (SGD's, or Adam's first beta) and ``beta2`` of groups that have them.
         log_weight_decay: Record ``weight_decay`` of groups that have it.
         frequency: "step" records the rate that each step uses, "epoch" the one at the start of each epoch.
+        every: The same as `frequency`: "1 epoch", or how often to record the rate that a step uses.
     """
 
     built_in = True
     name = "lr_monitor"
+    every_aliases = ("frequency",)
 
     def __init__(
         self,
         log_momentum: bool = False,
         log_weight_decay: bool = False,
         frequency: Literal["step", "epoch"] = "step",
+        every: int | str | None = None,
     ) -> None:
+        own = period(every, (), frequency=(frequency, "step"))
+        if own is not None and own.unit == "epochs":
+            if own.amount != 1:
+                raise ConfigError("every", f"{every!r}: rates are recorded at the start of each epoch or at steps")
+            frequency = "epoch"
+        elif own is not None:
+            self.schedule = Schedule(every=own)
         self.log_momentum = _checks.boolean(log_momentum, "log_momentum")
         self.log_weight_decay = _checks.boolean(log_weight_decay, "log_weight_decay")
         self.frequency = _checks.one_of(frequency, ("step", "epoch"), "frequency")

@@ -10,6 +10,7 @@ from hookline import _checks, _device
 from hookline._tensors import count_samples
 from hookline.core.base import TrainingHook
 from hookline.core.run_control import RunControl
+from hookline.hooks.base import period
 
 MEGABYTE = 2**20
 
@@ -43,18 +44,21 @@ class ThroughputMonitor(TrainingHook):
     batch. Nothing waits for the device: a full queue makes the host wait as well, so the figures of a report are right,
     while those of a single step would not be. Utilisation needs the package pynvml.
 
-    On a schedule (``every: 10``) only batches that are due are counted and the others are assumed to be like them:
-    samples and the wait for data are estimates, and so are figures per step if a due batch is in the middle of one.
+    Registered as an object on a schedule (``add_hook(ThroughputMonitor(), every=10)``), only batches that are due are
+    counted and the others are assumed to be like them: samples and the wait for data are estimates, and so are figures
+    per step if a due batch is in the middle of one.
 
     Args:
-        log_every_n_steps: How often to report; the remaining steps are reported at the end.
+        log_every_n_steps: The same as `every`; how often to report; the remaining steps are reported at the end.
         flops_per_token: Floating-point operations of forward and backward, for ``throughput/tflops``.
         flops_per_sample: The same per sample.
         peak_flops: What the device can do per second, for the share that is used, ``throughput/mfu``.
+        every: How often to report, in steps.
     """
 
     built_in = True
     name = "throughput"
+    every_aliases = ("log_every_n_steps",)
     # The wait for the next batch starts where these end, whether the hook is due or not.
     always_hears = ("on_train_batch_end", "on_step_end")
 
@@ -64,8 +68,11 @@ class ThroughputMonitor(TrainingHook):
         flops_per_token: float | None = None,
         flops_per_sample: float | None = None,
         peak_flops: float | None = None,
+        every: int | str | None = None,
     ) -> None:
-        self.log_every_n_steps = _checks.integer(log_every_n_steps, "log_every_n_steps", at_least=1)
+        own = period(every, ("steps",), log_every_n_steps=(log_every_n_steps, 10))
+        steps = log_every_n_steps if own is None else int(own.amount)
+        self.log_every_n_steps = _checks.integer(steps, "log_every_n_steps", at_least=1)
         self.flops_per_token = _checks.optional(_checks.number, flops_per_token, "flops_per_token", at_least=0)
         self.flops_per_sample = _checks.optional(_checks.number, flops_per_sample, "flops_per_sample", at_least=0)
         self.peak_flops = _checks.optional(_checks.number, peak_flops, "peak_flops", at_least=1)

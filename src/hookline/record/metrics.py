@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hookline._host_copy import HostCopy
-from hookline.errors import RecordError
+from hookline.errors import RecordError, with_article
 from hookline.record import strict_json
 from hookline.record.redaction import redact_name
 
@@ -35,7 +35,9 @@ def snapshot(name: str, value: Any) -> Any:
         return value
     if type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1:
         return value.item()
-    raise RecordError(f"metric {name!r} is a {type(value).__name__}; log a number or a tensor with one element")
+    raise RecordError(
+        f"metric {name!r} is {with_article(type(value).__name__)}; log a number or a tensor with one element"
+    )
 
 
 class MetricBatch:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hookline._host_copy import HostCopy
-from hookline._tensors import tensor_version
+from hookline._tensors import inside_transform, tensor_version
 from hookline.stats import borrowed
 from hookline.stats.columns import COUNT
 from hookline.stats.merge import merge_rows
@@ -135,6 +135,8 @@ class StepCollector:
 
     def _read(self) -> None:
         """Launch the measurement of the collected tensors, and drop the references to them."""
+        if inside_transform() is not None:
+            return  # What is computed in here cannot be read; the tensors are read when `torch.func` is done.
         collected = self._collected
         self._forget_tensors()  # First, so that a tensor that cannot be measured does not affect the next pass.
         by_device: dict[torch.device, list[tuple[Hashable, Tensor]]] = {}

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from hookline import _device
+from hookline._tensors import stored_values
 from hookline.errors import HooklineError
 from hookline.stats import histograms, rows
 from hookline.stats.columns import COUNT, ZERO, ZEROS
@@ -46,9 +47,9 @@ class LocalTensors:
         """Whether each tensor is its own dense part."""
         if not self.plain:
             local = [_local(tensor) for tensor in tensors]
-            values = [one.values() if one.is_sparse else one for one in local]
-            self.dense = [torch.view_as_real(one) if one.is_complex() else one for one in values]
-            self._left_out = [one.numel() - one.values().numel() if one.is_sparse else 0 for one in local]
+            values = list(map(stored_values, local))
+            self.dense = [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one for one in values]
+            self._left_out = [one.numel() - stored.numel() for one, stored in zip(local, values, strict=True)]
             self._meshes = group_by_mesh(tensors, self.names)
             self._meta = tensor_meta(self.dense)
         by_device: dict[torch.device, list[int]] = {}
@@ -116,7 +117,7 @@ class LocalTensors:
 def _local(tensor: Tensor) -> Tensor:
     held: Any = tensor.detach()
     local: Tensor = held.to_local() if hasattr(held, "to_local") else held
-    return local.coalesce() if local.is_sparse else local
+    return local.coalesce() if local.is_sparse else local  # so that its values are the same tensor each time
 
 
 class MeshTensors:

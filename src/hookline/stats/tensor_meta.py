@@ -10,8 +10,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
-"""The types whose memory holds their values, unless a tensor is sparse or complex."""
+from hookline._tensors import PLAIN_TYPES
 
 _DTYPE, _SHAPE, _DEVICE, _LAYOUT, _IS_CPU = map(attrgetter, ("dtype", "shape", "device", "layout", "is_cpu"))
 

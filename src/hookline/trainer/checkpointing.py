@@ -7,12 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hookline._fs import explain, refuse_link
+from hookline._names import load_plain_state_dict, plain_state_dict
 from hookline._tensors import map_tensors
 from hookline.checkpoints.format import encode
 from hookline.checkpoints.snapshot import HostMemory
@@ -262,7 +264,7 @@ def _collect(trainer: Trainer) -> dict[str, Any]:
     scaler, batches, states = trainer.engine.scaler, trainer.loop.batches, trainer.chain.states
     between_epochs = trainer.progress.epoch_over and batches is not None
     return {
-        "model": _state_of(trainer.model, "the model"),
+        "model": _state_of(trainer.model, "the model", plain_state_dict),
         "optimizers": [_state_of(optimizer, "an optimizer") for optimizer in trainer.optimizers],
         # A scheduler's functions belong to the code.
         "schedulers": [
@@ -287,10 +289,10 @@ def _collect(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def _state_of(part: Any, what: str) -> dict[str, Any]:
+def _state_of(part: Any, what: str, read: Callable[[Any], Any] = methodcaller("state_dict")) -> dict[str, Any]:
     """Return the state_dict of a part of the run; if it raises, the error names the part."""
     try:
-        state: dict[str, Any] = part.state_dict()
+        state: dict[str, Any] = read(part)
     except Exception as error:
         where = f"state_dict() of {what} ({type(part).__name__})"
         raise CheckpointError(f"{where} raised {error_text(error)}") from error
@@ -345,11 +347,12 @@ def pending_stop(trainer: Trainer) -> tuple[str, str | None] | None:
 
 def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
     """Restore weights, optimizers, counters, random streams and hooks."""
+    sections = _with_present_names(trainer, sections)
     for what in ("optimizers", "schedulers"):
         saved, now = len(sections[what]), len(getattr(trainer, what))
         if saved != now:
             raise CheckpointError(f"the checkpoint has {saved} {what}, this run has {now}: they must match")
-    trainer.model.load_state_dict(sections["model"])
+    load_plain_state_dict(trainer.model, sections["model"])
     for optimizer, state in zip(trainer.optimizers, sections["optimizers"], strict=True):
         optimizer.load_state_dict(state)
     for scheduler, state in zip(trainer.schedulers, sections["schedulers"], strict=True):
@@ -369,6 +372,21 @@ def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
     restore_loader_states(trainer.train_loaders, sections["loaders"]["own"])
     trainer.train_loaders.idle_states.clear()  # they are of a later time
     restore_rng(sections["rng"])
+
+
+def _with_present_names(trainer: Trainer, sections: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's sections with the names that hooks have now, where version 0.1 named them otherwise."""
+    names = trainer.hooks.former_names()
+    streams = sections["streams"]
+    changed = {
+        key: {names.get(name, name): state for name, state in sections[key].items()}
+        for key in ("hooks", "update_state")
+    }
+    changed["streams"] = {
+        **streams,
+        "hooks": {names.get(name, name): state for name, state in streams["hooks"].items()},
+    }
+    return {**sections, **changed, "hook_names": [names.get(name, name) for name in sections["hook_names"]]}
 
 
 def _restore_hooks(trainer: Trainer, sections: dict[str, Any]) -> None:
@@ -474,4 +492,4 @@ def run_directory(path: Path) -> Path | None:
 def load_weights(model: torch.nn.Module, path: str | Path) -> None:
     """Load the weights of a checkpoint and nothing else."""
     sections, _ = read_checkpoint(find_checkpoint(Path(path))[0])
-    model.load_state_dict(sections["model"])
+    load_plain_state_dict(model, sections["model"])

@@ -18,6 +18,7 @@ from hookline.core.base import StepContext
 from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
 from hookline.gradients.local_storage import total_norm
+from hookline.trainer.config_view import ConfigView
 from hookline.trainer.step_fn import is_numpy_number
 
 if TYPE_CHECKING:
@@ -123,7 +124,12 @@ class EventArgs:
     dataloader_name = property(attrgetter("_source.dataloader_name"))
     model = property(attrgetter("trainer.model"))
     device = property(attrgetter("trainer.device"))
-    config = property(attrgetter("trainer.config"))
+
+    @property
+    def config(self) -> ConfigView:
+        """The trainer's config, and where this run's checkpoints are."""
+        directory = self.trainer.checkpoint_dir
+        return ConfigView(self.trainer.config, {"checkpoint": {"dir": None if directory is None else str(directory)}})
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
@@ -151,12 +151,12 @@ class TrainerOptions:
         return self.max_epochs if self.max_epochs is not None else None if self.max_steps is not None else 1
 
     @classmethod
-    def make(cls, values: dict[str, Any]) -> TrainerOptions:
-        """Make options from keywords; an unknown one is rejected with the nearest."""
+    def make(cls, values: dict[str, Any], also: Iterable[str] = ()) -> TrainerOptions:
+        """Make options from keywords; an unknown one is rejected with the nearest, of these or of `also`."""
         known = [item.name for item in fields(cls)]
         for key in values:
             if key not in known:
-                raise ConfigError(f"trainer.{key}", f"unknown option; {nearest(key, known, 40)}")
+                raise ConfigError(f"trainer.{key}", f"unknown option; {nearest(key, [*known, *also], 60)}")
         return cls(**values)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from hookline._names import plain_parameters, unwrap_module
 from hookline.errors import TrainingError
 
 
@@ -15,8 +16,7 @@ def trained_parameters(
     """Return every parameter of every optimizer once, in the model's order.
 
     The update chain, the gradient norm and the scaling of accumulation windows cover exactly these. A parameter outside
-    the model is named by its optimizer, group and index. The prefix of a compiled model is removed, so that patterns
-    and saved states fit the compiled model and the plain one.
+    the model is named by its optimizer, group and index.
 
     Raises:
         TrainingError: If no optimizer owns a parameter of the model.
@@ -27,10 +27,9 @@ def trained_parameters(
         for group_index, group in enumerate(optimizer.param_groups)
         for place, param in enumerate(group["params"])
     }
-    named = ((name.replace("_orig_mod.", ""), param) for name, param in model.named_parameters())
-    inside = {name: param for name, param in named if id(param) in owned}
+    inside = {name: param for name, param in plain_parameters(model).items() if id(param) in owned}
     if not inside:
-        kind = type(model).__name__
+        kind = type(unwrap_module(model)).__name__
         raise TrainingError(f"no optimizer owns a parameter of the model ({kind}): were they made from another model?")
     known = {id(param) for param in inside.values()}
     return inside | {name: param for key, (param, name) in owned.items() if key not in known}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline._names import unwrap_module
 from hookline.core.change_audit import ChangeAudit
 from hookline.core.failures import logger
 from hookline.core.registry import Handle
@@ -308,7 +309,7 @@ class Trainer:
         ]
         hooks = [{"name": hook.name, "enabled": hook.enabled, **hook.parameters} for hook in self.hooks.list_hooks()]
         parameters = sum(param.numel() for param in self.model.parameters())
-        model = {"class": type(self.model).__name__, "parameters": parameters}
+        model = {"class": type(unwrap_module(self.model)).__name__, "parameters": parameters}
         return {"model": model, "optimizers": optimizers, "trainer": options, "hooks": hooks}
 
     def _set_train_loaders(self, loaders: Loaders) -> None:
@@ -634,17 +635,19 @@ class Trainer:
 
     def add_console_logging(self, log_every_n_batches: int = 10, **parameters: Any) -> Handle:
         """Print progress (the hook 'console_log'); replaces the hook if there is one."""
-        return self._add_built_in("console_log", log_every_n_batches=log_every_n_batches, **parameters)
+        return self._add_built_in("console_log", parameters, log_every_n_batches=(log_every_n_batches, 10))
 
     def add_json_logging(self, log_every_n_batches: int = 100, **parameters: Any) -> Handle:
         """Write progress as JSON lines (the hook 'json_log'); replaces the hook if there is one."""
-        return self._add_built_in("json_log", log_every_n_batches=log_every_n_batches, **parameters)
+        return self._add_built_in("json_log", parameters, log_every_n_batches=(log_every_n_batches, 100))
 
     def add_checkpointing(self, save_every_n_epochs: int | None = 1, **parameters: Any) -> Handle:
         """Save checkpoints (the hook 'checkpoint'); replaces the hook if there is one."""
-        return self._add_built_in("checkpoint", save_every_n_epochs=save_every_n_epochs, **parameters)
+        return self._add_built_in("checkpoint", parameters, save_every_n_epochs=(save_every_n_epochs, 1))
 
-    def _add_built_in(self, name: str, **parameters: Any) -> Handle:
+    def _add_built_in(self, name: str, parameters: dict[str, Any], **aliases: tuple[Any, Any]) -> Handle:
+        """Register a built-in hook; `aliases` of `every` are passed on if they differ from the hook's default."""
+        parameters |= {alias: value for alias, (value, default) in aliases.items() if value != default}
         if name in self.hooks:
             self.hooks.remove(name)
         return self.hooks.register(name, **parameters)

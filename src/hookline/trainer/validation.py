@@ -18,7 +18,7 @@ import torch
 from hookline._tensors import count_samples
 from hookline.core.catalog import find_event
 from hookline.core.dispatch import EventSlots
-from hookline.errors import TrainingError
+from hookline.errors import TrainingError, with_article
 from hookline.trainer.data.loader_state import preserve_parts
 from hookline.trainer.data.loaders import raise_no_batches, why_empty
 from hookline.trainer.data.sampler import ResumableSampler
@@ -180,7 +180,7 @@ class SampleAverages:
 def check_metrics(metrics: Any) -> dict[str, Any]:
     """Return the metrics that a trainer was given; reject what is not a metric."""
     if not isinstance(metrics, Mapping | None):
-        raise TrainingError(f"metrics: expected a dict of metrics by name, got a {type(metrics).__name__}")
+        raise TrainingError(f"metrics: expected a dict of metrics by name, got {with_article(type(metrics).__name__)}")
     for name, metric in (metrics or {}).items():
         if not isinstance(name, str) or name in _TAKEN_NAMES:
             raise TrainingError(f"metrics: {name!r} cannot be a name; {' and '.join(_TAKEN_NAMES)} are always measured")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from hookline._tensors import kind_of
 from hookline.core.base import UpdateHook
 from hookline.errors import GradientError
 from hookline.gradients.local_storage import is_sharded
@@ -40,9 +42,8 @@ def dense_tensors(transform: str, grads: Gradients, whole_rows: bool = False) ->
     """
     found = grads.as_list()
     for name, tensor in () if found.is_uniform else grads.items():
-        if tensor.is_sparse or tensor.is_complex():
-            kind = "sparse" if tensor.is_sparse else "complex"
-            raise GradientError(f"{transform}: the gradient of {name!r} is {kind}; {_LEAVE_OUT}")
+        if tensor.layout is not torch.strided or tensor.is_complex():
+            raise GradientError(f"{transform}: the gradient of {name!r} is {kind_of(tensor)}; {_LEAVE_OUT}")
         if whole_rows and is_sharded(tensor) and any(place.is_shard() and place.dim for place in tensor.placements):  # type: ignore[attr-defined]
             raise GradientError(f"{transform}: {name!r} is sharded within its rows; {_LEAVE_OUT}")
     return found.local

@@ -73,6 +73,7 @@ class ClipAdaptive(Clip):
 
     built_in = True
     name = "clip_adaptive"
+    reads_weights = True
 
     def __init__(self, clipping: float = 0.01, eps: float = 1e-3, params: Any = None) -> None:
         super().__init__(params)

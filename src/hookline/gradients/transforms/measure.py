@@ -54,7 +54,7 @@ class Measure(UpdateHook):
         """Store the name it was registered under."""
         self._label = name
 
-    def on_update(self, grads: Gradients, trainer: RunControl) -> Gradients:
+    def on_update(self, grads: Gradients, trainer: RunControl | None = None) -> Gradients:
         tensors = grads.as_list().tensors
         if not tensors:
             return grads
@@ -64,8 +64,9 @@ class Measure(UpdateHook):
             metric: torch.linalg.vector_norm(grads.norms()) if metric == NORM else row[STATISTICS.index(metric)]
             for metric in self.metrics
         }
-        for metric, value in self.latest.items():
-            trainer.log(f"gradients/{self._label}/{metric}", value)
+        if trainer is not None:
+            for metric, value in self.latest.items():
+                trainer.log(f"gradients/{self._label}/{metric}", value)
         return grads
 
 

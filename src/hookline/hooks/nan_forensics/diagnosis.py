@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hookline._names import plain_parameters
 from hookline._tensors import iter_tensors, map_tensors, tensors_with_keys
 from hookline.activations.debug import Debug, statistics_of
 from hookline.activations.manager import HookManager
@@ -117,7 +118,7 @@ def diagnose(trainer: RunControl, batch: Any, random_state: dict[str, Any], by: 
         **({} if first is None else {name: getattr(first, name) for name in names}),
         first_inf=inf.findings[0].module if inf.findings else None,
         batch=nonfinite_names(name_batch_tensors(batch)),
-        parameters=nonfinite_names(dict(model.named_parameters())),
+        parameters=nonfinite_names(plain_parameters(model)),
         gradients=bad,
         backward_module=trace.find_source(bad) if bad else None,
         operation=operation,
@@ -172,7 +173,7 @@ def _are_finite(gradients: Sequence[torch.Tensor]) -> bool:
 
 def nonfinite_gradients(model: torch.nn.Module, loss: torch.Tensor) -> tuple[str, ...]:
     """Return the parameters whose gradients are not finite; their `.grad` is left alone."""
-    params = {name: param for name, param in model.named_parameters() if param.requires_grad}
+    params = {name: param for name, param in plain_parameters(model).items() if param.requires_grad}
     grads = torch.autograd.grad(loss, list(params.values()), allow_unused=True, retain_graph=True)
     return nonfinite_names({name: grad for name, grad in zip(params, grads, strict=True) if grad is not None})
 

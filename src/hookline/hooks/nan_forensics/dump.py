@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from hookline._fs import explain, refuse_link
+from hookline._names import fit_names, load_plain_state_dict, plain_modules, plain_parameters, plain_state_dict
 from hookline.activations.debug import statistics_of
 from hookline.checkpoints import encode, read_checkpoint, write_checkpoint
 from hookline.core.run_control import RunControl
@@ -80,7 +81,7 @@ def write_crash(
             count += 1
             folder = root / f"step-{step:08d}-{count}"
     sections = {"batch": _with_plain_dicts(recorded.batch), "random_state": recorded.random_state}
-    sections |= {"model": model.state_dict()} if with_state else {}
+    sections |= {"model": plain_state_dict(model)} if with_state else {}
     # Each section is encoded separately, so that one that cannot be written does not cost the others.
     left_out = {}
     for name, tree in list(sections.items()):
@@ -89,9 +90,9 @@ def write_crash(
         except CheckpointError as error:
             left_out[name] = str(error)
             del sections[name]
-    in_eval_mode = [name for name, module in model.named_modules() if not module.training]
+    in_eval_mode = [name for name, module in plain_modules(model).items() if not module.training]
     write_checkpoint(folder, STATE, sections, {"step": step, "modules_in_eval_mode": in_eval_mode})
-    named = dict(model.named_parameters())
+    named = plain_parameters(model)
     rows = zip(named.items(), statistics_of([param.detach() for param in named.values()]), strict=True)
     parameters = {name: {"shape": list(param.shape), "dtype": param.dtype, **row} for (name, param), row in rows}
     write_json_atomic(folder / REPORT, {
@@ -166,12 +167,14 @@ def replay_crash(path: str | Path, trainer: RunControl, weights_loaded: bool = F
     report, sections, meta = read_crash(path)
     if "model" in sections:
         with _explained(path, "its weights do not fit this model"):
-            trainer.model.load_state_dict(sections["model"])
+            load_plain_state_dict(trainer.model, sections["model"])
     elif not weights_loaded:
         raise HooklineError(f"{path} has no weights: load those before step {meta['step']} (hookline replay --weights)")
     # Dropout and batch norm have to do what they did then.
-    for name, module in trainer.model.named_modules():
-        module.training = name not in meta["modules_in_eval_mode"]
+    modules = plain_modules(trainer.model)
+    in_eval_mode = fit_names(dict.fromkeys(meta["modules_in_eval_mode"]), modules)
+    for name, module in modules.items():
+        module.training = name not in in_eval_mode
     with _explained(path, "running its batch raised an error"):
         now = diagnose(trainer, sections["batch"], sections["random_state"], by="replay")
     # Shapes and statistics may differ in detail, and anomaly detection may name another operation.

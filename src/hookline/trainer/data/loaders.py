@@ -17,7 +17,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hookline.errors import ConfigError, TrainingError
+from hookline.errors import ConfigError, TrainingError, with_article
 from hookline.trainer.data.loader_state import has_state
 from hookline.trainer.data.mixing import LoaderSchedule
 from hookline.trainer.data.sampler import ResumableSampler
@@ -67,7 +67,9 @@ def named_loaders(loaders: Loaders, role: str) -> dict[str, Iterable[Any]]:
         found = {role: loaders}
     for name, loader in found.items():
         if not isinstance(loader, Iterable):
-            raise TrainingError(f"{role} loader {name!r} is a {type(loader).__name__}, not something to iterate over")
+            raise TrainingError(
+                f"{role} loader {name!r} is {with_article(type(loader).__name__)}, not something to iterate over"
+            )
         if known_length(loader) == 0:
             raise TrainingError(f"{role} loader {name!r} is empty: it has no batches")
     return found

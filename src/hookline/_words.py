@@ -1,0 +1,94 @@
+"""Words of Lightning, the Hugging Face Trainer, Ignite and Keras, and our names for them, which errors suggest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_MEANINGS: dict[str, str] = {
+    # Our names, of which the first that is valid where the word stands is suggested, and the others' words for them.
+    "accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accum grad_accumulation",
+    "max_epochs": "epochs num_epochs num_train_epochs n_epochs",
+    "max_steps": "iterations iters max_iters max_iterations num_iterations num_steps total_steps train_steps",
+    "steps": "iteration iterations iter iters update updates",
+    "val_loaders val_dataloader": "val_loader val_dataloaders val_data validation_loader validation_data eval_dataset "
+    "eval_dataloader eval_loader valid_loader test_loader testloader valloader",
+    "train_loaders dataloader": "train_loader train_dataloader train_dataloaders train_dataset train_data trainloader "
+    "data_loader loader",
+    "max_grad_norm clip_norm": "gradient_clip_val max_grad_norm clip_grad_norm grad_clip gradient_clipping",
+    "clip_value": "clip_grad_value clip_grad_value_ gradient_clip_value",
+    "validate_every": "val_check_interval check_val_every_n_epoch eval_steps eval_strategy eval_every",
+    "sanity_batches": "num_sanity_val_steps",
+    "precision": "fp16 bf16 amp use_amp mixed_precision",
+    "output_dir": "default_root_dir logging_dir log_dir save_dir root_dir",
+    "console": "enable_progress_bar progress_bar disable_tqdm",
+    "compile": "torch_compile",
+    "debug": "detect_anomaly",
+    "hooks": "callbacks callback plugins",
+    "scheduler schedulers": "lr_scheduler lr_schedulers",
+    "optimizer optimizers": "optim opt",
+    "loss_fn loss": "criterion loss_function compute_loss",
+    "metrics": "compute_metrics",
+    "step_fn": "training_step train_step",
+    "device": "accelerator devices gpus",
+    "resume": "ckpt_path resume_from_checkpoint",
+    "every": "every_n_steps every_n_train_steps every_n_epochs log_every_n_steps logging_steps save_steps interval "
+    "frequency log_interval period",
+    "save_top_k": "save_total_limit n_saved max_to_keep",
+    "monitor": "metric_for_best_model score_function",
+    "mode": "greater_is_better",
+    "patience": "early_stopping_patience",
+    "min_delta": "early_stopping_threshold",
+    "restore_best_weights": "load_best_model_at_end",
+    # Hooks.
+    "checkpoint": "model_checkpoint ModelCheckpoint CheckpointCallback Checkpointer BestModelSaver",
+    "early_stopping": "EarlyStoppingCallback early_stop",
+    "lr_monitor": "LearningRateMonitor LearningRateLogger lr_logger",
+    "console_log": "TQDMProgressBar RichProgressBar ProgressBar ProgressCallback PrinterCallback tqdm print",
+    "json_log": "CSVLogger TensorBoardLogger logger JSONLogger",
+    "ema": "StochasticWeightAveraging WeightAveraging EMAHandler ExponentialMovingAverage ModelEMA swa",
+    "throughput": "ThroughputMonitor DeviceStatsMonitor SpeedMonitor Timer",
+    "nan_forensics": "TerminateOnNaN detect_anomaly",
+    "gradient_monitor": "grad_norm track_grad_norm GradientNormLogger watch",
+    "profiler": "PyTorchProfiler SimpleProfiler",
+    # Events.
+    "on_train_start": "fit_start started init_end setup_end pretrain_routine_start",
+    "on_train_end": "fit_end completed teardown",
+    "on_epoch_start": "epoch_started train_epoch_begin training_epoch_start",
+    "on_epoch_end": "epoch_completed training_epoch_end",
+    "on_train_batch_start": "iteration_started step_begin step_start training_step_start substep_begin",
+    "on_train_batch_end": "iteration_completed substep_end training_step_end",
+    "on_validation_start": "validation_epoch_start evaluate_begin test_begin test_start eval_started",
+    "on_validation_end": "validation_epoch_end evaluate evaluate_end test_end eval_completed",
+    "on_validation_batch_end": "prediction_step validation_step_end test_batch_end",
+    "on_before_optimizer_step": "pre_optimizer_step before_zero_grad",
+    "on_after_optimizer_step": "optimizer_step",
+    "on_checkpoint_save": "save save_checkpoint",
+    "on_checkpoint_load": "load_checkpoint",
+    "on_exception": "exception_raised keyboard_interrupt",
+    "on_step_end": "log",
+    # Optimizers, schedules and losses.
+    "cosine": "CosineAnnealingLR cosine_annealing",
+    "plateau": "ReduceLROnPlateau",
+    "warmup_cosine": "get_cosine_schedule_with_warmup cosine_with_warmup",
+    "bce_with_logits": "BCEWithLogitsLoss binary_cross_entropy bce",
+    "mse": "MSELoss mean_squared_error",
+}
+
+
+def folded(word: str) -> str:
+    """Return a word without case, separators and the prefix of events, so that `EarlyStopping` is `early_stopping`."""
+    return re.sub(r"[^a-z0-9]", "", word.lower().removeprefix("events.").removeprefix("on_"))
+
+
+_OURS: dict[str, list[str]] = {}
+for _ours, _theirs in _MEANINGS.items():
+    for _word in _theirs.split():
+        _OURS.setdefault(folded(_word), []).extend(_ours.split())
+
+
+def meant(word: str, valid: Iterable[str]) -> str | None:
+    """Return the valid name that a word stands for: the same in other letters, or another library's word for it."""
+    by_fold = {folded(choice): choice for choice in valid}
+    ours = [folded(word), *map(folded, _OURS.get(folded(word), []))]
+    return next((by_fold[one] for one in ours if one and one in by_fold), None)

@@ -1,0 +1,208 @@
+"""Every kind of tensor that torch has is captured and measured, or passed over with one word that names it."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import safetensors.torch
+import tensor_kinds
+import torch
+from tensor_kinds import KINDS, RISKY, Returns, observed, secret
+from torch import nn
+
+from hookline import ForwardHook, GradientMonitor, HookManager, SimpleTrainer, read_layers
+from hookline.activations.capture import Capture
+from hookline.activations.gradient_flow import GradientFlowHook, gradient_flow
+from hookline.activations.monitor import Monitor
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in RISKY])
+def test_a_kind_is_captured_and_measured_or_named(name: str) -> None:
+    """By captures, monitors and debug hooks; no kind switches a hook off."""
+    tensor_kinds.check(name)
+
+
+@pytest.mark.parametrize("name", RISKY)
+def test_a_kind_whose_copy_could_end_the_process(name: str) -> None:
+    """The same in a process of its own."""
+    done = subprocess.run([sys.executable, tensor_kinds.__file__, name], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+TRANSFORMS: dict[str, Any] = {
+    "vmap": torch.func.vmap,
+    "grad": lambda model: torch.func.grad(lambda batch: model(batch).sum()),
+    "jvp": lambda model: lambda batch: torch.func.jvp(model, (batch,), (batch,)),
+    "vmap of grad": lambda model: torch.func.vmap(torch.func.grad(lambda batch: model(batch).sum())),
+    "functionalize": torch.func.functionalize,
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_tensors_of_torch_func_are_captured_and_measured(transform: str) -> None:
+    """As the whole batch; a monitor reads them when the transform is done, and in-place modules do not spoil that."""
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True), nn.Tanh()), torch.randn(3, 2)
+    expected = model(batch)
+    manager = HookManager()
+    manager.watch(model)
+    manager.register_capture_hook("*", "states", capture_input=False)
+    manager.register_monitoring_hook("*", "numbers", metrics=["mean", "count"])
+    manager.register_debug_hook("*", "debug", inspect=True)
+    for _ in range(4):
+        TRANSFORMS[transform](model)(batch)
+    last = manager.get_captured_states("states")[-1]
+    torch.testing.assert_close(last.outputs, expected.detach())
+    assert manager.entry("numbers").hook.latest()["2"]["mean"] == pytest.approx(expected.mean().item())
+    assert all(entry.enabled and entry.failures.total == 0 for entry in manager.entries())
+
+
+def test_debug_names_what_it_cannot_read_inside_a_gradient(caplog: pytest.LogCaptureFixture) -> None:
+    """The statistics are needed at once, and inside `torch.func.grad` nothing can be read."""
+    model, manager = nn.Sequential(nn.Linear(2, 2)), HookManager()
+    manager.watch(model)
+    manager.register_debug_hook("*", "it")
+    for _ in range(2):
+        torch.func.grad(lambda batch: model(batch).sum())(torch.ones(1, 2))
+    assert [record.getMessage() for record in caplog.records] == [
+        "hook 'it', on_forward, step 0: passes over functional tensors of '0'"
+    ]
+
+
+class Seen(ForwardHook):
+    """Keeps every output."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Any] = []
+
+    def on_forward(self, output: Any) -> None:
+        """Keep one."""
+        self.outputs.append(output)
+
+
+def test_a_users_hook_gets_none_for_a_tensor_that_cannot_be_copied(caplog: pytest.LogCaptureFixture) -> None:
+    """The model runs on; the rest of the structure arrives."""
+    model, manager, hook = nn.ModuleDict({"odd": Returns((secret(), torch.ones(2)))}), HookManager(), Seen()
+    manager.watch(model)
+    manager.register(hook, "it", on_error="raise")
+    for _ in range(2):
+        model["odd"]()
+    assert [(secret, ones.tolist()) for secret, ones in hook.outputs] == [(None, [1.0, 1.0])] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "hook 'it', on_forward, step 0: passes over Secret tensors of 'odd'"
+    ]
+
+
+@pytest.mark.parametrize("name", ["sparse_csr", "nested", "mkldnn"])
+def test_a_tensor_that_cannot_be_converted_is_passed_over(name: str) -> None:
+    """A reduction that torch has not for its kind costs this module's states, and no other's."""
+    manager, reports = observed(KINDS[name].make(), "register_capture_hook", reduce=lambda tensor: tensor.cumsum(0))
+    assert [state.outputs is None for state in manager.get_captured_states("it")] == [True, False] * 4
+    assert reports == [f"hook 'it', on_forward, step 0: passes over {KINDS[name].word} tensors of 'odd'"]
+
+
+def test_a_structure_is_measured_by_its_first_measurable_tensor() -> None:
+    """A sparse tensor before it does not matter."""
+    manager, reports = observed((KINDS["sparse_coo"].make(), torch.full((2,), 3.0)), "register_monitoring_hook")
+    assert manager.entry("it").hook.latest()["odd"]["mean"] == 3.0 and reports == []
+
+
+class Sparse(nn.Module):
+    """A linear layer between two others whose output is sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.odd, self.last = nn.Linear(2, 2), ToSparse(), nn.Linear(2, 1)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.last(self.odd(self.first(batch)).to_dense())
+
+
+class ToSparse(nn.Module):
+    """Makes its input sparse."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch.to_sparse()
+
+
+def test_a_run_measures_the_other_modules_and_names_the_one_it_passes_over() -> None:
+    """One event of the record names hook, module and kind; the series has the other modules in every step."""
+    model = Sparse()
+    data = [(torch.ones(2, 2), torch.ones(2, 1))] * 6
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = SimpleTrainer(model, data, optimizer, "cpu", loss_fn=nn.functional.mse_loss, console=False)
+    trainer.add_hook(Monitor(gradients=True))
+    trainer.train()
+    assert trainer.hooks.entry("monitor").failures.total == 0 and trainer.run_dir is not None
+    events = [json.loads(line) for line in (trainer.run_dir / "events.jsonl").read_text().splitlines()]
+    assert [(event["hook"], event["message"]) for event in events if event["kind"] == "hook_passed_over"] == [
+        ("monitor", "passes over sparse_coo tensors of 'odd'")
+    ]
+    series = read_layers(trainer.run_dir)["activations"]
+    assert series.names == ("first", "last") and series.steps == tuple(range(1, 7))
+    assert not series.values.isnan().any()
+
+
+def test_what_a_file_cannot_hold_is_left_out_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The states of the other modules are saved when the run ends."""
+    model = Sparse()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = [(torch.ones(2, 2), torch.ones(2, 1))]
+    trainer = SimpleTrainer(model, data, optimizer, "cpu", loss_fn=nn.functional.mse_loss, console=False)
+    trainer.add_hook(Capture(save=True))
+    trainer.train()
+    assert trainer.run_dir is not None
+    saved = safetensors.torch.load_file(trainer.run_dir / "captures" / "capture.safetensors")
+    assert set(saved) == {"first/1/outputs/0", "last/1/outputs/0"}
+    assert "cannot save sparse_coo tensors of 'odd'" in caplog.text
+
+
+class Complex(nn.Module):
+    """An embedding with a sparse gradient, and a complex parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(4, 2, sparse=True)
+        self.phase = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return (self.words(batch) * self.phase).abs().sum()
+
+
+def norm_of(gradient: torch.Tensor | None) -> float:
+    """Compute a norm as for a dense gradient."""
+    assert gradient is not None
+    return gradient.to_dense().abs().square().sum().sqrt().item()
+
+
+def test_gradients_of_every_kind_have_norms() -> None:
+    """Sparse, compressed sparse and complex gradients are measured with what they leave out, as dense ones are."""
+    model = Complex()
+    model.table = nn.Parameter(torch.eye(2).to_sparse_csr())
+    model(torch.tensor([1, 1, 3])).backward()
+    model.table.grad = (2 * torch.eye(2)).to_sparse_csr()
+    assert model.words.weight.grad is not None and model.words.weight.grad.layout is torch.sparse_coo
+    expected = {name: norm_of(param.grad) for name, param in model.named_parameters()}
+    assert {row.name: row.norm for row in gradient_flow(model).rows} == pytest.approx(expected)
+
+
+def test_a_run_with_sparse_and_complex_gradients_keeps_every_hook_on() -> None:
+    """The gradient hooks measure them, and clipping is that of torch."""
+    torch.manual_seed(0)
+    model, data = Complex(), [torch.tensor([1, 1, 3])] * 3
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = SimpleTrainer(model, data, optimizer, "cpu", console=False, record=False, max_grad_norm=0.5)
+    monitor = GradientMonitor(log_frequency=1, log_histogram=True, percentiles=[50])
+    flow = GradientFlowHook()
+    trainer.add_hook(monitor)
+    trainer.add_hook(flow)
+    trainer.train()
+    assert all(entry.enabled and entry.failures.total == 0 for entry in trainer.hooks.entries())
+    assert monitor.latest is not None and flow.latest is not None
+    assert (
+        [row.name for row in monitor.latest.rows] == [row.name for row in flow.latest.rows] == ["phase", "words.weight"]
+    )

@@ -1,0 +1,173 @@
+"""Update hooks without a trainer: gradients are passed to a registry or a runner, which returns the new ones."""
+
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hookline import HooklineError, HookManager, HookRegistry, HookRunner, UpdateHook
+from hookline.errors import GradientError, MissingArgument
+from hookline.gradients.chain import UpdateChain
+from hookline.hooks import BUILT_IN
+from hookline.testing import small_trainer
+
+Grads = dict[str, torch.Tensor]
+
+
+class Double(UpdateHook):
+    """Return twice the gradients, with a default for an argument that a loop may pass."""
+
+    def on_update(self, grads: Any, step: int = 7) -> Any:
+        self.step = step
+        return {name: 2 * gradient for name, gradient in grads.items()}
+
+
+class Momentum(UpdateHook):
+    """An update hook with state."""
+
+    def init(self, params: Any) -> dict[str, Any]:
+        return {name: torch.zeros_like(param) for name, param in params.items()}
+
+    def on_update(self, grads: Any, state: Any) -> Any:
+        for name, gradient in grads.items():
+            state[name] = state[name] + gradient
+        return {name: state[name] for name in grads}
+
+
+def make_model() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
+    model(torch.randn(2, 3)).square().sum().backward()
+    return model
+
+
+def gradients(model: torch.nn.Module) -> Grads:
+    return {name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None}
+
+
+@pytest.mark.req("000-44")
+@pytest.mark.parametrize("kind", [HookRegistry, HookRunner, HookManager])
+def test_the_transformed_gradients_are_returned(kind: type[HookRegistry]) -> None:
+    """In order, hook after hook; without update hooks they come back as they were."""
+    registry, grads = kind(), {"a": torch.ones(2), "b": torch.full((3,), 2.0)}
+    assert registry.on_update(grads) is grads
+    registry.register(Double())
+    registry.register("clip_value", max_value=3.0)
+    made = registry.on_update(grads, step=4)
+    assert {name: one.tolist() for name, one in made.items()} == {"a": [2.0] * 2, "b": [3.0] * 3}
+    assert registry.get("double").step == 4 and grads["b"].tolist() == [2.0] * 3
+    registry.on_update(grads=grads)
+    assert registry.get("double").step == 7
+
+
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "clip_norm": {"max_norm": 0.5},
+    "clip_value": {"max_value": 0.1},
+    "freeze": {"params": "*.bias"},
+    "mask": {"params": "0.*"},
+    "scale": {"factor": 0.5},
+}
+TRANSFORMS = sorted(name for name, place in BUILT_IN.items() if ".transforms:" in place)
+
+
+@pytest.mark.req("000-44")
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_every_built_in_transform_gives_what_a_trainer_gives(name: str) -> None:
+    """Bit for bit the gradients of a trainer's chain, for several steps, so that states count, too."""
+    runner, model = HookRunner(), make_model()
+    runner.register(name, **PARAMETERS.get(name, {}))
+    registry, reference = HookRegistry(), make_model()
+    UpdateChain(registry, lambda: dict(reference.named_parameters()), reference)
+    registry.register(name, **PARAMETERS.get(name, {}))
+    for step in range(1, 4):
+        torch.manual_seed(step)
+        for param, other in zip(model.parameters(), reference.parameters(), strict=True):
+            param.grad = torch.randn_like(param)
+            other.grad = param.grad.clone()
+        torch.manual_seed(step)
+        made = runner.on_update({key: param.grad for key, param in model.named_parameters()}, model=model, step=step)
+        torch.manual_seed(step)
+        registry.on_update(step=step, trainer=SimpleNamespace(log=lambda name, value: None))
+        for key, param in reference.named_parameters():
+            assert (made[key] is None and param.grad is None) or torch.equal(made[key], param.grad), key
+
+
+def test_states_last_and_new_names_join() -> None:
+    """A hook's memory is kept between calls; a gradient that is missing once is not forgotten."""
+    runner = HookRunner([Momentum()])
+    assert runner.on_update({"a": torch.ones(1)})["a"].item() == 1
+    assert runner.on_update({"b": torch.ones(2), "a": None}).keys() == {"a", "b"}
+    made = runner.on_update({"a": torch.ones(1), "b": torch.ones(2)})
+    assert made["a"].tolist() == [2.0] and made["b"].tolist() == [2.0, 2.0]
+
+
+def test_with_a_model_its_parameters_get_the_gradients() -> None:
+    """Hooks may then select by modules and read weights; without one they are refused with the remedy."""
+    model, runner = make_model(), HookRunner()
+    runner.register("scale", factor=0.0, params="class:LayerNorm")
+    runner.register("clip_adaptive")
+    grads = gradients(model)
+    with pytest.raises(HooklineError, match="pass model=…"):
+        runner.on_update(grads)
+    made = runner.on_update(grads, model=model)
+    assert not made["1.weight"].any() and made["0.weight"].any()
+    assert all(param.grad is made[name] for name, param in model.named_parameters())
+    runner.remove("scale")
+    with pytest.raises(MissingArgument, match=r"'clip_adaptive' reads weights.*pass model=…"):
+        runner.on_update(grads)
+    with pytest.raises(GradientError, match=r"'0\.wight' is not a parameter here; did you mean '0\.weight'"):
+        runner.on_update({"0.wight": torch.ones(4, 3)}, model=model)
+
+
+def test_clipping_is_announced_by_hand_too() -> None:
+    """on_gradient_clip follows with the norm before clipping."""
+    norms: list[float] = []
+    runner = HookRunner()
+    runner.register("clip_norm", max_norm=1.0)
+    runner.on("gradient_clip")(lambda grad_norm: norms.append(grad_norm))
+    runner.on_update({"a": torch.tensor([3.0, 4.0])})
+    assert norms == [5.0]
+
+
+def test_only_a_trainer_can_skip_a_step() -> None:
+    """A guard works without one until it would skip; then it says what to pass."""
+    runner = HookRunner()
+    runner.register("skip_nonfinite")
+    bad = {"a": torch.tensor([float("nan")])}
+    assert runner.on_update({"a": torch.ones(1)})["a"].item() == 1.0
+    with pytest.raises(MissingArgument, match=r"skip_nonfinite asks to skip the step .*pass trainer=…"):
+        runner.on_update(bad)
+    reasons: list[str] = []
+    runner.on_update(bad, trainer=SimpleNamespace(skip_step=reasons.append))
+    assert reasons == ["non-finite gradients"]
+
+
+def test_a_trainers_registry_uses_the_trainers_parameters() -> None:
+    """The chain is the trainer's, so that patterns and states are those of the run."""
+    trainer = small_trainer()
+    trainer.add_hook("scale", factor=0.5)
+    name, param = next(iter(trainer.model.named_parameters()))
+    made = trainer.hooks.on_update({name: torch.ones_like(param)})
+    assert list(made) == [name] and made[name] is param.grad and made[name].unique().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("grads", [[torch.ones(1)], {"a": 1.0}, torch.ones(2)])
+def test_what_is_no_mapping_of_tensors_is_refused(grads: Any) -> None:
+    """One clear error; a call without gradients is the caller's error as well."""
+    runner = HookRunner([Double()])
+    with pytest.raises(GradientError, match="a mapping of parameter name to tensor"):
+        runner.on_update(grads)
+    with pytest.raises(MissingArgument, match="pass the gradients by parameter name"):
+        runner.on_update()
+
+
+def test_the_gradients_are_not_kept_alive() -> None:
+    """After the call nothing of the runner holds them."""
+    runner = HookRunner([Double()])
+    gradient = torch.ones(3)
+    reference = weakref.ref(gradient)
+    runner.on_update({"a": gradient})
+    del gradient
+    assert reference() is None

@@ -1,0 +1,187 @@
+"""A parameter and a module have one name, whatever wraps the model or a part of it."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+from hookline import EarlyStopping, EMAHook, GradientMonitor, HookManager, SimpleTrainer, read_layers
+from hookline.activations.gradient_flow import gradient_flow
+from hookline.activations.monitor import Monitor
+from hookline.checkpoints import read_checkpoint, write_checkpoint
+
+
+class Inner(nn.Module):
+    """A part whose attribute has the name that data parallelism gives a wrapped model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(4, 4)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.module(batch)
+
+
+def plain() -> nn.Sequential:
+    """A model, the same each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(Inner(), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def compiled(module: nn.Module) -> Any:
+    """Compile without a backend."""
+    return torch.compile(module, backend="eager")
+
+
+def part_compiled() -> nn.Module:
+    """Compile one part."""
+    model = plain()
+    model[0] = compiled(model[0])
+    return model
+
+
+def checkpointed() -> nn.Module:
+    """Wrap a compiled part for activation checkpointing, and the model for data parallelism."""
+    model = plain()
+    model[0] = checkpoint_wrapper(compiled(model[0]))
+    return nn.DataParallel(model)
+
+
+WRAPPED: dict[str, Callable[[], Any]] = {
+    "plain": plain,
+    "compiled": lambda: compiled(plain()),
+    "a part compiled": part_compiled,
+    "data parallel": lambda: nn.DataParallel(plain()),
+    "compiled data parallel": lambda: compiled(nn.DataParallel(plain())),
+    "checkpointed": checkpointed,
+}
+NAMES = ["0.module.weight", "0.module.bias", "1.weight", "1.bias", "2.weight", "2.bias"]
+MODULES = ["0", "0.module", "1", "2"]
+wrapped = pytest.mark.parametrize("wrap", WRAPPED)
+
+
+def make_trainer(model: nn.Module, **options: Any) -> SimpleTrainer:
+    """A small run."""
+    data = [(torch.randn(4, 4, generator=torch.Generator().manual_seed(n)), torch.ones(4, 2)) for n in range(4)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    options = {"console": False, "loss_fn": nn.functional.mse_loss, **options}
+    return SimpleTrainer(model, data, optimizer, "cpu", **options)
+
+
+@wrapped
+def test_every_name_is_the_models_own(wrap: str) -> None:
+    """In patterns, in the records of activations and gradients, in averages and in checkpoints."""
+    trainer = make_trainer(WRAPPED[wrap]())
+    average = EMAHook()
+    trainer.add_hook(Monitor(metrics=["mean"], modules=["0", "re:.*module", "class:BatchNorm1d", "2"]))
+    trainer.add_hook(GradientMonitor(log_frequency=1))
+    trainer.add_hook("scale", factor=0.5, params=["0.module.*", "class:BatchNorm1d"])
+    trainer.add_hook(average)
+    trainer.train()
+    assert all(entry.failures.total == 0 for entry in trainer.hooks.entries())
+    assert trainer.run_dir is not None
+    layers = read_layers(trainer.run_dir)
+    assert sorted(layers["activations"].names) == MODULES and list(layers["gradients"].names) == NAMES
+    assert list(average.average) == NAMES and list(trainer.params) == NAMES
+    assert trainer.describe()["model"]["class"] == "Sequential"
+    assert [row.name for row in gradient_flow(trainer.model).rows] == NAMES
+    sections, _ = read_checkpoint(trainer.save_checkpoint("now"))
+    assert list(sections["model"]) == list(plain().state_dict())
+
+
+@wrapped
+def test_captures_have_the_models_names(wrap: str) -> None:
+    """A pattern and a module that is passed as an object select the same; a wrapper stands for what it wraps."""
+    model = WRAPPED[wrap]()
+    manager = HookManager()
+    with manager.capturing(model, "*") as cache:
+        model(torch.ones(4, 4))
+    assert sorted({state.name for state in cache.states}) == MODULES
+    if wrap == "a part compiled":
+        manager.watch(model)
+        manager.register_capture_hook(model[0], "it")
+        model(torch.ones(4, 4))
+        assert [state.name for state in manager.get_captured_states("it")] == ["0"]
+
+
+@wrapped
+@pytest.mark.parametrize("other", ["plain", "compiled", "checkpointed"])
+def test_a_checkpoint_fits_the_model_however_it_is_wrapped(wrap: str, other: str) -> None:
+    """Weights, optimizer, average and best weights; the run continues with the same bits."""
+    first = make_trainer(WRAPPED[wrap]())
+    first.add_hook(EMAHook())
+    first.add_hook(EarlyStopping(monitor="train/loss", restore_best_weights=True))
+    first.train()
+    path = first.save_checkpoint("now")
+    second = make_trainer(WRAPPED[other]())
+    average = EMAHook()
+    second.add_hook(average)
+    second.load_checkpoint(path)
+    for one, two in zip(first.model.state_dict().values(), second.model.state_dict().values(), strict=True):
+        assert torch.equal(one, two)
+    average.update(second.model)
+    assert list(average.average) == NAMES
+
+
+def test_a_checkpoint_with_the_names_of_a_compiled_model_still_loads() -> None:
+    """As 0.1 saved them: weights and average, into the plain model."""
+    trainer = make_trainer(plain())
+    trainer.add_hook(EMAHook())
+    trainer.train()
+    sections, meta = read_checkpoint(trainer.save_checkpoint("now"))
+    sections["model"] = {f"_orig_mod.{name}": value for name, value in sections["model"].items()}
+    ema = sections["hooks"]["ema"]
+    ema["average"] = {f"_orig_mod.{name}": value for name, value in ema["average"].items()}
+    old = write_checkpoint(Path("old"), "old", sections, meta)
+    other, average = make_trainer(plain()), EMAHook()
+    other.add_hook(average)
+    other.load_checkpoint(old)
+    for one, two in zip(trainer.model.state_dict().values(), other.model.state_dict().values(), strict=True):
+        assert torch.equal(one, two)
+    average.update(other.model)
+    assert list(average.average) == NAMES and average.updates == 5
+
+
+def test_a_module_may_have_the_name_of_a_wrappers_attribute() -> None:
+    """The wrapper's class decides, not the text of the name."""
+    model = nn.ModuleDict({"_orig_mod": nn.Linear(4, 2)})
+    names = dict(model.named_parameters())
+    model.forward = model["_orig_mod"].forward  # type: ignore[method-assign]
+    trainer = make_trainer(model)
+    trainer.train()
+    assert trainer.params.keys() == names.keys()
+    sections, _ = read_checkpoint(trainer.save_checkpoint("now"))
+    assert sections["model"].keys() == names.keys()
+
+
+SHARDED = """
+import torch
+from torch import distributed as dist, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from hookline._names import plain_modules, plain_parameters, plain_state_dict
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+make = lambda: nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+for wrap in (
+    nn.parallel.DistributedDataParallel,
+    lambda model: torch.compile(nn.parallel.DistributedDataParallel(model)),
+    lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True),
+):
+    model = wrap(make())
+    found = list(plain_parameters(model))
+    assert found == ["0.weight", "0.bias", "1.0.weight", "1.0.bias"], found
+    assert list(plain_modules(model)) == ["", "0", "1", "1.0"], list(plain_modules(model))
+    assert list(plain_state_dict(model)) == list(make().state_dict()), list(plain_state_dict(model))
+"""
+
+
+def test_models_of_several_processes_have_plain_names() -> None:
+    """DDP, compiled DDP and FSDP, in a process that is a group of its own."""
+    done = subprocess.run([sys.executable, "-c", SHARDED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
