@@ -139,7 +139,7 @@ def check_promises(block: Block, printed: str) -> None:
 
 def load_hooks(block: Block, config: Any) -> list[str]:
     """Load the hooks that a YAML block lists, as from a file; return their names."""
-    registry = hookline.HookRegistry(config["hooks"], from_file=True)
+    registry = hookline.HookManager(config["hooks"], from_file=True, enable_intervention=True)
     try:
         return list(registry)
     finally:
