@@ -18,7 +18,7 @@ help:
 	@echo "make run     train the built-in example job (installs what running needs, nothing more)"
 	@echo "make test    run the tests; ARGS='-k name' picks some"
 	@echo "make lint    ruff: style and import order"
-	@echo "make types   mypy --strict over src, and hooks as users write them"
+	@echo "make types   mypy --strict over src and hooks as users write them, pyright over the code in the docs"
 	@echo "make bench   microseconds per step against other trainers; ARGS='overhead --quick'"
 	@echo "make soak    the tests that take minutes"
 	@echo "make properties  the property tests, each time on new examples"
@@ -42,6 +42,8 @@ lint: $(VENV)/.dev-stamp
 
 types: $(VENV)/.dev-stamp
 	$(BIN)/mypy
+	$(BIN)/python tools/docs_code.py
+	$(BIN)/basedpyright --project build/docs_code --pythonpath $(BIN)/python
 
 bench: $(VENV)/.bench-stamp
 	$(BIN)/python -m bench $(ARGS)

@@ -26,7 +26,7 @@ from hookline.core import plugins
 from hookline.hooks import webhook
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "seeds").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 REGISTRIES = (
     plugins.HOOKS,
@@ -139,7 +139,7 @@ def check_promises(block: Block, printed: str) -> None:
 
 def load_hooks(block: Block, config: Any) -> list[str]:
     """Load the hooks that a YAML block lists, as from a file; return their names."""
-    registry = hookline.HookRegistry(config["hooks"], from_file=True)
+    registry = hookline.HookManager(config["hooks"], from_file=True, enable_intervention=True)
     try:
         return list(registry)
     finally:

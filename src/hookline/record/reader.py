@@ -80,7 +80,14 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 # ---- metrics.jsonl ---------------------------------------------------------------------------------------------------
 
 
-def read_metrics(run_dir: Path | str) -> list[dict[str, Any]]:
+def _directory(run_dir: Path | str | None) -> Path:
+    """Return the directory of a run; `trainer.run_dir` is None without one."""
+    if run_dir is None:
+        raise RecordError("this run has no directory: it keeps its record in memory (record=False), or has not begun")
+    return Path(run_dir)
+
+
+def read_metrics(run_dir: Path | str | None) -> list[dict[str, Any]]:
     """Read a run's metrics: one row per step, in order of first appearance; later lines of a step win, per field.
 
     A resumed run repeats the steps after its checkpoint, and a step may have several lines, because its validation
@@ -88,7 +95,7 @@ def read_metrics(run_dir: Path | str) -> list[dict[str, Any]]:
     `RuntimeWarning`.
     """
     steps: dict[int, dict[str, Any]] = {}
-    for record in _whole_lines(Path(run_dir) / "metrics.jsonl"):
+    for record in _whole_lines(_directory(run_dir) / "metrics.jsonl"):
         step = record.get("step")
         if type(step) is not int:  # not a line of ours
             continue
@@ -124,14 +131,15 @@ class LayerSeries:
         return self.values[:, _index(name, self.names, "name"), _index(column, self.columns, "column")]
 
 
-def read_layers(run_dir: Path | str) -> dict[str, LayerSeries]:
+def read_layers(run_dir: Path | str | None) -> dict[str, LayerSeries]:
     """Read every series of a run by its name; empty if the run wrote none.
 
     If a step was written twice, as by a resumed run, the later values count. Lines torn by a kill are left out with a
     `RuntimeWarning`, as in `read_metrics`.
     """
-    path = Path(run_dir) / "layers.jsonl"
-    if not os.path.lexists(path) and os.path.isdir(run_dir):  # noqa: PTH112 - unlike Path's, it never raises
+    directory = _directory(run_dir)
+    path = directory / "layers.jsonl"
+    if not os.path.lexists(path) and os.path.isdir(directory):  # noqa: PTH112 - unlike Path's, it never raises
         return {}
     found: dict[str, _Steps] = {}
     headers: dict[Any, SeriesHeader] = {}

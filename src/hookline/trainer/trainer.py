@@ -18,7 +18,7 @@ from hookline.core.change_audit import ChangeAudit
 from hookline.core.failures import logger
 from hookline.core.registry import Handle
 from hookline.core.run_control import MicroBatch
-from hookline.errors import HooklineError, TrainingError
+from hookline.errors import CheckpointError, HooklineError, TrainingError
 from hookline.gradients.chain import UpdateChain
 from hookline.gradients.view import Gradients
 from hookline.record.record import Record
@@ -603,8 +603,14 @@ class Trainer:
         """Write a checkpoint now, between two steps or after a failure; fires on_checkpoint_save once it is durable."""
         return self.checkpointer.save_now(name)
 
-    def load_checkpoint(self, path: str | Path) -> Path:
-        """Restore the trainer from a checkpoint and fire on_checkpoint_load."""
+    def load_checkpoint(self, path: str | Path | None) -> Path:
+        """Restore the trainer from a checkpoint, or the newest one of a run, and fire on_checkpoint_load.
+
+        Raises:
+            CheckpointError: If there is none, or it does not fit; also for None, the `run_dir` of a run without one.
+        """
+        if path is None:
+            raise CheckpointError("the path is None: a run with record=False, or that has not begun, has no directory")
         return self.checkpointer.load(path)
 
     # ---- hooks -----------------------------------------------------------------------------------------------------
