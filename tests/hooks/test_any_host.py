@@ -12,6 +12,7 @@ import torch
 from run_control import PlainRun, train
 
 from hookline import HookManager, RunControl
+from hookline.core.plugins import HOOKS
 from hookline.hooks import BUILT_IN
 
 from .conftest import Server
@@ -19,13 +20,14 @@ from .conftest import Server
 NEEDED = {
     "clip_norm": {"max_norm": 1.0}, "clip_value": {"max_value": 1.0}, "freeze": {"params": "weight"},
     "mask": {"params": "weight"}, "scale": {"factor": 0.5},
-    **{name: {"modules": "*"} for name in ("ablate", "replace_activation", "patch", "scale_activation", "steer")},
     "notify": {"webhook_url": "https://hooks.example.org/x", "notify_on": []},
 }  # fmt: skip
 
 
 def is_lifecycle(name: str) -> bool:
     """Whether a built-in is a lifecycle hook."""
+    if getattr(HOOKS.find(name), "intervene", False):
+        return False
     manager = HookManager()
     manager.register(name, **NEEDED.get(name, {}))
     return manager.entry(name).kinds == ["lifecycle"]
