@@ -343,3 +343,66 @@ def test_another_model_starts_another_average() -> None:
     make_trainer(hook, model=other, optimizer=torch.optim.SGD(other.parameters(), lr=0.0)).train()
     assert hook.updates == 6 and hook.average.keys() == dict(other.named_parameters()).keys()
     torch.testing.assert_close(hook.average["0.weight"], other[0].weight.detach())
+
+
+def test_trainable_only_leaves_frozen_parameters_out() -> None:
+    """A parameter gets an average when it is unfrozen, and is still validated with it when it is frozen again."""
+    frozen_at_first = ["0.weight", "0.bias"]
+    averages = []
+    for trainable_only in (True, False):
+        model = make_model()
+        model[0].requires_grad_(False)
+        hook = EMAHook(0.5, buffers=True, trainable_only=trainable_only)
+        trainer = make_trainer(hook, model=model, max_epochs=3)
+        names: list[list[str]] = []
+        validated: list[tuple[int, bool]] = []
+
+        @trainer.on("epoch_end")
+        def switch(model: nn.Sequential, hook: EMAHook = hook, names: list[list[str]] = names) -> None:
+            names.append([name for name in frozen_at_first if name in hook.average])
+            model[0].weight.requires_grad_(len(names) == 1)
+
+        @trainer.on("validation_batch_end")
+        def compare(epoch: int, model: nn.Sequential, hook: EMAHook = hook, validated: list[Any] = validated) -> None:
+            if "0.weight" in hook.average:
+                validated.append((epoch, torch.equal(model[0].weight, hook.average["0.weight"])))
+
+        trainer.train()
+        assert validated[-2:] == [(2, True), (2, True)]
+        assert names == ([[], ["0.weight"], ["0.weight"]] if trainable_only else [frozen_at_first] * 3)
+        assert {"1.running_mean", "1.weight", "2.bias"} <= hook.average.keys()
+        averages.append({name: one for name, one in hook.average.items() if name not in frozen_at_first})
+    assert same(*averages)
+
+
+@pytest.mark.parametrize("trainable_only", [True, False])
+def test_resuming_a_model_with_frozen_parameters(trainable_only: bool) -> None:
+    """The average in a checkpoint is that of the trained parameters, and the resumed run's is that of one run."""
+
+    def make(**options: Any) -> tuple[Trainer, EMAHook]:
+        model = make_model()
+        model[0].requires_grad_(False)
+        hook = EMAHook(0.5, trainable_only=trainable_only)
+        trainer = make_trainer(hook, model=model, record=True, trainable_only=trainable_only, **options)
+        trainer.add_checkpointing()
+        return trainer, hook
+
+    uninterrupted, whole = make(max_epochs=2)
+    uninterrupted.train()
+    begun, _ = make()
+    begun.train()
+    resumed, hook = make()
+    resumed.fit(resume=begun.run_dir, max_epochs=2)
+    assert same(hook.average, whole.average) and same(weights_of(resumed.model), weights_of(uninterrupted.model))
+    assert begun.checkpoint_dir is not None
+    saved = EMAHook.weights_in(next(begun.checkpoint_dir.iterdir()))
+    assert saved.keys() == {name for name in weights_of(begun.model) if not (trainable_only and name.startswith("0."))}
+
+
+def test_an_update_at_which_everything_is_frozen() -> None:
+    """Nothing has an average then, and validation uses the model's weights."""
+    trainer = make_trainer(hook := EMAHook(0.5, trainable_only=True))
+    trainer.on("after_backward", name="off")(lambda model: model.requires_grad_(False))
+    trainer.on("train_batch_start", name="on")(lambda model: model.requires_grad_(True))
+    trainer.train()
+    assert (hook.updates, hook.average) == (6, {})

@@ -155,7 +155,7 @@ class _Encoder:
 
     def _encode_tensor(self, tensor: torch.Tensor, path: tuple[str, ...]) -> dict[str, Any]:
         """Store a tensor unless it is there, and return the entry that names it."""
-        if problem := _problem(tensor):
+        if problem := problem_with(tensor):
             raise CheckpointError(f"cannot save {'.'.join(path) or 'the state itself'}: {problem}")
         # Two views of the same memory with the same layout are one tensor; empty tensors share no memory.
         key: Any = id(tensor)
@@ -225,7 +225,7 @@ def _refusal(value: Any, path: Iterable[str], remedy: str) -> CheckpointError:
     return CheckpointError(f"cannot save {where}: {with_article(kind)} has no exact form without pickle; {remedy}")
 
 
-def _problem(tensor: torch.Tensor) -> str | None:
+def problem_with(tensor: torch.Tensor) -> str | None:
     """Return why a tensor cannot be saved, None if it can."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         kind = type(tensor).__name__

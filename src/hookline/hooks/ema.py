@@ -37,6 +37,8 @@ class EMAHook(NamedHook):
         decay: The share of the old average, 0 to 1.
         warmup: Start with the lower decay ``(1 + n) / (10 + n)`` after n updates, so that the first weights fade soon.
         buffers: Average floating-point buffers too; otherwise validation uses the model's.
+        trainable_only: Average only parameters that need a gradient, each from the first update at which it does; of
+            the others, validation uses the model's.
     """
 
     built_in = True
@@ -44,9 +46,12 @@ class EMAHook(NamedHook):
     on_error = "raise"  # a failure half-way would leave a mixture of weights in the model
     runs_last = True  # hooks that read the model at the end of a validation must see the weights that were validated
 
-    def __init__(self, decay: float = 0.999, warmup: bool = True, buffers: bool = False) -> None:
+    def __init__(
+        self, decay: float = 0.999, warmup: bool = True, buffers: bool = False, trainable_only: bool = False
+    ) -> None:
         self.decay = float(_checks.number(decay, "decay", at_least=0, at_most=1))
         self.warmup, self.buffers = _checks.boolean(warmup, "warmup"), _checks.boolean(buffers, "buffers")
+        self.trainable_only = _checks.boolean(trainable_only, "trainable_only")
         self.updates = 0
         self.average: dict[str, torch.Tensor] = {}
         # A model that has the averaged weights now, and its own ones.
@@ -92,7 +97,8 @@ class EMAHook(NamedHook):
         averages = [self.average[name] for name in weights]
         new = [weight.to(average.dtype) for weight, average in zip(weights.values(), averages, strict=True)]
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warmup else self.decay
-        torch._foreach_lerp_(averages, new, 1.0 - decay)
+        if averages:  # all may be frozen for a while
+            torch._foreach_lerp_(averages, new, 1.0 - decay)
         self.updates += 1
         if self._averaged_model is None or self._averaged_model() is not model:
             self._averaged_model = ref(model)
@@ -103,7 +109,15 @@ class EMAHook(NamedHook):
             named = plain_parameters(model) | (plain_buffers(model) if self.buffers else {})
             self._tensors = model, {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
             self.average = fit_names(self.average, self._tensors[1])
-        return {name: tensor.data for name, tensor in self._tensors[1].items()}
+        # Of what was averaged once, the average is kept: a parameter may be frozen for a while.
+        return {
+            name: tensor.data
+            for name, tensor in self._tensors[1].items()
+            if not self.trainable_only
+            or tensor.requires_grad
+            or name in self.average
+            or not isinstance(tensor, torch.nn.Parameter)
+        }
 
     def on_epoch_start(self) -> None:
         """List the model's tensors again: a parameter may have been replaced."""

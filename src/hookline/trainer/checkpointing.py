@@ -17,6 +17,7 @@ from hookline._fs import explain, refuse_link
 from hookline._names import load_plain_state_dict, plain_state_dict
 from hookline._tensors import map_tensors
 from hookline.checkpoints.format import encode
+from hookline.checkpoints.frozen import Fingerprints, fill_in_frozen, frozen_parameters
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
 from hookline.core.failures import hook_notes, logger
@@ -72,6 +73,7 @@ class Checkpointer:
         self.requested_names: set[str] = set()  # those that were requested by `save`
         self.needs_save = False  # whether to write a checkpoint at the next boundary unless there is one of that state
         self._saved: SavedState | None = None  # the state that is durable and was saved last
+        self._frozen: Fingerprints | None = None  # the frozen parameters as the model came, with `trainable_only`
 
     @property
     def saving(self) -> str | None:
@@ -84,6 +86,14 @@ class Checkpointer:
         """Forget which checkpoints of the last run were requested and written."""
         self.requested_names.clear()
         self.needs_save, self._saved = False, None
+
+    def find_frozen(self) -> None:
+        """Note the frozen parameters, with `trainable_only`: before the first step, and before a checkpoint is loaded.
+
+        A process that resumes has to have them without the checkpoint, so only what the model came with is left out.
+        """
+        if self._trainer.options.trainable_only and self._frozen is None:
+            self._frozen = frozen_parameters(self._trainer.model)
 
     def request(self, name: SaveName) -> None:
         """Write a checkpoint at the next boundary."""
@@ -166,6 +176,12 @@ class Checkpointer:
     def _collect(self) -> dict[str, Any]:
         """Return the sections of a checkpoint, and note the hooks that start without a state when it is loaded."""
         sections = _collect(self._trainer)
+        if self._frozen is not None:
+            # What changed since the start is saved, also without a gradient: the target network of a momentum encoder.
+            frozen = frozen_parameters(self._trainer.model)
+            same = {name: now for name, now in frozen.items() if self._frozen.get(name) == now}
+            sections["frozen"] = {name: now for name, now in same.items() if name in sections["model"]}
+            sections["model"] = {name: value for name, value in sections["model"].items() if name not in same}
         saved = {**sections["update_state"], **sections["hooks"]}
         stateless = [
             entry.name
@@ -243,6 +259,7 @@ class Checkpointer:
         for problem in problems:
             trainer.note("checkpoint_damaged", problem=problem, instead=str(found))
         sections, _ = read_checkpoint(found)
+        self.find_frozen()
         try:
             _restore(trainer, sections)
         except (KeyError, TypeError, AttributeError) as error:
@@ -352,7 +369,7 @@ def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
         saved, now = len(sections[what]), len(getattr(trainer, what))
         if saved != now:
             raise CheckpointError(f"the checkpoint has {saved} {what}, this run has {now}: they must match")
-    load_plain_state_dict(trainer.model, sections["model"])
+    _load_model(trainer.model, sections)
     for optimizer, state in zip(trainer.optimizers, sections["optimizers"], strict=True):
         optimizer.load_state_dict(state)
     for scheduler, state in zip(trainer.schedulers, sections["schedulers"], strict=True):
@@ -492,4 +509,9 @@ def run_directory(path: Path) -> Path | None:
 def load_weights(model: torch.nn.Module, path: str | Path) -> None:
     """Load the weights of a checkpoint and nothing else."""
     sections, _ = read_checkpoint(find_checkpoint(Path(path))[0])
-    load_plain_state_dict(model, sections["model"])
+    _load_model(model, sections)
+
+
+def _load_model(model: torch.nn.Module, sections: Mapping[str, Any]) -> None:
+    """Load the weights; the frozen ones that a checkpoint was saved without have to be in the model."""
+    load_plain_state_dict(model, fill_in_frozen(model, sections["model"], sections.get("frozen", {})))

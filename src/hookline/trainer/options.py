@@ -47,6 +47,7 @@ class TrainerKeywords(TypedDict, total=False):
     loader_end: Literal["longest", "shortest"]
     on_save_error: Literal["stop", "warn"]
     async_save: bool
+    trainable_only: bool
     output_dir: str
     record: bool
     console: bool
@@ -84,6 +85,7 @@ class TrainerOptions:
     )
     on_save_error: Literal["stop", "warn"] = option("stop", "when a save fails: end the run, or warn")
     async_save: bool = option(False, "continue training while a checkpoint is written")
+    trainable_only: bool = option(False, "save checkpoints without the frozen parameters, which the model comes with")
     output_dir: str = option("runs", "the directory that holds the run's directory")
     record: bool = option(True, "write the run's record to disk; false keeps it in memory")
     console: bool = option(True, "print one line when the run starts and one when it ends")

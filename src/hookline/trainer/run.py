@@ -174,6 +174,7 @@ def _prepare(trainer: Trainer, resume: str | Path | None) -> None:
         raise TrainingError("ReduceLROnPlateau waits for val/loss: give a validation loader and validate_every")
     if options.init_from:
         load_weights(trainer.model, options.init_from)
+    trainer.checkpointer.find_frozen()
     if resume is not None:
         _resume(trainer, Path(resume))
     is_cut = trainer.train_loaders.limit is not None

@@ -1,0 +1,260 @@
+"""With trainable_only, checkpoints leave out frozen parameters, and restore everything or say what differs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hookline import Trainer, get_trainer
+from hookline.checkpoints import read_checkpoint
+from hookline.cli import main
+from hookline.errors import CheckpointError
+
+ADAPTERS = ["0.down.weight", "0.up.weight", "2.down.weight", "2.up.weight"]
+BUFFERS = ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+BASE = ["0.base.weight", "0.base.bias", "1.weight", "1.bias", "2.base.weight", "2.base.bias"]
+
+
+class Adapted(nn.Module):
+    """A linear layer whose weights are frozen, with a trained adapter of rank 2 beside it."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(inputs, outputs).requires_grad_(False)
+        self.down, self.up = nn.Linear(inputs, 2, bias=False), nn.Linear(2, outputs, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.base(x) + self.up(self.down(x))
+        return out
+
+
+def make_model(base_seed: int = 0, width: int = 64) -> nn.Sequential:
+    """Two adapted layers and a batch norm with frozen weights; only the base depends on the seed."""
+    torch.manual_seed(base_seed)
+    model = nn.Sequential(Adapted(3, width), nn.BatchNorm1d(width).requires_grad_(False), Adapted(width, 1))
+    torch.manual_seed(1)
+    for name in ADAPTERS:
+        nn.init.normal_(model.get_parameter(name))
+    return model
+
+
+def make_trainer(model: nn.Module | None = None, **options: Any) -> Trainer:
+    model = model or make_model()
+    generator = torch.Generator().manual_seed(2)
+    data = [(torch.randn(4, 3, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(3)]
+    optimizer = options.pop("optimizer", None)
+    optimizer = optimizer or torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=0.01)
+    options = {"console": False, "loss_fn": nn.functional.mse_loss, "trainable_only": True, "max_epochs": 2} | options
+    trainer = get_trainer("simple", model, data, optimizer, "cpu", **options)
+    trainer.add_checkpointing()
+    return trainer
+
+
+def newest(trainer: Trainer) -> Path:
+    assert trainer.checkpoint_dir is not None
+    return max(trainer.checkpoint_dir.iterdir())
+
+
+def saved_names(path: Path) -> set[str]:
+    return set(read_checkpoint(path)[0]["model"])
+
+
+def same_state(first: nn.Module, second: nn.Module) -> bool:
+    states = first.state_dict(), second.state_dict()
+    return states[0].keys() == states[1].keys() and all(
+        torch.equal(states[0][name], states[1][name]) for name in states[0]
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"async_save": True}], ids=["waiting", "async_save"])
+def test_the_file_holds_adapters_and_buffers(options: dict[str, Any]) -> None:
+    """All checkpoints of a run are alike, and smaller by the frozen parameters."""
+    whole, trainer = make_trainer(trainable_only=False), make_trainer(**options)
+    whole.train()
+    trainer.on("step_end")(lambda trainer, step: trainer.save("mine") if step == 2 else None)
+    trainer.train()
+    assert trainer.checkpoint_dir is not None
+    paths = sorted(trainer.checkpoint_dir.iterdir())
+    assert [path.name for path in paths] == ["mine", "step-00000003", "step-00000006"]
+    for path in paths:
+        assert saved_names(path) == {*ADAPTERS, *BUFFERS}
+    assert saved_names(newest(whole)) == {*ADAPTERS, *BUFFERS, *BASE}
+    smaller = [path / "model.safetensors" for path in (newest(whole), newest(trainer))]
+    frozen = sum(trainer.model.get_parameter(name).nbytes for name in BASE)
+    assert smaller[0].stat().st_size - smaller[1].stat().st_size > frozen
+    assert main(["verify-checkpoint", str(newest(trainer))]) == 0
+
+
+def test_the_checkpoint_of_a_failed_run_is_like_the_others() -> None:
+    """It is written in the middle of a step, and the run resumes from it."""
+    trainer = make_trainer()
+    trainer.add_checkpointing(save_on_exception=True)
+
+    @trainer.on("after_backward", on_error="raise")
+    def fail(step: int) -> None:
+        if step == 5:
+            raise ValueError("no gradients today")
+
+    with pytest.raises(ValueError, match="no gradients today"):
+        trainer.train()
+    assert trainer.run_dir is not None
+    path = trainer.run_dir / "exception" / "step-00000004"
+    assert saved_names(path) == {*ADAPTERS, *BUFFERS}
+    make_trainer().load_checkpoint(path)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("then", [True, False])
+def test_a_run_resumes_bit_for_bit(first: bool, then: bool) -> None:
+    """Also if the option is switched on or off in between."""
+    uninterrupted = make_trainer(max_epochs=4)
+    uninterrupted.train()
+    begun = make_trainer(trainable_only=first)
+    begun.train()
+    resumed = make_trainer(trainable_only=then)
+    resumed.fit(resume=begun.run_dir, max_epochs=4)
+    assert same_state(resumed.model, uninterrupted.model)
+    again = make_trainer()
+    again.load_checkpoint(newest(resumed))
+    assert same_state(again.model, uninterrupted.model) and again.step == 12
+
+
+def without_base(model: nn.Sequential) -> nn.Module:
+    model[2].base = nn.Identity()
+    return model
+
+
+OTHER_BASES: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "values": (lambda: make_model(base_seed=5), r"0\.base\.weight has other values, .*, and 1 more; build the model"),
+    "shape": (lambda: make_model(width=32), r"0\.base\.weight has the shape \[32, 3\] instead of \[64, 3\], "),
+    "dtype": (lambda: make_model().bfloat16(), r"has the dtype torch\.bfloat16 instead of torch\.float32"),
+    "missing": (lambda: without_base(make_model()), r"2\.base\.weight is missing, 2\.base\.bias is missing; "),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_BASES)
+@pytest.mark.parametrize("how", ["resume", "init_from"])
+def test_another_base_is_refused(kind: str, how: str) -> None:
+    """The error names what differs, and the model is left as it was."""
+    first = make_trainer()
+    first.train()
+    make, message = OTHER_BASES[kind]
+    model, before = make(), make()
+    trainer = make_trainer(model, **({"init_from": str(first.run_dir)} if how == "init_from" else {}))
+    with pytest.raises(CheckpointError, match=message):
+        trainer.fit(resume=first.run_dir if how == "resume" else None)
+    assert same_state(model, before)
+
+
+def test_a_trained_parameter_that_is_missing_is_refused() -> None:
+    """Only what was left out is taken from the model; for the rest, torch's own error says what does not fit."""
+    first = make_trainer()
+    first.train()
+    model = make_model()
+    model.append(nn.Linear(1, 1))
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "3\.weight", "3\.bias"'):
+        make_trainer(model).load_checkpoint(newest(first))
+
+
+def test_a_compiled_base_is_left_out_and_fits_the_plain_one() -> None:
+    """Names in a checkpoint are those of the model, whatever wraps a part of it."""
+    model = make_model()
+    model[0].base = torch.compile(model[0].base, backend="eager")
+    first = make_trainer(model)
+    first.train()
+    assert saved_names(newest(first)) == {*ADAPTERS, *BUFFERS}
+    plain = make_trainer()
+    plain.load_checkpoint(newest(first))
+    assert torch.equal(plain.model[2].up.weight, model[2].up.weight)  # type: ignore[index]
+
+
+def test_init_from_takes_the_adapters() -> None:
+    """On the same base; the new run's checkpoints may hold all parameters."""
+    first = make_trainer()
+    first.train()
+    second = make_trainer(trainable_only=False, init_from=str(first.run_dir), max_steps=0)
+    second.train()
+    assert same_state(second.model, first.model)
+
+
+def test_what_changes_is_saved_although_it_is_frozen() -> None:
+    """Code of the user may write to a parameter without a gradient, as to the target network of a momentum encoder."""
+
+    def follow(trainer: Trainer) -> None:
+        @trainer.on("step_end")
+        def update(model: nn.Sequential) -> None:
+            model[0].base.weight.data.mul_(0.5).add_(model[0].up.weight.detach().sum())
+
+    uninterrupted, begun, resumed = make_trainer(max_epochs=4), make_trainer(), make_trainer()
+    for trainer in (uninterrupted, begun, resumed):
+        follow(trainer)
+    uninterrupted.train()
+    begun.train()
+    assert saved_names(newest(begun)) == {*ADAPTERS, *BUFFERS, "0.base.weight"}
+    resumed.fit(resume=begun.run_dir, max_epochs=4)
+    assert same_state(resumed.model, uninterrupted.model)
+
+
+@pytest.mark.parametrize("how", ["resume", "load_checkpoint"])
+def test_weights_from_another_checkpoint_are_saved(how: str) -> None:
+    """A base that only a checkpoint had cannot be left out: the next process would not have it."""
+    first = make_trainer(make_model(base_seed=5), trainable_only=False)
+    first.train()
+    second = make_trainer()
+    if how == "load_checkpoint":
+        second.load_checkpoint(newest(first))
+    second.fit(resume=first.run_dir if how == "resume" else None, fork=True, max_epochs=3)
+    third = make_trainer()
+    third.load_checkpoint(newest(second))
+    assert same_state(third.model, second.model)
+
+
+def test_the_optimizer_may_own_frozen_parameters() -> None:
+    """As AdamW(model.parameters()) does; what is frozen counts."""
+    model = make_model()
+    trainer = make_trainer(model, optimizer=torch.optim.AdamW(model.parameters()))
+    trainer.train()
+    assert saved_names(newest(trainer)) == {*ADAPTERS, *BUFFERS}
+
+
+@pytest.mark.parametrize("off_at_first", [True, False])
+def test_a_trained_parameter_whose_gradient_is_off_is_saved(off_at_first: bool) -> None:
+    """Networks that train by turns switch `requires_grad` off and on."""
+    model = make_model()
+    trainer = make_trainer(model, optimizer=torch.optim.AdamW(model.parameters()))
+
+    def switch(on: bool) -> None:
+        for name in ADAPTERS[:2]:
+            model.get_parameter(name).requires_grad_(on)
+
+    switch(not off_at_first)
+    trainer.on("train_batch_start", name="on")(lambda: switch(True))
+    trainer.on("after_backward", name="off")(lambda: switch(False))
+    trainer.train()
+    assert saved_names(newest(trainer)) == {*ADAPTERS, *BUFFERS}
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.bfloat16, torch.complex64, torch.uint8, torch.bool, torch.float8_e4m3fn]
+)
+def test_frozen_parameters_of_any_dtype(dtype: torch.dtype) -> None:
+    """Of odd lengths, in views that begin anywhere, transposed, empty and tied."""
+
+    def make(value: int) -> nn.Sequential:
+        model = make_model()
+        values = torch.arange(30).remainder(2 + value).to(dtype)
+        for name, tensor in {"odd": values[1:14], "turned": values.view(5, 6).t(), "none": values[:0]}.items():
+            model[0].register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+        model[0].register_parameter("tied", model[0].odd)
+        return model
+
+    first = make_trainer(make(0))
+    first.train()
+    assert saved_names(newest(first)) == {*ADAPTERS, *BUFFERS}
+    make_trainer(make(0)).load_checkpoint(newest(first))
+    if dtype != torch.bool:  # every other number is True either way
+        with pytest.raises(CheckpointError, match=r"0\.odd has other values, 0\.turned has other values, 0\.tied has"):
+            make_trainer(make(1)).load_checkpoint(newest(first))
