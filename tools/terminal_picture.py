@@ -3,6 +3,7 @@
 Run it by hand on a quiet machine when the output has changed; its figures differ from machine to machine.
 """
 
+import io
 import os
 import subprocess
 import sys
@@ -23,10 +24,9 @@ def main() -> None:
         command = [sys.executable, "-m", "hookline", *COMMAND]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
         printed = done.stdout.replace(f"{folder}/", "")
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        console = Console(record=True, width=COLUMNS, file=nowhere)
-        console.print(Text(f"$ hookline {' '.join(COMMAND)}", style="bold"))
-        console.print(Text.from_ansi(printed), end="")
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
+    console.print(Text(f"$ hookline {' '.join(COMMAND)}", style="bold"))
+    console.print(Text.from_ansi(printed), end="")
     path = DOCS / "images" / "train.svg"
     path.parent.mkdir(exist_ok=True)
     path.write_text(console.export_svg(title="hookline train"), encoding="utf-8")
