@@ -44,7 +44,7 @@ class TrainingKeywords(TrainerKeywords, total=False):
     loss_fn: Callable[..., Any] | None
     optimizer_step: Callable[[torch.optim.Optimizer], Any] | None
     metrics: Mapping[str, Any] | None
-    count_tokens: Callable[[Any], int]
+    count_tokens: Callable[[Any], int] | None
 
 
 TRAINERS = {"simple": "hookline.build:SimpleTrainer", "generic": "hookline.build:generic_trainer"}

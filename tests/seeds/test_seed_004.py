@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import json
 import math
+import pickle
 import sys
 import types
 
@@ -198,7 +200,7 @@ def test_train_begin_gets_the_config_and_train_end_always_comes():
     with pytest.raises(ZeroDivisionError):
         trainer.train()
     assert [kind for kind, *_ in hook.calls] == ["train_begin", "train_end"]
-    assert hook.calls[0][1] == trainer.config and hook.calls[0][1].max_epochs is trainer.config.max_epochs
+    assert hook.calls[0][1] == {**dataclasses.asdict(trainer.config), "checkpoint": {"dir": None}}
 
 
 def simple(folder):
@@ -261,6 +263,23 @@ def test_the_config_is_read_only_and_keeps_its_attributes(tmp_path):
         config.max_steps = 3
     assert of_run.optimizer.name == of_run["optimizer"]["name"] == "sgd" and of_run.trainer.max_steps == 2
     assert copy.deepcopy(config) == config == dict(config) and config != of_run
+
+
+def test_a_config_of_the_users_own(tmp_path):
+    """A mapping keeps its own checkpoint section and can be written as JSON; an object is passed as it is."""
+    seen = []
+
+    class Own:
+        """A config without any of our methods."""
+
+    for config in ({"checkpoint": {"every": 5}, "update": [1]}, own := Own()):
+        trainer = make_trainer(config=config, record=True, output_dir=str(tmp_path))
+        trainer.on("train_begin")(lambda config: seen.append(config))
+        trainer.train()
+    view, same = seen
+    assert same is own
+    assert (view.checkpoint.every, view["checkpoint"]["every"], view.update) == (5, 5, [1])
+    assert json.loads(json.dumps(view)) == view and pickle.loads(pickle.dumps(view)) == view
 
 
 @pytest.mark.req("004-16")

@@ -1,65 +1,56 @@
-"""The configuration of a run as hooks get it: read-only, with attributes and as a mapping of plain values."""
+"""The configuration of a run as hooks get it: a dict of plain values, whose keys are attributes, too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from hookline.errors import nearest
 
 
-class ConfigView(Mapping[str, Any]):
-    """A config to be read as an object, ``config.checkpoint.dir``, and as a mapping, ``config["checkpoint"]["dir"]``.
+class ConfigView(dict[str, Any]):
+    """The values of a config, to be read as ``config.checkpoint.dir`` and as ``config["checkpoint"]["dir"]``.
 
-    Args:
-        source: The config: a mapping, or an object whose attributes are its values.
-        more: Values that the run adds to it, by key.
+    It is a copy: to change an option, change it before the trainer is made.
     """
 
-    def __init__(self, source: Any, more: Mapping[str, Any] | None = None) -> None:
-        vars(self).update(_source=source, _more=more or {})
+    def __getattribute__(self, name: str) -> Any:
+        # A key comes before a method of the same name: `config.hooks.update` is the list of update hooks.
+        if not name.startswith("_") and name in self:
+            value = self[name]
+            return ConfigView(value) if type(value) is dict else value
+        return super().__getattribute__(name)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # Copying and pickling ask for special methods before there is a source.
-            raise AttributeError(name)
-        values = {**self._source, **self._more} if isinstance(self._source, Mapping) else self._more
-        if name in values:
-            return ConfigView(values[name]) if isinstance(values[name], Mapping) else values[name]
-        if hasattr(self._source, name) and not isinstance(self._source, Mapping):
-            return getattr(self._source, name)
         raise AttributeError(f"the config has no {name!r}; {nearest(name, self)}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def _refuse(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"the config is read-only; {name!r} can be set before the trainer is made")
 
-    def __getitem__(self, key: str) -> Any:
-        return {**plain(self._source), **self._more}[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**plain(self._source), **self._more})
-
-    def __len__(self) -> int:
-        return len({**plain(self._source), **self._more})
+    __setattr__ = __setitem__ = _refuse
 
     def __reduce__(self) -> tuple[type[ConfigView], tuple[dict[str, Any]]]:
-        """Copy and pickle the values, without the run."""
+        """Copy and pickle through the constructor, because items cannot be set."""
         return ConfigView, (dict(self),)
 
-    def __eq__(self, other: object) -> bool:
-        return self._source == (other._source if isinstance(other, ConfigView) else other) or super().__eq__(other)
 
-    __hash__ = None  # type: ignore[assignment]  # As of other mappings.
+def view_of(config: Any, checkpoint_dir: str | None) -> Any:
+    """Return what hooks get as `config`: a view with ``checkpoint.dir``; an object of the user's own class as it is."""
+    values = _plain(config)
+    if not isinstance(values, dict):
+        return config
+    section = values.get("checkpoint", {})
+    if isinstance(section, Mapping):  # a config may have a section of this name, with its own `dir`
+        values = {**values, "checkpoint": {"dir": checkpoint_dir, **section}}
+    return ConfigView(values)
 
-    def __repr__(self) -> str:
-        return f"ConfigView({dict(self)!r})"
 
-
-def plain(value: Any) -> Any:
-    """Return a config object as a dict, with dicts for the objects in it."""
+def _plain(value: Any) -> Any:
+    """Return a mapping, or an object that lists its values, as a dict with dicts in it; anything else as it is."""
     for method in ("as_mapping", "model_dump"):
         if callable(own := getattr(value, method, None)):
             return own()
-    if is_dataclass(value):
-        return {one.name: plain(getattr(value, one.name)) for one in fields(value)}
-    return dict(value) if isinstance(value, Mapping) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value

@@ -18,7 +18,7 @@ from hookline.core.base import StepContext
 from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
 from hookline.gradients.local_storage import total_norm
-from hookline.trainer.config_view import ConfigView
+from hookline.trainer.config_view import view_of
 from hookline.trainer.step_fn import is_numpy_number
 
 if TYPE_CHECKING:
@@ -126,10 +126,10 @@ class EventArgs:
     device = property(attrgetter("trainer.device"))
 
     @property
-    def config(self) -> ConfigView:
+    def config(self) -> Any:
         """The trainer's config, and where this run's checkpoints are."""
         directory = self.trainer.checkpoint_dir
-        return ConfigView(self.trainer.config, {"checkpoint": {"dir": None if directory is None else str(directory)}})
+        return view_of(self.trainer.config, None if directory is None else str(directory))
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
