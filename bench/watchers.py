@@ -103,7 +103,7 @@ class OurMonitor(Plain):
 
     def after_backward(self, step: int, gradients: list[Tensor]) -> None:
         """End the step, and begin the next one."""
-        self.monitor.on_step_end(self.recorder, step)
+        self.monitor.on_step_end(step, self.recorder)
         if step % FLUSH_STEPS == 0:
             self.recorder.record.flush()
         self.manager.dispatcher.run.step = step + 1

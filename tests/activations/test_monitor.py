@@ -576,7 +576,7 @@ def test_a_monitored_step_never_waits_for_the_device() -> None:
             monitor.on_before_backward(trainer)
             loss.backward()
             monitor.on_after_backward(trainer)
-            monitor.on_step_end(trainer, step)
+            monitor.on_step_end(step, trainer)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     monitor.on_train_end(trainer)

@@ -538,7 +538,7 @@ def test_on_a_gpu_statistics_are_added_up_in_the_graph(mode: str, monkeypatch: p
             manager.begin_batch(Reading(step, step, 1))
             manager.dispatcher.run.step = step
             run(data * step).sum().backward()
-            monitor.on_step_end(None, step)
+            monitor.on_step_end(step)
 
     steps(1, 4, model)
     expected = {name: dict(monitor.history(name)) for name in ("blocks.0.up", "blocks.1.act", "head", "blocks.1")}
