@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -135,3 +136,23 @@ def test_the_command_has_its_own_exit_code(
     assert main(["resume", str(run), "trainer.max_steps=6"]) == 3
     again = f"to find the module it comes from: hookline train {run}/config.yaml --hook nan_forensics"
     assert warnings_of(caplog) == [f"step 6: the loss is nan; {again}"]
+
+
+def test_a_loss_that_another_thread_reads_is_reported_by_the_record() -> None:
+    """A kept context may be read anywhere; no row of the loop is lost by it, and the loss is announced once."""
+    kept: list[Any] = []
+    trainer = make_trainer(bad=2)
+
+    @trainer.on("step_end", name="keep")
+    def keep(ctx: Any) -> None:
+        kept.append(ctx)
+        reader = Thread(target=lambda: ctx.loss)
+        reader.start()
+        reader.join()
+
+    trainer.train()
+    assert [math.isnan(ctx.loss) for ctx in kept] == [False] + [True] * 5  # the weights are NaN after step 2
+    events = [event for event in trainer.record.events if event["kind"] == "non_finite_loss"]  # type: ignore[attr-defined]
+    assert len(events) == 1
+    losses = [row["step"] for row in trainer.record.metrics if "train/loss" in row]  # type: ignore[attr-defined]
+    assert losses == [ctx.step for ctx in kept]

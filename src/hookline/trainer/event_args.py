@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -237,7 +238,8 @@ class EventArgs:
         if read() is not tensor:
             loss = tensor.item()
             self._loss_read = ref(tensor), loss
-            if not math.isfinite(loss):
+            # Reporting writes the rows that the loop collects, so another thread leaves it to the record's next write.
+            if not math.isfinite(loss) and threading.current_thread() is threading.main_thread():
                 self.trainer.report_non_finite_loss(loss)
         return loss
 
