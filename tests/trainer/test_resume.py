@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -445,3 +446,27 @@ def test_a_signal_stops_only_this_attempt(tmp_path: Path) -> None:
         resumed = stopping_trainer(tmp_path, why) if steps == 6 else make_trainer(shuffling(), tmp_path)
         resumed.fit(resume=trainer.run_dir)
         assert resumed.step == steps
+
+
+def fail_at_the_end() -> None:
+    raise ValueError("at the end")
+
+
+@pytest.mark.parametrize("ending", ["failed", "non_finite"])
+def test_a_stop_that_ended_in_another_outcome_is_not_repeated(ending: str, tmp_path: Path) -> None:
+    """The stop was carried out, although the run is recorded as failed or with bad weights: resuming trains on."""
+
+    def train(resume: Path | None = None) -> SimpleTrainer:
+        trainer = stopping_trainer(tmp_path, "request_stop")
+        if ending == "failed":
+            trainer.on("train_end", name="fail", on_error="raise")(fail_at_the_end)
+        else:
+            trainer.on("after_optimizer_step", name="spoil")(lambda model: model[0].bias.data.fill_(torch.nan))
+        with suppress(ValueError):
+            trainer.fit(resume=resume)
+        assert trainer.run_dir is not None and outcome_of(trainer.run_dir)[0] == ending
+        return trainer
+
+    first = train()
+    assert first.step == 6
+    assert train(first.run_dir).step > 6

@@ -351,14 +351,16 @@ def _stop_terms(trainer: Trainer, by: str | None) -> dict[str, Any]:
 def pending_stop(trainer: Trainer) -> tuple[str, str | None] | None:
     """Return reason and hook of the stop that the resumed run was killed in, None if it is to train on.
 
-    That is if the stop was carried out by this attempt or a later one, so that resuming asks for more; if its terms
-    were changed, for instance `max_steps` or the hook's `patience`; or if this is another run.
+    That is if the stop was carried out: this attempt or a later one was closed, with any outcome but "interrupted", so
+    that resuming asks for more; if its terms were changed, for instance `max_steps` or the hook's `patience`; or if
+    this is another run.
     """
     stop = trainer.run_status.loaded_stop
     if stop is None or stop["run_id"] != trainer.run_id or stop["under"] != _stop_terms(trainer, stop["by"]):
         return None
     attempts = trainer.record.run["attempts"][stop["attempt"] - 1 : -1]
-    was_carried_out = any(isinstance(one, dict) and one.get("outcome") == "stopped" for one in attempts)
+    outcomes = [one.get("outcome") for one in attempts if isinstance(one, dict)]  # None: the attempt was killed
+    was_carried_out = any(outcome not in (None, "interrupted") for outcome in outcomes)
     return None if was_carried_out else (stop["reason"], stop["by"])
 
 
