@@ -408,6 +408,52 @@ def test_a_signal_to_the_process_group_at_any_sample(deadly: int) -> None:
     check_resumed()
 
 
+class FailsOnSignal(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Validation samples of which the sixth comes with SIGTERM and an error, as from a worker that the signal ended."""
+
+    def __init__(self, failing: bool) -> None:
+        self.failing, self.read = failing, 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.read += 1
+        if self.failing and self.read == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise RuntimeError("DataLoader worker exited unexpectedly")
+        return torch.full((3,), float(index)), torch.ones(1)
+
+
+@pytest.mark.parametrize("validate_every", ["2 steps", "1 epoch"])
+def test_a_validation_whose_batches_never_come_is_a_failure(validate_every: str) -> None:
+    """The model then has averaged weights, and the epoch's schedulers have stepped: neither is a state to resume."""
+
+    def make(failing: bool) -> Trainer:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trainer = get_trainer(
+            "simple", model, [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)], optimizer, "cpu",
+            scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), scheduler_interval="epoch", max_epochs=2,
+            val_loaders=DataLoader(FailsOnSignal(failing), batch_size=2), validate_every=validate_every,
+            loss_fn=torch.nn.functional.mse_loss, sanity_batches=0, console=False,
+        )  # fmt: skip
+        trainer.add_hook("ema", decay=0.5)
+        return trainer
+
+    whole, failed, resumed = make(False), make(True), make(False)
+    weights: list[torch.Tensor] = []
+    failed.on("step_end", name="weights")(lambda model: weights.append(model.weight.detach().clone()))
+    whole.train()
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        failed.train()
+    assert torch.equal(failed.model.weight, weights[-1])  # type: ignore[arg-type]
+    resumed.fit(resume=failed.run_dir)
+    assert torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]
+    assert resumed.lr == whole.lr
+
+
 def test_a_worker_that_dies_alone_is_reported_by_its_loader() -> None:
     """Not in the middle of a step; the error also says what torch's handler had to say."""
     with pytest.raises(RuntimeError, match="exited unexpectedly") as caught:
