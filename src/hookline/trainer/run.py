@@ -296,9 +296,8 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
         if args.exception is not None:
             args.exception.add_note(f"then, while the run was ending: {_describe_error(failure)}")
         failure = None
-    if (
-        bad_weights and outcome != "failed" and (bad_weights := _bad_weights(trainer))
-    ):  # a hook may have restored good ones
+    # A hook may have restored good weights at the end.
+    if bad_weights and failure is None and (bad_weights := _bad_weights(trainer)):
         trainer.note("non_finite_weights", message=bad_weights)
         outcome, reason = "non_finite", "; ".join(filter(None, [bad_weights, reason]))
     trainer.checkpointer.close()
