@@ -213,6 +213,32 @@ def test_a_signal_around_a_save_saves_once(filename: str | None, event: str, asy
     assert 4 in steps and len(steps) == len(set(steps)) and max(steps) == trainer.step
 
 
+def test_a_save_before_the_validation_of_its_step_is_not_enough() -> None:
+    """The learning rate that a validation lowers afterwards is saved, too."""
+
+    def make() -> Trainer:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)]
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=100.0)
+        trainer = get_trainer(
+            "simple", model, data, optimizer, "cpu", scheduler=plateau, val_loaders=data[:1], validate_every=2,
+            loss_fn=torch.nn.functional.mse_loss, console=False,
+        )  # fmt: skip
+        trainer.on("step_end", name="save", at=4)(lambda trainer: trainer.save_checkpoint("mine"))
+        return trainer
+
+    whole, stopped, resumed = make(), make(), make()
+    stopped.on("step_end", name="signal", at=4)(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    whole.train()
+    with pytest.raises(SystemExit):
+        stopped.train()
+    resumed.fit(resume=stopped.run_dir)
+    assert resumed.lr == whole.lr < 0.1
+    assert torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]
+
+
 def test_a_failing_save_does_not_end_silently() -> None:
     """If the checkpoint cannot be written, the run ends with that error."""
     trainer, hook = make_trainer(), Killed(signal.SIGTERM)

@@ -72,7 +72,7 @@ class Checkpointer:
         self.requests: list[SaveName] = []  # names of the checkpoints to write at the next boundary
         self.requested_names: set[str] = set()  # those that were requested by `save`
         self.needs_save = False  # whether to write a checkpoint at the next boundary unless there is one of that state
-        self._saved: SavedState | None = None  # the state that is durable and was saved last
+        self._saved: SavedState | None = None  # the state that is durable and was saved last, at a boundary
         self._frozen: Fingerprints | None = None  # the frozen parameters as the model came, with `trainable_only`
 
     @property
@@ -130,15 +130,22 @@ class Checkpointer:
                     threads.shutdown(wait=False)  # the thread ends with its work: between saves there is none to fork
                 else:  # a run that is closing has nothing else to do
                     trainer.save_checkpoint(name)
+                    self.mark_saved()
         self.requested_names.update(one or unnamed for one in names if not callable(one))
 
     def save_now(self, name: str | None) -> Path:
         """Write a checkpoint and fire on_checkpoint_save once it is durable."""
         directory, meta = self._prepare()
         path = write_checkpoint(directory, name or self._step_name(), self._collect(), meta)
-        self._saved = self._state
         self._report_saved(path, self._trainer.event_args)
         return path
+
+    def mark_saved(self) -> None:
+        """Note that a checkpoint holds the present state, as it is at a boundary.
+
+        One that a hook writes in on_step_end does not: the step's validation and its schedulers come after it.
+        """
+        self._saved = self._state
 
     @property
     def _state(self) -> SavedState:
@@ -242,8 +249,8 @@ class Checkpointer:
         try:
             self.finish()
         except Exception as another:
-            logger.warning("while the run was ending: %s", another)
-            error.add_note(f"then, while the run was ending: {type(another).__name__}: {another}")
+            logger.warning("while the run was ending: %s", error_text(another))
+            error.add_note(f"then, while the run was ending: {error_text(another)}")
 
     def close(self) -> None:
         """Release the memory of background saves."""
