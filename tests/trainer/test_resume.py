@@ -16,7 +16,7 @@ from stopped_runs import SaveAndStop, bits_of, curve_of, run_in_parts
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
-from hookline import EarlyStopping, ResumableSampler, SimpleTrainer
+from hookline import EarlyStopping, ResumableSampler, SimpleTrainer, TrainingHook
 from hookline.errors import CheckpointError
 
 BATCHES = 8  # of an epoch; there are two
@@ -433,6 +433,28 @@ def test_a_stop_under_other_terms_is_not_repeated(change: dict[str, Any], tmp_pa
     resumed = stopping_trainer(tmp_path, "early_stopping", **options)
     resumed.fit(resume=run, fork=fork)
     assert resumed.step > 6
+
+
+class StopWithKey(TrainingHook):
+    """Stops the run; one of its parameters is a secret."""
+
+    def __init__(self, api_key: str) -> None:
+        self.api_key = api_key
+
+    def on_step_end(self, trainer: SimpleTrainer, step: int) -> None:
+        if step == 2:
+            trainer.request_stop("enough")
+
+
+def test_the_terms_of_a_stop_are_not_readable(tmp_path: Path) -> None:
+    """A checkpoint may be published, so it must not hold a hook's parameters."""
+    trainer = make_trainer(shuffling(), tmp_path)
+    trainer.add_checkpointing(save_every_n_steps=1)
+    trainer.add_hook(StopWithKey(api_key="sk-0123456789abcdefghij"))
+    trainer.train()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(b"enough" in path.read_bytes() for path in files if "checkpoints" in path.parts)
+    assert [path for path in files if b"sk-0123456789" in path.read_bytes()] == []
 
 
 def test_a_signal_stops_only_this_attempt(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
 from hookline.core.failures import hook_notes, logger
 from hookline.errors import CheckpointError, error_text
+from hookline.record.provenance import config_hash
 from hookline.record.reader import read_jsonl
 from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
 from hookline.trainer.rng import restore_rng, rng_state
@@ -348,11 +349,15 @@ def _stop(trainer: Trainer) -> dict[str, Any]:
     return {"stop": {"run_id": trainer.run_id, "attempt": attempt, "reason": reason, "by": by, "under": terms}}
 
 
-def _stop_terms(trainer: Trainer, by: str | None) -> dict[str, Any]:
-    """Return the settings that a stop depends on: the run's length, and the plain parameters of the hook."""
+def _stop_terms(trainer: Trainer, by: str | None) -> str:
+    """Return the hash of the settings that a stop depends on: the run's length, and the hook's plain parameters.
+
+    Only whether they are the same is of interest, and one of them may be a secret.
+    """
     hooks = [hook.parameters for hook in trainer.hooks.list_hooks() if hook.name == by]
     parameters = {key: value for one in hooks for key, value in one.items() if isinstance(value, (int, float, str))}
-    return {"max_steps": trainer.options.max_steps, "max_epochs": trainer.options.max_epochs, "hook": parameters}
+    options = trainer.options
+    return config_hash({"max_steps": options.max_steps, "max_epochs": options.max_epochs, "hook": parameters})
 
 
 def pending_stop(trainer: Trainer) -> tuple[str, str | None] | None:
