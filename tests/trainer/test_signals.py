@@ -130,6 +130,24 @@ def test_a_signal_before_the_first_step() -> None:
     assert again.step == 6
 
 
+def test_a_signal_right_after_a_resume_saves_nothing_twice() -> None:
+    """The checkpoint that was loaded holds this state; a fork has none yet."""
+    first = make_trainer()
+    first.add_hook(Killed(signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        first.train()
+
+    def resume(fork: bool = False) -> list[str]:
+        trainer = make_trainer()
+        trainer.on("train_start")(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(SystemExit):
+            trainer.fit(resume=first.run_dir, fork=fork)
+        assert trainer.checkpoint_dir is not None
+        return [path.name for path in trainer.checkpoint_dir.iterdir()]
+
+    assert [resume(), resume(), resume(fork=True)] == [["step-00000003"]] * 3
+
+
 def test_earlier_handlers_are_chained_and_restored() -> None:
     """The previous handler is called, and restored after the run."""
     received: list[int] = []

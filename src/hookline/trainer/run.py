@@ -204,11 +204,13 @@ def _resume(trainer: Trainer, path: Path) -> None:
         trainer.note("begun_again", run=str(path))
         trainer.record.resume_at(0, 0)
         return
-    trainer.load_checkpoint(path)
+    found = trainer.load_checkpoint(path)
     if trainer.checkpoint_dir is not None:  # later checkpoints are not states that the resumed run will reach
         for moved in set_aside_later(trainer.checkpoint_dir, trainer.progress.steps_done):
             logger.warning("moved a checkpoint of a later step away: %s", moved)
             trainer.note("checkpoint_abandoned", path=moved)
+        if found.absolute().parent == trainer.checkpoint_dir.absolute():  # else it is another run's
+            trainer.checkpointer.mark_saved()
     if (stop := pending_stop(trainer)) is not None:
         reason, by = stop
         words = "the run was killed while it stopped (%s: %s), so it ends here; resume it again to train on"
