@@ -99,13 +99,16 @@ def test_a_signal_is_acknowledged_at_once(number: signal.Signals, said: str, cap
 
 
 @pytest.mark.parametrize("options", [{"record": False}, {"fast_dev_run": 4}])
-def test_a_run_that_writes_nothing_stops_all_the_same(options: dict[str, Any]) -> None:
-    """There is nowhere to save to, and that is no error."""
-    trainer, hook = make_trainer(**options), Killed(signal.SIGTERM)
+def test_a_run_that_writes_nothing_stops_all_the_same(
+    options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """There is nowhere to save to: that is not an error, and the console does not promise it."""
+    trainer, hook = make_trainer(console=True, **options), Killed(signal.SIGTERM)
     trainer.add_hook(hook)
     with pytest.raises(SystemExit):
         trainer.train()
     assert hook.received == ["step 1", "step 2", "step 3", "end: SIGTERM"]
+    assert "the run ends when this step is done; a second one ends it now" in capfd.readouterr().err
 
 
 def test_the_last_step_of_an_epoch() -> None:

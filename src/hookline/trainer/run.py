@@ -59,7 +59,8 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
     stop_recording_incidents = trainer.hooks.failures.subscribe(partial(_record_incident, trainer))
     watch = trainer.record.add_sink(LossWatch(trainer.report_non_finite_loss))
     outcome, reason = "completed", None
-    with SignalHandler(trainer.stop_on_signal, trainer.options.console) as signals, redacted_log():
+    saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
+    with SignalHandler(trainer.stop_on_signal, trainer.options.console, saves) as signals, redacted_log():
         try:
             with ExitStack() as during_training:
                 _open_hooks(trainer)
