@@ -501,6 +501,37 @@ def test_a_validation_whose_batches_never_come_is_a_failure(validate_every: str)
     assert resumed.lr == whole.lr
 
 
+class UnprintableError(Exception):
+    """An exception whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
+class Unprintable(Deadly):
+    """Training samples of which one comes with SIGTERM and such an exception."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index == self.deadly:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise UnprintableError
+        return super().__getitem__(index)
+
+
+def test_a_loader_error_without_a_text_is_recorded() -> None:
+    """The run still ends as after any signal."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer, loss_fn = torch.optim.SGD(model.parameters(), 0.1), torch.nn.functional.mse_loss
+    loader = DataLoader(Unprintable(9), batch_size=2)
+    trainer = get_trainer("simple", model, loader, optimizer, "cpu", loss_fn=loss_fn, console=False)
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert trainer.run_dir is not None
+    assert "UnprintableError: (its message cannot be shown" in (trainer.run_dir / "events.jsonl").read_text()
+    assert [path.name for path in trainer.run_dir.glob("checkpoints/*")] == ["step-00000004"]
+
+
 def test_a_worker_that_dies_alone_is_reported_by_its_loader() -> None:
     """Not in the middle of a step; the error also says what torch's handler had to say."""
     with pytest.raises(RuntimeError, match="exited unexpectedly") as caught:
