@@ -1,5 +1,6 @@
 """The one loop: windows, weights, schedules, stops, and who moves what when."""
 
+import json
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -243,6 +244,32 @@ def test_weighting_by_tokens_without_tokens_is_rejected() -> None:
     with pytest.raises(TrainingError, match=r"loss_weight='tokens': nothing was counted .* give count_tokens="):
         make_trainer(loss_weight="tokens").train()
     make_trainer(loss_weight="tokens", count_tokens=lambda batch: len(batch[0])).train()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(("accumulate", "ignored", "skipped"), [(1, {2}, 1), (2, {2}, 0), (2, {2, 3, 4}, 1)])
+def test_batches_whose_labels_are_all_ignored(accumulate: int, ignored: set[int], skipped: int, precision: str) -> None:
+    """Their mean loss is NaN: they train nothing, a step of nothing else is skipped, and no mean becomes NaN."""
+    rows, mask = padded_rows()
+    batches = {"a": [causal(rows[:4], mask[:4]) for _ in range(6)], "b": [causal(rows[4:], mask[4:]) for _ in range(2)]}
+    for index in ignored:
+        batches["a"][index]["labels"] = torch.full_like(batches["a"][index]["labels"], -100)
+    trainer = make_trainer(
+        batches, model=LanguageModel(True).float(), loss_fn=None, loss_weight="tokens", accumulate=accumulate,
+        precision=precision, record=True, max_grad_norm=1.0,
+    )  # fmt: skip
+    reasons: list[str] = []
+    trainer.on("step_skipped")(lambda reason: reasons.append(reason))
+    trainer.on("step_end", name="norms")(lambda ctx: (ctx.loss, ctx.grad_norm))
+    trainer.train()
+    assert reasons.count("no token counts") == skipped
+    assert precision == "fp16" or trainer.run_status.skipped_steps == skipped  # the first scales of fp16 overflow
+    assert trainer.step == 8 // accumulate and trainer.run_status.non_finite_losses == 0
+    assert all(parameter.isfinite().all() for parameter in trainer.model.parameters())
+    assert trainer.run_dir is not None
+    lines = map(json.loads, (trainer.run_dir / "metrics.jsonl").read_text().splitlines())
+    losses = [value for line in lines for name, value in line.items() if name.endswith("loss")]
+    assert losses and all(isinstance(loss, float) and math.isfinite(loss) for loss in losses)
 
 
 @pytest.mark.req("004-07")

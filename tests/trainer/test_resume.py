@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from stopped_runs import SaveAndStop, bits_of, curve_of, run_in_parts
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset
 
-from hookline import EarlyStopping, ResumableSampler, SimpleTrainer
+from hookline import EarlyStopping, ResumableSampler, SimpleTrainer, TrainingHook
 from hookline.errors import CheckpointError
 
 BATCHES = 8  # of an epoch; there are two
@@ -434,6 +435,28 @@ def test_a_stop_under_other_terms_is_not_repeated(change: dict[str, Any], tmp_pa
     assert resumed.step > 6
 
 
+class StopWithKey(TrainingHook):
+    """Stops the run; one of its parameters is a secret."""
+
+    def __init__(self, api_key: str) -> None:
+        self.api_key = api_key
+
+    def on_step_end(self, trainer: SimpleTrainer, step: int) -> None:
+        if step == 2:
+            trainer.request_stop("enough")
+
+
+def test_the_terms_of_a_stop_are_not_readable(tmp_path: Path) -> None:
+    """A checkpoint may be published, so it must not hold a hook's parameters."""
+    trainer = make_trainer(shuffling(), tmp_path)
+    trainer.add_checkpointing(save_every_n_steps=1)
+    trainer.add_hook(StopWithKey(api_key="sk-0123456789abcdefghij"))
+    trainer.train()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(b"enough" in path.read_bytes() for path in files if "checkpoints" in path.parts)
+    assert [path for path in files if b"sk-0123456789" in path.read_bytes()] == []
+
+
 def test_a_signal_stops_only_this_attempt(tmp_path: Path) -> None:
     """But a stop that a hook requested in the same step is the run's."""
     for why, steps in (("early_stopping", 6), ("nothing", 16)):
@@ -445,3 +468,27 @@ def test_a_signal_stops_only_this_attempt(tmp_path: Path) -> None:
         resumed = stopping_trainer(tmp_path, why) if steps == 6 else make_trainer(shuffling(), tmp_path)
         resumed.fit(resume=trainer.run_dir)
         assert resumed.step == steps
+
+
+def fail_at_the_end() -> None:
+    raise ValueError("at the end")
+
+
+@pytest.mark.parametrize("ending", ["failed", "non_finite"])
+def test_a_stop_that_ended_in_another_outcome_is_not_repeated(ending: str, tmp_path: Path) -> None:
+    """The stop was carried out, although the run is recorded as failed or with bad weights: resuming trains on."""
+
+    def train(resume: Path | None = None) -> SimpleTrainer:
+        trainer = stopping_trainer(tmp_path, "request_stop")
+        if ending == "failed":
+            trainer.on("train_end", name="fail", on_error="raise")(fail_at_the_end)
+        else:
+            trainer.on("after_optimizer_step", name="spoil")(lambda model: model[0].bias.data.fill_(torch.nan))
+        with suppress(ValueError):
+            trainer.fit(resume=resume)
+        assert trainer.run_dir is not None and outcome_of(trainer.run_dir)[0] == ending
+        return trainer
+
+    first = train()
+    assert first.step == 6
+    assert train(first.run_dir).step > 6

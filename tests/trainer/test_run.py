@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -446,6 +447,18 @@ def test_an_interruption_at_the_end_is_recorded(method: str) -> None:
     with pytest.raises(KeyboardInterrupt, match="now"):
         trainer.train()
     assert run_json(trainer)["outcome"] == "interrupted"
+
+
+def test_an_interruption_at_the_end_of_a_run_with_bad_weights_is_recorded() -> None:
+    """It is the interruption that ended the run; without it the outcome is that of the weights."""
+    for outcome, hook in (("interrupted", at_the_end("on_train_end", KeyboardInterrupt("now"))), ("non_finite", None)):
+        trainer = make_trainer()
+        trainer.on("after_optimizer_step", name="spoil")(lambda model: model.bias.data.fill_(torch.nan))
+        if hook is not None:
+            trainer.add_hook(hook)
+        with suppress(KeyboardInterrupt):
+            trainer.train()
+        assert run_json(trainer)["outcome"] == outcome
 
 
 @pytest.mark.parametrize("method", ["on_train_end", "close"])

@@ -99,13 +99,16 @@ def test_a_signal_is_acknowledged_at_once(number: signal.Signals, said: str, cap
 
 
 @pytest.mark.parametrize("options", [{"record": False}, {"fast_dev_run": 4}])
-def test_a_run_that_writes_nothing_stops_all_the_same(options: dict[str, Any]) -> None:
-    """There is nowhere to save to, and that is no error."""
-    trainer, hook = make_trainer(**options), Killed(signal.SIGTERM)
+def test_a_run_that_writes_nothing_stops_all_the_same(
+    options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """There is nowhere to save to: that is not an error, and the console does not promise it."""
+    trainer, hook = make_trainer(console=True, **options), Killed(signal.SIGTERM)
     trainer.add_hook(hook)
     with pytest.raises(SystemExit):
         trainer.train()
     assert hook.received == ["step 1", "step 2", "step 3", "end: SIGTERM"]
+    assert "the run ends when this step is done; a second one ends it now" in capfd.readouterr().err
 
 
 def test_the_last_step_of_an_epoch() -> None:
@@ -128,6 +131,24 @@ def test_a_signal_before_the_first_step() -> None:
     again = make_trainer()
     again.fit(resume=trainer.run_dir)
     assert again.step == 6
+
+
+def test_a_signal_right_after_a_resume_saves_nothing_twice() -> None:
+    """The checkpoint that was loaded holds this state; a fork has none yet."""
+    first = make_trainer()
+    first.add_hook(Killed(signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        first.train()
+
+    def resume(fork: bool = False) -> list[str]:
+        trainer = make_trainer()
+        trainer.on("train_start")(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(SystemExit):
+            trainer.fit(resume=first.run_dir, fork=fork)
+        assert trainer.checkpoint_dir is not None
+        return [path.name for path in trainer.checkpoint_dir.iterdir()]
+
+    assert [resume(), resume(), resume(fork=True)] == [["step-00000003"]] * 3
 
 
 def test_earlier_handlers_are_chained_and_restored() -> None:
@@ -211,6 +232,32 @@ def test_a_signal_around_a_save_saves_once(filename: str | None, event: str, asy
     steps = [read_manifest(path)["meta"]["step"] for path in trainer.checkpoint_dir.iterdir()]
     # A save in the background is reported some steps later; the last of them is then saved as well.
     assert 4 in steps and len(steps) == len(set(steps)) and max(steps) == trainer.step
+
+
+def test_a_save_before_the_validation_of_its_step_is_not_enough() -> None:
+    """The learning rate that a validation lowers afterwards is saved, too."""
+
+    def make() -> Trainer:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)]
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=100.0)
+        trainer = get_trainer(
+            "simple", model, data, optimizer, "cpu", scheduler=plateau, val_loaders=data[:1], validate_every=2,
+            loss_fn=torch.nn.functional.mse_loss, console=False,
+        )  # fmt: skip
+        trainer.on("step_end", name="save", at=4)(lambda trainer: trainer.save_checkpoint("mine"))
+        return trainer
+
+    whole, stopped, resumed = make(), make(), make()
+    stopped.on("step_end", name="signal", at=4)(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    whole.train()
+    with pytest.raises(SystemExit):
+        stopped.train()
+    resumed.fit(resume=stopped.run_dir)
+    assert resumed.lr == whole.lr < 0.1
+    assert torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]
 
 
 def test_a_failing_save_does_not_end_silently() -> None:
@@ -406,6 +453,83 @@ def test_a_signal_to_the_process_group_at_any_sample(deadly: int) -> None:
     """Wherever the run is when a worker reads this sample, nothing is lost."""
     assert end_of_group(deadly=deadly) == 143
     check_resumed()
+
+
+class FailsOnSignal(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Validation samples of which the sixth comes with SIGTERM and an error, as from a worker that the signal ended."""
+
+    def __init__(self, failing: bool) -> None:
+        self.failing, self.read = failing, 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.read += 1
+        if self.failing and self.read == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise RuntimeError("DataLoader worker exited unexpectedly")
+        return torch.full((3,), float(index)), torch.ones(1)
+
+
+@pytest.mark.parametrize("validate_every", ["2 steps", "1 epoch"])
+def test_a_validation_whose_batches_never_come_is_a_failure(validate_every: str) -> None:
+    """The model then has averaged weights, and the epoch's schedulers have stepped: neither is a state to resume."""
+
+    def make(failing: bool) -> Trainer:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trainer = get_trainer(
+            "simple", model, [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)], optimizer, "cpu",
+            scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5), scheduler_interval="epoch", max_epochs=2,
+            val_loaders=DataLoader(FailsOnSignal(failing), batch_size=2), validate_every=validate_every,
+            loss_fn=torch.nn.functional.mse_loss, sanity_batches=0, console=False,
+        )  # fmt: skip
+        trainer.add_hook("ema", decay=0.5)
+        return trainer
+
+    whole, failed, resumed = make(False), make(True), make(False)
+    weights: list[torch.Tensor] = []
+    failed.on("step_end", name="weights")(lambda model: weights.append(model.weight.detach().clone()))
+    whole.train()
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        failed.train()
+    assert torch.equal(failed.model.weight, weights[-1])  # type: ignore[arg-type]
+    resumed.fit(resume=failed.run_dir)
+    assert torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]
+    assert resumed.lr == whole.lr
+
+
+class UnprintableError(Exception):
+    """An exception whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise TypeError("no text")
+
+
+class Unprintable(Deadly):
+    """Training samples of which one comes with SIGTERM and such an exception."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if index == self.deadly:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise UnprintableError
+        return super().__getitem__(index)
+
+
+def test_a_loader_error_without_a_text_is_recorded() -> None:
+    """The run still ends as after any signal."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    optimizer, loss_fn = torch.optim.SGD(model.parameters(), 0.1), torch.nn.functional.mse_loss
+    loader = DataLoader(Unprintable(9), batch_size=2)
+    trainer = get_trainer("simple", model, loader, optimizer, "cpu", loss_fn=loss_fn, console=False)
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert trainer.run_dir is not None
+    assert "UnprintableError: (its message cannot be shown" in (trainer.run_dir / "events.jsonl").read_text()
+    assert [path.name for path in trainer.run_dir.glob("checkpoints/*")] == ["step-00000004"]
 
 
 def test_a_worker_that_dies_alone_is_reported_by_its_loader() -> None:

@@ -22,6 +22,7 @@ from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
 from hookline.core.failures import hook_notes, logger
 from hookline.errors import CheckpointError, error_text
+from hookline.record.provenance import config_hash
 from hookline.record.reader import read_jsonl
 from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
 from hookline.trainer.rng import restore_rng, rng_state
@@ -72,7 +73,7 @@ class Checkpointer:
         self.requests: list[SaveName] = []  # names of the checkpoints to write at the next boundary
         self.requested_names: set[str] = set()  # those that were requested by `save`
         self.needs_save = False  # whether to write a checkpoint at the next boundary unless there is one of that state
-        self._saved: SavedState | None = None  # the state that is durable and was saved last
+        self._saved: SavedState | None = None  # the state that is durable and was saved last, at a boundary
         self._frozen: Fingerprints | None = None  # the frozen parameters as the model came, with `trainable_only`
 
     @property
@@ -130,15 +131,22 @@ class Checkpointer:
                     threads.shutdown(wait=False)  # the thread ends with its work: between saves there is none to fork
                 else:  # a run that is closing has nothing else to do
                     trainer.save_checkpoint(name)
+                    self.mark_saved()
         self.requested_names.update(one or unnamed for one in names if not callable(one))
 
     def save_now(self, name: str | None) -> Path:
         """Write a checkpoint and fire on_checkpoint_save once it is durable."""
         directory, meta = self._prepare()
         path = write_checkpoint(directory, name or self._step_name(), self._collect(), meta)
-        self._saved = self._state
         self._report_saved(path, self._trainer.event_args)
         return path
+
+    def mark_saved(self) -> None:
+        """Note that a checkpoint holds the present state, as it is at a boundary.
+
+        One that a hook writes in on_step_end does not: the step's validation and its schedulers come after it.
+        """
+        self._saved = self._state
 
     @property
     def _state(self) -> SavedState:
@@ -242,8 +250,8 @@ class Checkpointer:
         try:
             self.finish()
         except Exception as another:
-            logger.warning("while the run was ending: %s", another)
-            error.add_note(f"then, while the run was ending: {type(another).__name__}: {another}")
+            logger.warning("while the run was ending: %s", error_text(another))
+            error.add_note(f"then, while the run was ending: {error_text(another)}")
 
     def close(self) -> None:
         """Release the memory of background saves."""
@@ -341,24 +349,30 @@ def _stop(trainer: Trainer) -> dict[str, Any]:
     return {"stop": {"run_id": trainer.run_id, "attempt": attempt, "reason": reason, "by": by, "under": terms}}
 
 
-def _stop_terms(trainer: Trainer, by: str | None) -> dict[str, Any]:
-    """Return the settings that a stop depends on: the run's length, and the plain parameters of the hook."""
+def _stop_terms(trainer: Trainer, by: str | None) -> str:
+    """Return the hash of the settings that a stop depends on: the run's length, and the hook's plain parameters.
+
+    Only whether they are the same is of interest, and one of them may be a secret.
+    """
     hooks = [hook.parameters for hook in trainer.hooks.list_hooks() if hook.name == by]
     parameters = {key: value for one in hooks for key, value in one.items() if isinstance(value, (int, float, str))}
-    return {"max_steps": trainer.options.max_steps, "max_epochs": trainer.options.max_epochs, "hook": parameters}
+    options = trainer.options
+    return config_hash({"max_steps": options.max_steps, "max_epochs": options.max_epochs, "hook": parameters})
 
 
 def pending_stop(trainer: Trainer) -> tuple[str, str | None] | None:
     """Return reason and hook of the stop that the resumed run was killed in, None if it is to train on.
 
-    That is if the stop was carried out by this attempt or a later one, so that resuming asks for more; if its terms
-    were changed, for instance `max_steps` or the hook's `patience`; or if this is another run.
+    That is if the stop was carried out: this attempt or a later one was closed, with any outcome but "interrupted", so
+    that resuming asks for more; if its terms were changed, for instance `max_steps` or the hook's `patience`; or if
+    this is another run.
     """
     stop = trainer.run_status.loaded_stop
     if stop is None or stop["run_id"] != trainer.run_id or stop["under"] != _stop_terms(trainer, stop["by"]):
         return None
     attempts = trainer.record.run["attempts"][stop["attempt"] - 1 : -1]
-    was_carried_out = any(isinstance(one, dict) and one.get("outcome") == "stopped" for one in attempts)
+    outcomes = [one.get("outcome") for one in attempts if isinstance(one, dict)]  # None: the attempt was killed
+    was_carried_out = any(outcome not in (None, "interrupted") for outcome in outcomes)
     return None if was_carried_out else (stop["reason"], stop["by"])
 
 

@@ -106,7 +106,9 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
         if handler := slots.on_after_backward:
             handler(args)
         if not plain and loop.in_window < loop.accumulate and loop.has_more_batches():
-            recent.append(detached := loss.data)
+            detached = loss.data
+            if loop.weight:
+                recent.append(detached)
             if handler := slots.on_train_batch_end:
                 handler(args)
                 if table.metric_readers:
@@ -150,7 +152,9 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
                 optimizer.zero_grad(set_to_none=True)
         for param in unowned:  # no optimizer clears these
             param.grad = None
-        recent.append(detached := loss.data)  # equal to detach(), and a microsecond faster
+        detached = loss.data  # equal to detach(), and a microsecond faster
+        if plain or loop.weight:
+            recent.append(detached)
         if handler := slots.on_train_batch_end:
             handler(args)
             if table.metric_readers:
@@ -159,7 +163,8 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
         # ---- the step is over: its metrics, and now and then a boundary
         loop.in_window = 0
         progress.steps_done, loop.stepped = step, None
-        unrecorded.append((step, progress.epoch, "train/loss", detached if plain else args.window_tensor(), time()))
+        if plain:
+            unrecorded.append((step, progress.epoch, "train/loss", detached, time()))
         if args.step_metrics or not plain:
             loop.log_step_metrics()
         if handler := slots.on_step_end:
@@ -207,7 +212,7 @@ class Loop:
         self.unowned = unowned_parameters(trainer.model, trainer.params)
         self._group_sizes = group_sizes(trainer.optimizers)
         self.batches: SequentialBatches | MixedBatches | None = None  # of the current epoch; None for manual steps
-        self.weight = 0.0  # of the current micro-batch, if micro-batches are weighted
+        self.weight = 1.0  # of the current micro-batch; changes only if micro-batches are weighted
         self.in_window = 0  # micro-batches of the current step; not counted if a step is one micro-batch
         self.stepped: torch.optim.Optimizer | None = None  # the last that stepped in this step; None once it is over
         self._settled_at = 0  # the last step of which `after_optimizers` ran
@@ -322,7 +327,7 @@ class Loop:
         """Return the loss in the result of a step; the first one is checked."""
         loss, metrics = loss_and_metrics(result)
         found = {key: detached_copy(value) for key, value in metrics.items()}
-        for key, value in found.items():
+        for key, value in found.items() if self.weight else ():
             self.stats.add(f"train/{key}", value)
         self.args.step_metrics = found
         if not self.bare_loss and not loss.requires_grad:
@@ -335,12 +340,11 @@ class Loop:
 
     def backward_share(self, loss: Tensor) -> None:
         """Run the backward pass with the micro-batch's share of its window."""
-        args, weight = self.args, 1.0
+        args, weight = self.args, self.weight
         if self.in_window == 0:
             args.window = []  # hooks may have kept the last one
         share = loss
         if self.weighted:
-            weight = self.weight
             share = loss * weight
         elif self.accumulate > 1:
             share = loss / self.accumulate
@@ -376,18 +380,30 @@ class Loop:
             self.trainer.skip_step(OVERFLOW_REASON)
         if self.weighted:
             if not (total := sum(part.weight for part in window)):
-                raise TrainingError(
-                    f"loss_weight={self.options.loss_weight!r}: nothing was counted in this step's batches, so it "
-                    "would train nothing; tokens are labels that are not ignored ('labels' of a dict, the second item "
-                    "of a tuple), else ones in 'attention_mask', else elements of 'input_ids' or of an integer tensor; "
-                    "for other batches give count_tokens="
-                )
+                self.skip_uncounted()
+                return
             scale = 1.0 / total
         elif len(window) != self.accumulate:
             scale = self.accumulate / len(window)
         else:
             return
         multiply_(self.args.grads.groups(), scale)
+
+    def skip_uncounted(self) -> None:
+        """Skip a step in which nothing has a weight, for instance because all its labels are ignored.
+
+        Raises:
+            TrainingError: If this is the first step of the run: then the batches are probably not understood.
+        """
+        if not self.progress.steps_done:
+            raise TrainingError(
+                f"loss_weight={self.options.loss_weight!r}: nothing was counted in the first step's batches, so it "
+                "would train nothing; tokens are labels that are not ignored ('labels' of a dict, the second item of a "
+                "tuple), else ones in 'attention_mask', else elements of 'input_ids' or of an integer tensor; for "
+                "other batches give count_tokens="
+            )
+        self.args.window = self.args.window[-1:]  # several without a weight have no mean
+        self.trainer.skip_step(f"no {self.options.loss_weight.removesuffix('s')} counts")
 
     def update(self, handler: Dispatch) -> None:
         """Run the update chain unless the step is skipped; if it clips, record the norm before clipping."""
@@ -447,10 +463,12 @@ class Loop:
         self.engine.end_step()
         if self.by_loader and self.batches is not None:
             # `train/<loader>/loss` is the step's loss for each loader that had micro-batches in it.
-            for name, loss in self.args.losses_by_loader().items():
+            for name, loss in self.args.losses_by_loader().items() if self.has_weight else ():
                 self.unrecorded.append((progress.step, progress.epoch, f"train/{name}/loss", loss, time()))
                 self.stats.set_latest(progress.step, f"train/{name}/loss", loss)
-            for name, loss in self.args.micro_losses():
+            parts = self.args.window
+            counted = [(part.loader, part.loss) for part in parts if part.weight] if parts else self.args.micro_losses()
+            for name, loss in counted:
                 self.stats.add(f"train/{name}/loss", loss)
         self.note_rate()
         if self.schedules:
@@ -468,8 +486,18 @@ class Loop:
         if self.args.used_lr is None:
             self.args.used_lr = self.trainer.lr
 
+    @property
+    def has_weight(self) -> bool:
+        """Whether anything counted in this step; its loss may be NaN if not."""
+        return self.plain or any(part.weight for part in self.args.window)
+
     def log_step_metrics(self) -> None:
-        """Record what step_fn returned beside the step's loss."""
+        """Record the loss of a window, and what step_fn returned beside the loss."""
+        if not self.has_weight:
+            return
+        if not self.plain:
+            progress = self.progress
+            self.unrecorded.append((progress.step, progress.epoch, "train/loss", self.args.window_tensor(), time()))
         for key, value in self.args.step_means().items():
             self.trainer.log(f"train/{key}", value)
             self.stats.set_latest(self.progress.step, f"train/{key}", value)

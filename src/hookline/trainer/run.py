@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 Result = TypeVar("Result")
+TRAIN_READERS = ("hookline.trainer.loop", "hookline.trainer.data.epoch_batches")  # modules that read training batches
 
 
 @contextmanager
@@ -58,7 +59,8 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
     stop_recording_incidents = trainer.hooks.failures.subscribe(partial(_record_incident, trainer))
     watch = trainer.record.add_sink(LossWatch(trainer.report_non_finite_loss))
     outcome, reason = "completed", None
-    with SignalHandler(trainer.stop_on_signal, trainer.options.console) as signals, redacted_log():
+    saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
+    with SignalHandler(trainer.stop_on_signal, trainer.options.console, saves) as signals, redacted_log():
         try:
             with ExitStack() as during_training:
                 _open_hooks(trainer)
@@ -76,8 +78,8 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                     yield signals
                 except Exception as failed:
                     if signals.worker_error is not None:  # it says why the worker died
-                        failed.add_note(str(signals.worker_error))
-                    if signals.caught is None or not _is_of_loader(failed):
+                        failed.add_note(error_text(signals.worker_error))
+                    if signals.caught is None or not _is_of_train_loader(failed):
                         raise
                     _leave_loader(trainer, failed)
                 _save_last_step(trainer)
@@ -203,11 +205,13 @@ def _resume(trainer: Trainer, path: Path) -> None:
         trainer.note("begun_again", run=str(path))
         trainer.record.resume_at(0, 0)
         return
-    trainer.load_checkpoint(path)
+    found = trainer.load_checkpoint(path)
     if trainer.checkpoint_dir is not None:  # later checkpoints are not states that the resumed run will reach
         for moved in set_aside_later(trainer.checkpoint_dir, trainer.progress.steps_done):
             logger.warning("moved a checkpoint of a later step away: %s", moved)
             trainer.note("checkpoint_abandoned", path=moved)
+        if found.absolute().parent == trainer.checkpoint_dir.absolute():  # else it is another run's
+            trainer.checkpointer.mark_saved()
     if (stop := pending_stop(trainer)) is not None:
         reason, by = stop
         words = "the run was killed while it stopped (%s: %s), so it ends here; resume it again to train on"
@@ -234,7 +238,7 @@ def _fail(trainer: Trainer, error: BaseException, described: str) -> None:
     try:
         trainer.loop.settle_failed_step()
     except Exception as another:  # the device is gone, for instance
-        logger.warning("while the run was ending: %s: %s", type(another).__name__, another)
+        logger.warning("while the run was ending: %s", error_text(another))
     try:
         if handler := trainer.hooks.slots.on_exception:
             handler(trainer.event_args)
@@ -251,10 +255,16 @@ def _save_last_step(trainer: Trainer) -> None:
             save(trainer)
 
 
-def _is_of_loader(error: Exception) -> bool:
-    """Return whether an exception was raised while a DataLoader was read."""
-    modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
-    return any(module.startswith("torch.utils.data.") for module in modules)
+def _is_of_train_loader(error: Exception) -> bool:
+    """Return whether an exception was raised while a DataLoader was read for training batches.
+
+    One that is read by a validation or a hook is another matter: weights may be exchanged, and a half-done end of an
+    epoch would be repeated by a run that resumes there. That ends the run as any failure does.
+    """
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    first = next((at for at, name in enumerate(modules) if name.startswith("torch.utils.data.")), 0)
+    ours = [name for name in modules[:first] if name.startswith("hookline.")]
+    return bool(ours) and ours[-1] in TRAIN_READERS
 
 
 def _leave_loader(trainer: Trainer, error: Exception) -> None:
@@ -263,8 +273,8 @@ def _leave_loader(trainer: Trainer, error: Exception) -> None:
     A signal to the process group ends the loader's workers, too. If their batches were needed to complete a step, the
     run was never in a state that it can resume from exactly, and it is saved as after a failure in a step.
     """
-    logger.warning("the run is stopping, and a loader has failed: %s", error)
-    trainer.note("loader_failed", error=f"{type(error).__name__}: {error}")
+    logger.warning("the run is stopping, and a loader has failed: %s", error_text(error))
+    trainer.note("loader_failed", error=error_text(error))
     if trainer.loop.is_in_step:
         trainer.run_status.close(failed=False)
 
@@ -289,9 +299,8 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
         if args.exception is not None:
             args.exception.add_note(f"then, while the run was ending: {_describe_error(failure)}")
         failure = None
-    if (
-        bad_weights and outcome != "failed" and (bad_weights := _bad_weights(trainer))
-    ):  # a hook may have restored good ones
+    # A hook may have restored good weights at the end.
+    if bad_weights and failure is None and (bad_weights := _bad_weights(trainer)):
         trainer.note("non_finite_weights", message=bad_weights)
         outcome, reason = "non_finite", "; ".join(filter(None, [bad_weights, reason]))
     trainer.checkpointer.close()

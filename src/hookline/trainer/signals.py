@@ -16,8 +16,8 @@ from torch.utils.data import get_worker_info
 ChildHandler = Callable[[int, FrameType | None], Any]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ACKNOWLEDGED = {
-    signal.SIGINT: "Ctrl-C: the run ends when this step is done and saved; press Ctrl-C again to end it now",
-    signal.SIGTERM: "SIGTERM: the run ends when this step is done and saved; a second one ends it now",
+    signal.SIGINT: "Ctrl-C: the run ends when this step is {done}; press Ctrl-C again to end it now",
+    signal.SIGTERM: "SIGTERM: the run ends when this step is {done}; a second one ends it now",
 }
 
 
@@ -44,13 +44,14 @@ class SignalHandler:
         on_signal: Called with the name of the first signal. It may run between any two instructions of the run, in the
             middle of a write too, so it must do nothing but assignments.
         console: Whether to print at once that the first signal has arrived, and how to end without waiting.
+        saves: Whether the run writes checkpoints, for the sentence that is printed.
     """
 
-    def __init__(self, on_signal: Callable[[str], None], console: bool = False) -> None:
+    def __init__(self, on_signal: Callable[[str], None], console: bool = False, saves: bool = True) -> None:
         self.caught: signal.Signals | None = None
         self.worker_error: Exception | None = None
         """What torch reported about a dead worker, if anything."""
-        self._on_signal, self._console = on_signal, console
+        self._on_signal, self._console, self._done = on_signal, console, "done and saved" if saves else "done"
         self._pid = os.getpid()
         self._previous: dict[int, Any] = {}
         self._held: HeldHandler | None = None
@@ -117,7 +118,7 @@ class SignalHandler:
             self.hold_worker_errors()
             self._on_signal(self.caught.name)
             if self._console:
-                _write(ACKNOWLEDGED[self.caught])
+                _write(ACKNOWLEDGED[self.caught].format(done=self._done))
             previous = self._previous.get(number)
             # Python's own handler for Ctrl-C would only raise KeyboardInterrupt now.
             if callable(previous) and previous is not signal.default_int_handler:
