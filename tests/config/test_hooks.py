@@ -450,3 +450,38 @@ def test_any_other_function_makes_a_hook() -> None:
         return ClipNorm(scale)
 
     assert HookRegistry({"update": [{"name": "made", "scale": 2}]}).get("made").max_norm == 2.0
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "lr_monitor", "console_log"])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"start": 3}, "every 5 steps, from 3 steps"),
+        ({"stop": 30}, "every 5 steps, until 30 steps"),
+        ({"at": 7}, "every 5 steps, at 7 steps"),
+        ({}, "every 5 steps"),
+    ],
+)
+def test_a_period_that_a_constructor_takes_is_kept_beside_other_options(
+    name: str, options: dict[str, Any], expected: str
+) -> None:
+    """In a config as in code."""
+    by_config, by_name, by_object = (
+        HookRegistry({"lifecycle": [{"name": name, "every": 5, **options}]}),
+        HookRegistry(),
+        HookRegistry(),
+    )
+    by_name.register(name, every=5, **options)
+    made = by_config.get(name)
+    assert [str(registry.entry(name).schedule) for registry in (by_config, by_name)] == [expected] * 2
+    if "at" not in options:
+        by_object.register(made, **options)
+        assert str(by_object.entry(name).schedule) == expected
+
+
+def test_points_at_registration_replace_a_default_period() -> None:
+    """Nobody gave that period."""
+    assert (
+        str(HookRegistry({"lifecycle": [{"name": "console_log", "at": 7}]}).entry("console_log").schedule)
+        == "at 7 steps"
+    )

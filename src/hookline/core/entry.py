@@ -166,7 +166,7 @@ def read_hook(
         hook: What is registered.
         event: The event of a function.
         parameters: The parameters of the hook's constructor.
-        options: `every`, if it was given; it is taken out if the hook's constructor takes it.
+        options: `every`, if it was given; changed as by `make_hook`.
 
     Returns:
         The hook object and its listeners.

@@ -207,8 +207,13 @@ class HookRegistry(Events):
         schedule = Schedule.parse(every, at, start, stop, name or "")
         options = {} if every is None else {"every": every}
         made, listeners = read_hook(hook, event, parameters, options)
-        if every is not None and not options:  # Its constructor took it.
-            schedule = replace(schedule, every=made.schedule and made.schedule.every)
+        own_schedule: Schedule = getattr(made, "schedule", None) or Schedule()
+        if options.get("every") is not every:  # Its constructor took it.
+            schedule = replace(schedule, every=options.get("every"))
+        elif (
+            (schedule.start or schedule.stop) and every is None and not schedule.at
+        ):  # `start` and `stop` limit its own period.
+            schedule = replace(schedule, every=own_schedule.every)
         name = name or own_name(made) or derived_name(made)
         own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
         built_in = bool(own.get("built_in", False))
@@ -220,7 +225,7 @@ class HookRegistry(Events):
             listeners=listeners,
             built_in=built_in,
             policy=check_policy(on_error or str(getattr(made, "on_error", "warn"))),
-            schedule=schedule if schedule != Schedule() else getattr(made, "schedule", None) or schedule,
+            schedule=schedule if schedule != Schedule() else own_schedule,
             enabled=enabled,
             last=last or bool(own.get("runs_last", False)),
             before=(before,) if isinstance(before, str) else tuple(before),
