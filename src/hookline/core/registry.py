@@ -425,7 +425,7 @@ class HookRegistry(Events):
         raised: BaseException | None = None
         for entry in list(self._entries.values()):
             try:
-                self._close(entry)
+                self._close(entry, at_run_end=True)
             except BaseException as error:
                 raised = error if raised is None else raised
         if self.entries("forward"):
@@ -433,15 +433,19 @@ class HookRegistry(Events):
         if raised is not None:
             raise raised
 
-    def _close(self, entry: Entry) -> None:
+    def _close(self, entry: Entry, *, at_run_end: bool = False) -> None:
+        """Close a hook once. Its failure ends a run; a removal is finished in any case, and the failure is logged."""
         close = getattr(entry.hook, "close", None)
         if callable(close) and not entry.closed:
             entry.closed = True
             try:
                 close()
             except Exception as error:
-                if self.failures.apply_policy(entry, entry.name, "close", error) is not None:
+                if self.failures.apply_policy(entry, entry.name, "close", error) is None:
+                    return
+                if at_run_end:
                     raise
+                logger.warning("hook %r, close: failed: %s", entry.name, error_text(error), exc_info=error)
 
     def attach(self) -> None:
         """Attach the forward hooks to the model until `close`; a registry without a model has none."""
