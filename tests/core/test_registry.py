@@ -863,3 +863,40 @@ def test_a_config_that_fails_is_taken_back_although_a_hook_cannot_be_closed(monk
     with pytest.raises(RegistrationError, match="'a' is registered already"):
         registry.load({"lifecycle": [{"name": "fails", "as": "a"}, "fails", {"name": "lr_monitor", "as": "a"}]})
     assert list(registry) == []
+
+
+def test_overlapping_registrations_get_different_numbers() -> None:
+    """Also while `setup` of the first has not returned; it is called with the name that the hook keeps."""
+    registry, together, names = HookRegistry(), threading.Barrier(4, timeout=60), []
+
+    class Waits(Idle):
+        def setup(self, name: str) -> None:
+            names.append(name)
+            together.wait()
+
+    threads = [threading.Thread(target=lambda: registry.register(Waits())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(registry) == sorted(names) == ["waits", "waits_2", "waits_3", "waits_4"]
+
+
+def test_setup_may_register_another_hook_of_its_class() -> None:
+    """It gets the next number; a setup that fails leaves its name free."""
+
+    class Parent(Idle):
+        def __init__(self, children: int) -> None:
+            self.children = children
+
+        def setup(self, registry: Any) -> None:
+            if self.children:
+                registry.register(Parent(self.children - 1))
+            elif self.children is None:
+                raise ValueError
+
+    registry = HookRegistry()
+    with pytest.raises(ValueError):
+        registry.register(Parent(None))  # type: ignore[arg-type]
+    registry.register(Parent(1))
+    assert {name: registry.get(name).children for name in registry} == {"parent": 1, "parent_2": 0}

@@ -121,6 +121,7 @@ class HookRegistry(Events):
         self._entries: dict[str, Entry] = {}
         self._order: dict[str, list[Position]] = {}  # By kind; resolved on first use, forgotten at every change.
         self._registered = 0
+        self._reserved: set[str] = set()  # Derived names of hooks whose `setup` has not returned.
         self._checks: list[Callable[[Entry], Any]] = []
         self._change_subscribers: list[Callable[[], Any]] = []
         # Held while the set of hooks or the decision about due hooks changes, and while a callable is made; never while
@@ -255,8 +256,22 @@ class HookRegistry(Events):
                 self._check_forward_hook(entry)
             for check in self._checks:
                 check(entry)
-        if before is None or before.hook is not entry.hook:
-            entry.set_up(self)  # User code, so not under the lock.
+            if before is None and not entry.named:
+                self._reserved.add(entry.name)
+        try:
+            if before is None or before.hook is not entry.hook:
+                entry.set_up(self)  # User code, so not under the lock.
+            self._store(entry, before)
+        finally:
+            if before is None and not entry.named:
+                self._reserved.discard(entry.name)
+        if before is not None:
+            if before.hook is not entry.hook:
+                self._close(before)
+            logger.warning("hook %r: replaced, because it was defined again or registered again", entry.name)
+        return Handle(entry.name, partial(self._remove_entry, entry))
+
+    def _store(self, entry: Entry, before: Entry | None) -> None:
         with self._lock:
             if self._entries.get(entry.name) is not before:  # Registered by setup() itself, or by another thread.
                 self._close(entry)
@@ -267,11 +282,6 @@ class HookRegistry(Events):
             self._entries[entry.name] = entry
             self.dispatch_table.count(entry, 1)
             self._changed()
-        if before is not None:
-            if before.hook is not entry.hook:
-                self._close(before)
-            logger.warning("hook %r: replaced, because it was defined again or registered again", entry.name)
-        return Handle(entry.name, partial(self._remove_entry, entry))
 
     def _check_forward_hook(self, entry: Entry) -> None:
         """Reject a forward hook that could not do its work here: an event fired by hand changes no output."""
@@ -289,9 +299,10 @@ class HookRegistry(Events):
             same_events = [one for one in earlier if one.listeners.keys() == entry.listeners.keys()]
             entry.name = (same_events or earlier)[0].name
             return self._entries[entry.name]
-        if entry.named and entry.name in self._entries:
+        taken = self._entries.keys() | self._reserved
+        if entry.named and entry.name in taken:
             raise _name_taken(entry.name)
-        entry.name = numbered(entry.name, self._entries)
+        entry.name = numbered(entry.name, taken)
         return None
 
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
