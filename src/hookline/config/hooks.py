@@ -186,7 +186,7 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
                 hook = make_hook(spec.target, spec.parameters, options)  # also if unused: it checks the parameters
                 if spec.unused:
                     continue
-                # The name of a registered type is the instance's; a class that is named by its path has one itself.
+                # The name of a registered type is the instance's, unless its class or the object chose another.
                 name = spec.name or (None if "." in spec.target else DerivedName(spec.target))
                 handles.append(registry.register(hook, name, origin=spec.origin, **options))
             except RegistrationError as error:

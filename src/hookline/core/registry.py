@@ -201,11 +201,12 @@ class HookRegistry(Events):
         Raises:
             RegistrationError: If the hook, its name or its order is not valid.
         """
+        type_name = hook if isinstance(hook, str) and "." not in hook else ""
         if event:
             name = name or DerivedName(getattr(hook, "__name__", "function"))
-        elif isinstance(hook, str) and "." not in hook:
-            name = name or DerivedName(hook)
-        schedule = Schedule.parse(every, at, start, stop, name or "")
+        elif isinstance(name, DerivedName):  # A config has made the hook of this type.
+            name, type_name = None, str(name)
+        schedule = Schedule.parse(every, at, start, stop, name or type_name)
         options = {} if every is None else {"every": every}
         made, listeners = read_hook(hook, event, parameters, options)
         own_schedule: Schedule = getattr(made, "schedule", None) or Schedule()
@@ -215,7 +216,7 @@ class HookRegistry(Events):
             (schedule.start or schedule.stop) and every is None and not schedule.at
         ):  # `start` and `stop` limit its own period.
             schedule = replace(schedule, every=own_schedule.every)
-        name = name or own_name(made) or derived_name(made)
+        name = name or own_name(made) or derived_name(made, type_name)
         own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
         built_in = bool(own.get("built_in", False))
         entry = Entry(
@@ -504,7 +505,7 @@ class HookRegistry(Events):
     def former_names(self) -> dict[str, str]:
         """Return the present names by those of version 0.1, which named a hook of a registered type by its class."""
         derived = [entry for entry in self.entries() if not entry.named]
-        names = {own_name(entry.hook) or name_by_class(entry.hook): entry.name for entry in derived}
+        names = {name_by_class(entry.hook): entry.name for entry in derived}
         return {former: name for former, name in names.items() if former not in self._entries}
 
     # ---- changes -----------------------------------------------------------------------------------------------
