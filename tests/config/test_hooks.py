@@ -287,15 +287,14 @@ def test_several_hooks_of_one_type_get_numbers(package: str) -> None:
         HookRegistry({"forward": [{"name": "watch", "as": "a"}] * 2})
 
 
-@pytest.mark.parametrize("own", [{}, {"name": "of_the_class"}, {"__init__": lambda self: setattr(self, "name", "own")}])
-def test_the_name_of_a_type_is_the_name_of_the_instance(own: dict[str, Any]) -> None:
+def test_the_name_of_a_type_is_the_name_of_the_instance() -> None:
     """What a config or a decorator calls a hook is what listings, overrides and messages call it."""
-    kind = register_hook("readable")(type("SomeHook", (TrainingHook,), {"on_epoch_end": lambda self: None, **own}))
+    kind = register_hook("readable")(type("SomeHook", (TrainingHook,), {"on_epoch_end": lambda self: None}))
     from_config = HookRegistry({"lifecycle": ["readable", {"name": "readable", "as": "other"}], "update": []})
     assert list(from_config) == ["readable", "other"]
     registry = HookRegistry()
     assert registry.register("readable") == "readable" and registry.register(kind(), "chosen") == "chosen"
-    assert registry.register(kind()) == ("own" if "__init__" in own else "readable_2")
+    assert registry.register(kind()) == "readable_2"
 
 
 def test_dotted_paths_in_code_need_no_permission(package: str) -> None:
@@ -450,3 +449,38 @@ def test_any_other_function_makes_a_hook() -> None:
         return ClipNorm(scale)
 
     assert HookRegistry({"update": [{"name": "made", "scale": 2}]}).get("made").max_norm == 2.0
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "lr_monitor", "console_log"])
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"start": 3}, "every 5 steps, from 3 steps"),
+        ({"stop": 30}, "every 5 steps, until 30 steps"),
+        ({"at": 7}, "every 5 steps, at 7 steps"),
+        ({}, "every 5 steps"),
+    ],
+)
+def test_a_period_that_a_constructor_takes_is_kept_beside_other_options(
+    name: str, options: dict[str, Any], expected: str
+) -> None:
+    """In a config as in code."""
+    by_config, by_name, by_object = (
+        HookRegistry({"lifecycle": [{"name": name, "every": 5, **options}]}),
+        HookRegistry(),
+        HookRegistry(),
+    )
+    by_name.register(name, every=5, **options)
+    made = by_config.get(name)
+    assert [str(registry.entry(name).schedule) for registry in (by_config, by_name)] == [expected] * 2
+    if "at" not in options:
+        by_object.register(made, **options)
+        assert str(by_object.entry(name).schedule) == expected
+
+
+def test_points_at_registration_replace_a_default_period() -> None:
+    """Nobody gave that period."""
+    assert (
+        str(HookRegistry({"lifecycle": [{"name": "console_log", "at": 7}]}).entry("console_log").schedule)
+        == "at 7 steps"
+    )

@@ -305,3 +305,82 @@ def test_a_hook_that_writes_and_then_fails_is_noted() -> None:
     trainer = make_deep_trainer(Writes(write_and_fail, at=8))
     assert [event["what"] for event in noted(trainer)] == ["train or eval mode"]
     assert trainer.hook_failures == 1
+
+
+class CountsSteps(torch.optim.SGD):
+    """Keeps a number in its state, beside the mappings by parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Count, and update the parameters."""
+        self.state["calls"] = self.state.get("calls", 0) + 1
+        return super().step(closure)
+
+
+class Unreadable(list[Any]):
+    """A list that cannot be described."""
+
+    def __iter__(self) -> Any:
+        raise ValueError("not to be read")
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_an_optimizer_may_keep_other_values_in_its_state(debug: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The hook is called at every step, and nothing is logged."""
+    steps: list[int] = []
+    trainer = make_trainer(Changes(lambda trainer, batch: steps.append(trainer.step)), debug=debug)
+    trainer.optimizers[0].__class__ = CountsSteps
+    with caplog.at_level(logging.WARNING, "hookline"):
+        assert noted(trainer) == []
+    assert len(steps) == 40 and not caplog.records
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_in_a_batch_are_not_read(caplog: pytest.LogCaptureFixture) -> None:
+    """Their memory is not one value per element."""
+    calls: list[int] = []
+    nested = torch.nested.nested_tensor([torch.ones(2, 2), torch.ones(3, 2)])
+    model = torch.nn.Linear(2, 1)
+    trainer = SimpleTrainer(
+        model, [{"x": nested}] * 3, torch.optim.SGD(model.parameters(), lr=0.1), "cpu", record=False, console=False,
+        step_fn=lambda model, batch: sum(model(x).pow(2).mean() for x in batch["x"].unbind()),
+    )  # fmt: skip
+    trainer.add_hook(Changes(lambda trainer, batch: calls.append(1)))
+    with caplog.at_level(logging.WARNING, "hookline"):
+        trainer.fit(max_steps=3)
+    assert len(calls) == 3 and not caplog.records
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_comparison_that_fails_is_logged_once_and_the_hook_is_called(
+    debug: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is not the hook's failure."""
+    calls: list[int] = []
+    trainer = make_trainer(Changes(lambda trainer, batch: calls.append(1)), debug=debug)
+    trainer.optimizers[0].param_groups[0]["extra"] = Unreadable()
+    with caplog.at_level(logging.WARNING, "hookline"):
+        trainer.train()
+    assert len(calls) == 40 and trainer.hooks.entry("changes").failures.total == 0
+    assert ["cannot be compared" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_running_a_batch_again_is_not_a_write_to_buffers() -> None:
+    """`trainer.rerunning` restores them; a hook that writes them without it is named."""
+
+    def rerun(trainer: Any, batch: Any) -> None:
+        with trainer.rerunning(trainer.random_state()) as forward:
+            forward(batch)
+
+    def write(trainer: Any, batch: Any) -> None:
+        trainer.model[0].running_mean.add_(1)
+
+    for change, expected in ((rerun, []), (write, ["buffers"])):
+        model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
+        batches = [(torch.randn(4, 2), torch.ones(4, 1)) for _ in range(3)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = SimpleTrainer(
+            model, batches, optimizer, "cpu", loss_fn=torch.nn.MSELoss(), record=False, console=False, debug=True
+        )
+        trainer.add_hook(Changes(change, at=2))
+        trainer.fit(max_steps=3)
+        assert [event["what"] for event in trainer.record.events if event["kind"] == "hook_wrote"] == expected

@@ -69,6 +69,38 @@ def test_a_cell_that_runs_again_replaces_its_hooks(registry: HookRegistry, cell:
     assert set(notebook.calls) == {2}
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "hooks.register(lambda: calls.append(1), event='epoch_end')\n"
+        "hooks.register(lambda: calls.append(2), event='epoch_end')",
+        "hooks.register(lambda: calls.append(1), event='epoch_end'); "
+        "hooks.register(lambda: calls.append(2), event='epoch_end')",
+        FUNCTION.format(1).replace("report", "_") + FUNCTION.format(2).replace("report", "_"),
+        FUNCTION.format(1) + FUNCTION.format(2),
+        CLASS.format(1) + "hooks.register(Report())" + CLASS.format(2) + "hooks.register(Report())",
+        "def make(n):\n  if n == 1:\n    def log(): calls.append(1)\n  else:\n    def log(): calls.append(2)\n"
+        "  return log\n"
+        "for n in (1, 2): hooks.register(make(n), event='epoch_end')",
+    ],
+)
+def test_two_definitions_of_one_program_are_two_hooks(registry: HookRegistry, program: str) -> None:
+    """Also if they share module and qualified name, as all lambdas do; the second gets a number."""
+    notebook = Notebook(registry)
+    notebook.run(program)
+    registry.on_epoch_end(epoch=0)
+    assert notebook.calls == [1, 2]
+
+
+def test_an_edited_cell_replaces_what_has_a_name(registry: HookRegistry) -> None:
+    """Python compiles it as another file, where the function may begin at another line."""
+    notebook = Notebook(registry)
+    for name in ("report", "_"):
+        notebook.run(FUNCTION.replace("report", name))
+        exec(compile("\n\n" + FUNCTION.replace("report", name), "<edited cell>", "exec"), notebook.names)
+    assert list(registry) == ["report", "_", "__2"]
+
+
 def test_the_replacement_is_logged_once_and_the_old_hook_is_closed(
     registry: HookRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:

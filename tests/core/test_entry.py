@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from hookline import ForwardHook, HooklineError, HookRegistry, Schedule, TrainingHook, UpdateHook, not_an_event
+from hookline.core import plugins
 from hookline.errors import ConfigError, RegistrationError
 
 
@@ -375,3 +376,48 @@ def test_a_hook_without_what_its_kind_is_for_is_rejected(kind: type, method: str
     misnamed = type("Misnamed", (kind,), {"update": lambda self, grads: grads, "on_step_end": lambda self: None})
     with pytest.raises(HooklineError, match=f"'Misnamed' is an? {kind.__name__} without a method '{method}'"):
         HookRegistry().register(misnamed())
+
+
+class ChoosesInObject(TrainingHook):
+    """Chooses a name for the object."""
+
+    def __init__(self) -> None:
+        super().__init__("chosen")
+
+    def on_step_end(self) -> None: ...
+
+
+class ChoosesInClass(TrainingHook):
+    """Chooses a name for the class."""
+
+    name = "chosen"
+
+    def on_step_end(self) -> None: ...
+
+
+class ChoosesNone(TrainingHook):
+    """Has the name of its type."""
+
+    def on_step_end(self) -> None: ...
+
+
+class InheritsName(ChoosesInClass):
+    """Has the name of its type, because only its base class has another."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(ChoosesInObject, "chosen"), (ChoosesInClass, "chosen"), (ChoosesNone, "mine"), (InheritsName, "mine")],
+)
+def test_a_chosen_name_wins_over_that_of_the_type(
+    kind: type[TrainingHook], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the hook is given as an object, a class, a name or in a config; a name at registration wins over both."""
+    monkeypatch.setattr(plugins.HOOKS, "_added", {"mine": kind})
+    for given in (kind(), kind, "mine"):
+        registry = HookRegistry()
+        registry.register(given)
+        assert list(registry) == [expected]
+        registry.register("mine", "other")
+        assert list(registry) == [expected, "other"]
+    assert list(HookRegistry({"lifecycle": ["mine", {"name": "mine", "as": "other"}]}))[:2] == [expected, "other"]

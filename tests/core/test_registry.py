@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from hookline import ForwardHook, HooklineError, HookRegistry, StopTraining, TrainingHook, UpdateHook
+from hookline.core import plugins
 from hookline.core.schedule import Reading
 from hookline.errors import MetricMissing, MissingArgument, RegistrationError
 
@@ -830,3 +831,72 @@ def test_a_value_the_caller_did_not_pass_is_the_callers_error() -> None:
     with pytest.raises(MissingArgument, match=r"on_train_batch_end: 'reader' names 'loss'"):
         registry.on_train_batch_end("batch")
     assert registry.entry("reader").failures.total == 0
+
+
+class FailsToClose(TrainingHook):
+    """Ends the run with every failure, and fails when it is closed."""
+
+    on_error = "raise"
+
+    def close(self) -> None:
+        """Fail."""
+        raise ValueError("cannot close")
+
+
+def test_a_failing_close_ends_a_run_but_not_a_removal(caplog: pytest.LogCaptureFixture) -> None:
+    """The hook is gone, and the log says why it could not be closed."""
+    registry = HookRegistry()
+    for name in "abc":
+        handle = registry.register(FailsToClose(), name)
+    with caplog.at_level(logging.WARNING, "hookline"):
+        registry.remove("a")
+        handle.remove()
+    assert list(registry) == ["b"] and caplog.text.count("close: failed: ValueError: cannot close") == 2
+    with pytest.raises(ValueError, match="cannot close"):
+        registry.close()
+
+
+def test_a_config_that_fails_is_taken_back_although_a_hook_cannot_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is that of the config, and no hook of it stays."""
+    monkeypatch.setattr(plugins.HOOKS, "_added", {"fails": FailsToClose})
+    registry = HookRegistry()
+    with pytest.raises(RegistrationError, match="'a' is registered already"):
+        registry.load({"lifecycle": [{"name": "fails", "as": "a"}, "fails", {"name": "lr_monitor", "as": "a"}]})
+    assert list(registry) == []
+
+
+def test_overlapping_registrations_get_different_numbers() -> None:
+    """Also while `setup` of the first has not returned; it is called with the name that the hook keeps."""
+    registry, together, names = HookRegistry(), threading.Barrier(4, timeout=60), []
+
+    class Waits(Idle):
+        def setup(self, name: str) -> None:
+            names.append(name)
+            together.wait()
+
+    threads = [threading.Thread(target=lambda: registry.register(Waits())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(registry) == sorted(names) == ["waits", "waits_2", "waits_3", "waits_4"]
+
+
+def test_setup_may_register_another_hook_of_its_class() -> None:
+    """It gets the next number; a setup that fails leaves its name free."""
+
+    class Parent(Idle):
+        def __init__(self, children: int) -> None:
+            self.children = children
+
+        def setup(self, registry: Any) -> None:
+            if self.children:
+                registry.register(Parent(self.children - 1))
+            elif self.children is None:
+                raise ValueError
+
+    registry = HookRegistry()
+    with pytest.raises(ValueError):
+        registry.register(Parent(None))  # type: ignore[arg-type]
+    registry.register(Parent(1))
+    assert {name: registry.get(name).children for name in registry} == {"parent": 1, "parent_2": 0}

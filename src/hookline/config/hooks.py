@@ -186,7 +186,7 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
                 hook = make_hook(spec.target, spec.parameters, options)  # also if unused: it checks the parameters
                 if spec.unused:
                     continue
-                # The name of a registered type is the instance's; a class that is named by its path has one itself.
+                # The name of a registered type is the instance's, unless its class or the object chose another.
                 name = spec.name or (None if "." in spec.target else DerivedName(spec.target))
                 handles.append(registry.register(hook, name, origin=spec.origin, **options))
             except RegistrationError as error:
@@ -209,27 +209,38 @@ def make_hook(given: Any, parameters: Mapping[str, Any], options: dict[str, Any]
     Args:
         given: The hook object, class, name or path.
         parameters: The parameters of the constructor.
-        options: Options of the registration. `every` is taken out if the constructor of a built-in hook takes it,
-            because not all that such a hook does is done at events with a schedule.
+        options: Options of the registration. If the constructor of a built-in hook takes `every`, because not all that
+            such a hook does is done at events with a schedule, it becomes the period of the hook's own schedule; it is
+            taken out if that has none.
 
     Raises:
         RegistrationError: If a parameter is wrong, or the hook of a name cannot be made with them.
     """
+    options = {} if options is None else options
     if not isinstance(given, str | type):
         for key in parameters:
             raise RegistrationError(f"{key!r} is not an option of a hook; {nearest(key, OPTIONS)}")
         return given
+    has_every = "every" in options
+    made = _make(given, parameters, options)
+    own_schedule = getattr(made, "schedule", None)
+    if has_every and "every" not in options and own_schedule is not None and own_schedule.every is not None:
+        options["every"] = own_schedule.every
+    return made
+
+
+def _make(given: str | type, parameters: Mapping[str, Any], options: dict[str, Any]) -> Any:
     try:
         if isinstance(given, str):
             function = find_factory(given, HOOKS)
-            parameters = _with_every(function, parameters, options or {})
+            parameters = _with_every(function, parameters, options)
             label = getattr(function, "__name__", "hook")
             factory = Factory("", given, function, parameters, label, OPTIONS)
             # A function that takes gradients is an update hook itself; any other function makes a hook.
             if not inspect.isfunction(function) or "grads" not in inspect.signature(function).parameters:
                 return factory.make()
             return FunctionHook(function, factory.check(skip=CATALOG["on_update"].argument_names))
-        parameters = _with_every(given, parameters, options or {})
+        parameters = _with_every(given, parameters, options)
         checked = Factory("", given.__name__, given, parameters, options=OPTIONS).check()
     except ConfigError as error:
         raise RegistrationError(str(error)) from error
@@ -237,7 +248,7 @@ def make_hook(given: Any, parameters: Mapping[str, Any], options: dict[str, Any]
 
 
 def _with_every(function: Any, parameters: Mapping[str, Any], options: dict[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters of a built-in hook with `every` among them, if its constructor takes it."""
+    """Return the parameters of a built-in hook with `every` among them, taken from the options, if it has it."""
     own = vars(function) if isinstance(function, type) else {}
     if "every" not in options or not own.get("built_in") or "every" not in (parameters_of(function) or {}):
         return parameters

@@ -23,7 +23,7 @@ class Hook(Events):
     on_error: str = "warn"
     """Failure policy: 'warn', 'disable' or 'raise'."""
     schedule: Schedule | None = None
-    """When the hook is called at inner events; `every=` and the like at registration override it."""
+    """When the hook is called at inner events; `every=` and `at=` at registration override it, `start=` limits it."""
     every_aliases: tuple[str, ...] = ()
     """Parameters of the constructor that say the same as its parameter `every`; only one of them can be given."""
     always_hears: tuple[str, ...] = ()

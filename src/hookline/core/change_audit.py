@@ -12,12 +12,12 @@ a write to other elements, or to tensors on an accelerator, for which it would w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookline._tensors import iter_tensors, tensor_version
+from hookline._tensors import is_dense, iter_tensors, tensor_version
 from hookline.core.catalog import Event
 from hookline.core.failures import logger
 
@@ -38,10 +38,12 @@ class ChangeAudit:
     Args:
         run: The run whose hooks are checked.
         lr_changes: Returns how often the learning rate was assigned through ``trainer.lr``, which notes it itself.
+        reruns: Returns how often a batch was run again, which writes buffers and restores them.
     """
 
-    def __init__(self, run: RunControl, lr_changes: Callable[[], int]) -> None:
-        self._run, self._lr_changes = run, lr_changes
+    def __init__(self, run: RunControl, lr_changes: Callable[[], int], reruns: Callable[[], int]) -> None:
+        self._run, self._lr_changes, self._reruns = run, lr_changes, reruns
+        self._failed = False  # Its own failure is logged once.
         self._times: dict[tuple[str, str, str], int] = {}
         self._timed_calls: Counter[tuple[str, str]] = Counter()
         self._called: set[tuple[str, str]] = set()
@@ -68,8 +70,9 @@ class ChangeAudit:
         # Rare events are always checked in full.
         always = every_call or not (event.inner or "batch" in event.name)
 
-        def audited(*args: Any, **kwargs: Any) -> Any:
-            lr_changes, rates = self._lr_changes(), self._rates()
+        def compare(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[None]:
+            """Read what the hook can write to, and after the call note what is different."""
+            lr_changes, reruns, rates = self._lr_changes(), self._reruns(), self._rates()
             params = self._param_versions() if sampled else 0
             batch = find_batch(args, kwargs)
             versions = _versions(batch)
@@ -78,20 +81,40 @@ class ChangeAudit:
                 self._snapshots += 1
                 passed = {"batch": batch, "loss": find_loss(args, kwargs)}
                 snapshot = RunSnapshot(self._run, passed, every_call, self._snapshots)
+            yield
+            if (now := self._rates()) != rates and self._lr_changes() == lr_changes:
+                self._note(hook.hook, event, "learning rate", old=rates, new=now)
+            changes = dict(snapshot.changes()) if snapshot is not None else {}
+            if self._reruns() != reruns:
+                changes.pop("buffers", None)
+            if sampled and self._param_versions() != params:
+                changes.setdefault("parameters", {})
+            if _versions(batch) != versions:
+                changes.setdefault("batch", {})
+            for what, values in changes.items():
+                self._note(hook.hook, event, what, **values)
+
+        def audited(*args: Any, **kwargs: Any) -> Any:
+            comparison = compare(args, kwargs)
+            self._advance(comparison, hook.hook, event)
             try:
                 return call(*args, **kwargs)
             finally:  # A hook that fails may have written before.
-                if (now := self._rates()) != rates and self._lr_changes() == lr_changes:
-                    self._note(hook.hook, event, "learning rate", old=rates, new=now)
-                changes = dict(snapshot.changes()) if snapshot is not None else {}
-                if sampled and self._param_versions() != params:
-                    changes.setdefault("parameters", {})
-                if _versions(batch) != versions:
-                    changes.setdefault("batch", {})
-                for what, values in changes.items():
-                    self._note(hook.hook, event, what, **values)
+                self._advance(comparison, hook.hook, event)
 
         return hook.with_call(audited)
+
+    def _advance(self, comparison: Iterator[None], hook: str, event: Event) -> None:
+        """Run the next half of a comparison; if it fails, the hook is called as without it."""
+        try:
+            next(comparison, None)
+        except Exception:
+            if not self._failed:
+                message = (
+                    "what hook %r writes to in %s cannot be compared; the hook is called, and its changes may be missed"
+                )
+                logger.warning(message, hook, event.name, exc_info=True)
+            self._failed = True
 
     def _is_due(self, key: tuple[str, str], sampled: bool) -> bool:
         """Return whether a snapshot is taken at this call: the first one, and one in several of the sampled ones."""
@@ -158,7 +181,8 @@ class RunSnapshot:
         run, optimizers = self._run, self._run.optimizers
         params, buffers = run.params.values(), list(run.model.buffers())
         grads = [param.grad for param in params]
-        states = [value for one in optimizers for state in one.state.values() for value in state.values()]
+        by_param = [state for one in optimizers for state in one.state.values()]
+        states = [value for state in by_param if isinstance(state, Mapping) for value in state.values()]
         self._alive += [buffers, grads, states]
         found: dict[str, Any] = {
             "parameters": [tensor_version(param) for param in params],
@@ -190,11 +214,9 @@ class RunSnapshot:
         }
 
     def _is_readable(self, tensor: torch.Tensor) -> bool:
-        # Subclasses such as DTensor would communicate.
-        is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
-        has_bytes = not (tensor.is_quantized or tensor.is_meta or tensor.is_conj() or tensor.is_neg())
-        waits = tensor.device.type != "cpu"
-        return is_plain and has_bytes and tensor.is_contiguous() and (self._thorough or not waits)
+        # Subclasses such as DTensor, which are not dense, would communicate.
+        has_bytes = is_dense(tensor) and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+        return has_bytes and (self._thorough or tensor.device.type == "cpu")
 
 
 def _few_elements(tensor: torch.Tensor) -> torch.Tensor:

@@ -166,7 +166,7 @@ def read_hook(
         hook: What is registered.
         event: The event of a function.
         parameters: The parameters of the hook's constructor.
-        options: `every`, if it was given; it is taken out if the hook's constructor takes it.
+        options: `every`, if it was given; changed as by `make_hook`.
 
     Returns:
         The hook object and its listeners.
@@ -229,15 +229,19 @@ def own_name(hook: Any) -> str:
     return name if isinstance(name, str) and name != getattr(type(hook), "name", None) else ""
 
 
-def derived_name(hook: Any) -> DerivedName:
+def derived_name(hook: Any, type_name: str = "") -> DerivedName:
     """Return the name of a hook that was given none.
 
-    It is the name under which its class was registered for configs, the class's `name`, or the class in snake case.
+    It is the `name` in the body of its class, else the name of its type: the one by which a config or code asked for
+    it, or under which its class was registered; else an inherited `name`, or the class in snake case.
 
     >>> derived_name(JSONLogHook())
     'json_log_hook'
     """
-    return DerivedName(HOOKS.name_of(type(hook)) or name_by_class(hook))
+    own = vars(type(hook))
+    # A user's function may make a built-in hook, whose name the user did not choose.
+    chosen = own["name"] if isinstance(own.get("name"), str) and not own.get("built_in") else ""
+    return DerivedName(chosen or type_name or HOOKS.name_of(type(hook)) or name_by_class(hook))
 
 
 def name_by_class(hook: Any) -> str:

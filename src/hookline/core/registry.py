@@ -121,6 +121,7 @@ class HookRegistry(Events):
         self._entries: dict[str, Entry] = {}
         self._order: dict[str, list[Position]] = {}  # By kind; resolved on first use, forgotten at every change.
         self._registered = 0
+        self._reserved: set[str] = set()  # Derived names of hooks whose `setup` has not returned.
         self._checks: list[Callable[[Entry], Any]] = []
         self._change_subscribers: list[Callable[[], Any]] = []
         # Held while the set of hooks or the decision about due hooks changes, and while a callable is made; never while
@@ -200,16 +201,22 @@ class HookRegistry(Events):
         Raises:
             RegistrationError: If the hook, its name or its order is not valid.
         """
+        type_name = hook if isinstance(hook, str) and "." not in hook else ""
         if event:
             name = name or DerivedName(getattr(hook, "__name__", "function"))
-        elif isinstance(hook, str) and "." not in hook:
-            name = name or DerivedName(hook)
-        schedule = Schedule.parse(every, at, start, stop, name or "")
+        elif isinstance(name, DerivedName):  # A config has made the hook of this type.
+            name, type_name = None, str(name)
+        schedule = Schedule.parse(every, at, start, stop, name or type_name)
         options = {} if every is None else {"every": every}
         made, listeners = read_hook(hook, event, parameters, options)
-        if every is not None and not options:  # Its constructor took it.
-            schedule = replace(schedule, every=made.schedule and made.schedule.every)
-        name = name or own_name(made) or derived_name(made)
+        own_schedule: Schedule = getattr(made, "schedule", None) or Schedule()
+        if options.get("every") is not every:  # Its constructor took it.
+            schedule = replace(schedule, every=options.get("every"))
+        elif (
+            (schedule.start or schedule.stop) and every is None and not schedule.at
+        ):  # `start` and `stop` limit its own period.
+            schedule = replace(schedule, every=own_schedule.every)
+        name = name or own_name(made) or derived_name(made, type_name)
         own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
         built_in = bool(own.get("built_in", False))
         entry = Entry(
@@ -220,7 +227,7 @@ class HookRegistry(Events):
             listeners=listeners,
             built_in=built_in,
             policy=check_policy(on_error or str(getattr(made, "on_error", "warn"))),
-            schedule=schedule if schedule != Schedule() else getattr(made, "schedule", None) or schedule,
+            schedule=schedule if schedule != Schedule() else own_schedule,
             enabled=enabled,
             last=last or bool(own.get("runs_last", False)),
             before=(before,) if isinstance(before, str) else tuple(before),
@@ -250,8 +257,22 @@ class HookRegistry(Events):
                 self._check_forward_hook(entry)
             for check in self._checks:
                 check(entry)
-        if before is None or before.hook is not entry.hook:
-            entry.set_up(self)  # User code, so not under the lock.
+            if before is None and not entry.named:
+                self._reserved.add(entry.name)
+        try:
+            if before is None or before.hook is not entry.hook:
+                entry.set_up(self)  # User code, so not under the lock.
+            self._store(entry, before)
+        finally:
+            if before is None and not entry.named:
+                self._reserved.discard(entry.name)
+        if before is not None:
+            if before.hook is not entry.hook:
+                self._close(before)
+            logger.warning("hook %r: replaced, because it was defined again or registered again", entry.name)
+        return Handle(entry.name, partial(self._remove_entry, entry))
+
+    def _store(self, entry: Entry, before: Entry | None) -> None:
         with self._lock:
             if self._entries.get(entry.name) is not before:  # Registered by setup() itself, or by another thread.
                 self._close(entry)
@@ -262,11 +283,6 @@ class HookRegistry(Events):
             self._entries[entry.name] = entry
             self.dispatch_table.count(entry, 1)
             self._changed()
-        if before is not None:
-            if before.hook is not entry.hook:
-                self._close(before)
-            logger.warning("hook %r: replaced, because it was defined again or registered again", entry.name)
-        return Handle(entry.name, partial(self._remove_entry, entry))
 
     def _check_forward_hook(self, entry: Entry) -> None:
         """Reject a forward hook that could not do its work here: an event fired by hand changes no output."""
@@ -284,9 +300,10 @@ class HookRegistry(Events):
             same_events = [one for one in earlier if one.listeners.keys() == entry.listeners.keys()]
             entry.name = (same_events or earlier)[0].name
             return self._entries[entry.name]
-        if entry.named and entry.name in self._entries:
+        taken = self._entries.keys() | self._reserved
+        if entry.named and entry.name in taken:
             raise _name_taken(entry.name)
-        entry.name = numbered(entry.name, self._entries)
+        entry.name = numbered(entry.name, taken)
         return None
 
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -420,7 +437,7 @@ class HookRegistry(Events):
         raised: BaseException | None = None
         for entry in list(self._entries.values()):
             try:
-                self._close(entry)
+                self._close(entry, at_run_end=True)
             except BaseException as error:
                 raised = error if raised is None else raised
         if self.entries("forward"):
@@ -428,15 +445,19 @@ class HookRegistry(Events):
         if raised is not None:
             raise raised
 
-    def _close(self, entry: Entry) -> None:
+    def _close(self, entry: Entry, *, at_run_end: bool = False) -> None:
+        """Close a hook once. Its failure ends a run; a removal is finished in any case, and the failure is logged."""
         close = getattr(entry.hook, "close", None)
         if callable(close) and not entry.closed:
             entry.closed = True
             try:
                 close()
             except Exception as error:
-                if self.failures.apply_policy(entry, entry.name, "close", error) is not None:
+                if self.failures.apply_policy(entry, entry.name, "close", error) is None:
+                    return
+                if at_run_end:
                     raise
+                logger.warning("hook %r, close: failed: %s", entry.name, error_text(error), exc_info=error)
 
     def attach(self) -> None:
         """Attach the forward hooks to the model until `close`; a registry without a model has none."""
@@ -484,7 +505,7 @@ class HookRegistry(Events):
     def former_names(self) -> dict[str, str]:
         """Return the present names by those of version 0.1, which named a hook of a registered type by its class."""
         derived = [entry for entry in self.entries() if not entry.named]
-        names = {own_name(entry.hook) or name_by_class(entry.hook): entry.name for entry in derived}
+        names = {name_by_class(entry.hook): entry.name for entry in derived}
         return {former: name for former, name in names.items() if former not in self._entries}
 
     # ---- changes -----------------------------------------------------------------------------------------------

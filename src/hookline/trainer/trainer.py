@@ -93,10 +93,11 @@ class Trainer:
             raise TrainingError(f"the model ({type(self.model).__name__}) has no parameters: there is nothing to train")
         self.params = trained_parameters(self.model, self.optimizers)
         self.progress, self.run_status = Progress(), RunStatus()
+        self._reruns = 0
         self.progress.set_loaders(list(self.train_loaders))
         self.event_args = EventArgs(self, self.progress, Gradients(self.params))
         self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
-        self.hooks.dispatch_table.add_wrapper(ChangeAudit(self, lambda: self.lr_changes).wrap)
+        self.hooks.dispatch_table.add_wrapper(ChangeAudit(self, lambda: self.lr_changes, lambda: self._reruns).wrap)
         self.hooks.failures.rank = self.engine.rank
         self.hooks.failures.current_step = lambda: self.progress.step
         self.hooks.failures.debug = self.hooks.failures.debug or self.options.debug
@@ -252,6 +253,7 @@ class Trainer:
             try:
                 yield forward
             finally:
+                self._reruns += 1
                 with torch.no_grad():
                     for buffer, copy in buffers:
                         buffer.copy_(copy)
