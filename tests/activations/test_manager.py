@@ -221,6 +221,30 @@ def test_a_schedule_counts_the_steps_of_a_loop(loop: Callable[..., None]) -> Non
     assert called == ([] if loop is fire_by_batch else [10, 20, 30])
 
 
+@pytest.mark.parametrize("batch_ends_last", [False, True])
+def test_the_end_of_a_micro_batch_does_not_end_the_step(batch_ends_last: bool) -> None:
+    """With accumulation on_step_end ends it; before the first one, a loop could be one that never fires it."""
+    model, manager = make_watched()
+    manager.register_capture_hook("0", "states")
+    manager.register_capture_hook("0", "scheduled", every=4)
+    manager.register_capture_hook("0", "batches", every="4 batches")
+    expected = []
+    manager.on_train_begin()
+    for step in range(1, 9):
+        for micro in range(3):
+            model(BATCH)
+            expected.append(step)
+            if micro == 2 and batch_ends_last:
+                manager.on_step_end(step=step)
+            manager.on_train_batch_end(step=step)
+        if not batch_ends_last:
+            manager.on_step_end(step=step)
+    steps = [state.step for state in manager.get_captured_states("states")]
+    assert steps[0] == 1 and steps[3:] == expected[3:]
+    assert [state.step for state in manager.get_captured_states("scheduled")] == [4, 4, 4, 8, 8, 8]
+    assert [state.step for state in manager.get_captured_states("batches")] == [2, 3, 4, 6, 7, 8]
+
+
 def test_a_validation_between_two_steps_belongs_to_the_first() -> None:
     """It begins no step, and states have its phase."""
     model, manager = make_watched()
