@@ -159,6 +159,24 @@ def test_a_watched_model_names_its_modules() -> None:
 # ---- measuring -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("ran_before", [False, True])
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_wrapper_that_is_passed_stands_for_the_module_in_it(watched: bool, ran_before: bool) -> None:
+    """The torch hook is on the module that the name says, as with a pattern."""
+    model, manager = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), HookManager()
+    inner, batch = model[0], torch.ones(1, 2)
+    model[0] = torch.compile(inner, backend="eager")
+    if ran_before:
+        model(batch)
+    if watched:
+        manager.watch(model)
+    manager.register_capture_hook(model[0], "states")
+    model(batch)
+    names = [state.name for state in manager.get_captured_states("states")]
+    assert names == ["0" if watched else "states"]
+    assert hook_counts(model[0]) == (0, 0, 0) and hook_counts(inner) == (0, 1, 1)
+
+
 class Recursive(nn.Module):
     """Runs itself a number of times, then something else."""
 
