@@ -420,6 +420,38 @@ def test_what_a_condition_on_gradients_raises_is_a_failure_of_the_hook(policy: s
     assert [hook.failures for hook in manager.list_hooks()] == [1]
 
 
+def test_a_condition_on_gradients_that_always_raises_switches_the_hook_off() -> None:
+    """After three failures in a row, also within one backward pass; a success in between starts the count again."""
+    model, manager = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), HookManager()
+    manager.watch(model)
+    called: list[str] = []
+    fails = [True, True, False, True, True, True]
+
+    def broken(name: str, grad: Any) -> bool:
+        called.append(name)
+        if fails[len(called) - 1]:
+            raise ValueError("broken condition")
+        return False
+
+    manager.register_debug_hook("*", "guard", conditions=broken)
+    for _ in range(5):
+        model(torch.ones(1, 2)).sum().backward()
+    assert len(called) == 6
+    assert [(hook.enabled, hook.failures) for hook in manager.list_hooks()] == [(False, 5)]
+
+
+def test_a_hook_that_is_removed_before_backward_checks_no_gradients() -> None:
+    """Nor does it end the backward pass."""
+    model, manager = nn.Linear(2, 2), HookManager()
+    called: list[str] = []
+    for policy in ("warn", "raise"):
+        manager.register_debug_hook(model, "guard", conditions=lambda name, grad: called.append(name), on_error=policy)
+        loss = model(torch.ones(1, 2)).sum()
+        manager.remove("guard")
+        loss.backward()
+    assert called == [] and model.weight.grad is not None
+
+
 def test_conditions_on_gradients_leave_training_unchanged() -> None:
     """Gradients are the same bits with and without them, and a pass without grad is not checked."""
     gradients = []

@@ -528,6 +528,36 @@ def test_hooks_that_come_and_go_while_threads_run_the_model() -> None:
     assert failures == [] and torch_hooks(model) == 0
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_attaching_that_was_interrupted_is_completed_by_the_next_change(
+    removed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every module that a hook selects has one torch hook then, and the others none."""
+    model, manager = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5))), HookManager()
+    manager.watch(model)
+    register, registered = nn.Module.register_forward_hook, []
+
+    def interrupt_third(module: nn.Module, *args: Any, **options: Any) -> Any:
+        registered.append(module)
+        if len(registered) == 3:
+            raise KeyboardInterrupt
+        return register(module, *args, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(nn.Module, "register_forward_hook", interrupt_third)
+        manager.register_capture_hook("[0-9]", "all")
+    if removed:
+        manager.remove("all")
+    manager.register_capture_hook("0", "first")
+    model(torch.ones(1, 2))
+    assert len(manager.get_captured_states("first")) == 1
+    assert removed or len(manager.get_captured_states("all")) == 5
+    assert [len(module._forward_hooks) for module in model] == ([1, 0, 0, 0, 0] if removed else [1] * 5)
+    for name in list(manager):
+        manager.remove(name)
+    assert not any(module._forward_hooks for module in model)
+
+
 @pytest.mark.req("003-05")
 def test_two_threads_that_attach_at_once_leave_one_torch_hook() -> None:
     """A module whose registration is slow is attached once, however many threads register hooks on it meanwhile."""

@@ -7,8 +7,11 @@ import math
 import pickle
 import subprocess
 import sys
+import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +157,24 @@ def test_a_watched_model_names_its_modules() -> None:
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ran_before", [False, True])
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_wrapper_that_is_passed_stands_for_the_module_in_it(watched: bool, ran_before: bool) -> None:
+    """The torch hook is on the module that the name says, as with a pattern."""
+    model, manager = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), HookManager()
+    inner, batch = model[0], torch.ones(1, 2)
+    model[0] = torch.compile(inner, backend="eager")
+    if ran_before:
+        model(batch)
+    if watched:
+        manager.watch(model)
+    manager.register_capture_hook(model[0], "states")
+    model(batch)
+    names = [state.name for state in manager.get_captured_states("states")]
+    assert names == ["0" if watched else "states"]
+    assert hook_counts(model[0]) == (0, 0, 0) and hook_counts(inner) == (0, 1, 1)
 
 
 class Recursive(nn.Module):
@@ -411,6 +432,45 @@ def test_a_second_run_attaches_again() -> None:
     assert [hook_counts(module) for module in model] == [(0, 0, 0)] * 2
     trainer.fit(max_epochs=2)
     assert (first.calls, second.calls) == (12, 6)
+
+
+def test_predictions_in_two_threads_leave_each_other_attached() -> None:
+    """The hooks are taken off with the last one, in whichever order they end."""
+    model, hook = make_shared(), Calls()
+    trainer = make_trainer(model, hook)
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[torch.Tensor]:
+        yield INPUT
+        began.set()
+        assert may_end.wait(60)
+        yield INPUT
+
+    def waits_for_the_other() -> Iterator[torch.Tensor]:
+        thread.start()
+        assert began.wait(60)
+        yield INPUT
+
+    thread = threading.Thread(target=lambda: trainer.predict(slow()))
+    trainer.predict(waits_for_the_other())
+    assert hook.calls == 4
+    may_end.set()
+    thread.join()
+    assert hook.calls == 6
+    assert [hook_counts(module) for module in model] == [(0, 0, 0)] * 2
+
+
+def test_a_block_that_begins_in_a_run_and_ends_after_it_leaves_nothing_attached() -> None:
+    """The run's end leaves the hooks to the block, and the block's end takes them off."""
+    model, hook = make_shared(), Calls()
+    trainer = make_trainer(model, hook)
+    with ExitStack() as block:
+        trainer.on("train_batch_end", at=1)(lambda: block.enter_context(trainer.hooks.attached()))
+        trainer.train()
+        before = hook.calls
+        model(INPUT)
+        assert hook.calls == before + 2
+    assert [hook_counts(module) for module in model] == [(0, 0, 0)] * 2
 
 
 def test_a_trainer_that_a_hook_runs_on_the_same_model_leaves_the_outer_run_attached() -> None:

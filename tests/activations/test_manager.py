@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import ForwardHook, HooklineError, HookManager, HookRegistry, TrainingHook
+from hookline import ForwardHook, HooklineError, HookManager, HookRegistry, SimpleTrainer, TrainingHook
 
 
 class Idle(TrainingHook):
@@ -221,6 +221,30 @@ def test_a_schedule_counts_the_steps_of_a_loop(loop: Callable[..., None]) -> Non
     assert called == ([] if loop is fire_by_batch else [10, 20, 30])
 
 
+@pytest.mark.parametrize("batch_ends_last", [False, True])
+def test_the_end_of_a_micro_batch_does_not_end_the_step(batch_ends_last: bool) -> None:
+    """With accumulation on_step_end ends it; before the first one, a loop could be one that never fires it."""
+    model, manager = make_watched()
+    manager.register_capture_hook("0", "states")
+    manager.register_capture_hook("0", "scheduled", every=4)
+    manager.register_capture_hook("0", "batches", every="4 batches")
+    expected = []
+    manager.on_train_begin()
+    for step in range(1, 9):
+        for micro in range(3):
+            model(BATCH)
+            expected.append(step)
+            if micro == 2 and batch_ends_last:
+                manager.on_step_end(step=step)
+            manager.on_train_batch_end(step=step)
+        if not batch_ends_last:
+            manager.on_step_end(step=step)
+    steps = [state.step for state in manager.get_captured_states("states")]
+    assert steps[0] == 1 and steps[3:] == expected[3:]
+    assert [state.step for state in manager.get_captured_states("scheduled")] == [4, 4, 4, 8, 8, 8]
+    assert [state.step for state in manager.get_captured_states("batches")] == [2, 3, 4, 6, 7, 8]
+
+
 def test_a_validation_between_two_steps_belongs_to_the_first() -> None:
     """It begins no step, and states have its phase."""
     model, manager = make_watched()
@@ -292,3 +316,38 @@ def test_a_run_without_a_step_is_refused(wrong: Any) -> None:
         manager.watch(model, wrong)
     model(BATCH)
     assert [state.step for state in manager.get_captured_states("states")] == [0]
+
+
+def test_a_schedule_counts_the_steps_of_a_loop_with_its_own_run() -> None:
+    """The events say when a step is over, and the run which step hooks see."""
+    model, manager = make_watched()
+    run = SimpleNamespace(step=0)
+    manager.watch(model, run)
+    manager.register_capture_hook("0", "states", every=10)
+    manager.on_train_begin()
+    for step in range(1, 31):
+        run.step = step
+        model(BATCH)
+        manager.on_step_end(step=step)
+    assert [state.step for state in manager.get_captured_states("states")] == [10, 20, 30]
+
+
+def test_a_trainer_keeps_its_schedules_although_the_manager_was_used_by_hand() -> None:
+    """Also if hooks come and go during the run, and events are fired by hand before it."""
+    model, manager = make_watched()
+    forward, events = Steps(), []
+    manager.register(forward, "forward", every=5)
+    manager.on("step_end", name="event", every=5)(lambda step: events.append(step))
+    manager.register(Idle(), "idle")
+    manager.on("train_batch_start", name="switch", at=5)(lambda trainer: trainer.hooks.disable("idle"))
+    for step in (1, 2):
+        model(BATCH)
+        manager.on_step_end(step=step)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = [(BATCH, BATCH)] * 20
+    options: dict[str, Any] = {"device": "cpu", "loss_fn": nn.functional.mse_loss, "record": False, "console": False}
+    trainer = SimpleTrainer(model, data, optimizer, hooks=manager, **options)
+    manager.on_step_end(step=7)
+    events.clear()
+    trainer.fit(max_steps=20)
+    assert sorted(set(forward.steps)) == events == [5, 10, 15, 20]

@@ -121,6 +121,30 @@ def test_with_a_model_its_parameters_get_the_gradients() -> None:
         runner.on_update({"0.wight": torch.ones(4, 3)}, model=model)
 
 
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_wrapped_model_has_plain_names(plain: bool) -> None:
+    """Gradients may be passed under either name and are returned under the same; patterns use the plain one."""
+    model, runner = make_model(), HookRunner()
+    runner.register("scale", factor=0.0, params="1.*")
+    wrapped = torch.compile(model, backend="eager")
+    named = {(name if plain else f"_orig_mod.{name}"): one for name, one in gradients(model).items()}
+    made = runner.on_update(named, model=wrapped)
+    assert list(made) == list(named)
+    for name, gradient in made.items():
+        assert gradient.any() != name.removeprefix("_orig_mod.").startswith("1."), name
+    assert all(param.grad is made[name if plain else f"_orig_mod.{name}"] for name, param in model.named_parameters())
+    with pytest.raises(GradientError, match=r"'0\.wight' is not a parameter here; did you mean '0\.weight'"):
+        runner.on_update({"_orig_mod.0.wight": torch.ones(4, 3)}, model=wrapped)
+
+
+def test_a_module_may_have_the_name_of_a_wrappers_attribute() -> None:
+    """A name that the model has is not shortened."""
+    model, runner = torch.nn.Sequential(), HookRunner([Double()])
+    model.add_module("_orig_mod", torch.nn.Linear(1, 1, bias=False))
+    grads = {"_orig_mod.weight": torch.ones(1, 1)}
+    assert runner.on_update(grads, model=torch.compile(model, backend="eager"))["_orig_mod.weight"].item() == 2
+
+
 def test_clipping_is_announced_by_hand_too() -> None:
     """on_gradient_clip follows with the norm before clipping."""
     norms: list[float] = []

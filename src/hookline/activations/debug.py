@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,9 +26,9 @@ from hookline.activations.fire_report import format_table
 from hookline.activations.forward_hooks import ForwardDispatcher
 from hookline.activations.hooked_modules import weak_selection
 from hookline.core.base import ForwardHook
-from hookline.core.catalog import CATALOG
+from hookline.core.entry import Entry
 from hookline.core.run_control import RunControl
-from hookline.errors import ConfigError, nearest
+from hookline.errors import ConfigError, StopTraining, nearest
 from hookline.stats.rows import STATISTICS, summarize
 
 logger = logging.getLogger("hookline")
@@ -42,6 +41,7 @@ CONDITION_STATISTICS = (*COUNTS, "absmax", "mean", "std", "zeros", "min", "max",
 GRADIENT = "grad_"  # begins the names of statistics of gradients, as in monitors
 STATISTIC_NAMES = (*CONDITION_STATISTICS, *(GRADIENT + name for name in CONDITION_STATISTICS))
 GRADIENT_PARAMETERS = ("gradient", "grad")  # a function whose second parameter has one of these names gets gradients
+BACKWARD = "backward"  # where reports say that a check of a gradient failed
 DEFAULT_CONDITIONS = {"nan": True, "inf": True}
 MAX_STACK_FRAMES = 12
 _COMPARISON = re.compile(rf"\s*({'|'.join(COMPARISONS)})\s*(\S+)\s*")
@@ -213,22 +213,33 @@ class Debug(ForwardHook):
         if self._conditions or self.inspect:
             self._check_output(where, inputs, kwargs, output, trainer)
         described_inputs = describe_tensors((inputs, kwargs))
+        entry = self._registry.entry(self._registered_name)
         for tensor in iter_tensors(live_output):
             if tensor.requires_grad:
-                tensor.register_hook(partial(self._check_gradient, where, described_inputs, trainer))  # type: ignore[no-untyped-call]
+                tensor.register_hook(partial(self._check_gradient, entry, where, described_inputs, trainer))  # type: ignore[no-untyped-call]
 
     def _check_gradient(
-        self, where: dict[str, Any], inputs: tuple[str, ...], trainer: RunControl | None, gradient: torch.Tensor
+        self,
+        entry: Entry,
+        where: dict[str, Any],
+        inputs: tuple[str, ...],
+        trainer: RunControl | None,
+        gradient: torch.Tensor,
     ) -> None:
         """Check a gradient when backward has computed it; what a function raises is a failure of the hook."""
+        if not entry.enabled or all(entry is not one for one in self._registry.entries("forward")):
+            return  # It was switched off or removed since the forward pass.
         try:
             gradient = gradient.detach()
             self._check(where, self._gradient_conditions, gradient, statistics_of([gradient]), lambda: inputs, trainer)
+        except StopTraining:
+            raise
         except Exception as error:
-            event, entry = CATALOG["on_forward"], self._registry.entry(self._registered_name)
-            args = SimpleNamespace(step=where["step"])
-            if self._registry.failures.handle(event, entry.bind(event), error, args) is not None:
+            # Not counted with the failures in the forward pass, whose successes would reset the count.
+            if self._registry.failures.apply_policy(entry, entry.name, BACKWARD, error, where["step"]) is not None:
                 raise
+        else:
+            entry.failures.in_a_row.pop(BACKWARD, None)
 
     def _where(self, name: str, step: int, phase: str) -> dict[str, Any]:
         call = next(self._calls.setdefault(name, itertools.count(1)))

@@ -164,6 +164,7 @@ class ForwardDispatcher:
         self._hooked: weakref.WeakKeyDictionary[torch.nn.Module, HookedModule] = weakref.WeakKeyDictionary()
         self._selected: dict[str, tuple[Entry, dict[HookedModule, str]]] = {}  # By hook; the modules with their names.
         self._attached: dict[int, tuple[Entry, dict[HookedModule, str]]] = {}  # What torch hooks are attached for.
+        self._interrupted: dict[HookedModule, None] = {}  # Modules whose torch hooks may not be what they are to be.
         self._until_cleanup = registry.cleanup_interval
         self._silent_threads: list[int] = []  # Once for each `silenced` block that a thread is in.
         self._passed_over: set[tuple[str, str]] = set()  # Hooks and modules of which that was reported.
@@ -275,18 +276,24 @@ class ForwardDispatcher:
         """Have torch hooks for these hooks and no others; only the modules of hooks that came or went are visited."""
         # By identity: a name may belong to another hook by now, and a hook that is selected for again has another dict.
         before, after = self._attached, {id(entry): (entry, self.selected_by(entry)) for entry in entries}
-        changed: dict[HookedModule, None] = {}
-        for these, others, by in ((before, after, -1), (after, before, 1)):
-            for key, (entry, selected) in these.items():
-                if key not in others or others[key][1] is not selected:
-                    measuring = by if measures_calls(entry) else 0
-                    for hooked in selected:
-                        hooked.hooks += by
-                        hooked.measuring_hooks += measuring
-                    changed.update(dict.fromkeys(selected))
-        self._attached = after
-        for hooked in changed:
-            hooked.update(returns=not self.attached)
+        changed = self._interrupted.copy()
+        try:
+            for these, others, by in ((before, after, -1), (after, before, 1)):
+                for key, (entry, selected) in these.items():
+                    if key not in others or others[key][1] is not selected:
+                        measuring = by if measures_calls(entry) else 0
+                        for hooked in selected:
+                            hooked.hooks += by
+                            hooked.measuring_hooks += measuring
+                        changed.update(dict.fromkeys(selected))
+            for hooked in changed:
+                hooked.update(returns=not self.attached)
+        except BaseException:  # Such as Ctrl-C: the next update counts from zero and visits every module.
+            self._attached, self._interrupted = {}, dict.fromkeys(self.modules)
+            for hooked in self._interrupted:
+                hooked.hooks = hooked.measuring_hooks = 0
+            raise
+        self._attached, self._interrupted = after, {}
 
     def detach(self) -> None:
         """Remove the torch hooks from every module."""

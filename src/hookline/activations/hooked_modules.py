@@ -209,7 +209,8 @@ def select_modules(entry: Entry, model: torch.nn.Module | None) -> dict[str, tor
         names = {id(module): name for name, module in named.items()}
         for index, module in enumerate(objects):
             own = entry.name if len(objects) == 1 else f"{entry.name}.{index}"
-            chosen[names.get(id(unwrap_module(module))) or own] = module
+            inner = unwrap_module(module)  # As patterns do: a wrapper stands for the module in it.
+            chosen[names.get(id(inner)) or own] = inner
     return chosen
 
 

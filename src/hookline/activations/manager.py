@@ -19,6 +19,7 @@ from hookline.activations.forward_hooks import ForwardDispatcher, complete_run
 from hookline.activations.monitor import COSTS, DEFAULT_METRICS, Monitor
 from hookline.core.catalog import Event
 from hookline.core.entry import MAKE_HOOK, OPTIONS, Entry
+from hookline.core.manual_fire import ManualClock
 from hookline.core.plugins import load_reference
 from hookline.core.registry import Handle, HookRegistry
 from hookline.errors import HooklineError
@@ -63,6 +64,9 @@ class HookManager(HookRegistry):
         limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
         self.captures = CaptureStore(max_captured_states, limit, max_age_seconds)
         self.dispatcher = ForwardDispatcher(self)
+        self._trainer_run: Any = None
+        self._stays_attached = True  # After the last `attached` block.
+        self._attached_blocks = 0  # Several threads may be in one.
         self.on_change(self._await_next_batch)
         if config is not None:
             self.load(config, **loading)
@@ -85,6 +89,8 @@ class HookManager(HookRegistry):
 
     def _await_next_batch(self) -> None:
         """Begin another micro-batch with the next forward pass, if the events say that the last one is over."""
+        if self.dispatcher.run is self._trainer_run:
+            return  # The trainer begins its micro-batches itself.
         with self._lock:
             if self._manual_clock.batch_is_over and self.manual_run.phase == "train" and self.entries("forward"):
                 self.slots.on_forward = self._begin_batch_and_dispatch  # type: ignore[attr-defined]
@@ -120,33 +126,40 @@ class HookManager(HookRegistry):
         """
         complete = self.dispatcher.run if run is None else complete_run(run)
         self.dispatcher.watch(model)
-        self.dispatcher.run = complete
+        self.dispatcher.run, self._stays_attached = complete, True
         return self.dispatcher
 
     def watch_for_trainer(self, model: torch.nn.Module, run: Any) -> None:
         """Watch a model for a trainer: its hooks are attached while it runs the model, and do not keep it alive."""
         self.dispatcher.watch(model, for_trainer=True)
-        self.dispatcher.run = run
+        self.dispatcher.run = self._trainer_run = run
+        self._stays_attached = False
+        self._manual_clock = ManualClock()  # A loop of the user's may have used the manager before.
 
     def attach(self) -> None:
         """Attach the forward hooks to the watched model until `close`."""
+        self._stays_attached = True
         self._set_attached(True)
 
     @contextmanager
     def attached(self) -> Iterator[None]:
         """Attach the forward hooks to the watched model inside the block, if they are not."""
-        before = self.dispatcher.attached
-        self._set_attached(True)
+        with self._lock:
+            self._attached_blocks += 1
         try:
+            self._set_attached(True)
             yield
         finally:
-            self._set_attached(before)
+            with self._lock:
+                self._attached_blocks -= 1
+                self._set_attached(self._stays_attached or self._attached_blocks > 0)
 
     def _set_attached(self, attached: bool) -> None:
-        if self.dispatcher.attached != attached:
-            self.dispatcher.attached = attached
-            if self.entries("forward"):
-                self._changed()
+        with self._lock:
+            if self.dispatcher.attached != attached:
+                self.dispatcher.attached = attached
+                if self.entries("forward"):
+                    self._changed()
 
     def reopen(self) -> None:
         """Attach the forward hooks again, and set up the hooks that `close` closed."""
@@ -155,7 +168,9 @@ class HookManager(HookRegistry):
 
     def close(self) -> None:
         """Close every hook, and take the forward hooks off the model until `reopen`, `attach` or `watch`."""
-        self.dispatcher.attached = False
+        with self._lock:
+            self._stays_attached = False
+            self.dispatcher.attached = self._attached_blocks > 0  # Another thread may validate or predict.
         super().close()
 
     def silenced(self) -> AbstractContextManager[None]:

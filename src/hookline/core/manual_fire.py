@@ -111,6 +111,9 @@ class ManualClock:
         self._phase_before = self.run.phase  # The phase in which the last validation began.
         self.batch_is_over = False
         """Whether a forward pass that comes now belongs to a micro-batch of which no event was fired yet."""
+        self._fires_step_end = False  # Else each micro-batch is a step.
+        self._finished_step = 0
+        self._step_of_event = 0  # The last that an event said; a forward pass may have begun another one since.
         self._batches_of: Counter[str] = Counter()  # By loader.
         self.now = Reading(by_loader=self._batches_of)
         self._started = monotonic()
@@ -121,7 +124,13 @@ class ManualClock:
         given = {name: value for name, value in values.items() if isinstance(value, int)}
         now, batch = self.now, given["batch_idx"] + 1 if "batch_idx" in given else None
         now.steps = given.get("step", now.steps if batch is None else batch)
-        now.batches = now.steps if batch is None else batch
+        if batch is not None:
+            now.batches = batch
+        elif event.name == "on_train_start" or now.steps < self._step_of_event:
+            now.batches = now.steps
+        else:  # With accumulation there were more micro-batches than steps.
+            now.batches = max(now.batches, now.steps)
+        self._step_of_event = now.steps
         now.epochs = given["epoch"] + 1 if "epoch" in given else max(now.epochs, 1)
         now.tokens = given.get("tokens_seen", now.tokens)
         now.seconds = monotonic() - self._started
@@ -136,6 +145,9 @@ class ManualClock:
             self.batch_is_over = True
         elif event.inner or self.run.phase == "inference":
             self.batch_is_over = False
+        if event.name in ("on_train_start", "on_step_end"):
+            self._fires_step_end = event.name == "on_step_end"
+            self._finished_step = now.steps
         position = now.steps, now.batches, now.epochs, now.loader
         begins = event.inner and position != self._position
         if begins:
@@ -148,6 +160,8 @@ class ManualClock:
     def begin_next_batch(self) -> None:
         """Begin a micro-batch whose forward pass comes before its first event."""
         now = self.now
-        now.steps, now.batches, self.batch_is_over = now.steps + 1, now.batches + 1, False
+        now.batches, self.batch_is_over = now.batches + 1, False
+        if not self._fires_step_end or now.steps == self._finished_step:
+            now.steps += 1
         self._position = now.steps, now.batches, now.epochs, now.loader
         self.run.step = now.steps

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from hookline._names import plain_name, plain_parameters
 from hookline.core.dispatch import BoundHook, Dispatch
 from hookline.core.entry import Entry
 from hookline.core.registry import HookRegistry
@@ -32,6 +33,16 @@ def update_by_hand(registry: HookRegistry, values: Mapping[str, Any], fire: Call
         MissingArgument: If `grads`, or a `model` that a hook needs, was not passed.
         GradientError: If `grads` is not a mapping of names to tensors.
     """
+    model, grads = values.get("model"), values.get("grads")
+    if model is None or not isinstance(grads, Mapping):
+        return _update(registry, values, fire)
+    params = plain_parameters(model, remove_duplicate=False)
+    plain = {name: name if name in params else plain_name(model, str(name)) for name in grads}
+    changed = _update(registry, {**values, "grads": {plain[name]: grads[name] for name in grads}}, fire)
+    return {name: changed[plain[name]] for name in grads} if grads else changed
+
+
+def _update(registry: HookRegistry, values: Mapping[str, Any], fire: Callable[[], None]) -> dict[str, Any]:
     chain = registry.update_chain
     if chain is not None and not isinstance(chain, ManualChain):
         return _run(chain.params, values.get("grads", {}), fire)
@@ -97,7 +108,7 @@ class ManualChain(UpdateChain):
         if not isinstance(grads, Mapping) or not all(isinstance(one, torch.Tensor | None) for one in grads.values()):
             raise GradientError("on_update: expected the gradients as a mapping of parameter name to tensor")
         if model is not None:
-            params = dict(model.named_parameters(remove_duplicate=False))
+            params = plain_parameters(model, remove_duplicate=False)
             for name in grads:
                 _check_name(name, params)
             return {name: params[name] for name in grads}
