@@ -95,9 +95,12 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
             error = ending_error(raised)
             outcome, reason = outcome_of(error), _describe_error(error)
             _fail(trainer, error, reason)
-            if isinstance(raised, BdbQuit):
-                raise error from None
-            raise
+            if signals.caught is None or not _is_of_loader(error):
+                if isinstance(raised, BdbQuit):
+                    raise error from None
+                raise
+            # The workers of a validation got the signal, too. The run resumes from its last checkpoint.
+            outcome, reason = "interrupted", signals.caught.name
         finally:
             try:
                 _end(trainer, outcome, reason)
@@ -255,11 +258,17 @@ def _save_last_step(trainer: Trainer) -> None:
             save(trainer)
 
 
+def _is_of_loader(error: BaseException) -> bool:
+    """Return whether an exception was raised while a DataLoader was read."""
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return any(name.startswith("torch.utils.data.") for name in modules)
+
+
 def _is_of_train_loader(error: Exception) -> bool:
     """Return whether an exception was raised while a DataLoader was read for training batches.
 
     One that is read by a validation or a hook is another matter: weights may be exchanged, and a half-done end of an
-    epoch would be repeated by a run that resumes there. That ends the run as any failure does.
+    epoch would be repeated by a run that resumes there. Nothing is saved then.
     """
     modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
     first = next((at for at, name in enumerate(modules) if name.startswith("torch.utils.data.")), 0)
