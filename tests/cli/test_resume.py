@@ -79,6 +79,16 @@ def test_resuming_from_one_checkpoint(capsys: Captured) -> None:
     assert [line["step"] for line in loaded] == [4]
 
 
+def test_a_run_that_is_complete_says_so(capsys: Captured) -> None:
+    """Nothing is trained, and the first line says what would train on."""
+    run = train(capsys, "train", "run.yaml")
+    steps = len(curve(run))
+    assert main(["resume", str(run)]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "resumed at step 12" in first and "nothing is left to train; give a larger max_steps" in first
+    assert len(curve(run)) == steps
+
+
 def test_a_fork_is_a_new_run(capsys: Captured) -> None:
     """A fork begins a new run, whose record names the original one."""
     run = train(capsys, "train", "run.yaml")

@@ -9,6 +9,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
+from hookline.config.factory import OWN_CODE_HINT
 from hookline.config.hooks import KINDS
 from hookline.config.load import FORMATS, load_config
 from hookline.config.schema import RunConfig
@@ -54,7 +55,10 @@ def add_hook(config: dict[str, Any], name: str) -> None:
     from hookline.cli.hooks import kind_of  # takes seconds
 
     hooks = config["hooks"] = config.get("hooks") or {}
-    kind = kind_of(HOOKS.find(name)).split(" and ")[0]
+    try:
+        kind = kind_of(HOOKS.find(name)).split(" and ")[0]
+    except HooklineError as error:
+        raise HooklineError(f"--hook {name}: {error}; {OWN_CODE_HINT}") from None
     if kind not in KINDS:
         raise HooklineError(f"--hook {name}: its kind is only known when it is made; list it in the config")
     if not isinstance(hooks, dict) or not isinstance(hooks.get(kind) or [], list):

@@ -403,7 +403,11 @@ def opening_line(trainer: Trainer) -> str:
     path, here, where = trainer.record.path, Path.cwd(), ""
     if path is not None:
         where = f" → {path.relative_to(here) if path.is_relative_to(here) else path}"
-    resumed = f", resumed at step {trainer.progress.steps_done}" if trainer.event_args.resumed else ""
+    done, resumed = trainer.progress.steps_done, ""
+    if trainer.event_args.resumed:
+        resumed = f", resumed at step {done}"
+        if trainer.total_steps is not None and done >= trainer.total_steps:
+            assumed = " (nothing is left to train; give a larger max_steps or max_epochs to train on)"
     return f"run {trainer.record.run_id}{resumed}: {length_of_run} on {trainer.device}{assumed}{where}"
 
 
