@@ -23,6 +23,15 @@ def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
 codecs.register_error(READABLE, _replace)
 
 
+def printable(text: str) -> str:
+    """Make a text from a file, a plugin or an exception safe to print.
+
+    Control characters, which a terminal would obey, and characters that reverse or hide text become visible escapes.
+    Line breaks and tabs stay. The layout functions of the command line apply it to everything.
+    """
+    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
+
+
 def print_line(text: str = "", stream: Any = None, end: str = "\n") -> None:
     """Print to a stream and flush it; what cannot be printed is lost, because training matters more.
 

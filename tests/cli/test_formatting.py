@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from hookline._console import printable
 from hookline.cli import main
-from hookline.cli.formatting import heading, labelled, open_console, paragraph, printable, table
+from hookline.cli.formatting import heading, labelled, open_console, paragraph, table
 from hookline.core import plugins
 
 ESCAPE = "\x1b[31m\x1b]0;title\x07\r\x08\x9b2J\u202e\u200b\ud800"

@@ -135,7 +135,7 @@ def test_json_log_writes_through_a_link_that_its_user_chose(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["metrics.jsonl", "layers.jsonl", "run.json"])
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_readers_follow_none(name: str, kind: str, run: Path, tmp_path: Path) -> None:
-    """Reading a stranger's record opens plain files only: a pipe would wait for ever."""
+    """Reading a stranger's record opens plain files only: a pipe would wait without end."""
     (run / name).rename(tmp_path / name)
     if kind == "link":
         (run / name).symlink_to(tmp_path / name)

@@ -16,7 +16,14 @@ from importlib import import_module
 from pathlib import Path
 
 from hookline import __version__
-from hookline._console import OutputError, drop_unwritten_output, is_terminal, print_line, replace_missing_characters
+from hookline._console import (
+    OutputError,
+    drop_unwritten_output,
+    is_terminal,
+    print_line,
+    printable,
+    replace_missing_characters,
+)
 from hookline.cli.completion import SHELLS, PrintCompletion
 from hookline.cli.latest import resolve_latest
 from hookline.errors import ConfigError, HooklineError, error_text, nearest
@@ -195,7 +202,7 @@ def one_line(text: str) -> str:
     """Make a message safe for the console: no line breaks, no control characters, of bounded length."""
     half = _LONGEST_MESSAGE // 2
     cut = text if len(text) <= _LONGEST_MESSAGE else f"{text[:half]} … {text[-half:]}"  # the remedy is at the end
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in " ".join(cut.split()))
+    return printable(" ".join(cut.split()))
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hookline._console import CommandOutput
+from hookline._console import CommandOutput, printable
 
 WIDEST = 100  # longer lines are tiring to read
 
@@ -21,15 +21,6 @@ WIDEST = 100  # longer lines are tiring to read
 def open_console() -> Console:
     """Return a console that respects NO_COLOR and the terminal's width, and writes plain text into files and pipes."""
     return Console(file=cast(TextIO, CommandOutput()), highlight=False, markup=False, emoji=False)
-
-
-def printable(text: str) -> str:
-    """Make a text from a file, a plugin or an exception safe to print.
-
-    Control characters, which a terminal would obey, and characters that reverse or hide text become visible escapes.
-    Line breaks and tabs stay. Everything that is printed by the functions below is made safe by them.
-    """
-    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
 
 
 def heading(console: Console, title: str, aside: str = "") -> None:

@@ -17,6 +17,8 @@ def is_redefinition(new: Any, old: Any) -> bool:
     """
     if isinstance(new, type) is not isinstance(old, type) or _place(new) != _place(old) or None in _place(new):
         return False
+    if new.__name__ == "<lambda>":
+        return False
     new_code, old_code = _code(new), _code(old)
     if not new_code or not old_code or not {id(code) for code in new_code}.isdisjoint(map(id, old_code)):
         return False
@@ -29,7 +31,7 @@ def _place(definition: Any) -> tuple[Any, Any]:
 
 
 def _code(definition: Any) -> list[CodeType]:
-    """Return the code objects that a definition consists of; none if it is a lambda."""
+    """Return the code objects that a definition consists of."""
     bodies = vars(definition).values() if isinstance(definition, type) else [definition]
     found: list[CodeType] = []
     for body in bodies:
@@ -37,7 +39,7 @@ def _code(definition: Any) -> list[CodeType]:
         # A class may hold functions that were defined elsewhere, and those that a dataclass generates.
         if isinstance(code, CodeType) and code.co_qualname.startswith(definition.__qualname__):
             found.append(code)
-    return [] if definition.__name__ == "<lambda>" else found
+    return found
 
 
 def _first_line(codes: list[CodeType]) -> tuple[str, int]:

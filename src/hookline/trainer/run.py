@@ -33,6 +33,7 @@ from hookline.trainer.data.loader_state import resume_warnings
 from hookline.trainer.data.loaders import epoch_length
 from hookline.trainer.non_finite import LossWatch, non_finite_parameters
 from hookline.trainer.rng import seed_everything
+from hookline.trainer.run_state import SIGNAL
 from hookline.trainer.signals import SignalHandler
 from hookline.trainer.validation import sanity_check
 
@@ -88,7 +89,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
             trainer.run_status.close(failed=False)
             if signals.caught is not None:
                 outcome, reason = "interrupted", signals.caught.name
-                trainer.note("stop_requested", reason=reason, by="signal")
+                trainer.note("stop_requested", reason=reason, by=SIGNAL)
             elif trainer.stop_reason is not None:
                 outcome, reason = "stopped", f"stopped by {trainer.stopped_by or 'request_stop'}: {trainer.stop_reason}"
         except BaseException as raised:
