@@ -30,7 +30,7 @@ def small_config() -> None:
 
 def python(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """Run a fresh interpreter that finds this package."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(hookline.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment)
 
 
@@ -413,11 +413,14 @@ def test_errors_are_wrapped_on_a_terminal(capsys: Captured, monkeypatch: pytest.
 
 def hookline_with(arguments: list[str], stdout: Any, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run the command in a new process that prints to this descriptor, block-buffered as in a shell."""
-    source = str(Path(hookline.__file__).parents[1])
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     command = [sys.executable, "-m", "hookline", *arguments]
     return subprocess.run(
-        command, stdout=stdout, stderr=subprocess.PIPE, text=True, env={**kept, "PYTHONPATH": source, **environment}
+        command,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**kept, "PYTHONPATH": ":".join(sys.path), **environment},
     )
 
 

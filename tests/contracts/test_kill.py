@@ -9,14 +9,12 @@ from typing import Any
 
 import pytest
 
-import hookline
-
 SCRIPT = Path(__file__).with_name("killed_run.py")
 
 
 def killed_run(root: Path, kills: int, seed: int, *how: str) -> dict[str, Any]:
     """Train once without interruption and once with that many kills; `how` may be async_save for the latter."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(hookline.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(SCRIPT), str(root), str(kills), str(seed), *how]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr

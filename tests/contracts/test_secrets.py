@@ -143,10 +143,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     (folder / "run.yaml").write_text(CONFIG)
     for words in (["init", "-q"], ["remote", "add", "origin", REMOTE]):
         subprocess.run(["git", *words], cwd=folder, check=True)
-    source = Path(__file__).resolve().parents[2] / "src"
     done = subprocess.run(
         [sys.executable, "-m", "hookline", "train", "run.yaml", "--import", "careless_parts", *OVERRIDES],
-        cwd=folder, capture_output=True, text=True, env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(source)},
+        cwd=folder, capture_output=True, text=True, env={**os.environ, **ENVIRONMENT, "PYTHONPATH": ":".join(sys.path)},
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     (run,) = (folder / "runs").iterdir()

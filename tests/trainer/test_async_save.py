@@ -15,6 +15,7 @@ from weakref import WeakSet
 import numpy as np
 import pytest
 import torch
+from forking import skip_after_cuda
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import Trainer, TrainingHook, UpdateHook, _fs, get_trainer
@@ -411,6 +412,7 @@ def test_a_second_signal_leaves_a_whole_checkpoint(monkeypatch: pytest.MonkeyPat
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_loaders_may_fork_while_a_save_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """An epoch's workers are made while a save of the last epoch is being written."""
+    skip_after_cuda()
     trainer, gate = make_trainer(), Gate(monkeypatch)
     data = TensorDataset(torch.randn(16, 3), torch.randn(16, 1))
     story = ask_at(trainer, 3)

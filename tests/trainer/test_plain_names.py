@@ -39,6 +39,13 @@ def compiled(module: nn.Module) -> Any:
     return torch.compile(module, backend="eager")
 
 
+def data_parallel(module: nn.Module) -> nn.Module:
+    """Wrap for data parallelism over no devices, as on a machine that has none."""
+    wrapper = nn.DataParallel(module)
+    wrapper.device_ids = []
+    return wrapper
+
+
 def part_compiled() -> nn.Module:
     """Compile one part."""
     model = plain()
@@ -50,15 +57,15 @@ def checkpointed() -> nn.Module:
     """Wrap a compiled part for activation checkpointing, and the model for data parallelism."""
     model = plain()
     model[0] = checkpoint_wrapper(compiled(model[0]))
-    return nn.DataParallel(model)
+    return data_parallel(model)
 
 
 WRAPPED: dict[str, Callable[[], Any]] = {
     "plain": plain,
     "compiled": lambda: compiled(plain()),
     "a part compiled": part_compiled,
-    "data parallel": lambda: nn.DataParallel(plain()),
-    "compiled data parallel": lambda: compiled(nn.DataParallel(plain())),
+    "data parallel": lambda: data_parallel(plain()),
+    "compiled data parallel": lambda: compiled(data_parallel(plain())),
     "checkpointed": checkpointed,
 }
 NAMES = ["0.module.weight", "0.module.bias", "1.weight", "1.bias", "2.weight", "2.bias"]

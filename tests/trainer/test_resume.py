@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forking import fork
 from read_batches import make_reader
 from stopped_runs import SaveAndStop, bits_of, curve_of, run_in_parts
 from torch import nn
@@ -392,7 +393,7 @@ def stopping_trainer(root: Path, why: str, kill: bool = False, patience: int = 1
 
 def killed_while_stopping(root: Path, why: str, **options: Any) -> Path:
     """Return the directory of such a run."""
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             stopping_trainer(root, why, kill=True, **options).train()

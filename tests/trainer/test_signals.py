@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from forking import fork
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
 from hookline import Trainer, TrainingHook, get_trainer
@@ -277,7 +278,7 @@ def test_a_failing_save_does_not_end_silently() -> None:
 def start(seconds_a_step: float) -> int:
     """A process that trains until it is stopped, and has begun; forked, because importing torch takes seconds."""
     begun, tell = os.pipe()
-    child = os.fork()
+    child = fork()
     if child:
         os.read(begun, 1)
         return child
@@ -400,7 +401,7 @@ def train_with_workers(how: str = "", deadly: int | None = None, resume: Path | 
 
 def end_of_group(**how: Any) -> int:
     """Train in a process group of its own, and return the exit status of its first process."""
-    child = os.fork()
+    child = fork()
     if child:
         return status_of(child)
     try:
