@@ -397,7 +397,7 @@ def test_a_misspelt_command_names_the_nearest(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as exit_:
         main(["trian", "config.yaml"])
     assert exit_.value.code == 2
-    assert "there is no command 'trian'; did you mean 'train'? Valid: checkpoints, " in capsys.readouterr().err
+    assert "there is no command 'trian'; did you mean 'train'? `hookline --help` lists all " in capsys.readouterr().err
 
 
 def test_errors_are_wrapped_on_a_terminal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from hookline.core.plugins import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS, PluginTable
+from hookline.core.plugins import DATA, HOOKS, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS, PluginTable
 from hookline.errors import ConfigError, HooklineError, RegistrationError, got, nearest, written
 
 # The components of a run, in the order in which they are made: the key of the config, and the names valid there.
@@ -43,8 +43,7 @@ class ImportPolicy:
         if name in names:
             return
         if "." not in name:
-            close = nearest(name, names.names(), 40)
-            raise ConfigError(path, f"there is no {names.noun} named {name!r}; {close}; {OWN_CODE_HINT}")
+            raise ConfigError(path, f"{names.unknown(name)}; {OWN_CODE_HINT}")
         if not all(part.isidentifier() for part in name.split(".")):
             raise ConfigError(path, f"{name!r} is not a dotted path")
         # An import runs code, so a file, which may come from elsewhere, reaches only what the user has allowed.
@@ -141,7 +140,8 @@ class Factory:
         is_open = any(one.kind is one.VAR_KEYWORD for one in known.values())
         for key in self.parameters:
             if key not in named and not is_open:
-                problem = f"{label} has no parameter {key!r}; {nearest(key, [*named, *self.options], 40)}"
+                see = f"`hookline hooks {self.name}`" if self.name in HOOKS else ""
+                problem = f"{label} has no parameter {key!r}; {nearest(key, [*named, *self.options], see)}"
                 raise ConfigError(above and above + key, problem)
         for key in named:
             if known[key].default is known[key].empty and key not in self.parameters and key not in filled:

@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hookline.config.schema import HooksConfig, RunConfig
+from hookline.config.schema import HOOKS_PAGE, OPTIONS_PAGE, HooksConfig, RunConfig
 from hookline.config.values import MAX_DEPTH, plain_copy, read_yaml
 from hookline.core.entry import numbered
 from hookline.errors import ConfigError, nearest, shown
@@ -127,7 +127,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(section, f"unknown key; {nearest(section, RunConfig.model_fields)}")
     options = [option.name for option in fields(TrainerOptions)]
     if section == "trainer" and inner is not None and inner not in options:
-        raise ConfigError(f"trainer.{inner}", f"unknown option; {nearest(inner, options, 40)}")
+        raise ConfigError(f"trainer.{inner}", f"unknown option; {nearest(inner, options, OPTIONS_PAGE)}")
     if section == "hooks" and inner is not None and inner not in HooksConfig.model_fields:
         parts = _entry_path(tree, parts)
     container: Any = tree
@@ -154,7 +154,7 @@ def _entry_path(tree: dict[str, Any], parts: list[str]) -> list[str]:
             # Of several hooks with one chosen name, which a registry refuses, the first is meant.
             places.setdefault(str(instance), (kind, str(index)))
     if name not in places:
-        close = nearest(name, places or HooksConfig.model_fields, 40)
+        close = nearest(name, places or HooksConfig.model_fields, HOOKS_PAGE)
         raise ConfigError(f"hooks.{name}", f"no hook of this config has that name; {close}")
     if len(parts) == 2:
         raise ConfigError(f"hooks.{name}", f"name one of its parameters: hooks.{name}.PARAMETER=value")

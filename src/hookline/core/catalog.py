@@ -76,6 +76,7 @@ _ARGUMENTS = [
 ]
 ARGUMENTS: dict[str, Argument] = {argument.name: argument for argument in _ARGUMENTS}
 ARGUMENT_ALIASES = {"loader_idx": "dataloader_idx", "loader_name": "dataloader_name"}
+MOST_LISTED = 4  # Events that a message lists.
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,20 @@ class Event:
     def free(self, argument: str) -> bool:
         """Return whether an argument costs nothing at this event."""
         return ARGUMENTS[argument].free or self.attributes[argument] == "live_loss"
+
+    def unknown_argument(self, name: str) -> str:
+        """Say that hooks cannot name an argument here, at which events they can, or which argument is nearest."""
+        problem = f"{self.name} has no argument {name!r}"
+        wanted = ARGUMENT_ALIASES.get(name, name)
+        others = [event for event in CATALOG.values() if wanted in (*event.attributes, *event.attributes.values())]
+        if not others or wanted in self.attributes.values():
+            see = f"`hookline events --event {self.name}`"
+            return f"{problem}; {nearest(name, self.argument_names, see)}"
+        called = wanted if wanted in ARGUMENTS else others[0].arguments_of([wanted])[0]
+        renamed = f", as {called!r}" if called != name else ""
+        more = f" and {len(others) - MOST_LISTED} others" if len(others) > MOST_LISTED else ""
+        listed = ", ".join(event.name for event in others[:MOST_LISTED])
+        return f"{problem}; available in {listed}{more}{renamed}"
 
     @property
     def argument_names(self) -> list[str]:
@@ -372,5 +387,5 @@ def find_event(spelling: str) -> Event:
     """
     row = SPELLINGS.get(spelling) or SPELLINGS.get(f"on_{spelling}")
     if row is None:
-        raise RegistrationError(f"{spelling!r} is not an event; {nearest(spelling, SPELLINGS)}")
+        raise RegistrationError(f"{spelling!r} is not an event; {nearest(spelling, SPELLINGS, '`hookline events`')}")
     return row

@@ -281,7 +281,7 @@ def find_listeners(hook: Any) -> dict[str, Listener]:
             event = SPELLINGS.get(name)
             if event is None:
                 raise RegistrationError(
-                    f"{owner}.{name}: there is no event {name!r}; {nearest(name, SPELLINGS, 40)}. "
+                    f"{owner}.{name}: there is no event {name!r}; {nearest(name, SPELLINGS, '`hookline events`')}. "
                     "Mark a method that is not an event with @hookline.not_an_event"
                 )
             if event.name in here:
@@ -294,9 +294,7 @@ def find_listeners(hook: Any) -> dict[str, Listener]:
         taken |= set(here)
     for name in getattr(hook, "always_hears", ()):
         if name not in listeners:
-            raise RegistrationError(
-                f"{owner}.always_hears: it does not listen to {name!r}; {nearest(name, listeners, 40)}"
-            )
+            raise RegistrationError(f"{owner}.always_hears: it does not listen to {name!r}; {nearest(name, listeners)}")
     return listeners
 
 
