@@ -97,11 +97,12 @@ def nearest(name: str, choices: Iterable[str], see: str = "") -> str:
         return "there are none"
     is_short = len(valid) <= _FEW
     lower = {choice.lower(): choice for choice in reversed(valid)}
-    # The first is given even if it is not very near; one that is among a few valid names is shown with them.
-    near = difflib.get_close_matches(name.lower(), lower, 1 if is_short else 3, 0.75)
-    near = near or difflib.get_close_matches(name.lower(), lower, 1, 0.5)
-    known = meant(name, valid)
-    close = [known] if known else [lower[one] for one in near]
+    near = difflib.get_close_matches(name.lower(), lower, 1 if is_short else 3, 0.5)
+    likeness = {one: difflib.SequenceMatcher(None, one, name.lower()).ratio() for one in near}
+    # Beside the nearest name only those that are about as near.
+    close = [lower[one] for one in near if likeness[one] > likeness[near[0]] - 0.1]
+    if known := meant(name, valid):
+        close = [known]
     question = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     if is_short:
         return f"{question}{'Valid' if close else 'valid'}: {', '.join(valid)}"
