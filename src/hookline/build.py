@@ -176,7 +176,7 @@ def get_trainer(
         **options: What else that trainer takes: see `AnyTrainerKeywords` and `TrainerOptions`.
 
     Raises:
-        HooklineError: If there is no trainer of that name, or what it makes is not a `Trainer`.
+        HooklineError: If no trainer has that name, or what it makes is not a `Trainer`.
     """
     made = TRAINER_NAMES.find(kind)(model, dataloader, optimizer, device, **options)
     if not isinstance(made, Trainer):
@@ -210,7 +210,7 @@ def trainer_from_config(
 
     written = config.as_mapping() if isinstance(config, RunConfig) else config
     settings = as_run_config(resolve_references(written))
-    policy = ImportPolicy(tuple(allow), from_file or is_from_file(config))
+    policy = ImportPolicy(allow, from_file or is_from_file(config))
     specs = read_hook_specs(settings.hooks, allow=policy.allow, from_file=policy.from_file)
     factories = find_factories(settings, policy)
     options = copy(settings.trainer)  # the trainer may change its options; settings stay as they were given

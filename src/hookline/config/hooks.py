@@ -73,8 +73,7 @@ def read_hook_specs(config: Any, *, allow: Iterable[str] = (), from_file: bool =
     from hookline.config.schema import as_hooks_config
 
     section = config.get("hooks") if isinstance(config, Mapping) else None
-    allowed = (allow,) if isinstance(allow, str) else tuple(allow)
-    policy = ImportPolicy(allowed, from_file or is_from_file(config) or is_from_file(section))
+    policy = ImportPolicy(allow, from_file or is_from_file(config) or is_from_file(section))
     hooks = as_hooks_config(config)
     specs = [spec for kind in KINDS for spec in _listed(getattr(hooks, kind) or (), kind, policy)]
     specs += [*_by_class(hooks, policy), *_by_flag(hooks)]

@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from hookline._checks import names
 from hookline.config.schema import HOOKS_PAGE, OPTIONS_PAGE, HooksConfig, RunConfig
 from hookline.config.values import MAX_DEPTH, plain_copy, read_yaml
 from hookline.core.entry import numbered
@@ -59,7 +60,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
         raise ConfigError(where, f"expected a mapping with {', '.join(RunConfig.model_fields)}, got {got}")
     mapping: type[dict[str, Any]] = FileConfig if from_file else dict
     config = plain_copy(tree, str(source) if from_file else "config", mapping)
-    if changes := list(overrides):
+    if changes := names(overrides, "overrides"):
         for override in changes:
             apply_override(config, override)
         config = plain_copy(config, "the config with its overrides", mapping)  # checks what the overrides added
@@ -80,7 +81,7 @@ def _read_file(path: Path) -> Any:
         raise ConfigError(where, f"is not text in UTF-8 (byte {error.start})") from None
     except FileNotFoundError:
         remedy = "`hookline example` prints a config to start from"
-        raise ConfigError(where, f"cannot be read: there is no such file; {remedy}") from None
+        raise ConfigError(where, f"cannot be read: it does not exist; {remedy}") from None
     except OSError as error:
         raise ConfigError(where, f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # a NUL in the file's name
