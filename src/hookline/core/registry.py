@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -15,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
+from hookline._checks import names
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
@@ -29,7 +29,7 @@ from hookline.core.entry import (
     own_name,
     read_hook,
 )
-from hookline.core.failures import FailureHandler, check_policy, logger
+from hookline.core.failures import FailureHandler, check_policy, logger, raise_if_quit
 from hookline.core.manual_fire import ManualArgs, ManualClock, name_values
 from hookline.core.order import Position, explanation, in_order
 from hookline.core.plugins import load_reference
@@ -230,8 +230,8 @@ class HookRegistry(Events):
             schedule=schedule if schedule != Schedule() else own_schedule,
             enabled=enabled,
             last=last or bool(own.get("runs_last", False)),
-            before=(before,) if isinstance(before, str) else tuple(before),
-            after=(after,) if isinstance(after, str) else tuple(after),
+            before=names(before, "before"),
+            after=names(after, "after"),
             ranks=None if ranks is None else frozenset((ranks,) if isinstance(ranks, int) else ranks),
             origin="built-in" if built_in and origin == "code" else origin,
             parameters={} if event else hook_parameters(made, parameters),
@@ -490,9 +490,8 @@ class HookRegistry(Events):
             entry = self._entries[name]
             try:
                 entry.load_state(states[name])
-            except BdbQuit:
-                raise
             except Exception as error:
+                raise_if_quit(error, f"hook {name!r}, load_state_dict")
                 raise HooklineError(
                     f"hook {name!r} ({type(entry.hook).__name__}) cannot take the state that was saved under its name: "
                     f"{error_text(error)}. If another hook saved it, register this one under another name"
