@@ -184,7 +184,7 @@ def test_explain_shows_the_order_the_reasons_and_the_source() -> None:
     registry.register(lambda loss: None, "a", event="batch_end", every=10)
     registry.register(lambda step: None, "b", event="batch_end", enabled=False)
     shown = registry.explain("batch_end", source=True)
-    assert "1. a (every 10 steps): user hook, registered as number 1; names loss" in shown
+    assert "1. a (every 10 steps): user hook, registered as number 1; arguments: loss" in shown
     assert "2. b [disabled]" in shown and "def on_train_batch_end(m):" in shown and "call0(loss)" in shown
     assert "no listeners" in registry.explain("on_exception")
 

@@ -234,23 +234,23 @@ class Events:
         kind="update",
         order="grads state",
         fires="every optimizer step that is not left out",
-        gradients="complete, unscaled, reduced; as the links before this one left them",
+        gradients="complete, unscaled, reduced; as the update hooks before this one left them",
         inner=True,
         of_step=True,
     )
     def on_update(self, *args: Any, **kwargs: Any) -> Any:
-        """A link of the update chain: return the gradients that the optimizer is to use."""
+        """An update hook's turn in the chain: return the gradients that the optimizer is to use."""
 
     @event(
         BATCH + " grad_norm=clipped_norm",
         order="trainer grad_norm",
-        fires="after each clip link",
+        fires="after each update hook that clips",
         gradients="clipped; grad_norm is the norm before it",
         inner=True,
         of_step=True,
     )
     def on_gradient_clip(self, *args: Any, **kwargs: Any) -> None:
-        """A clip link of the update chain has run."""
+        """An update hook that clips has run."""
 
     @event(
         BATCH + " grads grad_norm loss optimizer_idx lr=optimizer_lr",

@@ -45,6 +45,9 @@ class ChangeAudit:
         self._run, self._lr_changes, self._reruns = run, lr_changes, reruns
         self._failed = False  # Its own failure is logged once.
         self._times: dict[tuple[str, str, str], int] = {}
+        self._sampled: set[tuple[str, str]] = set()  # Hooks and what they wrote to, where not every call is compared.
+        self.summary = ""
+        """What each hook wrote to and how often, once the run is over."""
         self._timed_calls: Counter[tuple[str, str]] = Counter()
         self._called: set[tuple[str, str]] = set()
         self._snapshots = 0
@@ -92,6 +95,8 @@ class ChangeAudit:
             if _versions(batch) != versions:
                 changes.setdefault("batch", {})
             for what, values in changes.items():
+                if not always and what != "batch":
+                    self._sampled.add((hook.hook, what))
                 self._note(hook.hook, event, what, **values)
 
         def audited(*args: Any, **kwargs: Any) -> Any:
@@ -132,13 +137,28 @@ class ChangeAudit:
         return sum([tensor_version(param) for param in self._run.params.values()])
 
     def _note(self, hook: str, event: Event, what: str, **values: Any) -> None:
-        """Write to the record at the first, second, fourth, eighth … time; log the first, unless it was a rate."""
+        """Write to the record at the first, second, fourth, eighth … time and the last; log the first, except rates."""
         key = (hook, event.name, what)
         times = self._times[key] = self._times.get(key, 0) + 1
-        if times & (times - 1) == 0:
+        if _is_power_of_two(times):
             self._run.note("hook_wrote", hook=hook, on=event.name, what=what, times=times, **values)
         if times == 1 and what != "learning rate":
             logger.warning("hook %r modified the %s in %s, step %d", hook, what, event.name, self._run.step)
+
+    def finish(self) -> None:
+        """Write the counts to the record that are not in it yet, and begin to count for another run."""
+        totals: Counter[tuple[str, str]] = Counter()
+        for (hook, on, what), times in self._times.items():
+            totals[hook, what] += times
+            if not _is_power_of_two(times):
+                self._run.note("hook_wrote", hook=hook, on=on, what=what, times=times)
+        by_hook: dict[str, list[str]] = {}
+        for (hook, what), times in totals.items():
+            count = f"{'at least ' if (hook, what) in self._sampled else ''}{times}"
+            by_hook.setdefault(hook, []).append(f"{what} ({count} {'time' if times == 1 else 'times'})")
+        self.summary = ", ".join(f"hook {hook!r} modified the {' and '.join(by_hook[hook])}" for hook in by_hook)
+        self._times.clear()
+        self._sampled.clear()
 
 
 class RunSnapshot:
@@ -217,6 +237,10 @@ class RunSnapshot:
         # Subclasses such as DTensor, which are not dense, would communicate.
         has_bytes = is_dense(tensor) and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
         return has_bytes and (self._thorough or tensor.device.type == "cpu")
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def _few_elements(tensor: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ class ManualArgs:
         self._event, self._listeners = event, listeners
 
     def clipped(self, norm: Any, is_global: bool) -> None:
-        """Store the norm that a clip link found, for on_gradient_clip."""
+        """Store the norm that a clipping hook found, for on_gradient_clip."""
         self._clipped = norm
 
     def __getattr__(self, name: str) -> Any:

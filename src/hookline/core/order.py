@@ -129,7 +129,7 @@ def _reject_unsatisfied(positions: Sequence[Position], constraints: Iterable[Con
 
 
 def explanation(event: Event, positions: Iterable[Position], entries: Mapping[str, Entry]) -> Iterator[str]:
-    """Yield a line about an event, then one for each of its hooks in order: when it runs, why there, what it names.
+    """Yield a line about an event, then one for each of its hooks in order: when it runs, why there, its arguments.
 
     Args:
         event: The event.
@@ -142,7 +142,7 @@ def explanation(event: Event, positions: Iterable[Position], entries: Mapping[st
         entry = entries[position.name]
         status = "" if entry.enabled else " [disabled]"
         when = f" ({entry.schedule})" if event.inner and not entry.schedule.always else ""
-        named = ", ".join(event.arguments_of(entry.listeners[event.name].wanted)) or "nothing"
-        yield f"  {index}. {position.name}{status}{when}: {position.why}; names {named}"
+        arguments = ", ".join(event.arguments_of(entry.listeners[event.name].wanted)) or "none"
+        yield f"  {index}. {position.name}{status}{when}: {position.why}; arguments: {arguments}"
     if not listed:
         yield "  no listeners"
