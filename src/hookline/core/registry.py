@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -121,7 +120,7 @@ class HookRegistry(Events):
         self._entries: dict[str, Entry] = {}
         self._order: dict[str, list[Position]] = {}  # By kind; resolved on first use, forgotten at every change.
         self._registered = 0
-        self._reserved: set[str] = set()  # Derived names of hooks whose `setup` has not returned.
+        self._reserved: set[str] = set()  # Names of hooks whose `setup` has not returned.
         self._checks: list[Callable[[Entry], Any]] = []
         self._change_subscribers: list[Callable[[], Any]] = []
         # Held while the set of hooks or the decision about due hooks changes, and while a callable is made; never while
@@ -257,15 +256,13 @@ class HookRegistry(Events):
                 self._check_forward_hook(entry)
             for check in self._checks:
                 check(entry)
-            if before is None and not entry.named:
-                self._reserved.add(entry.name)
+            self._reserved.add(entry.name)
         try:
             if before is None or before.hook is not entry.hook:
                 entry.set_up(self)  # User code, so not under the lock.
             self._store(entry, before)
         finally:
-            if before is None and not entry.named:
-                self._reserved.discard(entry.name)
+            self._reserved.discard(entry.name)
         if before is not None:
             if before.hook is not entry.hook:
                 self._close(before)
@@ -300,10 +297,10 @@ class HookRegistry(Events):
             same_events = [one for one in earlier if one.listeners.keys() == entry.listeners.keys()]
             entry.name = (same_events or earlier)[0].name
             return self._entries[entry.name]
-        taken = self._entries.keys() | self._reserved
-        if entry.named and entry.name in taken:
+        if entry.named and entry.name in self._entries:
             raise _name_taken(entry.name)
-        entry.name = numbered(entry.name, taken)
+        if not entry.named:
+            entry.name = numbered(entry.name, self._entries.keys() | self._reserved)
         return None
 
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -459,17 +456,6 @@ class HookRegistry(Events):
                     raise
                 logger.warning("hook %r, close: failed: %s", entry.name, error_text(error), exc_info=error)
 
-    def attach(self) -> None:
-        """Attach the forward hooks to the model until `close`; a registry without a model has none."""
-
-    def attached(self) -> AbstractContextManager[None]:
-        """Return a context in which forward hooks are attached; a registry without a model has none."""
-        return nullcontext()
-
-    def silenced(self) -> AbstractContextManager[None]:
-        """Return a context in which no forward hook is called; a registry without a model has none."""
-        return nullcontext()
-
     # ---- the hooks' state --------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -588,12 +574,8 @@ class HookRegistry(Events):
         """Return whether a hook is due at this micro-batch."""
         return self.entry(name).schedule.always or name in self.scheduler.decision.due
 
-    def _fire(self, event: Event, order: tuple[str, ...], args: tuple[Any, ...], values: dict[str, Any]) -> None:
-        """Fire an event from a user's own loop; `name_values` has the Args."""
-        named = name_values(event, order, args, values)
-        self._fire_named(event, named)
-
-    def _fire_named(self, event: Event, named: dict[str, Any]) -> None:
+    def _fire(self, event: Event, named: dict[str, Any]) -> None:
+        """Fire an event from a user's own loop, with its values by name."""
         if self._manual_clock.read(event, named):
             self._begin_manual_batch()
         dispatch = getattr(self.slots, event.name)
@@ -630,7 +612,7 @@ class HookRegistry(Events):
             return args[0] if args else values.get("grads")
         event = CATALOG["on_update"]
         named = name_values(event, event.order, args, values)
-        return load_reference(UPDATE_BY_HAND)(self, named, partial(self._fire_named, event, named))
+        return load_reference(UPDATE_BY_HAND)(self, named, partial(self._fire, event, named))
 
     def _dispatch_without_missing(self, event: Event, passed: frozenset[str]) -> Dispatch | None:
         """Return the callable for a call that passed only these values: hooks keep their defaults for the rest."""
@@ -678,7 +660,7 @@ def _event_method(spelling: str) -> Callable[..., None]:
 
     def fire(self: HookRegistry, *args: Any, **values: Any) -> None:
         if self._hooks:
-            self._fire(event, self._orders.get(spelling, event.order), args, values)
+            self._fire(event, name_values(event, self._orders.get(spelling, event.order), args, values))
 
     fire.__name__, fire.__doc__ = spelling, event.doc
     return fire
