@@ -260,7 +260,16 @@ class HookRegistry(Events):
         try:
             if before is None or before.hook is not entry.hook:
                 entry.set_up(self)  # User code, so not under the lock.
-            self._store(entry, before)
+            with self._lock:
+                if self._entries.get(entry.name) is not before:  # Registered by setup() itself, or by another thread.
+                    self._close(entry)
+                    raise _name_taken(entry.name)
+                if before is not None:
+                    self.scheduler.forget(entry.name)
+                    self.dispatch_table.count(before, -1)
+                self._entries[entry.name] = entry
+                self.dispatch_table.count(entry, 1)
+                self._changed()
         finally:
             self._reserved.discard(entry.name)
         if before is not None:
@@ -268,18 +277,6 @@ class HookRegistry(Events):
                 self._close(before)
             logger.warning("hook %r: replaced, because it was defined again or registered again", entry.name)
         return Handle(entry.name, partial(self._remove_entry, entry))
-
-    def _store(self, entry: Entry, before: Entry | None) -> None:
-        with self._lock:
-            if self._entries.get(entry.name) is not before:  # Registered by setup() itself, or by another thread.
-                self._close(entry)
-                raise _name_taken(entry.name)
-            if before is not None:
-                self.scheduler.forget(entry.name)
-                self.dispatch_table.count(before, -1)
-            self._entries[entry.name] = entry
-            self.dispatch_table.count(entry, 1)
-            self._changed()
 
     def _check_forward_hook(self, entry: Entry) -> None:
         """Reject a forward hook that could not do its work here: an event fired by hand changes no output."""
@@ -297,10 +294,10 @@ class HookRegistry(Events):
             same_events = [one for one in earlier if one.listeners.keys() == entry.listeners.keys()]
             entry.name = (same_events or earlier)[0].name
             return self._entries[entry.name]
-        if entry.named and entry.name in self._entries:
-            raise _name_taken(entry.name)
         if not entry.named:
             entry.name = numbered(entry.name, self._entries.keys() | self._reserved)
+        elif entry.name in self._entries:
+            raise _name_taken(entry.name)
         return None
 
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
