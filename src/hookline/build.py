@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from copy import copy
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -120,15 +119,13 @@ class GenericTrainer(Trainer):
         from hookline.config.schema import as_trainer_config
 
         settings = as_trainer_config(config)
-        rest: dict[str, Any] = dict(more)
-        changes = {item.name: rest.pop(item.name) for item in fields(TrainerOptions) if item.name in rest}
-        options = settings.options(**changes)
         if schedulers is not None:
-            rest["scheduler"] = schedulers
-        manager = make_manager(settings.hooks, allow, is_from_file(config), options.enable_intervention)
+            more["scheduler"] = schedulers
+        intervene = more.get("enable_intervention", settings.enable_intervention)
+        manager = make_manager(settings.hooks, allow, is_from_file(config), intervene)
         parts = make_parts(
             model, optimizers, device, manager, train_loaders=train_loaders, val_loaders=val_loaders, config=settings,
-            options=options, **rest,
+            options=settings.options(), **more,
         )  # fmt: skip
         super().__init__(parts)
         attach(self, manager)
@@ -212,7 +209,7 @@ def trainer_from_config(
     policy = ImportPolicy(allow, from_file or is_from_file(config))
     specs = read_hook_specs(settings.hooks, allow=policy.allow, from_file=policy.from_file)
     factories = find_factories(settings, policy)
-    options = copy(settings.trainer)  # the trainer may change its options; settings stay as they were given
+    options = settings.trainer
     if options.seed is not None:
         seed_everything(options.seed)
     data = factories["data"].make()
@@ -323,8 +320,8 @@ def make_parts(
         device: Where to train; the best device there is by default.
         manager: The hooks.
         scheduler: One learning-rate scheduler, or several.
-        options: The options of the run; without them, they are among the keywords.
-        **keywords: Any of `PARTS`, as `Components` has them; the others are options.
+        options: The options of the run, unless they are among the keywords.
+        **keywords: Any of `PARTS`, as `Components` has them; the others are options, which replace those above.
 
     Raises:
         TrainingError: If the model, an optimizer, a scheduler or a function is not one.
@@ -333,8 +330,8 @@ def make_parts(
     if not isinstance(model, torch.nn.Module):
         raise TrainingError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     parts = {name: keywords.pop(name) for name in PARTS if name in keywords}
-    if options is None or keywords:  # beside finished options, a keyword is an unknown option
-        options = TrainerOptions.make(keywords, also=KEYWORDS)
+    # A copy, because the trainer may change its options.
+    options = TrainerOptions.make({**(vars(options) if options else {}), **keywords}, also=KEYWORDS)
     engine = Engine(find_device(device), options.precision)
     prepared = engine.prepare(model)
     listed = checked_list(optimizers, "optimizers", "an optimizer", at_least=1)

@@ -23,6 +23,7 @@ class Hook:
     last: bool = False
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    origin: str = "code"
 
 
 NAMES = "abcdef"
@@ -176,6 +177,15 @@ def test_a_target_that_is_not_registered_is_named_in_the_reason() -> None:
     assert [place.name for place in places] == ["b", "a"]
     assert "; asked for 'aa' and 'zz', not there; moved, as it asked to run before 'a'" in places[0].why
     assert "asked" not in places[1].why
+
+
+def test_explain_says_which_hook_was_added_by_default() -> None:
+    """A trainer adds `identity`; it stays where another update hook is registered later."""
+    registry = HookRegistry({})
+    registry.register("clip_norm", max_norm=1.0)
+    first, second = registry.explain("on_update").splitlines()[1:]
+    assert first == "  1. identity: built-in, added by default, registered as number 1; arguments: grads"
+    assert "added by default" not in second
 
 
 def test_explain_shows_the_order_the_reasons_and_the_source() -> None:

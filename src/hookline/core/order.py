@@ -78,6 +78,7 @@ def in_order(hooks: Iterable[Entry], tiers: bool, strict: bool = False) -> list[
 
 def _reason(hook: Entry, tiers: bool, known: Container[str]) -> str:
     kind = ("built-in" if hook.built_in else "user hook") + (", after users' hooks" if tiers and hook.built_in else "")
+    kind += ", added by default" if hook.origin == "default" else ""
     at_end = ", kept at the end" if hook.last else ""
     absent = [repr(target) for target in (*hook.before, *hook.after) if target not in known]
     in_vain = f"; asked for {' and '.join(absent)}, not there" if absent else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -452,6 +453,17 @@ class HookRegistry(Events):
                 if at_run_end:
                     raise
                 logger.warning("hook %r, close: failed: %s", entry.name, error_text(error), exc_info=error)
+
+    def attach(self) -> None:
+        """Attach the forward hooks to the model until `close`; a registry without a model has none."""
+
+    def attached(self) -> AbstractContextManager[None]:
+        """Return a context in which forward hooks are attached; a registry without a model has none."""
+        return nullcontext()
+
+    def silenced(self) -> AbstractContextManager[None]:
+        """Return a context in which no forward hook is called; a registry without a model has none."""
+        return nullcontext()
 
     # ---- the hooks' state --------------------------------------------------------------------------------------
 
