@@ -46,7 +46,7 @@ class PluginTable:
         """Return the factory of a name.
 
         Raises:
-            HooklineError: If there is none; the message lists the names, nearest first.
+            HooklineError: If there is none; the message has the nearest names.
         """
         if name in self.built_in:
             return load_reference(self.built_in[name])

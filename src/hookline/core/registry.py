@@ -212,9 +212,7 @@ class HookRegistry(Events):
         own_schedule: Schedule = getattr(made, "schedule", None) or Schedule()
         if options.get("every") is not every:  # Its constructor took it.
             schedule = replace(schedule, every=options.get("every"))
-        elif (
-            (schedule.start or schedule.stop) and every is None and not schedule.at
-        ):  # `start` and `stop` limit its own period.
+        elif every is None and not schedule.at and (schedule.start or schedule.stop):  # They limit its own period.
             schedule = replace(schedule, every=own_schedule.every)
         name = name or own_name(made) or derived_name(made, type_name)
         own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
@@ -695,8 +693,7 @@ class HookRunner(HookRegistry):
 
     def __init__(self, hooks: Iterable[Any] = ()) -> None:
         super().__init__()
-        for hook in hooks:
-            self.register(hook)
+        self.hooks.extend(hooks)
 
     def _check_forward_hook(self, entry: Entry) -> None:
         raise _not_here(entry, type(self), "is called when modules of the model run")
