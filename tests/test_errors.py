@@ -1,12 +1,25 @@
 """Errors say what was wrong and what would be right."""
 
 import inspect
+from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
 import torch
 
-from hookline import GenericTrainer, HooklineError, SimpleTrainer, StopTraining, errors
+from hookline import (
+    GenericTrainer,
+    HooklineError,
+    HookRegistry,
+    HookRunner,
+    HooksConfig,
+    Identity,
+    SimpleTrainer,
+    StopTraining,
+    TrainerConfig,
+    errors,
+    load_config,
+)
 from hookline._words import _MEANINGS
 from hookline.build import KEYWORDS
 from hookline.core.catalog import SPELLINGS
@@ -52,9 +65,9 @@ def test_a_strict_monitors_error_insists() -> None:
     ("name", "choices", "sentence"),
     [
         ("tarin", ["train", "epoch"], "did you mean 'train'? Valid: epoch, train"),
-        ("zzz", ["train", "epoch"], "Valid: epoch, train"),
+        ("zzz", ["train", "epoch"], "valid: epoch, train"),
         ("x", [], "there are none"),
-        ("", ["a", "a"], "Valid: a"),
+        ("", ["a", "a"], "valid: a"),
     ],
 )
 def test_nearest_lists_the_choices(name: str, choices: list[str], sentence: str) -> None:
@@ -62,11 +75,34 @@ def test_nearest_lists_the_choices(name: str, choices: list[str], sentence: str)
     assert nearest(name, choices) == sentence
 
 
-def test_a_long_list_is_cut_to_the_closest_and_says_so() -> None:
-    """With many choices the closest are shown, the best one among them."""
-    said = nearest("hook_042", [f"hook_{i:03d}" for i in range(100)], limit=5)
-    assert said.startswith("did you mean 'hook_042'? Valid: hook_042")
-    assert said.count("hook_") == 6 and said.endswith("(and 95 more)")
+def test_of_many_names_the_nearest_are_given_and_where_to_find_the_others() -> None:
+    """At most three that are near, and what lists them all; without such a page, how many there are."""
+    many = [f"hook_{number:03d}" for number in range(100)]
+    said = nearest("hook_0429", many, "`hookline hooks`")
+    assert said == "did you mean 'hook_049' or 'hook_042' or 'hook_029'? `hookline hooks` lists all 100"
+    assert nearest("hook_042", many).endswith("?")
+    assert nearest("zzz", many, "docs/config.md") == "docs/config.md lists all 100"
+    assert nearest("zzz", many) == "there are 100, such as hook_000, hook_001, hook_002"
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        lambda: HookRegistry().register("clip_nrm"),
+        lambda: HookRegistry().register("clip_norm", max_nrm=1.0),
+        lambda: HookRegistry().register(print, event="on_stepp_end"),
+        lambda: HookRegistry().register(lambda los: None, event="on_step_end"),
+        lambda: HookRunner([Identity()]).on_step_end(los=1.0),
+        lambda: HooksConfig(enable_loging_hook=True),
+        lambda: TrainerConfig(max_step=3),
+        lambda: load_config({"trainer": {}}, ["trainer.max_step=3"]),
+    ],
+)
+def test_a_message_about_an_unknown_name_does_not_list_dozens(cause: Callable[[], object]) -> None:
+    """It has the nearest name, and says what lists the others."""
+    with pytest.raises((HooklineError, TypeError), match=r"did you mean .*\? (`hookline|docs/)") as failed:
+        cause()
+    assert len(str(failed.value)) < 200
 
 
 @pytest.mark.parametrize(

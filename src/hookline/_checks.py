@@ -6,7 +6,7 @@ Each function returns the checked value, so that a constructor can check and ass
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -34,6 +34,14 @@ def string(value: Any, name: str) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigError(name, f"expected a non-empty string, {got(value)}")
     return value
+
+
+def names(value: Any, name: str) -> tuple[str, ...]:
+    """Check several names; one name may be given as it is, without a list around it."""
+    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (None,)
+    if not all(isinstance(one, str) for one in found):
+        raise ConfigError(name, f"expected a name or a list of names, {got(value)}")
+    return found
 
 
 def integer(value: Any, name: str, at_least: int | None = None) -> int:

@@ -101,7 +101,7 @@ class CommandOutput:
         self.stream = sys.stdout
 
     def write(self, text: str) -> None:
-        """Write text, unless there is no console."""
+        """Write text, if there is a console."""
         try:
             if self.stream is not None:
                 self.stream.write(text)

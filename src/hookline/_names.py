@@ -66,11 +66,8 @@ def _has_wrappers(model: torch.nn.Module) -> bool:
 
 def plain_modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """Return what `named_modules` does, under plain names and without the wrappers."""
-    named = dict(model.named_modules())
-    if all(_inner_attribute(module) is None for module in named.values()):
-        return named
-    inside = {name: module for name, module in named.items() if _inner_attribute(module) is None}
-    return {plain_name(model, name): module for name, module in inside.items()}
+    inside = {name: one for name, one in model.named_modules() if _inner_attribute(one) is None}
+    return _with_plain_names(model, inside)
 
 
 def plain_parameters(model: torch.nn.Module, remove_duplicate: bool = True) -> dict[str, torch.nn.Parameter]:
@@ -94,12 +91,8 @@ def load_plain_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> N
     Raises:
         RuntimeError: As `load_state_dict` of the model, if names or shapes do not fit.
     """
-    if _has_wrappers(model):
-        names = {plain_name(model, name): name for name in model.state_dict()}
-        state = {names.get(name, name): value for name, value in fit_names(state, names).items()}
-    else:
-        state = fit_names(state, model.state_dict().keys())
-    model.load_state_dict(state)
+    names = {plain_name(model, name): name for name in model.state_dict()}
+    model.load_state_dict({names.get(name, name): value for name, value in fit_names(state, names).items()})
 
 
 def fit_names(saved: Mapping[str, Value], names: Collection[str]) -> dict[str, Value]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from copy import copy
 from dataclasses import fields
-from inspect import signature
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
@@ -121,15 +119,13 @@ class GenericTrainer(Trainer):
         from hookline.config.schema import as_trainer_config
 
         settings = as_trainer_config(config)
-        rest: dict[str, Any] = dict(more)
-        changes = {item.name: rest.pop(item.name) for item in fields(TrainerOptions) if item.name in rest}
-        options = settings.options(**changes)
         if schedulers is not None:
-            rest["scheduler"] = schedulers
-        manager = make_manager(settings.hooks, allow, is_from_file(config), options.enable_intervention)
+            more["scheduler"] = schedulers
+        intervene = more.get("enable_intervention", settings.enable_intervention)
+        manager = make_manager(settings.hooks, allow, is_from_file(config), intervene)
         parts = make_parts(
             model, optimizers, device, manager, train_loaders=train_loaders, val_loaders=val_loaders, config=settings,
-            options=options, **rest,
+            options=settings.options(), **more,
         )  # fmt: skip
         super().__init__(parts)
         attach(self, manager)
@@ -176,7 +172,7 @@ def get_trainer(
         **options: What else that trainer takes: see `AnyTrainerKeywords` and `TrainerOptions`.
 
     Raises:
-        HooklineError: If there is no trainer of that name, or what it makes is not a `Trainer`.
+        HooklineError: If no trainer has that name, or what it makes is not a `Trainer`.
     """
     made = TRAINER_NAMES.find(kind)(model, dataloader, optimizer, device, **options)
     if not isinstance(made, Trainer):
@@ -210,10 +206,10 @@ def trainer_from_config(
 
     written = config.as_mapping() if isinstance(config, RunConfig) else config
     settings = as_run_config(resolve_references(written))
-    policy = ImportPolicy(tuple(allow), from_file or is_from_file(config))
+    policy = ImportPolicy(allow, from_file or is_from_file(config))
     specs = read_hook_specs(settings.hooks, allow=policy.allow, from_file=policy.from_file)
     factories = find_factories(settings, policy)
-    options = copy(settings.trainer)  # the trainer may change its options; settings stay as they were given
+    options = settings.trainer
     if options.seed is not None:
         seed_everything(options.seed)
     data = factories["data"].make()
@@ -227,19 +223,13 @@ def trainer_from_config(
     optimizer = factories["optimizer"].make(model.parameters())
     manager = HookManager(enable_intervention=options.enable_intervention)
     register_specs(manager, specs)
+    scheduler = make_scheduler(factories.get("scheduler"), optimizer, options, data.train)
     parts = make_parts(
-        model,
-        optimizer,
-        device,
-        manager,
-        scheduler=make_scheduler(factories.get("scheduler"), optimizer, options, data.train),
-        train_loaders=data.train,
-        val_loaders=getattr(data, "validation", None),
+        model, optimizer, device, manager, scheduler=scheduler, options=options, config=settings,
         loss_fn=factories["loss"].make() if "loss" in factories else None,
-        config=settings,
+        train_loaders=data.train, val_loaders=getattr(data, "validation", None),
         resolved=restore_references(settings.as_mapping(), written),
-        options=options,
-    )
+    )  # fmt: skip
     trainer = Trainer(parts)
     attach(trainer, manager)
     if vocab is not None:
@@ -304,6 +294,14 @@ def make_manager(
     return manager
 
 
+PARTS = [item.name for item in fields(Components) if item.default is None]
+"""What a trainer can do without."""
+FUNCTIONS = ("step_fn", "loss_fn", "optimizer_step", "count_tokens")
+KEYWORDS = {"dataloader", "val_dataloader", "optimizer", "device", "hooks", "allow", "scheduler", *PARTS}
+KEYWORDS -= {"config", "resolved"}
+"""What constructors take beside the options."""
+
+
 def make_parts(
     model: torch.nn.Module,
     optimizers: Any,
@@ -311,26 +309,19 @@ def make_parts(
     manager: HookManager,
     *,
     scheduler: Any = None,
-    train_loaders: Loaders = None,
-    val_loaders: Loaders = None,
-    step_fn: StepFunction | None = None,
-    loss_fn: Callable[..., Any] | None = None,
-    optimizer_step: Callable[..., Any] | None = None,
-    metrics: Mapping[str, Any] | None = None,
-    count_tokens: Callable[[Any], int] | None = None,
-    config: Any = None,
-    resolved: Mapping[str, Any] | None = None,
     options: TrainerOptions | None = None,
     **keywords: Any,
 ) -> Components:
     """Check what a constructor was given, and return the parts of a trainer.
 
-    The arguments are those of `SimpleTrainer`, and:
-
     Args:
-        config: What hooks see as `trainer.config`.
-        resolved: The whole config, for the record.
-        options: The options of the run; without them, `keywords` are the options.
+        model: The model.
+        optimizers: One optimizer, or several.
+        device: Where to train; the best device there is by default.
+        manager: The hooks.
+        scheduler: One learning-rate scheduler, or several.
+        options: The options of the run, unless they are among the keywords.
+        **keywords: Any of `PARTS`, as `Components` has them; the others are options, which replace those above.
 
     Raises:
         TrainingError: If the model, an optimizer, a scheduler or a function is not one.
@@ -338,32 +329,16 @@ def make_parts(
     """
     if not isinstance(model, torch.nn.Module):
         raise TrainingError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
-    if options is None or keywords:  # beside finished options, a keyword is an unknown option
-        options = TrainerOptions.make(keywords, also=KEYWORDS)
+    parts = {name: keywords.pop(name) for name in PARTS if name in keywords}
+    # A copy, because the trainer may change its options.
+    options = TrainerOptions.make({**(vars(options) if options else {}), **keywords}, also=KEYWORDS)
     engine = Engine(find_device(device), options.precision)
-    return Components(
-        model=engine.prepare(model),
-        optimizers=checked_list(optimizers, "optimizers", "an optimizer", at_least=1),
-        hooks=manager,
-        engine=engine,
-        options=options,
-        schedulers=checked_list(scheduler, "scheduler", "a scheduler"),
-        train_loaders=train_loaders,
-        val_loaders=val_loaders,
-        step_fn=checked_function(step_fn, "step_fn"),
-        loss_fn=checked_function(loss_fn, "loss_fn"),
-        optimizer_step=checked_function(optimizer_step, "optimizer_step"),
-        metrics=metrics,
-        count_tokens=checked_function(count_tokens, "count_tokens"),
-        config=options if config is None else config,
-        resolved=resolved,
-    )
-
-
-KEYWORDS = {"dataloader", "val_dataloader", "optimizer", "device", "hooks", "allow"} | {
-    name for name, one in signature(make_parts).parameters.items() if one.kind is one.KEYWORD_ONLY
-} - {"config", "resolved", "options"}
-"""What constructors take beside the options."""
+    prepared = engine.prepare(model)
+    listed = checked_list(optimizers, "optimizers", "an optimizer", at_least=1)
+    schedulers = checked_list(scheduler, "scheduler", "a scheduler")
+    for name in FUNCTIONS:
+        check_function(parts.get(name), name)
+    return Components(prepared, listed, manager, engine, options, schedulers, **{"config": options, **parts})
 
 
 def attach(trainer: Trainer, manager: HookManager) -> None:
@@ -395,10 +370,9 @@ def checked_list(given: Any, name: str, kind: str, at_least: int = 0) -> list[An
     return found
 
 
-def checked_function(function: Any, name: str) -> Any:
-    """Return a function or a module; reject the class of a module, which would be called with the batch."""
+def check_function(function: Any, name: str) -> None:
+    """Reject what cannot be called, and the class of a module, which would be called with the batch."""
     if isinstance(function, type) and issubclass(function, torch.nn.Module):
         raise TrainingError(f"{name}: got the class {function.__name__}; give an instance, {function.__name__}()")
     if function is not None and not callable(function):
         raise TrainingError(f"{name}: expected a function, got {function!r} ({type(function).__name__})")
-    return function

@@ -15,6 +15,7 @@ from hookline._words import meant
 
 SHORTEST_HIDDEN = 8  # characters of what is hidden in texts; shorter texts occur in ordinary words
 _LONGEST = 60  # characters of a value in a message
+_FEW = 8  # names that a message lists
 _UNRESERVED = f"{string.ascii_letters}{string.digits}-._~".encode("ascii")
 _NOT_ESCAPED = (_UNRESERVED, _UNRESERVED + b"/", b"")  # by percent-encoding in a query, in a path, and of every byte
 
@@ -78,25 +79,36 @@ class StopTraining(Exception):
     """Raised by a hook to end the run in order; the same as ``trainer.request_stop(reason)``."""
 
 
-def nearest(name: str, choices: Iterable[str], limit: int = 12) -> str:
-    """Return a sentence that lists the valid choices, nearest first, to end an error message with.
+def nearest(name: str, choices: Iterable[str], see: str = "") -> str:
+    """Return the end of a message about an unknown name: the nearest valid ones, and all of them if they are few.
 
     A word that other libraries use for one of the choices is understood, and upper case does not matter.
 
     >>> nearest("tarin", ["train", "epoch"])
     "did you mean 'train'? Valid: epoch, train"
+
+    Args:
+        name: What was given.
+        choices: What is valid.
+        see: What lists the valid names, if they are many: a command or a page.
     """
     valid = sorted(set(choices))
     if not valid:
         return "there are none"
+    is_short = len(valid) <= _FEW
     lower = {choice.lower(): choice for choice in reversed(valid)}
-    known = meant(name, valid)
-    close = [known] if known else [lower[one] for one in difflib.get_close_matches(name.lower(), lower, 1, 0.5)]
-    more = f" (and {len(valid) - limit} more)" if len(valid) > limit else ""
-    if more:
-        ratios = {choice: difflib.SequenceMatcher(None, name.lower(), choice.lower()).ratio() for choice in valid}
-        valid = sorted(valid, key=lambda choice: (choice != known, -ratios[choice]))[:limit]
-    return (f"did you mean {close[0]!r}? " if close else "") + f"Valid: {', '.join(valid)}{more}"
+    near = difflib.get_close_matches(name.lower(), lower, 1 if is_short else 3, 0.5)
+    likeness = {one: difflib.SequenceMatcher(None, one, name.lower()).ratio() for one in near}
+    # Beside the nearest name only those that are about as near.
+    close = [lower[one] for one in near if likeness[one] > likeness[near[0]] - 0.1]
+    if known := meant(name, valid):
+        close = [known]
+    question = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    if is_short:
+        return f"{question}{'Valid' if close else 'valid'}: {', '.join(valid)}"
+    if see:
+        return f"{question}{see} lists all {len(valid)}"
+    return question.rstrip() or f"there are {len(valid)}, such as {', '.join(valid[:3])}"
 
 
 def error_text(error: BaseException) -> str:

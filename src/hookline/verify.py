@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hookline import _checks
 from hookline._tensors import iter_tensors
 from hookline.core.base import TrainingHook
 from hookline.core.failures import Incident
@@ -142,7 +143,8 @@ def verify(make_trainer: Callable[[], Trainer], steps: int = 20, only: Iterable[
         NotRepeatable: If two runs without any hook differ.
     """
     first = make_trainer()
-    names = [name for name in first.hooks if not only or name in set(only)]
+    judged = _checks.names(only, "only")
+    names = [name for name in first.hooks if not judged or name in judged]
     declared = {hook.name: hook.intervenes for hook in first.hooks.list_hooks()}
     plain, again = observe_run(first, (), steps), observe_run(make_trainer(), (), steps)
     if (difference := first_difference(plain, again)) is not None:

@@ -335,7 +335,7 @@ def test_an_output_without_floats_is_left_alone(caplog: pytest.LogCaptureFixture
         (Ablate("0", units=[4]), r"ablate: units \[4\] exceed the size 4 of dimension -1 in the output of '0'"),
         (Ablate("0", torch.ones(3)), r"ablate: the mean has shape \(3,\)"),
         (Patch("0", torch.ones(7, 2, 4)), r"patch: the source has shape \(7, 2, 4\)"),
-        (Patch("0", {"1": VECTOR}), r"patch: the source has no entry '0'; .*Valid: 1"),
+        (Patch("0", {"1": VECTOR}), r"patch: the source has no entry '0'; valid: 1"),
         (Patch("0", {"0": torch.arange(4)}), r"patch: the source has no floating-point output of '0'; capture outputs"),
         (Patch("0", VECTOR, positions=[0, 2]), r"patch: positions \[0, 2\] exceed the size 2 of dimension -2"),
         (Steer("0", [1.0, 2.0]), r"steer: vector has 2 elements, but the output of '0' has shape \(2, 2, 4\)"),

@@ -405,6 +405,7 @@ def test_dotted_paths_are_for_code() -> None:
     parts = {"model": linear, "data": "one", "optimizer": {"name": "sgd", "lr": 0.1}}
     assert isinstance(trainer_from_config(parts).model, torch.nn.Linear)
     assert isinstance(trainer_from_config(parts, allow=("torch.nn",), from_file=True).model, torch.nn.Linear)
+    assert isinstance(trainer_from_config(parts, allow="torch.nn", from_file=True).model, torch.nn.Linear)
     with pytest.raises(ConfigError, match=r"^model\.name: .*not allowed"):
         trainer_from_config(parts, allow=("tor",), from_file=True)
     with pytest.raises(ConfigError, match=r"did you mean 'char_gpt'.*--import MODULE"):

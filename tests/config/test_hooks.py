@@ -79,7 +79,7 @@ def test_a_registry_is_made_with_a_file(
     assert list(registry) == ["report", "mine", "clip_norm"] and registry.get("clip_norm").max_norm == 2.5
     with pytest.raises(ConfigError, match="is not allowed: a config file names registered hooks"):
         kind(as_path(file))
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read: there is no such file"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read: it does not exist"):
         kind(as_path(tmp_path / "nowhere.yaml"))
 
 

@@ -86,6 +86,11 @@ def tree() -> dict[str, Any]:
     }
 
 
+def test_one_override_need_not_be_in_a_list() -> None:
+    """Text is one override, not a sequence of letters."""
+    assert load_config(tree(), "trainer.max_steps=7")[0]["trainer"]["max_steps"] == 7
+
+
 def changed(*overrides: str) -> dict[str, Any]:
     """Return the config above after some overrides."""
     return load_config(tree(), overrides)[0]

@@ -24,7 +24,7 @@ MACHINE = ("environment", "started", "closed", "pid", "host", "message", "time",
 FLOAT = re.compile(r"-?\b\d+\.\d+(?:e[+-]?\d+)?\b|-?\b\d+e[+-]?\d+\b")
 RUN_ID = re.compile(r"\b\d{8}-\d{6}-[a-z0-9]{8}\b")
 SHA256 = re.compile(r"\b[0-9a-f]{64}\b")
-BUILT_IN_NAMES = re.compile(r"(: built-in.*); names .*")  # the arguments that a built-in hook names may change
+BUILT_IN_NAMES = re.compile(r"(: built-in.*); arguments: .*")  # the arguments that a built-in hook names may change
 ADDED_SINCE = {"keep_previous", "min_epochs", "trainable_only"}  # options and parameters that 0.1 did not have
 PACKED = re.compile(r'"[A-Za-z0-9+/]{16,}={0,2}"')
 

@@ -62,8 +62,22 @@ def test_a_learning_rate_written_into_a_group_is_recorded_whenever_it_happens() 
 
 
 def test_a_hook_that_writes_at_every_step_does_not_fill_the_record() -> None:
-    """It is noted at the first, second, fourth, eighth … time, with the count."""
-    assert [event["times"] for event in noted(make_trainer(Changes(halve_lr)))] == [1, 2, 4, 8, 16, 32]
+    """It is noted at the first, second, fourth, eighth … time and at the end, with the count."""
+    assert [event["times"] for event in noted(make_trainer(Changes(halve_lr)))] == [1, 2, 4, 8, 16, 32, 40]
+
+
+def test_the_closing_line_says_what_hooks_wrote_to(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the exact count, or that there were at least so many where not every call is compared; for each run."""
+    trainer = make_trainer(Changes(halve_lr), console=True)
+    trainer.train()
+    assert "hook 'changes' modified the learning rate (40 times)" in capsys.readouterr().out
+    trainer.hooks.disable("changes")
+    trainer.fit(max_steps=41)
+    assert "modified" not in capsys.readouterr().out
+    make_trainer(Changes(change_params), console=True).train()
+    assert "hook 'changes' modified the parameters (at least " in capsys.readouterr().out
+    make_trainer(Changes(change_params), console=True, debug=True).train()
+    assert "hook 'changes' modified the parameters (40 times)" in capsys.readouterr().out
 
 
 def test_a_rate_assigned_through_the_trainer_is_noted_once() -> None:
@@ -100,7 +114,7 @@ def test_a_write_is_noted_and_logged_once(what: str, step: int, change: Any, cap
 def test_parameters_are_compared_at_the_first_call_and_on_timed_batches() -> None:
     """A hook that writes at every step is noted at once, and again when a timed batch comes."""
     steps = [event["step"] for event in noted(make_trainer(Changes(change_params)))]
-    assert steps == [1, 8]  # one batch in 17 is timed; the third time is not written down
+    assert steps == [1, 8, 40]  # one batch in 17 is timed; the third time is written down at the end
 
 
 @pytest.mark.parametrize("switch", ["debug", "verify"])

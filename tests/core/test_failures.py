@@ -149,6 +149,21 @@ def test_an_interruption_is_not_a_failure_of_the_hook(error: BaseException, poli
     assert registry.entry("h").failures.total == 0 and registry.is_enabled("h") and called == []
 
 
+def test_quitting_the_debugger_while_a_state_is_restored_is_not_an_error_of_the_state() -> None:
+    """It is the user's interruption, as at an event."""
+
+    class Quitting(TrainingHook):
+        def on_epoch_end(self) -> None: ...
+
+        def load_state_dict(self, state: Any) -> None:
+            raise bdb.BdbQuit
+
+    registry = HookRegistry()
+    registry.register(Quitting(), name="h")
+    with pytest.raises(KeyboardInterrupt, match="quit in the debugger in hook 'h', load_state_dict"):
+        registry.load_state_dict({"h": {}})
+
+
 @pytest.mark.parametrize("policy", ["warn", "disable", "raise"])
 def test_a_failing_close_follows_the_policy(policy: str) -> None:
     """Every hook is closed; under raise, what the first one raised is raised then."""

@@ -23,6 +23,7 @@ class Hook:
     last: bool = False
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    origin: str = "code"
 
 
 NAMES = "abcdef"
@@ -178,13 +179,22 @@ def test_a_target_that_is_not_registered_is_named_in_the_reason() -> None:
     assert "asked" not in places[1].why
 
 
+def test_explain_says_which_hook_was_added_by_default() -> None:
+    """A trainer adds `identity`; it stays where another update hook is registered later."""
+    registry = HookRegistry({})
+    registry.register("clip_norm", max_norm=1.0)
+    first, second = registry.explain("on_update").splitlines()[1:]
+    assert first == "  1. identity: built-in, added by default, registered as number 1; arguments: grads"
+    assert "added by default" not in second
+
+
 def test_explain_shows_the_order_the_reasons_and_the_source() -> None:
     """What will happen at an event can be read."""
     registry = HookRegistry()
     registry.register(lambda loss: None, "a", event="batch_end", every=10)
     registry.register(lambda step: None, "b", event="batch_end", enabled=False)
     shown = registry.explain("batch_end", source=True)
-    assert "1. a (every 10 steps): user hook, registered as number 1; names loss" in shown
+    assert "1. a (every 10 steps): user hook, registered as number 1; arguments: loss" in shown
     assert "2. b [disabled]" in shown and "def on_train_batch_end(m):" in shown and "call0(loss)" in shown
     assert "no listeners" in registry.explain("on_exception")
 

@@ -70,5 +70,5 @@ def test_everything_of_a_single_module_is_its_root() -> None:
     """A model without children can be watched with "*", too; the nameless root is not suggested."""
     assert select("*", {"": 1}, "module") == {"": 1}
     assert select("*", {"": 1, "a": 2}, "module") == {"a": 2}
-    with pytest.raises(HooklineError, match=r"'b' matches nothing; Valid: a$"):
+    with pytest.raises(HooklineError, match=r"'b' matches nothing; valid: a$"):
         select("b", {"": 1, "a": 2}, "module")

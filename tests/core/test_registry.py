@@ -900,3 +900,22 @@ def test_setup_may_register_another_hook_of_its_class() -> None:
         registry.register(Parent(None))  # type: ignore[arg-type]
     registry.register(Parent(1))
     assert {name: registry.get(name).children for name in registry} == {"parent": 1, "parent_2": 0}
+
+
+def test_one_saved_attribute_need_not_be_in_a_tuple() -> None:
+    """`saves = "count"` names one attribute, not five letters; the same for `before` and `always_hears`."""
+
+    class Counts(TrainingHook):
+        saves = "count"  # type: ignore[assignment]
+        always_hears = "on_step_end"  # type: ignore[assignment]
+        count = 3
+
+        def on_step_end(self) -> None: ...
+
+    registry = HookRegistry()
+    registry.register(Counts(), "counts", before="later")
+    assert registry.state_dict() == {"counts": {"count": 3}}
+    registry.load_state_dict({"counts": {"count": 5}})
+    assert registry.get("counts").count == 5
+    with pytest.raises(HooklineError, match="before: expected a name or a list of names, got 3"):
+        registry.register(Counts(), "other", before=3)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hookline import HookRegistry
+from hookline import HookRegistry, HookRunner, Identity
 from hookline.errors import RegistrationError
 
 
@@ -54,6 +54,30 @@ def test_names_may_come_in_any_order_and_number() -> None:
 def test_arguments_that_no_hook_names_are_never_read() -> None:
     """Event arguments without `loss` are enough for a hook that does not name it."""
     assert called(lambda step: step, step=7) == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("metrics", "available in on_train_batch_end, on_validation_batch_end, on_validation_end$"),
+        ("val_metrics", "available in on_validation_end, as 'metrics'$"),
+        ("exception", "available in on_exception$"),
+        ("output", "available in on_forward$"),
+    ],
+)
+def test_an_argument_of_other_events_is_rejected_with_their_names(name: str, remedy: str) -> None:
+    """What is valid elsewhere is not misspelt: the message says where it is valid."""
+    message = rf"on_step_end has no argument '{name}'; {remedy}"
+    with pytest.raises(RegistrationError, match=message):
+        listen(eval(f"lambda {name}: None"), "on_step_end")
+    with pytest.raises(TypeError, match=message):
+        HookRunner([Identity()]).on_step_end(**{name: 1})
+
+
+def test_an_argument_of_most_events_is_rejected_with_some_of_them() -> None:
+    """A long list is cut."""
+    with pytest.raises(RegistrationError, match=r"; available in on_train_batch_start, .* and \d+ others$"):
+        listen(lambda batch: None, "on_epoch_end")
 
 
 def test_an_unknown_argument_is_rejected_with_the_nearest_name() -> None:

@@ -357,7 +357,7 @@ def test_the_first_of_equal_scores_stays() -> None:
 
 def test_a_missing_metric_ends_the_run() -> None:
     """A misspelt metric is an error at the first validation, which lists the metrics."""
-    message = r"metric 'val/acuracy' was not measured after the validation at step 2.*Valid: val/loss"
+    message = r"metric 'val/acuracy' was not measured after the validation at step 2.*valid: val/loss"
     with pytest.raises(MetricMissing, match=message):
         run([1, 2], {"monitor": "val/acuracy"})
 

@@ -1,5 +1,6 @@
 """Test sinks: everything that is logged reaches them in batches, and one that fails never ends training."""
 
+import bdb
 import json
 import threading
 from collections.abc import Sequence
@@ -194,6 +195,22 @@ def test_a_failing_sink_does_not_end_training() -> None:
     rows = [read_metrics(trainer.run_dir) for trainer in runs]
     assert [row["train/loss"] for row in rows[0]] == [row["train/loss"] for row in rows[1]]
     assert json.loads((runs[0].run_dir / "run.json").read_text())["outcome"] == "completed"
+
+
+def test_quitting_the_debugger_in_a_sink_ends_the_run() -> None:
+    """It is the user's interruption, not a failure of the sink; the sink is not called again while the run ends."""
+
+    class Quitting(ListSink):
+        def write_metrics(self, rows: Sequence[dict[str, Any]]) -> None:
+            super().write_metrics(rows)
+            raise bdb.BdbQuit
+
+    trainer, sink = make_trainer(), Quitting()
+    add_at_start(trainer, sink)
+    with pytest.raises(KeyboardInterrupt, match="quit in the debugger in the sink Quitting"):
+        trainer.train()
+    assert len(sink.rows("metrics")) > 0 and [kind for kind, _ in sink.calls].count("metrics") == 1
+    assert json.loads((trainer.run_dir / "run.json").read_text())["outcome"] == "interrupted"
 
 
 def test_a_handle_removes_its_sink(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_half_a_step_cannot_be_saved(tmp_path: Path) -> None:
 
 def test_saving_before_there_is_a_run_says_so() -> None:
     """There is no directory yet."""
-    with pytest.raises(CheckpointError, match="there is no run yet"):
+    with pytest.raises(CheckpointError, match="no run has begun yet"):
         make_trainer(record=True).save_checkpoint()
 
 

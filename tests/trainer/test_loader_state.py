@@ -1,5 +1,6 @@
 """Everything inside a loader that decides which samples come is found, saved once and put back."""
 
+import bdb
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,3 +210,15 @@ def test_no_state_is_read_in_a_run_that_saves_nothing(
     assert len(Reader({"x": RAISING["x"]()}, max_epochs=2, **options).batches) == 8
     assert Raises.calls == 0
     assert not [record for record in caplog.records if "state_dict" in record.getMessage()]
+
+
+def test_quitting_the_debugger_in_a_state_dict_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the user's interruption, not a loader without a state."""
+
+    def quit_debugger(self: Any) -> dict[str, Any]:
+        raise bdb.BdbQuit
+
+    monkeypatch.setattr(Raises, "state_dict", quit_debugger)
+    read = Reader({"x": RAISING["x"]()}, 3, root=tmp_path, max_epochs=3)
+    with pytest.raises(KeyboardInterrupt, match="quit in the debugger in state_dict of PreparedLoader"):
+        read.trainer.save_checkpoint()

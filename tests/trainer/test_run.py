@@ -160,7 +160,7 @@ def test_in_a_repository_the_commit_is_recorded(dirty: bool) -> None:
 @pytest.mark.req("000-32")
 @pytest.mark.parametrize("git_installed", [True, False])
 def test_outside_a_repository_a_placeholder_is_recorded(git_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where there is no git at all."""
+    """Also where git is not installed."""
     if not git_installed:
         monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(Path.cwd().parent))

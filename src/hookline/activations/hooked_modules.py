@@ -195,7 +195,7 @@ class HookedModule:
 
 
 def select_modules(entry: Entry, model: torch.nn.Module | None) -> dict[str, torch.nn.Module]:
-    """Return what `modules` selects, by name; a pattern selects nothing as long as there is no model."""
+    """Return what `modules` selects, by name; a pattern selects nothing without a model."""
     pattern = getattr(entry.hook, "modules", "*")
     patterns = list(pattern) if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
     if not patterns or None in patterns:

@@ -81,9 +81,9 @@ class HookManager(HookRegistry):
         """Where a user's loop is, as the events say that it fires."""
         return self._manual_clock.run
 
-    def _fire(self, event: Event, order: tuple[str, ...], args: tuple[Any, ...], values: dict[str, Any]) -> None:
+    def _fire(self, event: Event, named: dict[str, Any]) -> None:
         try:
-            super()._fire(event, order, args, values)
+            super()._fire(event, named)
         finally:
             self._await_next_batch()
 

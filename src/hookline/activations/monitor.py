@@ -354,5 +354,6 @@ def _check_metrics(metrics: Sequence[str], points: Sequence[float]) -> tuple[str
         raise ConfigError("metrics", f"expected a list with some of {', '.join(METRICS)}, got {metrics!r}")
     for metric in metrics:
         if metric not in METRICS:
-            raise ConfigError("metrics", f"unknown metric {metric!r}; {nearest(str(metric), METRICS, 20)}")
+            remedy = nearest(str(metric), METRICS, "docs/activations.md")
+            raise ConfigError("metrics", f"unknown metric {metric!r}; {remedy}")
     return tuple(dict.fromkeys(metrics))

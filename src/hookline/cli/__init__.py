@@ -101,7 +101,7 @@ def read_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
     known = next(action.choices for action in parser._actions if isinstance(action, Commands))
     command = arguments[0] if arguments and not arguments[0].startswith("-") else None
     if command is not None and command not in known:
-        parser.error(f"there is no command {command!r}; {nearest(command, known)}")
+        parser.error(f"no command is named {command!r}; {nearest(command, known, '`hookline --help`')}")
     # argparse takes words in one group only, and its parse_intermixed_args knows no subcommands: words after an option
     # are in the rest.
     options, rest = parser.parse_known_args(arguments)

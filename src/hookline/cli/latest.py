@@ -20,7 +20,7 @@ def resolve_latest(given: str) -> str:
     started = {run.parent: _started(run) for run in directory.glob("*/run.json")}
     found = [(when, str(run)) for run, when in started.items() if when is not None]
     if not found:
-        raise HooklineError(f"{given}: there is no run in {directory}/; give a run's directory, or DIR/{LATEST}")
+        raise HooklineError(f"{given}: no run is in {directory}/; give a run's directory, or DIR/{LATEST}")
     return max(found)[1]
 
 

@@ -13,14 +13,15 @@ import inspect
 import json
 import typing
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from hookline.core.plugins import DATA, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS, PluginTable
+from hookline._checks import names
+from hookline.core.plugins import DATA, HOOKS, LOSSES, MODELS, OPTIMIZERS, SCHEDULERS, PluginTable
 from hookline.errors import ConfigError, HooklineError, RegistrationError, got, nearest, written
 
 # The components of a run, in the order in which they are made: the key of the config, and the names valid there.
@@ -28,41 +29,39 @@ COMPONENTS = {"data": DATA, "model": MODELS, "optimizer": OPTIMIZERS, "scheduler
 OWN_CODE_HINT = "your own must be registered first: import its module (on the command line: --import MODULE)"
 
 
-@dataclass(frozen=True)
 class ImportPolicy:
     """Which dotted paths may be imported: all that code names, and under allowed prefixes those that a file names."""
 
-    allow: tuple[str, ...] = ()
-    from_file: bool = False
+    def __init__(self, allow: Iterable[str] = (), from_file: bool = False) -> None:
+        self.allow, self.from_file = names(allow, "allow"), from_file
 
-    def check_name(self, name: str, names: PluginTable, path: str) -> None:
+    def check_name(self, name: str, table: PluginTable, path: str) -> None:
         """Raise a ConfigError unless a name is registered or a dotted path that may be imported; import nothing.
 
         `path` is the name's place in the config, for messages.
         """
-        if name in names:
+        if name in table:
             return
         if "." not in name:
-            close = nearest(name, names.names(), 40)
-            raise ConfigError(path, f"there is no {names.noun} named {name!r}; {close}; {OWN_CODE_HINT}")
+            raise ConfigError(path, f"{table.unknown(name)}; {OWN_CODE_HINT}")
         if not all(part.isidentifier() for part in name.split(".")):
             raise ConfigError(path, f"{name!r} is not a dotted path")
         # An import runs code, so a file, which may come from elsewhere, reaches only what the user has allowed.
         if self.from_file and not any(name == prefix or name.startswith(f"{prefix}.") for prefix in self.allow):
             raise ConfigError(
                 path,
-                f"{name!r} is not allowed: a config file names registered {names.plural}; to import from a package of "
+                f"{name!r} is not allowed: a config file names registered {table.plural}; to import from a package of "
                 f"yours, allow it in code (allow=[…]) or on the command line (--allow {name.split('.')[0]})",
             )
 
 
-def find_factory(name: str, names: PluginTable) -> Any:
+def find_factory(name: str, table: PluginTable) -> Any:
     """Return the class or function that a registered name or a dotted path stands for.
 
     A dotted path, ``package.module.Class``, is imported. What it names must be callable and defined under that package.
     """
-    if name in names or "." not in name:
-        return names.find(name)
+    if name in table or "." not in name:
+        return table.find(name)
     module_name, _, attribute = name.rpartition(".")
     try:
         module = import_module(module_name)
@@ -141,7 +140,8 @@ class Factory:
         is_open = any(one.kind is one.VAR_KEYWORD for one in known.values())
         for key in self.parameters:
             if key not in named and not is_open:
-                problem = f"{label} has no parameter {key!r}; {nearest(key, [*named, *self.options], 40)}"
+                see = f"`hookline hooks {self.name}`" if self.name in HOOKS else ""
+                problem = f"{label} has no parameter {key!r}; {nearest(key, [*named, *self.options], see)}"
                 raise ConfigError(above and above + key, problem)
         for key in named:
             if known[key].default is known[key].empty and key not in self.parameters and key not in filled:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookline._checks import boolean
 from hookline.config.factory import Factory, ImportPolicy, find_factory, parameters_of
 from hookline.core.base import UpdateHook
 from hookline.core.catalog import CATALOG
@@ -73,8 +74,7 @@ def read_hook_specs(config: Any, *, allow: Iterable[str] = (), from_file: bool =
     from hookline.config.schema import as_hooks_config
 
     section = config.get("hooks") if isinstance(config, Mapping) else None
-    allowed = (allow,) if isinstance(allow, str) else tuple(allow)
-    policy = ImportPolicy(allowed, from_file or is_from_file(config) or is_from_file(section))
+    policy = ImportPolicy(allow, from_file or is_from_file(config) or is_from_file(section))
     hooks = as_hooks_config(config)
     specs = [spec for kind in KINDS for spec in _listed(getattr(hooks, kind) or (), kind, policy)]
     specs += [*_by_class(hooks, policy), *_by_flag(hooks)]
@@ -139,8 +139,7 @@ def _by_flag(hooks: HooksConfig) -> Iterator[HookSpec]:
 def _split(given: Mapping[str, Any], path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split an entry into options of the registry, which are checked here, and parameters of the hook's constructor."""
     options = {key: given[key] for key in OPTIONS if key in given}
-    if not isinstance(options.get("enabled", True), bool):
-        raise ConfigError(f"{path}.enabled", f"expected true or false, {got(options['enabled'])}")
+    boolean(options.get("enabled", True), f"{path}.enabled")
     Schedule.parse(**{key: options.get(key) for key in ("every", "at", "start", "stop")}, path=path)
     if options.get("on_error") is not None:
         check_policy(options["on_error"], f"{path}.on_error")

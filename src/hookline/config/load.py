@@ -14,7 +14,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from hookline.config.schema import HooksConfig, RunConfig
+from hookline._checks import names
+from hookline.config.schema import HOOKS_PAGE, OPTIONS_PAGE, HooksConfig, RunConfig
 from hookline.config.values import MAX_DEPTH, plain_copy, read_yaml
 from hookline.core.entry import numbered
 from hookline.errors import ConfigError, nearest, shown
@@ -59,7 +60,7 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
         raise ConfigError(where, f"expected a mapping with {', '.join(RunConfig.model_fields)}, got {got}")
     mapping: type[dict[str, Any]] = FileConfig if from_file else dict
     config = plain_copy(tree, str(source) if from_file else "config", mapping)
-    if changes := list(overrides):
+    if changes := names(overrides, "overrides"):
         for override in changes:
             apply_override(config, override)
         config = plain_copy(config, "the config with its overrides", mapping)  # checks what the overrides added
@@ -80,7 +81,7 @@ def _read_file(path: Path) -> Any:
         raise ConfigError(where, f"is not text in UTF-8 (byte {error.start})") from None
     except FileNotFoundError:
         remedy = "`hookline example` prints a config to start from"
-        raise ConfigError(where, f"cannot be read: there is no such file; {remedy}") from None
+        raise ConfigError(where, f"cannot be read: it does not exist; {remedy}") from None
     except OSError as error:
         raise ConfigError(where, f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # a NUL in the file's name
@@ -127,7 +128,7 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(section, f"unknown key; {nearest(section, RunConfig.model_fields)}")
     options = [option.name for option in fields(TrainerOptions)]
     if section == "trainer" and inner is not None and inner not in options:
-        raise ConfigError(f"trainer.{inner}", f"unknown option; {nearest(inner, options, 40)}")
+        raise ConfigError(f"trainer.{inner}", f"unknown option; {nearest(inner, options, OPTIONS_PAGE)}")
     if section == "hooks" and inner is not None and inner not in HooksConfig.model_fields:
         parts = _entry_path(tree, parts)
     container: Any = tree
@@ -154,7 +155,7 @@ def _entry_path(tree: dict[str, Any], parts: list[str]) -> list[str]:
             # Of several hooks with one chosen name, which a registry refuses, the first is meant.
             places.setdefault(str(instance), (kind, str(index)))
     if name not in places:
-        close = nearest(name, places or HooksConfig.model_fields, 40)
+        close = nearest(name, places or HooksConfig.model_fields, HOOKS_PAGE)
         raise ConfigError(f"hooks.{name}", f"no hook of this config has that name; {close}")
     if len(parts) == 2:
         raise ConfigError(f"hooks.{name}", f"name one of its parameters: hooks.{name}.PARAMETER=value")

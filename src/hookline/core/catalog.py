@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from hookline.errors import RegistrationError, nearest
@@ -76,6 +77,7 @@ _ARGUMENTS = [
 ]
 ARGUMENTS: dict[str, Argument] = {argument.name: argument for argument in _ARGUMENTS}
 ARGUMENT_ALIASES = {"loader_idx": "dataloader_idx", "loader_name": "dataloader_name"}
+MOST_LISTED = 4  # Events that a message lists.
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,20 @@ class Event:
         """Return whether an argument costs nothing at this event."""
         return ARGUMENTS[argument].free or self.attributes[argument] == "live_loss"
 
+    def unknown_argument(self, name: str) -> str:
+        """Say that hooks cannot name an argument here, at which events they can, or which argument is nearest."""
+        problem = f"{self.name} has no argument {name!r}"
+        wanted = ARGUMENT_ALIASES.get(name, name)
+        others = [event for event in CATALOG.values() if wanted in (*event.attributes, *event.attributes.values())]
+        if not others or wanted in self.attributes.values():
+            see = f"`hookline events --event {self.name}`"
+            return f"{problem}; {nearest(name, self.argument_names, see)}"
+        called = wanted if wanted in ARGUMENTS else others[0].arguments_of([wanted])[0]
+        renamed = f", as {called!r}" if called != name else ""
+        more = f" and {len(others) - MOST_LISTED} others" if len(others) > MOST_LISTED else ""
+        listed = ", ".join(event.name for event in others[:MOST_LISTED])
+        return f"{problem}; available in {listed}{more}{renamed}"
+
     @property
     def argument_names(self) -> list[str]:
         """Everything a hook may name here, aliases included."""
@@ -142,6 +158,7 @@ def event(names: str, *, order: str = "", **fields: Any) -> Callable[[Method], M
     return add
 
 
+inner_event, step_event = partial(event, inner=True), partial(event, inner=True, of_step=True)
 RUN = "model optimizer device config step epoch tokens_seen state"
 BATCH = "model optimizer device config step epoch tokens_seen state batch batch_idx dataloader_idx dataloader_name"
 PARTIAL = "this micro-batch's share added: maybe partial, scaled, local to the rank"
@@ -166,131 +183,113 @@ class Events:
 
     on_epoch_begin = on_epoch_start
 
-    @event(
+    @inner_event(
         BATCH,
         order="trainer batch batch_idx dataloader_idx dataloader_name",
         fires="every micro-batch",
         gradients="those of the window so far; none at its first micro-batch",
-        inner=True,
     )
     def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
         """A micro-batch is on the device, before its forward pass."""
 
     on_batch_start = on_batch_begin = on_train_batch_start
 
-    @event(
+    @inner_event(
         "name module inputs kwargs output live_output seconds memory step epoch phase model",
         kind="forward",
         order="name output",
         fires="every call of a selected module",
         gradients="as at on_train_batch_start",
-        inner=True,
     )
     def on_forward(self, *args: Any, **kwargs: Any) -> Any:
         """A selected module has run; inside the model, before the loss."""
 
-    @event(
+    @inner_event(
         BATCH + " loss=live_loss",
         order="trainer loss",
         fires="every micro-batch",
         gradients="as at on_train_batch_start",
-        inner=True,
     )
     def on_before_backward(self, *args: Any, **kwargs: Any) -> None:
         """The loss is there as a live tensor, before division for accumulation and before scaling."""
 
-    @event(BATCH + " loss", order="trainer", fires="every micro-batch", gradients=PARTIAL, inner=True)
+    @inner_event(BATCH + " loss", order="trainer", fires="every micro-batch", gradients=PARTIAL)
     def on_after_backward(self, *args: Any, **kwargs: Any) -> None:
         """The backward pass is done."""
 
-    @event(
+    @step_event(
         BATCH + " grads loss",
         order="trainer grads",
         fires="every optimizer step",
         gradients="complete, unscaled, reduced over ranks; before the update chain",
-        inner=True,
-        of_step=True,
     )
     def on_gradients_ready(self, *args: Any, **kwargs: Any) -> None:
         """The window is complete; update hooks and clipping come next."""
 
-    @event(
+    @step_event(
         "grads state=own_state step epoch model",
         kind="update",
         order="grads state",
         fires="every optimizer step that is not left out",
-        gradients="complete, unscaled, reduced; as the links before this one left them",
-        inner=True,
-        of_step=True,
+        gradients="complete, unscaled, reduced; as the update hooks before this one left them",
     )
     def on_update(self, *args: Any, **kwargs: Any) -> Any:
-        """A link of the update chain: return the gradients that the optimizer is to use."""
+        """An update hook's turn in the chain: return the gradients that the optimizer is to use."""
 
-    @event(
+    @step_event(
         BATCH + " grad_norm=clipped_norm",
         order="trainer grad_norm",
-        fires="after each clip link",
+        fires="after each update hook that clips",
         gradients="clipped; grad_norm is the norm before it",
-        inner=True,
-        of_step=True,
     )
     def on_gradient_clip(self, *args: Any, **kwargs: Any) -> None:
-        """A clip link of the update chain has run."""
+        """An update hook that clips has run."""
 
-    @event(
+    @step_event(
         BATCH + " grads grad_norm loss optimizer_idx lr=optimizer_lr",
         order="trainer optimizer_idx",
         fires="every optimizer step, once per optimizer",
         gradients=FINAL,
-        inner=True,
-        of_step=True,
     )
     def on_before_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """The optimizer steps next."""
 
     on_pre_optimizer_step = on_before_optimizer_step
 
-    @event(
+    @step_event(
         BATCH + " grads grad_norm loss optimizer_idx lr=optimizer_lr",
         order="trainer optimizer_idx",
         fires="every optimizer step, once per optimizer",
         gradients="still there, as the optimizer used them",
-        inner=True,
-        of_step=True,
     )
     def on_after_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """The optimizer has stepped; the scheduler and zero_grad come next."""
 
-    @event(
+    @step_event(
         BATCH + " loss optimizer_idx reason",
         order="trainer optimizer_idx",
         fires="instead of on_after_optimizer_step when AMP or a guard skipped the step",
         gradients="still there, unused",
-        inner=True,
-        of_step=True,
     )
     def on_step_skipped(self, *args: Any, **kwargs: Any) -> None:
         """The optimizer was not stepped: the gradients were not finite, or a guard said so."""
 
-    @event(
+    @inner_event(
         BATCH + " loss metrics",
         order="batch loss state",
         fires="every micro-batch",
         gradients="gone if a step was made, else those of the window so far",
-        inner=True,
     )
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
         """A micro-batch is done, its optimizer step included."""
 
     on_batch_end = on_train_batch_end
 
-    @event(
+    @step_event(
         BATCH + " ctx loss=window_loss grad_norm lr",
         order="ctx",
         fires="every optimizer step, made or skipped",
         gradients="gone; ctx.grad_norm still knows their norm",
-        inner=True,
-        of_step=True,
     )
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """A step is done and its metrics are recorded; validation and checkpoints come after it."""
@@ -301,11 +300,7 @@ class Events:
 
     on_eval_start = on_eval_begin = on_validation_start
 
-    @event(
-        BATCH,
-        order="trainer batch batch_idx dataloader_idx dataloader_name",
-        fires="every validation batch",
-    )
+    @event(BATCH, order="trainer batch batch_idx dataloader_idx dataloader_name", fires="every validation batch")
     def on_validation_batch_start(self, *args: Any, **kwargs: Any) -> None:
         """A validation batch is on the device."""
 
@@ -344,13 +339,7 @@ class Events:
     def on_exception(self, *args: Any, **kwargs: Any) -> None:
         """Something ended the run. Every hook is called, whatever the others do."""
 
-    @event(
-        RUN + " reason",
-        order="state",
-        fires="once, always, last",
-        gradients="unknown",
-        closing=True,
-    )
+    @event(RUN + " reason", order="state", fires="once, always, last", gradients="unknown", closing=True)
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         """The run is over: a normal end, a stop, a signal or an error."""
 
@@ -372,5 +361,5 @@ def find_event(spelling: str) -> Event:
     """
     row = SPELLINGS.get(spelling) or SPELLINGS.get(f"on_{spelling}")
     if row is None:
-        raise RegistrationError(f"{spelling!r} is not an event; {nearest(spelling, SPELLINGS)}")
+        raise RegistrationError(f"{spelling!r} is not an event; {nearest(spelling, SPELLINGS, '`hookline events`')}")
     return row

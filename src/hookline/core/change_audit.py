@@ -45,6 +45,9 @@ class ChangeAudit:
         self._run, self._lr_changes, self._reruns = run, lr_changes, reruns
         self._failed = False  # Its own failure is logged once.
         self._times: dict[tuple[str, str, str], int] = {}
+        self._sampled: set[tuple[str, str]] = set()  # Hooks and what they wrote to, where not every call is compared.
+        self.summary = ""
+        """What each hook wrote to and how often, once the run is over."""
         self._timed_calls: Counter[tuple[str, str]] = Counter()
         self._called: set[tuple[str, str]] = set()
         self._snapshots = 0
@@ -65,33 +68,26 @@ class ChangeAudit:
         ]
 
     def _wrapped(self, event: Event, hook: BoundHook, sampled: bool, every_call: bool) -> BoundHook:
-        call, find_batch, find_loss = hook.listener.call, _finder(hook, "batch"), _finder(hook, "live_loss")
-        key = (hook.hook, event.name)
+        listener, key = hook.listener, (hook.hook, event.name)
+        call = listener.call
         # Rare events are always checked in full.
         always = every_call or not (event.inner or "batch" in event.name)
 
         def compare(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[None]:
             """Read what the hook can write to, and after the call note what is different."""
-            lr_changes, reruns, rates = self._lr_changes(), self._reruns(), self._rates()
-            params = self._param_versions() if sampled else 0
-            batch = find_batch(args, kwargs)
-            versions = _versions(batch)
-            snapshot = None
-            if always or self._is_due(key, sampled):
-                self._snapshots += 1
-                passed = {"batch": batch, "loss": find_loss(args, kwargs)}
-                snapshot = RunSnapshot(self._run, passed, every_call, self._snapshots)
+            lr_changes, reruns = self._lr_changes(), self._reruns()
+            named = dict(zip(listener.positional, args, strict=True))
+            named.update((listener.keywords[name], value) for name, value in kwargs.items())
+            full = always or self._is_due(key, sampled)
+            self._snapshots += full
+            snapshot = RunSnapshot(self._run, named, sampled, self._snapshots if full else None, every_call)
             yield
-            if (now := self._rates()) != rates and self._lr_changes() == lr_changes:
-                self._note(hook.hook, event, "learning rate", old=rates, new=now)
-            changes = dict(snapshot.changes()) if snapshot is not None else {}
-            if self._reruns() != reruns:
-                changes.pop("buffers", None)
-            if sampled and self._param_versions() != params:
-                changes.setdefault("parameters", {})
-            if _versions(batch) != versions:
-                changes.setdefault("batch", {})
-            for what, values in changes.items():
+            for what, values in snapshot.changes():
+                restored = what == "buffers" and self._reruns() != reruns
+                if restored or (what == "learning rate" and self._lr_changes() != lr_changes):
+                    continue
+                if not always and what not in ("learning rate", "batch"):
+                    self._sampled.add((hook.hook, what))
                 self._note(hook.hook, event, what, **values)
 
         def audited(*args: Any, **kwargs: Any) -> Any:
@@ -125,20 +121,29 @@ class ChangeAudit:
         self._timed_calls[key] += 1
         return is_first or self._timed_calls[key] % SNAPSHOT_ONE_IN == 1
 
-    def _rates(self) -> list[Any]:
-        return [_comparable(group["lr"]) for one in self._run.optimizers for group in one.param_groups]
-
-    def _param_versions(self) -> int:
-        return sum([tensor_version(param) for param in self._run.params.values()])
-
     def _note(self, hook: str, event: Event, what: str, **values: Any) -> None:
-        """Write to the record at the first, second, fourth, eighth … time; log the first, unless it was a rate."""
+        """Write to the record at the first, second, fourth, eighth … time and the last; log the first, except rates."""
         key = (hook, event.name, what)
         times = self._times[key] = self._times.get(key, 0) + 1
-        if times & (times - 1) == 0:
+        if _is_power_of_two(times):
             self._run.note("hook_wrote", hook=hook, on=event.name, what=what, times=times, **values)
         if times == 1 and what != "learning rate":
             logger.warning("hook %r modified the %s in %s, step %d", hook, what, event.name, self._run.step)
+
+    def finish(self) -> None:
+        """Write the counts to the record that are not in it yet, and begin to count for another run."""
+        totals: Counter[tuple[str, str]] = Counter()
+        for (hook, on, what), times in self._times.items():
+            totals[hook, what] += times
+            if not _is_power_of_two(times):
+                self._run.note("hook_wrote", hook=hook, on=on, what=what, times=times)
+        by_hook: dict[str, list[str]] = {}
+        for (hook, what), times in totals.items():
+            count = f"{'at least ' if (hook, what) in self._sampled else ''}{times}"
+            by_hook.setdefault(hook, []).append(f"{what} ({count} {'time' if times == 1 else 'times'})")
+        self.summary = ", ".join(f"hook {hook!r} modified the {' and '.join(by_hook[hook])}" for hook in by_hook)
+        self._times.clear()
+        self._sampled.clear()
 
 
 class RunSnapshot:
@@ -146,17 +151,21 @@ class RunSnapshot:
 
     Args:
         run: The run.
-        passed: Tensors that the hook was called with, by what they are; nested structures are allowed.
+        named: What the hook was called with, by argument.
+        sampled: Whether to compare the versions of the parameters.
+        number: Whether to compare everything, and if so, which parameters' elements if there are many.
         thorough: Whether to compare elements of every parameter, and on accelerators, too, which are waited for.
-        number: Decides which parameters' elements are compared if there are many.
     """
 
-    def __init__(self, run: RunControl, passed: dict[str, Any], thorough: bool, number: int) -> None:
-        self._run, self._thorough = run, thorough
+    def __init__(
+        self, run: RunControl, named: dict[str, Any], sampled: bool, number: int | None, thorough: bool
+    ) -> None:
+        self._run, self._sampled, self._full, self._thorough = run, sampled, number is not None, thorough
+        passed = {"batch": named.get("batch"), "loss": named.get("live_loss") if self._full else None}
         self._passed = {what: list(iter_tensors(value)) for what, value in passed.items() if value is not None}
-        params = list(run.params.values())
+        params = list(run.params.values()) if self._full else []
         stride = 1 if thorough else -(-len(params) // SNAPSHOT_PARAMS) or 1
-        self._sampled_params: list[torch.Tensor] = [*params[number % stride :: stride]]
+        self._sampled_params: list[torch.Tensor] = params[(number or 0) % stride :: stride]  # type: ignore[assignment]
         # Tensors are compared by their addresses, which are unique only while all of them are alive.
         self._alive: list[Any] = []
         self._before, self._elements_before = self._read(), self._elements()
@@ -168,7 +177,7 @@ class RunSnapshot:
             same_elements = map(torch.equal, self._elements_before.get(what, ()), elements.get(what, ()))
             if now[what] == before and all(same_elements):
                 continue
-            values = {}
+            values = {"old": before, "new": now[what]} if what == "learning rate" else {}
             if what == "optimizer options":
                 pairs = [(old, new) for old, new in zip(before, now[what], strict=False) if old != new]
                 values = {
@@ -179,34 +188,38 @@ class RunSnapshot:
 
     def _read(self) -> dict[str, Any]:
         run, optimizers = self._run, self._run.optimizers
-        params, buffers = run.params.values(), list(run.model.buffers())
-        grads = [param.grad for param in params]
+        groups = [group for one in optimizers for group in one.param_groups]
+        found: dict[str, Any] = {"learning rate": [_comparable(group["lr"]) for group in groups]}
+        found |= {what: [tensor_version(one) for one in tensors] for what, tensors in self._passed.items()}
+        if self._sampled or self._full:
+            found["parameters"] = [tensor_version(param) for param in run.params.values()]
+        if not self._full:
+            return found
+        buffers, grads = list(run.model.buffers()), [param.grad for param in run.params.values()]
         by_param = [state for one in optimizers for state in one.state.values()]
         states = [value for state in by_param if isinstance(state, Mapping) for value in state.values()]
         self._alive += [buffers, grads, states]
-        found: dict[str, Any] = {
-            "parameters": [tensor_version(param) for param in params],
+        return found | {
             "buffers": [_comparable(buffer) for buffer in buffers],
             "gradients": [_comparable(grad) for grad in grads],
             "optimizer state": [_comparable(state) for state in states],
             "optimizer options": [
                 {key: _comparable(value) for key, value in group.items() if key not in ("params", "lr")}
-                for one in optimizers
-                for group in one.param_groups
+                for group in groups
             ],
             "train or eval mode": [module.training for module in run.model.modules()],
         }
-        return found | {what: [tensor_version(one) for one in tensors] for what, tensors in self._passed.items()}
 
     def _elements(self) -> dict[str, list[torch.Tensor]]:
         """Return a few elements of some tensors of each kind, as bytes: a NaN then equals itself."""
+        if not self._full:
+            return {}
         params = self._sampled_params
-        tensors: dict[str, list[torch.Tensor]] = {
+        states = [one.state.get(param) for one in self._run.optimizers for param in params]
+        tensors = {
             "parameters": params,
             "gradients": [param.grad for param in params if param.grad is not None],
-            "optimizer state": list(
-                iter_tensors([one.state.get(param) for one in self._run.optimizers for param in params])
-            ),
+            "optimizer state": list(iter_tensors(states)),
             **self._passed,
         }
         return {
@@ -219,23 +232,13 @@ class RunSnapshot:
         return has_bytes and (self._thorough or tensor.device.type == "cpu")
 
 
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
+
+
 def _few_elements(tensor: torch.Tensor) -> torch.Tensor:
     stride = max(tensor.numel() // SNAPSHOT_ELEMENTS, 1)
     return tensor.detach().view(-1)[::stride].clone().view(torch.uint8)
-
-
-def _finder(hook: BoundHook, attribute: str) -> Callable[[Sequence[Any], dict[str, Any]], Any]:
-    """Return a function that finds an argument in a call of a hook; it finds None if the hook does not name it."""
-    positional, keywords = hook.listener.positional, hook.listener.keywords
-    if attribute in positional:
-        index = positional.index(attribute)
-        return lambda args, kwargs: args[index]
-    name = next((parameter for parameter, source in keywords.items() if source == attribute), None)
-    return (lambda args, kwargs: None) if name is None else (lambda args, kwargs: kwargs[name])
-
-
-def _versions(batch: Any) -> int:
-    return 0 if batch is None else sum([tensor_version(tensor) for tensor in iter_tensors(batch)])
 
 
 def _comparable(value: Any) -> Any:

@@ -361,8 +361,7 @@ class DispatchTable:
         if not event.inner or len(hooks) > GENERATED_UP_TO:
             return _looped(event, hooks, self._failures, self.argument_costs, timed or not event.inner)
         make = _factory(event_source(event, hooks, timed))
-        costs = {name: self.argument_costs[name] for name in needed_arguments(hooks)} if timed else {}
-        return make(event, hooks, [hook.listener.call for hook in hooks], self._failures, costs)
+        return make(event, hooks, [hook.listener.call for hook in hooks], self._failures, self.argument_costs)
 
     def compile_with(self, event: str, compiler: Compiler) -> None:
         """Let another part make the callable of one event, as the update chain and the forward hooks do."""

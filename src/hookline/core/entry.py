@@ -11,6 +11,7 @@ from itertools import chain, count
 from types import FunctionType
 from typing import Any
 
+from hookline._checks import names
 from hookline._words import meant
 from hookline.core.base import ForwardHook, Hook, UpdateHook
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
@@ -110,15 +111,15 @@ class Entry:
         """Return what the hook saves: its `state_dict()`, or the attributes named in `saves`; None if nothing."""
         if callable(own := getattr(self.hook, "state_dict", None)):
             return own()
-        names = getattr(self.hook, "saves", ())
-        return {name: getattr(self.hook, name) for name in names} if names else None
+        saved = names(getattr(self.hook, "saves", ()), "saves")
+        return {name: getattr(self.hook, name) for name in saved} if saved else None
 
     def load_state(self, state: Any) -> None:
         """Restore what `state` returned."""
         if callable(own := getattr(self.hook, "load_state_dict", None)):
             own(state)
             return
-        for name in getattr(self.hook, "saves", ()):
+        for name in names(getattr(self.hook, "saves", ()), "saves"):
             if name in state:
                 setattr(self.hook, name, state[name])
 
@@ -212,10 +213,10 @@ def _method_hint(hook: Any) -> str:
 def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return a hook's parameters for the record: its constructor's, as the instance holds them."""
     try:
-        names = list(inspect.signature(type(hook)).parameters)
+        keys = list(inspect.signature(type(hook)).parameters)
     except (TypeError, ValueError):
         return dict(given)
-    held = {name: getattr(hook, name) for name in names if name != "name" and hasattr(hook, name)}
+    held = {name: getattr(hook, name) for name in keys if name != "name" and hasattr(hook, name)}
     return {**held, **given}
 
 
@@ -281,7 +282,7 @@ def find_listeners(hook: Any) -> dict[str, Listener]:
             event = SPELLINGS.get(name)
             if event is None:
                 raise RegistrationError(
-                    f"{owner}.{name}: there is no event {name!r}; {nearest(name, SPELLINGS, 40)}. "
+                    f"{owner}.{name}: no event is named {name!r}; {nearest(name, SPELLINGS, '`hookline events`')}. "
                     "Mark a method that is not an event with @hookline.not_an_event"
                 )
             if event.name in here:
@@ -292,11 +293,9 @@ def find_listeners(hook: Any) -> dict[str, Listener]:
             if event.name not in taken and _is_event_method(getattr(hook, name)):
                 listeners[event.name] = read_signature(getattr(hook, name), event, name, owner)
         taken |= set(here)
-    for name in getattr(hook, "always_hears", ()):
+    for name in names(getattr(hook, "always_hears", ()), "always_hears"):
         if name not in listeners:
-            raise RegistrationError(
-                f"{owner}.always_hears: it does not listen to {name!r}; {nearest(name, listeners, 40)}"
-            )
+            raise RegistrationError(f"{owner}.always_hears: it does not listen to {name!r}; {nearest(name, listeners)}")
     return listeners
 
 

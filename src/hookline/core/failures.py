@@ -70,6 +70,15 @@ def check_policy(value: str, path: str = "on_error") -> Policy:
     raise ConfigError(path, f"{value!r} is not a failure policy; {nearest(str(value), POLICIES)}")
 
 
+def raise_if_quit(error: BaseException, where: str) -> None:
+    """Raise KeyboardInterrupt if an exception of user code means that the user quit the debugger there.
+
+    Everything that continues after an exception of user code calls this first.
+    """
+    if isinstance(error, BdbQuit):
+        raise KeyboardInterrupt(f"quit in the debugger in {where}") from None
+
+
 def argument_if_any(args: Any, name: str, default: Any) -> Any:
     """Return an event argument for a report; the default if the event has none or was fired without it."""
     try:
@@ -177,8 +186,7 @@ class FailureHandler:
             KeyboardInterrupt: If `error` means that the user quit the debugger.
         """
         step = self.current_step() if step is None else step
-        if isinstance(error, BdbQuit):
-            raise KeyboardInterrupt(f"quit in the debugger in hook {hook!r}, {where}, step {step}") from None
+        raise_if_quit(error, f"hook {hook!r}, {where}, step {step}")
         note = f"raised by hook {hook!r} in {where}, step {step}"
         note += f", rank {self.rank}" if self.rank else ""
         if note not in getattr(error, "__notes__", ()):  # A hook may raise the same exception object again.

@@ -13,7 +13,7 @@ from hookline.core.base import StepContext
 from hookline.core.catalog import ARGUMENT_ALIASES, Event
 from hookline.core.dispatch import BoundHook
 from hookline.core.schedule import Reading
-from hookline.errors import MissingArgument, nearest
+from hookline.errors import MissingArgument
 
 STATE_KEYS = {
     "model": "model",
@@ -39,7 +39,7 @@ class ManualArgs:
         self._event, self._listeners = event, listeners
 
     def clipped(self, norm: Any, is_global: bool) -> None:
-        """Store the norm that a clip link found, for on_gradient_clip."""
+        """Store the norm that a clipping hook found, for on_gradient_clip."""
         self._clipped = norm
 
     def __getattr__(self, name: str) -> Any:
@@ -77,7 +77,7 @@ def name_values(event: Event, order: tuple[str, ...], args: tuple[Any, ...], val
         values[name] = value
     unknown = [name for name in values if ARGUMENT_ALIASES.get(name, name) not in event.attributes]
     if unknown:
-        raise TypeError(f"{event.name} has no argument {unknown[0]!r}; {nearest(unknown[0], event.argument_names, 40)}")
+        raise TypeError(event.unknown_argument(unknown[0]))
     named = {ARGUMENT_ALIASES.get(name, name): value for name, value in values.items()}
     contained: dict[str, Any] = {}
     state, ctx = named.get("state"), named.get("ctx")

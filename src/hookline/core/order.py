@@ -78,6 +78,7 @@ def in_order(hooks: Iterable[Entry], tiers: bool, strict: bool = False) -> list[
 
 def _reason(hook: Entry, tiers: bool, known: Container[str]) -> str:
     kind = ("built-in" if hook.built_in else "user hook") + (", after users' hooks" if tiers and hook.built_in else "")
+    kind += ", added by default" if hook.origin == "default" else ""
     at_end = ", kept at the end" if hook.last else ""
     absent = [repr(target) for target in (*hook.before, *hook.after) if target not in known]
     in_vain = f"; asked for {' and '.join(absent)}, not there" if absent else ""
@@ -129,7 +130,7 @@ def _reject_unsatisfied(positions: Sequence[Position], constraints: Iterable[Con
 
 
 def explanation(event: Event, positions: Iterable[Position], entries: Mapping[str, Entry]) -> Iterator[str]:
-    """Yield a line about an event, then one for each of its hooks in order: when it runs, why there, what it names.
+    """Yield a line about an event, then one for each of its hooks in order: when it runs, why there, its arguments.
 
     Args:
         event: The event.
@@ -142,7 +143,7 @@ def explanation(event: Event, positions: Iterable[Position], entries: Mapping[st
         entry = entries[position.name]
         status = "" if entry.enabled else " [disabled]"
         when = f" ({entry.schedule})" if event.inner and not entry.schedule.always else ""
-        named = ", ".join(event.arguments_of(entry.listeners[event.name].wanted)) or "nothing"
-        yield f"  {index}. {position.name}{status}{when}: {position.why}; names {named}"
+        arguments = ", ".join(event.arguments_of(entry.listeners[event.name].wanted)) or "none"
+        yield f"  {index}. {position.name}{status}{when}: {position.why}; arguments: {arguments}"
     if not listed:
         yield "  no listeners"

@@ -68,5 +68,5 @@ def _choices(pattern: Any, things: Mapping[str, Any]) -> str:
     """Say what there is instead: names, or for a class the classes."""
     if isinstance(pattern, type) or str(pattern).startswith("class:"):
         wanted = pattern.__name__ if isinstance(pattern, type) else pattern[6:]
-        return nearest(wanted, {type(thing).__name__ for thing in things.values()}, 8)
-    return nearest(str(pattern), [name for name in things if name], 8)
+        return nearest(wanted, {type(thing).__name__ for thing in things.values()})
+    return nearest(str(pattern), [name for name in things if name])

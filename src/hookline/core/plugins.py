@@ -46,7 +46,7 @@ class PluginTable:
         """Return the factory of a name.
 
         Raises:
-            HooklineError: If there is none; the message lists the names, nearest first.
+            HooklineError: If there is none; the message has the nearest names.
         """
         if name in self.built_in:
             return load_reference(self.built_in[name])
@@ -54,12 +54,17 @@ class PluginTable:
             return self._added[name]
         point = self.plugins.get(name)
         if point is None:
-            raise HooklineError(f"there is no {self.noun} named {name!r}; {nearest(name, self.names(), 40)}")
+            raise HooklineError(self.unknown(name))
         try:
             return point.load()
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise RegistrationError(f"the entry point {name!r} ({point.value}) cannot be loaded: {why}") from error
+
+    def unknown(self, name: str) -> str:
+        """Say that a config cannot use a name, and which it can."""
+        see = "`hookline hooks`" if self.noun == "hook" else "docs/config.md"
+        return f"there is no {self.noun} named {name!r}; {nearest(name, self.names(), see)}"
 
     def name_of(self, factory: Any) -> str | None:
         """Return the name under which a decorator registered a class or function; None if none did."""

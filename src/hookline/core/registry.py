@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -15,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar
 
+from hookline._checks import names
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
@@ -29,7 +29,7 @@ from hookline.core.entry import (
     own_name,
     read_hook,
 )
-from hookline.core.failures import FailureHandler, check_policy, logger
+from hookline.core.failures import FailureHandler, check_policy, logger, raise_if_quit
 from hookline.core.manual_fire import ManualArgs, ManualClock, name_values
 from hookline.core.order import Position, explanation, in_order
 from hookline.core.plugins import load_reference
@@ -121,7 +121,7 @@ class HookRegistry(Events):
         self._entries: dict[str, Entry] = {}
         self._order: dict[str, list[Position]] = {}  # By kind; resolved on first use, forgotten at every change.
         self._registered = 0
-        self._reserved: set[str] = set()  # Derived names of hooks whose `setup` has not returned.
+        self._reserved: set[str] = set()  # Names of hooks whose `setup` has not returned.
         self._checks: list[Callable[[Entry], Any]] = []
         self._change_subscribers: list[Callable[[], Any]] = []
         # Held while the set of hooks or the decision about due hooks changes, and while a callable is made; never while
@@ -212,9 +212,7 @@ class HookRegistry(Events):
         own_schedule: Schedule = getattr(made, "schedule", None) or Schedule()
         if options.get("every") is not every:  # Its constructor took it.
             schedule = replace(schedule, every=options.get("every"))
-        elif (
-            (schedule.start or schedule.stop) and every is None and not schedule.at
-        ):  # `start` and `stop` limit its own period.
+        elif every is None and not schedule.at and (schedule.start or schedule.stop):  # They limit its own period.
             schedule = replace(schedule, every=own_schedule.every)
         name = name or own_name(made) or derived_name(made, type_name)
         own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
@@ -230,8 +228,8 @@ class HookRegistry(Events):
             schedule=schedule if schedule != Schedule() else own_schedule,
             enabled=enabled,
             last=last or bool(own.get("runs_last", False)),
-            before=(before,) if isinstance(before, str) else tuple(before),
-            after=(after,) if isinstance(after, str) else tuple(after),
+            before=names(before, "before"),
+            after=names(after, "after"),
             ranks=None if ranks is None else frozenset((ranks,) if isinstance(ranks, int) else ranks),
             origin="built-in" if built_in and origin == "code" else origin,
             parameters={} if event else hook_parameters(made, parameters),
@@ -257,32 +255,27 @@ class HookRegistry(Events):
                 self._check_forward_hook(entry)
             for check in self._checks:
                 check(entry)
-            if before is None and not entry.named:
-                self._reserved.add(entry.name)
+            self._reserved.add(entry.name)
         try:
             if before is None or before.hook is not entry.hook:
                 entry.set_up(self)  # User code, so not under the lock.
-            self._store(entry, before)
+            with self._lock:
+                if self._entries.get(entry.name) is not before:  # Registered by setup() itself, or by another thread.
+                    self._close(entry)
+                    raise _name_taken(entry.name)
+                if before is not None:
+                    self.scheduler.forget(entry.name)
+                    self.dispatch_table.count(before, -1)
+                self._entries[entry.name] = entry
+                self.dispatch_table.count(entry, 1)
+                self._changed()
         finally:
-            if before is None and not entry.named:
-                self._reserved.discard(entry.name)
+            self._reserved.discard(entry.name)
         if before is not None:
             if before.hook is not entry.hook:
                 self._close(before)
             logger.warning("hook %r: replaced, because it was defined again or registered again", entry.name)
         return Handle(entry.name, partial(self._remove_entry, entry))
-
-    def _store(self, entry: Entry, before: Entry | None) -> None:
-        with self._lock:
-            if self._entries.get(entry.name) is not before:  # Registered by setup() itself, or by another thread.
-                self._close(entry)
-                raise _name_taken(entry.name)
-            if before is not None:
-                self.scheduler.forget(entry.name)
-                self.dispatch_table.count(before, -1)
-            self._entries[entry.name] = entry
-            self.dispatch_table.count(entry, 1)
-            self._changed()
 
     def _check_forward_hook(self, entry: Entry) -> None:
         """Reject a forward hook that could not do its work here: an event fired by hand changes no output."""
@@ -300,10 +293,10 @@ class HookRegistry(Events):
             same_events = [one for one in earlier if one.listeners.keys() == entry.listeners.keys()]
             entry.name = (same_events or earlier)[0].name
             return self._entries[entry.name]
-        taken = self._entries.keys() | self._reserved
-        if entry.named and entry.name in taken:
+        if not entry.named:
+            entry.name = numbered(entry.name, self._entries.keys() | self._reserved)
+        elif entry.name in self._entries:
             raise _name_taken(entry.name)
-        entry.name = numbered(entry.name, taken)
         return None
 
     def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -490,9 +483,8 @@ class HookRegistry(Events):
             entry = self._entries[name]
             try:
                 entry.load_state(states[name])
-            except BdbQuit:
-                raise
             except Exception as error:
+                raise_if_quit(error, f"hook {name!r}, load_state_dict")
                 raise HooklineError(
                     f"hook {name!r} ({type(entry.hook).__name__}) cannot take the state that was saved under its name: "
                     f"{error_text(error)}. If another hook saved it, register this one under another name"
@@ -589,12 +581,8 @@ class HookRegistry(Events):
         """Return whether a hook is due at this micro-batch."""
         return self.entry(name).schedule.always or name in self.scheduler.decision.due
 
-    def _fire(self, event: Event, order: tuple[str, ...], args: tuple[Any, ...], values: dict[str, Any]) -> None:
-        """Fire an event from a user's own loop; `name_values` has the Args."""
-        named = name_values(event, order, args, values)
-        self._fire_named(event, named)
-
-    def _fire_named(self, event: Event, named: dict[str, Any]) -> None:
+    def _fire(self, event: Event, named: dict[str, Any]) -> None:
+        """Fire an event from a user's own loop, with its values by name."""
         if self._manual_clock.read(event, named):
             self._begin_manual_batch()
         dispatch = getattr(self.slots, event.name)
@@ -631,7 +619,7 @@ class HookRegistry(Events):
             return args[0] if args else values.get("grads")
         event = CATALOG["on_update"]
         named = name_values(event, event.order, args, values)
-        return load_reference(UPDATE_BY_HAND)(self, named, partial(self._fire_named, event, named))
+        return load_reference(UPDATE_BY_HAND)(self, named, partial(self._fire, event, named))
 
     def _dispatch_without_missing(self, event: Event, passed: frozenset[str]) -> Dispatch | None:
         """Return the callable for a call that passed only these values: hooks keep their defaults for the rest."""
@@ -679,7 +667,7 @@ def _event_method(spelling: str) -> Callable[..., None]:
 
     def fire(self: HookRegistry, *args: Any, **values: Any) -> None:
         if self._hooks:
-            self._fire(event, self._orders.get(spelling, event.order), args, values)
+            self._fire(event, name_values(event, self._orders.get(spelling, event.order), args, values))
 
     fire.__name__, fire.__doc__ = spelling, event.doc
     return fire
@@ -705,8 +693,7 @@ class HookRunner(HookRegistry):
 
     def __init__(self, hooks: Iterable[Any] = ()) -> None:
         super().__init__()
-        for hook in hooks:
-            self.register(hook)
+        self.hooks.extend(hooks)
 
     def _check_forward_hook(self, entry: Entry) -> None:
         raise _not_here(entry, type(self), "is called when modules of the model run")

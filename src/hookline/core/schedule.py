@@ -19,6 +19,7 @@ _UNITS = {
     "m": ("seconds", 60.0), "min": ("seconds", 60.0), "minute": ("seconds", 60.0), "minutes": ("seconds", 60.0),
     "h": ("seconds", 3600.0), "hour": ("seconds", 3600.0), "hours": ("seconds", 3600.0),
 }  # fmt: skip
+_UNIT_NAMES = ("steps", "batches", "epochs", "tokens", "seconds", "minutes", "hours")  # Without their short forms.
 _FACTORS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
 FAR = 2**31
 """More micro-batches than a run has."""
@@ -105,7 +106,7 @@ class Quantity:
         number, factor, word, loader = match.groups()
         unit = _UNITS.get(word.lower() or "steps")
         if unit is None:
-            raise ConfigError(path, f"{word!r} is not a unit; {nearest(word, _UNITS, 30)}")
+            raise ConfigError(path, f"{word!r} is not a unit; {nearest(word, _UNIT_NAMES)}")
         amount = float(number.replace("_", "")) * _FACTORS[factor] * unit[1]
         if unit[0] != "seconds" and amount != int(amount):
             raise ConfigError(path, f"{value!r}: {unit[0]} are whole numbers")

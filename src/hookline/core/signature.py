@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hookline.core.catalog import Event
-from hookline.errors import RegistrationError, nearest
+from hookline.errors import RegistrationError
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -101,15 +101,12 @@ def _attribute(parameter: inspect.Parameter, event: Event, spelling: str, where:
     """Return the attribute for one parameter; None if it keeps its default."""
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
         raise RegistrationError(
-            f"{where}: *{parameter.name} is refused, because arguments come by name; name what you need: "
-            f"{', '.join(event.argument_names)}"
+            f"{where}: *{parameter.name} is refused, because arguments come by name; name what you need, such as "
+            f"{', '.join(event.order)}; `hookline events --event {event.name}` lists all"
         )
     attribute = event.attribute(parameter.name, spelling)
     if attribute is None and parameter.default is inspect.Parameter.empty:
-        raise RegistrationError(
-            f"{where}: {event.name} has no argument {parameter.name!r}; "
-            f"{nearest(parameter.name, event.argument_names, 40)}"
-        )
+        raise RegistrationError(f"{where}: {event.unknown_argument(parameter.name)}")
     return attribute
 
 

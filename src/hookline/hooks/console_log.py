@@ -147,7 +147,7 @@ def print_costs(rows: list[dict[str, Any]], seconds: float, out: TextIO | None) 
     from rich.table import Table
 
     try:
-        table = Table(title="What each hook cost (host time; inner events sampled)", title_justify="left")
+        table = Table(title="What each hook cost (host time; about: inner events are sampled)", title_justify="left")
         columns = ["hook", "kind", "calls", "seconds", "of the run"]
         columns += ["on the device"] if any("device_seconds" in row for row in rows) else []
         for column in columns:

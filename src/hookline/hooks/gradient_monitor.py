@@ -212,7 +212,7 @@ class GradientMonitor(NamedHook):
             return trained
         for part in parts:
             if not any(part in name for name in trainer.params):
-                message = f"no parameter's name contains {part!r}; {nearest(part, trainer.params, 8)}"
+                message = f"no parameter's name contains {part!r}; {nearest(part, trainer.params)}"
                 raise NothingMatches("gradient_monitor.param_filter", message)
         return {name: param for name, param in trained.items() if any(part in name for part in parts)}
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from hookline.core.failures import raise_if_quit
 from hookline.errors import RecordError, shown
 from hookline.record import strict_json
 from hookline.record.json_lines import JsonLines, write_json_atomic, write_text_atomic
@@ -104,6 +105,7 @@ class AddedSinks:
                     except Exception as error:
                         failed = True
                         self._remove(sink)
+                        raise_if_quit(error, f"the sink {type(sink).__name__}")
                         last = batch[-1]  # of the kind that the sink failed at
                         report_failure(sink, last["step"] if isinstance(last, dict) else last.step, error)
 

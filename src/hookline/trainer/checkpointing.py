@@ -20,7 +20,7 @@ from hookline.checkpoints.format import encode
 from hookline.checkpoints.frozen import Fingerprints, fill_in_frozen, frozen_parameters
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
-from hookline.core.failures import hook_notes, logger
+from hookline.core.failures import hook_notes, logger, raise_if_quit
 from hookline.errors import CheckpointError, error_text
 from hookline.record.provenance import config_hash
 from hookline.record.reader import read_jsonl
@@ -172,8 +172,8 @@ class Checkpointer:
         if in_step and trainer.run_dir is not None:
             directory = trainer.run_dir / "exception"
         if directory is None:
-            why = "this run keeps no record on disk (record=False)" if trainer.running else "there is no run yet"
-            raise CheckpointError(f"{why}, so there is no directory to write a checkpoint to")
+            why = "this run keeps no record on disk (record=False)" if trainer.running else "no run has begun yet"
+            raise CheckpointError(f"{why}, so a checkpoint has no directory")
         return directory, {
             "run_id": trainer.run_id,
             "step": progress.steps_done,
@@ -320,6 +320,7 @@ def _state_of(part: Any, what: str, read: Callable[[Any], Any] = methodcaller("s
         state: dict[str, Any] = read(part)
     except Exception as error:
         where = f"state_dict() of {what} ({type(part).__name__})"
+        raise_if_quit(error, where)
         raise CheckpointError(f"{where} raised {error_text(error)}") from error
     return state
 

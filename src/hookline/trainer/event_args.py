@@ -318,14 +318,14 @@ class EventArgs:
     # ---- gradients -------------------------------------------------------------------------------------------------
 
     def clipped(self, norm: torch.Tensor, is_global: bool) -> None:
-        """Store the norm that a clip link found; the global norm before the first one is the step's."""
+        """Store the norm that a clipping hook found; the global norm before the first one is the step's."""
         self._clipped, self._clipped_at = norm, self.step
         if is_global and self._norm_at != self.step:
             self._norm, self._norm_at = GradNorm(norm), self.step
 
     @property
     def clipped_norm(self) -> float:
-        """The norm before the clip link that ran last."""
+        """The norm before the clipping hook that ran last."""
         return float(self._clipped)
 
     def norm_before_clipping(self) -> torch.Tensor | float | None:

@@ -158,7 +158,8 @@ class TrainerOptions:
         known = [item.name for item in fields(cls)]
         for key in values:
             if key not in known:
-                raise ConfigError(f"trainer.{key}", f"unknown option; {nearest(key, [*known, *also], 60)}")
+                remedy = nearest(key, [*known, *also], "docs/training.md")
+                raise ConfigError(f"trainer.{key}", f"unknown option; {remedy}")
         return cls(**values)
 
 

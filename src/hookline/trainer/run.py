@@ -227,7 +227,7 @@ def _check_loader_schedule(trainer: Trainer, entry: Entry) -> None:
     """Reject a hook whose schedule counts the batches of a loader that does not exist."""
     for name in entry.schedule.loaders:
         if name not in trainer.train_loaders:
-            why = f"{entry.schedule}: there is no training loader {name!r}; {nearest(name, trainer.train_loaders)}"
+            why = f"{entry.schedule}: no training loader is named {name!r}; {nearest(name, trainer.train_loaders)}"
             raise ConfigError(f"{entry.name}.every", why)
 
 
@@ -315,6 +315,7 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
         outcome, reason = "non_finite", "; ".join(filter(None, [bad_weights, reason]))
     trainer.checkpointer.close()
     loop.write_unrecorded()
+    trainer.change_audit.finish()
     trainer.record.close(outcome, reason, _hook_list(trainer), hooks.costs(), _counters(trainer))
     hooks.rng_guard.end()
     if trainer.options.console:
@@ -431,6 +432,8 @@ def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
     disabled = [hook.name for hook in trainer.hooks.list_hooks() if not hook.enabled and hook.failures]
     if disabled:
         words.append(f"switched off: {', '.join(disabled)}")
+    if trainer.change_audit.summary:
+        words.append(trainer.change_audit.summary)
     return ", ".join(words)
 
 

@@ -58,7 +58,7 @@ def loss_and_metrics(result: Any) -> tuple[torch.Tensor, dict[str, Any]]:
     'output' and 'target' are not metrics, even as single numbers: a validation passes them to the user's metrics.
 
     Raises:
-        TrainingError: If there is no loss, or if it is not a single number.
+        TrainingError: If no loss is found, or if it is not a single number.
     """
     loss: Any
     metrics: dict[str, Any] = {}

@@ -97,7 +97,8 @@ class Trainer:
         self.progress.set_loaders(list(self.train_loaders))
         self.event_args = EventArgs(self, self.progress, Gradients(self.params))
         self.chain = UpdateChain(self.hooks, lambda: self.params, self.model)
-        self.hooks.dispatch_table.add_wrapper(ChangeAudit(self, lambda: self.lr_changes, lambda: self._reruns).wrap)
+        self.change_audit = ChangeAudit(self, lambda: self.lr_changes, lambda: self._reruns)
+        self.hooks.dispatch_table.add_wrapper(self.change_audit.wrap)
         self.hooks.failures.rank = self.engine.rank
         self.hooks.failures.current_step = lambda: self.progress.step
         self.hooks.failures.debug = self.hooks.failures.debug or self.options.debug

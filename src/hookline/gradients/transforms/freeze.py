@@ -52,7 +52,7 @@ class Mask(Transform):
         self._dropped: dict[str, Tensor] = {}  # by parameter: true where the gradient becomes zero
 
     def init(self, params: Mapping[str, torch.nn.Parameter]) -> dict[str, Any]:
-        """Check that the masks fit; there is no state to save."""
+        """Check that the masks fit; nothing is saved."""
         for pattern, mask in (self.masks or {}).items():
             for name, param in select(pattern, params, "parameter").items():
                 self._dropped[name] = _dropped_elements(name, param, mask)

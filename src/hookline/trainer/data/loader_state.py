@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from hookline.core.failures import logger
+from hookline.core.failures import logger, raise_if_quit
 from hookline.errors import CheckpointError
 from hookline.trainer.data.sampler import ResumableSampler
 from hookline.trainer.rng import restore_rng, rng_state
@@ -65,6 +65,7 @@ def _states(parts: Mapping[str, Any]) -> dict[str, Any]:
         try:
             found[name] = _part_state(part)
         except Exception as error:
+            raise_if_quit(error, f"state_dict of {type(part).__name__}")
             if _reported.get(id(part)) is part:
                 continue
             with suppress(TypeError):  # a class with slots; it is reported again
@@ -142,6 +143,7 @@ def restore_loader_states(loaders: Loaders, states: Mapping[str, Any]) -> None:
             try:
                 loader.load_state_dict(states[name])  # type: ignore[attr-defined]
             except Exception as error:
+                raise_if_quit(error, f"load_state_dict of loader {name!r}")
                 raise CheckpointError(f"loader {name!r} does not take its saved state: {error!r}") from error
 
 
