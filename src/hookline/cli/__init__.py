@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from hookline import __version__
 from hookline._console import (
+    CommandOutput,
     OutputError,
     drop_unwritten_output,
     is_terminal,
@@ -52,6 +54,16 @@ _PERMISSIONS = {  # what a config alone may not do: the option, its attribute, i
     "--allow-host": ("allow_hosts", "HOST", "let webhooks connect to this local or private host"),
     "--import": ("imports", "MODULE", "import this module of yours first, for what it registers"),
 }
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that prints as the commands do: argparse itself ignores that its help cannot be written."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stderr:
+            print_line(message, file, end="")
+        else:
+            CommandOutput().write(message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -208,7 +220,7 @@ def one_line(text: str) -> str:
 def make_parser() -> argparse.ArgumentParser:
     """Define the commands and their options."""
     codes = exit_code_table()
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="hookline",
         description="Watch, debug and change a PyTorch training run without forking its loop.",
         epilog=f"`hookline train` trains a small demo model.\n`hookline COMMAND --help` describes a command.\n{codes}",
@@ -282,9 +294,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add(
-    commands: Commands[argparse.ArgumentParser], name: str, about: str, module: str = ""
-) -> argparse.ArgumentParser:
+def _add(commands: Commands[Parser], name: str, about: str, module: str = "") -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
     parser.add_argument("--debug", action="store_true", help="show the full traceback of an error")
     parser.set_defaults(module=f"hookline.cli.{module or name}")

@@ -5,7 +5,6 @@ The first sink stores the record, in the run's files or in memory. Any number of
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import re
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from hookline._console import logger
 from hookline._fs import explain, refuse_link
 from hookline.errors import RecordError, nearest
 from hookline.record import strict_json
@@ -36,8 +36,6 @@ CONTENTS = (
 )  # fmt: skip
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
-
-logger = logging.getLogger("hookline")
 
 
 class Record:

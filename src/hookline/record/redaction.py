@@ -17,6 +17,7 @@ from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakSet
 
+from hookline._console import logger
 from hookline.errors import SHORTEST_HIDDEN, hidden
 from hookline.record import strict_json
 
@@ -162,7 +163,6 @@ _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
 _SHORTEST_TOKEN = 15  # characters of the shortest secret that is recognised by shape; a named one needs = or :
 _SHORTEST_PART = 12  # characters of a URL's path: a shorter part may be an ordinary word
 
-_logger = logging.getLogger("hookline")
 _formatter = logging.Formatter()
 
 
@@ -356,11 +356,11 @@ def redacted_log() -> Iterator[None]:
     """Keep secrets out of Hookline's log inside the block: a hook that raises may quote one in its traceback."""
     # Runs may overlap, and a logger has the same filter only once, so each run adds one that equals no other.
     redact_record = partial(_redact_log_record)
-    _logger.addFilter(redact_record)
+    logger.logger.addFilter(redact_record)
     try:
         yield
     finally:
-        _logger.removeFilter(redact_record)
+        logger.logger.removeFilter(redact_record)
 
 
 def _redact_log_record(record: logging.LogRecord) -> bool:

@@ -6,11 +6,11 @@ A sink, for a tracker or a database, is an object with three methods; see `Sink`
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from hookline._console import warn
 from hookline.errors import RecordError, shown
 from hookline.record import strict_json
 from hookline.record.json_lines import JsonLines, write_json_atomic, write_text_atomic
@@ -177,7 +177,7 @@ class FileStorage:
             try:
                 earlier = read_json(self.path / "run.json")
             except RecordError as error:
-                warnings.warn(f"{error}; earlier attempts are not listed", RuntimeWarning, stacklevel=3)
+                warn(f"{error}; earlier attempts are not listed", stacklevel=3)
         if not isinstance(earlier.get("attempts", []), list):
             earlier = {}
         run["started"] = earlier.get("started", run["started"])
@@ -203,7 +203,7 @@ class FileStorage:
         self.lost += count
         if is_first:
             message = f"the record in {self.path} is losing data, training continues: {error}"
-            warnings.warn(message, RuntimeWarning, stacklevel=4)
+            warn(message, stacklevel=4)
 
     def sync(self) -> None:
         """Wait until the disk has the metrics and events that were written."""
