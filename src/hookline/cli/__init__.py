@@ -38,9 +38,9 @@ EXIT_CODES = {
     FAILED: "training failed, a check found something, or the output could not be written",
     USAGE: "wrong config or usage, or a record that cannot be written; nothing was trained",
     NON_FINITE: "the run ended with weights that are NaN or infinite",
-    INTERRUPTED: "interrupted by Ctrl-C; lines say where the record is and which command continues the run",
+    INTERRUPTED: "interrupted by Ctrl-C, after a checkpoint was saved; the command that continues the run is printed",
     CLOSED_PIPE: "the reader of the output closed the pipe",
-    TERMINATED: "ended by SIGTERM, after a checkpoint was saved; the command that continues the run is printed",
+    TERMINATED: "ended by SIGTERM, as by Ctrl-C",
 }
 
 _LONGEST_MESSAGE = 2000  # characters
@@ -49,7 +49,7 @@ _CONFIG = "a YAML, TOML or JSON file; without one, the default job"
 _PATTERN = "a name, a glob or re:regex, as for a hook's `modules:`"
 _LATEST = "`latest` is the newest run in runs/, DIR/latest the newest in DIR"
 _OVERRIDES = "changes one value, for instance trainer.max_steps=100 or hooks.clip_norm.max_norm=0.5"
-_PERMISSIONS = {  # what a config alone may not do: the option, its attribute, its metavar and its help
+PERMISSIONS = {  # what a config alone may not do: the option, its attribute, its metavar and its help
     "--allow": ("allow", "PREFIX", "let the config import from this package of yours"),
     "--allow-host": ("allow_hosts", "HOST", "let webhooks connect to this local or private host"),
     "--import": ("imports", "MODULE", "import this module of yours first, for what it registers"),
@@ -102,7 +102,8 @@ def run_command(arguments: Sequence[str]) -> int:
     except OutputError:
         raise
     except KeyboardInterrupt:
-        return print_interrupted()
+        print_line("hookline: interrupted", sys.stderr)
+        return INTERRUPTED
     except Exception as error:
         references = sys.modules.get("hookline.config.references")  # importing it would take longer than the command
         return print_error(error, options.debug, USAGE, hide=references.without_values if references else str)
@@ -168,12 +169,6 @@ def import_user_module(name: str) -> None:
 
         why = f"{type(error).__name__}: {error}{search_path_hint(error, name)}"
         raise HooklineError(f"--import {name}: cannot import {name!r}: {why}") from error
-
-
-def print_interrupted(where: str = "") -> int:
-    """Say that Ctrl-C ended the command, and return the exit status."""
-    print_line(f"hookline: interrupted{where}", sys.stderr)
-    return INTERRUPTED
 
 
 def print_output_failure(error: OutputError) -> int:
@@ -329,9 +324,9 @@ def exit_code_table() -> str:
 
 
 def _add_permissions(parser: argparse.ArgumentParser, *options: str) -> None:
-    """Add these options of `_PERMISSIONS`, or all of them."""
-    for option in options or _PERMISSIONS:
-        name, metavar, about = _PERMISSIONS[option]
+    """Add these options of `PERMISSIONS`, or all of them."""
+    for option in options or PERMISSIONS:
+        name, metavar, about = PERMISSIONS[option]
         about = f"{about} (may be repeated)"
         parser.add_argument(option, action="append", default=[], dest=name, metavar=metavar, help=about)
 
