@@ -273,7 +273,7 @@ def test_one_hook_in_full(capsys: Captured) -> None:
     assert "clip_norm" not in out
     assert main(["hooks", "clip_norm"]) == 0
     out = capsys.readouterr().out
-    assert "    - {name: clip_norm, max_norm: ...}\n" in out
+    assert "    hooks: {update: [{name: clip_norm, max_norm: ...}]}\n" in out
     assert "hookline train --hook clip_norm hooks.clip_norm.max_norm=...\n" in out
     assert "did you mean 'clip_norm'?" in error_of(capsys, "hooks", "clip_nrom")
 

@@ -8,7 +8,7 @@ from typing import Any
 from hookline._console import CommandOutput
 
 SHELLS = ("bash", "zsh")
-FILES, DIRECTORIES = ("words", "output"), ("run", "path", "crash", "weights")  # arguments that are paths
+FILES, DIRECTORIES = ("config", "output"), ("run", "path", "crash", "weights")  # arguments that are paths
 
 
 class PrintCompletion(argparse.Action):

@@ -98,6 +98,6 @@ def command_like(options: argparse.Namespace, *words: str) -> str:
     from hookline.record.redaction import redact_text
 
     repeated = [*overrides_among(options.words), *(["--device", options.device] if options.device is not None else [])]
-    for option, (given, _, _) in PERMISSIONS.items():
+    for option, given in PERMISSIONS.items():
         repeated += [word for value in getattr(options, given) for word in (option, value)]
     return redact_text(shlex.join(["hookline", *words, *repeated]))
