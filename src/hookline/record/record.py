@@ -300,12 +300,14 @@ class Record:
                 self.start(hooks)
             except RecordError as error:
                 self._storage.report_loss(error)
-        self.flush(wait=True)
-        end = {"outcome": outcome, "reason": redact(reason), "closed": utc_now()}
-        self.run.update(end, hooks=redact(hooks), costs=redact(costs), counters=redact(counters), lost=self.lost)
-        if self.run.get("attempts"):  # a resumed run replaces the run's outcome, and the attempt keeps its own
-            self.run["attempts"][-1].update(end)
-        self._storage.close(self.run)
+        try:
+            self.flush(wait=True)
+        finally:  # Ctrl-C in a sink leaves a whole record, too
+            end = {"outcome": outcome, "reason": redact(reason), "closed": utc_now()}
+            self.run.update(end, hooks=redact(hooks), costs=redact(costs), counters=redact(counters), lost=self.lost)
+            if self.run.get("attempts"):  # a resumed run replaces the run's outcome, and the attempt keeps its own
+                self.run["attempts"][-1].update(end)
+            self._storage.close(self.run)
 
     def _write(self, kind: str, rows: list[Any]) -> None:
         """Write rows to the storage at once, and to the added sinks with the next delivery."""

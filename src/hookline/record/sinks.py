@@ -89,7 +89,7 @@ class AddedSinks:
         # Delivering is reentrant, because a sink may log and flush; rows are taken out of the queue before sinks are
         # called, so that the lock of the queue is not held meanwhile.
         with self._delivering:
-            failed = True
+            failed, interruption = True, None
             while failed and any(self._rows.values()):
                 failed = False
                 with self._queueing:
@@ -106,6 +106,10 @@ class AddedSinks:
                         self._remove(sink)
                         last = batch[-1]  # of the kind that the sink failed at
                         report_failure(sink, last["step"] if isinstance(last, dict) else last.step, error)
+                    except BaseException as error:  # Ctrl-C and sys.exit() end the run, once the others have their rows
+                        interruption = error
+            if interruption is not None:
+                raise interruption
 
     def _remove(self, sink: Sink) -> None:
         self._sinks[:] = [one for one in self._sinks if one is not sink]
