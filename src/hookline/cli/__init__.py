@@ -50,27 +50,20 @@ def _positive(word: str) -> int:
     return int(word)
 
 
-PERMISSIONS = {"--allow": "allow", "--allow-host": "allow_hosts", "--import": "imports"}  # not for a config to give
+PERMISSIONS = {"--allow": "allow", "--allow-host": "allow_host", "--import": "imports"}  # not for a config to give
 _LATEST = "`latest` is the newest run in runs/, DIR/latest the newest in DIR"
 _REPEATED: dict[str, Any] = {"action": "append", "default": []}
 # Every argument of a command: its name (for an option as it is written) and, where it has a value, what stands for it.
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     "config CONFIG": {"nargs": "?", "help": "a YAML, TOML or JSON file; without one, the default job"},
     "pattern PATTERN": {"nargs": "?", "help": "a name, a glob or re:regex, as for a hook's `modules:`"},
-    "words a.b=value": {
-        "nargs": "*",
-        "default": [],
-        "help": "change a value: trainer.max_steps=100, hooks.clip_norm.max_norm=0.5",
-    },
+    "words a.b=value": {"nargs": "*", "default": [], "help": "change a value: trainer.seed=1, hooks.ema.decay=0.99"},
     "run RUN": {"help": f"a run's directory; {_LATEST}"},
     "run RUN|CHECKPOINT": {"help": f"the directory of a run, or of the checkpoint to continue from; {_LATEST}"},
     "path CHECKPOINT": {"help": "the checkpoint's directory"},
     "crash CRASH": {"help": "a crash's folder, for instance runs/…/crashes/step-00000042"},
     "hooks NAME": {"nargs": "?", "help": "one hook in full"},
-    "--hook NAME": {
-        **_REPEATED,
-        "help": "add this hook to the config's (may be repeated); hooks.NAME.key=value sets its parameters",
-    },
+    "--hook NAME": {**_REPEATED, "help": "add this hook; hooks.NAME.key=value sets its parameters"},
     "--fast-dev-run N": {"type": int, "help": "try N batches of everything and write nothing"},
     "--output DIR": {"help": "where the run's directory is created (trainer.output_dir)"},
     "--output FILE": {"help": "write it to this file"},
@@ -80,32 +73,19 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "--json": {"action": "store_true", "help": "print JSON, for programs"},
     "--weights CHECKPOINT": {"help": "the weights, of a checkpoint or a run, if the crash folder has none"},
     "--device DEVICE": {"help": "where to run, such as cpu or cuda:1; by default the best there is"},
-    "--import MODULE": {
-        **_REPEATED,
-        "dest": "imports",
-        "help": "import your module first, for what it registers (may be repeated)",
-    },
-    "--allow PREFIX": {**_REPEATED, "help": "let the config import from this package of yours (may be repeated)"},
-    "--allow-host HOST": {
-        **_REPEATED,
-        "dest": "allow_hosts",
-        "help": "let webhooks connect to this local or private host (may be repeated)",
-    },
+    "--import MODULE": {**_REPEATED, "dest": "imports", "help": "import your module first, for what it registers"},
+    "--allow PREFIX": {**_REPEATED, "help": "let the config import from this package of yours"},
+    "--allow-host HOST": {**_REPEATED, "help": "let webhooks connect to this local or private host"},
     "--debug": {"action": "store_true", "help": "show the traceback of an error"},
 }
 _TRUST = ("--import MODULE", "--allow PREFIX", "--allow-host HOST")
 _RUN = ("--device DEVICE", *_TRUST)
-_FROM_CONFIG = ("config CONFIG", "words a.b=value")
+_OVERRIDES = "words a.b=value"
+_FROM_CONFIG = ("config CONFIG", _OVERRIDES)
 COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
-    "train": (
-        "train what a config describes",
-        (*_FROM_CONFIG, "--hook NAME", "--fast-dev-run N", "--output DIR", *_RUN),
-    ),
+    "train": ("train from a config", (*_FROM_CONFIG, "--hook NAME", "--fast-dev-run N", "--output DIR", *_RUN)),
     "example": ("print the config of the default job, to start from", ()),
-    "resume": (
-        "continue a run from its newest good checkpoint",
-        ("run RUN|CHECKPOINT", "words a.b=value", "--fork", *_RUN),
-    ),
+    "resume": ("continue a run from its newest good checkpoint", ("run RUN|CHECKPOINT", _OVERRIDES, "--fork", *_RUN)),
     "checkpoints": ("list the checkpoints of a run, and verify them", ("run RUN",)),
     "verify-checkpoint": ("check that one checkpoint is as it was written", ("path CHECKPOINT",)),
     "verify": ("find out which hooks change training", (*_FROM_CONFIG, "--hook NAME", "--steps N", *_RUN)),
@@ -113,10 +93,7 @@ COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
     "events": ("print the events of a run with their arguments", ("--event NAME",)),
     "hooks": ("print the hooks that a config may name", ("hooks NAME", "--import MODULE")),
     "schema": ("print the JSON Schema of config files", ("--output FILE", "--import MODULE")),
-    "modules": (
-        "print the modules of a model",
-        ("config CONFIG", "pattern PATTERN", "words a.b=value", "--json", *_RUN),
-    ),
+    "modules": ("print the modules of a model", ("config CONFIG", "pattern PATTERN", _OVERRIDES, "--json", *_RUN)),
     "replay": ("run the batch of a crash again", ("crash CRASH", "--weights CHECKPOINT", *_RUN)),
 }
 
@@ -211,7 +188,7 @@ def user_imports(options: argparse.Namespace) -> Iterator[None]:
     Typing `--import` or `--allow` is consent to running the code that is there. Until the command ends, modules of the
     current directory are found first, and those hosts are allowed.
     """
-    modules, allowed, hosts = (getattr(options, name, []) for name in ("imports", "allow", "allow_hosts"))
+    modules, allowed, hosts = (getattr(options, name, []) for name in ("imports", "allow", "allow_host"))
     here = str(Path.cwd())
     with ExitStack() as stack:
         if modules or allowed:
@@ -311,6 +288,8 @@ def make_parser() -> Parser:
         for key in (*keys, "--debug"):
             argument, _, value = key.partition(" ")
             settings = {**_ARGUMENTS[key], **({"metavar": value} if value else {})}
+            if settings.get("action") == "append":
+                settings["help"] += " (may be repeated)"
             command.add_argument(argument, **settings)
             if not argument.startswith("-"):
                 usage.append({"?": f"[{value}]", "*": f"[{value} ...]"}.get(settings.get("nargs", ""), value))
