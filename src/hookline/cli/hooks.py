@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 from typing import Any
 
@@ -104,19 +105,9 @@ def kind_of(factory: Any) -> str:
 def parameter_list(factory: Any) -> list[str]:
     """Return the constructor's parameters as 'name=default', or the bare name of a required one."""
     parameters = [one for one in (parameters_of(factory) or {}).values() if one.name not in NOT_FOR_CONFIGS]
-    return [
-        str(one).partition(":")[0] if one.default is one.empty else f"{one.name}={_in_yaml(one.default)}"
-        for one in parameters
-    ]
-
-
-def _in_yaml(value: Any) -> str:
-    """Write a default as a config has it."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_in_yaml, value))}]"
-    return repr(value)
+    # A default as a config has it; a required parameter without its type.
+    values = {one.name: json.dumps(one.default, default=repr) for one in parameters if one.default is not one.empty}
+    return [f"{one.name}={values[one.name]}" if one.name in values else str(one).split(":")[0] for one in parameters]
 
 
 def first_sentence(factory: Any) -> str:

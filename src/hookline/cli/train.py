@@ -9,18 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hookline import cli
 from hookline._console import drop_unwritten_output, print_line
 from hookline.checkpoints.store import list_checkpoints
-from hookline.cli import (
-    FAILED,
-    INTERRUPTED,
-    NON_FINITE,
-    PERMISSIONS,
-    TERMINATED,
-    one_line,
-    print_error,
-    print_output_failure,
-)
 from hookline.cli.config_args import overrides_among, read_config
 
 if TYPE_CHECKING:
@@ -54,27 +45,27 @@ def train_and_report(
     try:
         trainer.fit(resume=resume, fork=fork)
         if trainer.record.run["outcome"] == "non_finite":
-            reason = one_line(f"the run ended with bad weights: {trainer.record.run['reason']}")
+            reason = cli.one_line(f"the run ended with bad weights: {trainer.record.run['reason']}")
             print_line(f"hookline: error: {reason}", sys.stderr)
-            status = NON_FINITE
+            status = cli.NON_FINITE
     except KeyboardInterrupt:
-        status = INTERRUPTED
+        status = cli.INTERRUPTED
     except SystemExit as stop:
-        if stop.code != TERMINATED:
+        if stop.code != cli.TERMINATED:
             raise
-        status = TERMINATED
+        status = cli.TERMINATED
     except Exception as error:
         if not trainer.run_ended:  # the run never began: the output is not writable, or there is nothing to train on
             raise
         from hookline.record.redaction import redact_values
 
-        status = print_error(error, options.debug, FAILED, hide=redact_values)
-    if status in (INTERRUPTED, TERMINATED):
+        status = cli.print_error(error, options.debug, cli.FAILED, hide=redact_values)
+    if status in (cli.INTERRUPTED, cli.TERMINATED):
         print_how_to_continue(trainer, options)
     # Scripts read the last line: lines on stderr are flushed when they are printed, so none comes after it in a file.
     print_line(str(trainer.run_dir) if trainer.run_dir is not None else "no record was written")
     if (failure := drop_unwritten_output()) is not None:  # which changes nothing about the run
-        print_output_failure(failure)
+        cli.print_output_failure(failure)
     return status
 
 
@@ -98,6 +89,6 @@ def command_like(options: argparse.Namespace, *words: str) -> str:
     from hookline.record.redaction import redact_text
 
     repeated = [*overrides_among(options.words), *(["--device", options.device] if options.device is not None else [])]
-    for option, given in PERMISSIONS.items():
+    for option, given in cli.PERMISSIONS.items():
         repeated += [word for value in getattr(options, given) for word in (option, value)]
     return redact_text(shlex.join(["hookline", *words, *repeated]))

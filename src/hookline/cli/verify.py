@@ -53,12 +53,11 @@ def run(options: argparse.Namespace) -> int:
         paragraph(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
         try:
             with quiet(collected, tracebacks=options.debug):
-                try:
-                    verdicts = verify(make_trainer, options.steps)
-                except Exception as error:
-                    failure = error
-            if failure is None:
-                print_verdicts(console, verdicts)
+                verdicts = verify(make_trainer, options.steps)
+        except Exception as error:
+            failure = error
+        else:
+            print_verdicts(console, verdicts)
         finally:
             # Warnings that a verdict's notes repeat are left out; tracebacks keep their lines.
             notes = [without_secrets(note) for verdict in verdicts for note in verdict.notes]
