@@ -1,6 +1,7 @@
 """What is printed during a run: no stream, whatever is wrong with it, ends the run."""
 
 import io
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -87,3 +88,29 @@ def test_characters_that_an_encoding_lacks_are_replaced(monkeypatch: pytest.Monk
 def stop(trainer: Trainer) -> None:
     """Stop for a reason that only Unicode has."""
     trainer.request_stop("\u039b is reached")
+
+
+CLOSED_STDERR = """
+import sys, torch, hookline
+def close_and_fail(step):
+    sys.stderr.close()
+    sys.stdout.close()
+    raise ValueError("of the hook")
+def lose_the_record(trainer):
+    for lines in trainer.run_dir.iterdir(): lines.unlink()
+    trainer.log("lost", 1.0)
+    trainer.record.flush()
+model = torch.nn.Linear(3, 1)
+data = [(torch.ones(4, 3), torch.ones(4, 1))] * 3
+trainer = hookline.get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.0), "cpu",
+                               loss_fn=torch.nn.functional.mse_loss)
+trainer.on("step_end")(close_and_fail)
+trainer.on("step_end", at=2)(lose_the_record)
+trainer.train()
+sys.exit(10 * trainer.step + trainer.hook_failures if trainer.record.lost else 1)
+"""
+
+
+def test_warnings_without_a_standard_error_do_not_end_a_run() -> None:
+    """Python's logging and its warnings raise if standard error is closed; the run continues without them."""
+    assert subprocess.run([sys.executable, "-c", CLOSED_STDERR]).returncode == 33

@@ -1,10 +1,12 @@
-"""Print lines that can never end a run: to streams that lack characters, are full, closed, missing or broken."""
+"""Print, log and warn without ending a run: streams may lack characters, and be full, closed, missing or broken."""
 
 from __future__ import annotations
 
 import codecs
+import logging
 import os
 import sys
+import warnings
 from typing import Any
 
 READABLE = "hookline_readable"  # an error handler of codecs: replaces what an encoding lacks by readable ASCII
@@ -54,6 +56,30 @@ def print_line(text: str = "", stream: Any = None, end: str = "\n") -> None:
         return
 
 
+class RunLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose lines are lost if a handler fails: Python's own raises if `sys.stderr` is closed."""
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        """Log a line, or lose it."""
+        try:
+            super().log(level, msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
+        except Exception:
+            return
+
+
+logger = RunLogger(logging.getLogger("hookline"), {})
+
+
+def warn(message: str, stacklevel: int) -> None:
+    """Issue a `RuntimeWarning`, or lose it if it cannot be printed; `stacklevel` is that of `warnings.warn`."""
+    try:
+        warnings.warn(message, RuntimeWarning, stacklevel + 1)
+    except RuntimeWarning:  # a filter of the user turns warnings into errors
+        raise
+    except Exception:
+        return
+
+
 def is_terminal(stream: Any) -> bool:
     """Return whether a stream is a terminal; one that is None, closed or of another class is not."""
     try:
@@ -89,8 +115,8 @@ class RunOutput:
 class OutputError(Exception):
     """Standard output cannot be written; `cause` is the error."""
 
-    def __init__(self, cause: OSError) -> None:
-        super().__init__(f"standard output cannot be written: {cause.strerror}")
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(f"standard output cannot be written: {getattr(cause, 'strerror', None) or cause}")
         self.cause = cause
 
 
@@ -101,19 +127,18 @@ class CommandOutput:
         self.stream = sys.stdout
 
     def write(self, text: str) -> None:
-        """Write text, if there is a console."""
-        try:
-            if self.stream is not None:
-                self.stream.write(text)
-        except OSError as error:
-            raise OutputError(error) from error
+        """Write text, unless there is no console."""
+        self._call("write", text)
 
     def flush(self) -> None:
         """Flush the stream."""
+        self._call("flush")
+
+    def _call(self, method: str, *arguments: str) -> None:
         try:
             if self.stream is not None:
-                self.stream.flush()
-        except OSError as error:
+                getattr(self.stream, method)(*arguments)
+        except (OSError, ValueError) as error:  # ValueError: it is closed
             raise OutputError(error) from error
 
     def __getattr__(self, name: str) -> Any:

@@ -159,16 +159,22 @@ def test_a_signal_is_the_exit_status(
                 sent.append(os.kill(os.getpid(), number))
 
     sent: list[Any] = []
+    Path("parts.py").write_text("")
     monkeypatch.setitem(plugins.HOOKS._added, "sender", Sender)
     whole = train(capsys, "train", "run.yaml")
     hooks = "hooks.lifecycle=[{name: checkpoint, save_every_n_steps: 4}, sender]"
-    assert main(["train", "run.yaml", hooks, "--import", "json", "--allow", "mine"]) == status
+    assert main(["train", "run.yaml", hooks, "--import", "parts", "--allow", "mine"]) == status
+    monkeypatch.chdir("/")
     out, error = capsys.readouterr()
     run = Path(out.splitlines()[-1])
     assert (run / "checkpoints" / "step-00000007").is_dir()
-    (command,) = [line for line in error.splitlines() if line.startswith("hookline: to continue: ")]
-    words = shlex.split(command.removeprefix("hookline: to continue: "))
-    assert words == ["hookline", "resume", str(run), hooks, "--allow", "mine", "--import", "json"]
-    assert main(words[1:]) == 0
+    assert out.splitlines()[-2].startswith(f"interrupted ({signal.Signals(number).name}): 7 steps in ")
+    _, told, command = error.rpartition("hookline: to continue from step-00000007:\n")
+    cd, _, resume = command.partition(" && ")
+    expected = ["hookline", "resume", f"runs/{run.name}", hooks, "--allow", "mine", "--import", "parts"]
+    assert (told != "", shlex.split(cd), shlex.split(resume)) == (True, ["cd", str(run.parents[1])], expected)
+    assert error.count("\n") == 2
+    monkeypatch.chdir(shlex.split(cd)[1])
+    assert main(shlex.split(resume)[1:]) == 0
     assert capsys.readouterr().out.startswith(f"run {run.name}, resumed at step 7: ")
     assert curve(run) == curve(whole)

@@ -213,6 +213,27 @@ def test_quitting_the_debugger_in_a_sink_ends_the_run() -> None:
     assert json.loads((trainer.run_dir / "run.json").read_text())["outcome"] == "interrupted"
 
 
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_an_interruption_in_a_sink_loses_nothing(tmp_path: Path, interruption: type[BaseException]) -> None:
+    """Ctrl-C and sys.exit() pass through; the other sinks have their rows, and closing leaves a whole record."""
+
+    class Interrupted(ListSink):
+        def write_metrics(self, rows: Sequence[dict[str, Any]]) -> None:
+            raise interruption
+
+    record, other = Record.on_disk(tmp_path, config={}, seed=0, run_id="run"), ListSink()
+    record.start([])
+    record.add_sink(Interrupted())
+    record.add_sink(other)
+    for step, write in enumerate((record.flush, lambda: record.close("completed", None, [], [], {})), 1):
+        record.log(step, 0, "loss", 0.5)
+        with pytest.raises(interruption):
+            write()
+    assert [row["step"] for row in other.rows("metrics")] == [1, 2]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["outcome"] == "completed"
+    Record.on_disk(tmp_path, config={}, seed=0, run_id="run")  # the lock was released
+
+
 def test_a_handle_removes_its_sink(tmp_path: Path) -> None:
     """By `remove` or at the end of a with block; adding a sink twice does not deliver twice."""
     record, sink = make_record("memory", tmp_path), ListSink()

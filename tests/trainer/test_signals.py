@@ -96,7 +96,7 @@ def test_a_signal_is_acknowledged_at_once(number: signal.Signals, said: str, cap
         trainer.on("before_optimizer_step", at=3)(lambda seen=seen: seen.append(capfd.readouterr().err))
         with pytest.raises((SystemExit, KeyboardInterrupt)):
             trainer.train()
-        assert (f"the run ends when this step is done and saved; {said}" in seen[0]) is console
+        assert (f"ending when this step is saved; {said}" in seen[0]) is console
 
 
 @pytest.mark.parametrize("options", [{"record": False}, {"fast_dev_run": 4}])
@@ -109,7 +109,7 @@ def test_a_run_that_writes_nothing_stops_all_the_same(
     with pytest.raises(SystemExit):
         trainer.train()
     assert hook.received == ["step 1", "step 2", "step 3", "end: SIGTERM"]
-    assert "the run ends when this step is done; a second one ends it now" in capfd.readouterr().err
+    assert "ending when this step is done; a second one ends now" in capfd.readouterr().err
 
 
 def test_the_last_step_of_an_epoch() -> None:

@@ -7,7 +7,6 @@ call of torch with a separate computation of its weights; the model's own comput
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from hookline import _device
+from hookline._console import logger
 from hookline._names import plain_modules, unwrap_module
 from hookline._tensors import iter_tensors
 from hookline.activations.capture import Capture
@@ -37,7 +37,6 @@ SUPPORTED = "scaled_dot_product_attention, nn.MultiheadAttention and a softmax o
 _VISIBLE_IMPLEMENTATIONS = (None, "eager", "sdpa")
 _HALF_DTYPES = (torch.float16, torch.bfloat16)
 _MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
-logger = logging.getLogger("hookline")
 
 
 class AttentionPoints(torch.nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hookline import _checks
+from hookline._console import logger
 from hookline._host_copy import HostCopy
 from hookline._tensors import is_dense, map_tensors
 from hookline.activations.capture_store import CapturedState, CaptureSource, CaptureStore, capture_file, save_states
@@ -25,7 +25,6 @@ from hookline.errors import ConfigError, nearest
 
 PARTS = ("input", "output")
 
-logger = logging.getLogger("hookline")
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "batch_mean": lambda tensor: tensor.float().mean(0),

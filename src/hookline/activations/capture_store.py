@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 import time
@@ -16,12 +15,11 @@ from typing import Any, NamedTuple
 import torch
 
 from hookline import _checks, _fs
+from hookline._console import logger
 from hookline._host_copy import HostCopy
 from hookline._tensors import is_dense, iter_tensors, kind_of, map_tensors, unwrap
 from hookline.activations.cow_views import copy_on_write, storage_size
 from hookline.errors import HooklineError
-
-logger = logging.getLogger("hookline")
 
 
 class CaptureSource(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import logging
 import math
 import operator
 import re
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from hookline import _checks
+from hookline._console import logger
 from hookline._tensors import inside_transform, is_dense, iter_tensors, measurable, shape_of
 from hookline.activations.fire_report import format_table
 from hookline.activations.forward_hooks import ForwardDispatcher
@@ -30,8 +30,6 @@ from hookline.core.entry import Entry
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, StopTraining, nearest
 from hookline.stats.rows import STATISTICS, summarize
-
-logger = logging.getLogger("hookline")
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from hookline._console import logger
 from hookline._names import plain_parameters
 from hookline.activations.fire_report import format_table
 from hookline.core.base import TrainingHook
@@ -36,7 +36,6 @@ VERDICT_METRICS: dict[str, Verdict] = {
 }
 """The verdicts that are counted, by the last part of the metric's name."""
 _NAMES_SHOWN = 5  # per verdict, in a sentence; the table has all of them
-logger = logging.getLogger("hookline")
 
 
 @dataclass(frozen=True)

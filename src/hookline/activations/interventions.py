@@ -8,7 +8,6 @@ them as their attribute `name` does.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookline._console import logger
 from hookline._tensors import map_tensors
 from hookline.activations.capture_session import Cache
 from hookline.activations.capture_store import CapturedState, load_outputs
@@ -25,7 +25,6 @@ from hookline.core.base import ForwardHook
 from hookline.errors import HooklineError, nearest, with_article
 
 Indices = int | slice | Sequence[int]
-logger = logging.getLogger("hookline")
 
 
 class Intervention(ForwardHook):

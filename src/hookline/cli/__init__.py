@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any, NoReturn
 
 from hookline import __version__
 from hookline._console import (
+    CommandOutput,
     OutputError,
     drop_unwritten_output,
     is_terminal,
@@ -28,30 +30,90 @@ from hookline.cli.completion import SHELLS, PrintCompletion
 from hookline.cli.latest import resolve_latest
 from hookline.errors import ConfigError, HooklineError, error_text, nearest
 
-Commands = argparse._SubParsersAction  # argparse has no public name for it
-
 DONE, FAILED, USAGE, NON_FINITE, INTERRUPTED, CLOSED_PIPE, TERMINATED = 0, 1, 2, 3, 130, 141, 143
 EXIT_CODES = {
     DONE: "done; also for a run that a hook stopped",
     FAILED: "training failed, a check found something, or the output could not be written",
     USAGE: "wrong config or usage, or a record that cannot be written; nothing was trained",
     NON_FINITE: "the run ended with weights that are NaN or infinite",
-    INTERRUPTED: "interrupted by Ctrl-C; lines say where the record is and which command continues the run",
+    INTERRUPTED: "interrupted by Ctrl-C, after a checkpoint was saved; the command that continues the run is printed",
     CLOSED_PIPE: "the reader of the output closed the pipe",
-    TERMINATED: "ended by SIGTERM, after a checkpoint was saved; the command that continues the run is printed",
+    TERMINATED: "ended by SIGTERM, as by Ctrl-C",
 }
 
 _LONGEST_MESSAGE = 2000  # characters
 
-_CONFIG = "a YAML, TOML or JSON file; without one, the default job"
-_PATTERN = "a name, a glob or re:regex, as for a hook's `modules:`"
+
+def _positive(word: str) -> int:
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {word!r}")
+    return int(word)
+
+
+PERMISSIONS = {"--allow": "allow", "--allow-host": "allow_host", "--import": "imports"}  # not for a config to give
 _LATEST = "`latest` is the newest run in runs/, DIR/latest the newest in DIR"
-_OVERRIDES = "changes one value, for instance trainer.max_steps=100 or hooks.clip_norm.max_norm=0.5"
-_PERMISSIONS = {  # what a config alone may not do: the option, its attribute, its metavar and its help
-    "--allow": ("allow", "PREFIX", "let the config import from this package of yours"),
-    "--allow-host": ("allow_hosts", "HOST", "let webhooks connect to this local or private host"),
-    "--import": ("imports", "MODULE", "import this module of yours first, for what it registers"),
+_REPEATED: dict[str, Any] = {"action": "append", "default": []}
+# Every argument of a command: its name (for an option as it is written) and, where it has a value, what stands for it.
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "config CONFIG": {"nargs": "?", "help": "a YAML, TOML or JSON file; without one, the default job"},
+    "pattern PATTERN": {"nargs": "?", "help": "a name, a glob or re:regex, as for a hook's `modules:`"},
+    "words a.b=value": {"nargs": "*", "default": [], "help": "change a value: trainer.seed=1, hooks.ema.decay=0.99"},
+    "run RUN": {"help": f"a run's directory; {_LATEST}"},
+    "run RUN|CHECKPOINT": {"help": f"the directory of a run, or of the checkpoint to continue from; {_LATEST}"},
+    "path CHECKPOINT": {"help": "the checkpoint's directory"},
+    "crash CRASH": {"help": "a crash's folder, for instance runs/…/crashes/step-00000042"},
+    "hooks NAME": {"nargs": "?", "help": "one hook in full"},
+    "--hook NAME": {**_REPEATED, "help": "add this hook; hooks.NAME.key=value sets its parameters"},
+    "--fast-dev-run N": {"type": int, "help": "try N batches of everything and write nothing"},
+    "--output DIR": {"help": "where the run's directory is created (trainer.output_dir)"},
+    "--output FILE": {"help": "write it to this file"},
+    "--fork": {"action": "store_true", "help": "begin a new run from there, with its own directory"},
+    "--steps N": {"type": _positive, "default": 20, "help": "how many steps to compare (20)"},
+    "--event NAME": {"help": "one event"},
+    "--json": {"action": "store_true", "help": "print JSON, for programs"},
+    "--weights CHECKPOINT": {"help": "the weights, of a checkpoint or a run, if the crash folder has none"},
+    "--device DEVICE": {"help": "where to run, such as cpu or cuda:1; by default the best there is"},
+    "--import MODULE": {**_REPEATED, "dest": "imports", "help": "import your module first, for what it registers"},
+    "--allow PREFIX": {**_REPEATED, "help": "let the config import from this package of yours"},
+    "--allow-host HOST": {**_REPEATED, "help": "let webhooks connect to this local or private host"},
+    "--debug": {"action": "store_true", "help": "show the traceback of an error"},
 }
+_TRUST = ("--import MODULE", "--allow PREFIX", "--allow-host HOST")
+_RUN = ("--device DEVICE", *_TRUST)
+_OVERRIDES = "words a.b=value"
+_FROM_CONFIG = ("config CONFIG", _OVERRIDES)
+COMMANDS: dict[str, tuple[str, Sequence[str]]] = {
+    "train": ("train from a config", (*_FROM_CONFIG, "--hook NAME", "--fast-dev-run N", "--output DIR", *_RUN)),
+    "example": ("print the config of the default job, to start from", ()),
+    "resume": ("continue a run from its newest good checkpoint", ("run RUN|CHECKPOINT", _OVERRIDES, "--fork", *_RUN)),
+    "checkpoints": ("list the checkpoints of a run, and verify them", ("run RUN",)),
+    "verify-checkpoint": ("check that one checkpoint is as it was written", ("path CHECKPOINT",)),
+    "verify": ("find out which hooks change training", (*_FROM_CONFIG, "--hook NAME", "--steps N", *_RUN)),
+    "explain": ("print which hooks run when and why", (*_FROM_CONFIG, "--hook NAME", "--event NAME", *_TRUST)),
+    "events": ("print the events of a run with their arguments", ("--event NAME",)),
+    "hooks": ("print the hooks that a config may name", ("hooks NAME", "--import MODULE")),
+    "schema": ("print the JSON Schema of config files", ("--output FILE", "--import MODULE")),
+    "modules": ("print the modules of a model", ("config CONFIG", "pattern PATTERN", _OVERRIDES, "--json", *_RUN)),
+    "replay": ("run the batch of a crash again", ("crash CRASH", "--weights CHECKPOINT", *_RUN)),
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that prints as the commands do: argparse itself ignores that its help cannot be written."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stderr:
+            print_line(message, file, end="")
+        else:
+            CommandOutput().write(message)
+
+    def error(self, message: str) -> NoReturn:
+        """End the command with an error of argparse, which has no remedy in it."""
+        self.fail(f"{message}; see {self.prog} --help")
+
+    def fail(self, message: str) -> NoReturn:
+        """Print one line, as for every other error, and exit."""
+        self.exit(USAGE, f"hookline: error: {message}\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,22 +148,22 @@ def run_command(arguments: Sequence[str]) -> int:
             if getattr(options, argument) is not None:
                 setattr(options, argument, resolve_latest(getattr(options, argument)))
         with user_imports(options):
-            return int(import_module(options.module).run(options))
+            return int(import_module(f"hookline.cli.{options.module}").run(options))
     except OutputError:
         raise
     except KeyboardInterrupt:
-        return print_interrupted()
+        print_line("hookline: interrupted", sys.stderr)
+        return INTERRUPTED
     except Exception as error:
         references = sys.modules.get("hookline.config.references")  # importing it would take longer than the command
         return print_error(error, options.debug, USAGE, hide=references.without_values if references else str)
 
 
-def read_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+def read_arguments(parser: Parser, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; words (the config, overrides) may stand before, after and between the options."""
-    known = next(action.choices for action in parser._actions if isinstance(action, Commands))
     command = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    if command is not None and command not in known:
-        parser.error(f"no command is named {command!r}; {nearest(command, known, '`hookline --help`')}")
+    if command is not None and command not in COMMANDS:
+        parser.fail(f"no command is named {command!r}; {nearest(command, COMMANDS, '`hookline --help`')}")
     # argparse takes words in one group only, and its parse_intermixed_args knows no subcommands: words after an option
     # are in the rest.
     options, rest = parser.parse_known_args(arguments)
@@ -113,9 +175,9 @@ def read_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str]) ->
             from hookline.cli.config_args import suggest_override
 
             hint = f"; to change a value of the config, write {suggest_override(unknown[0], arguments)}"
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    if rest:
-        options.words += rest
+        parser.fail(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    first = (getattr(options, name, None) for name in ("config", "pattern"))
+    options.words = [*filter(None, first), *getattr(options, "words", []), *rest]
     return options
 
 
@@ -126,7 +188,7 @@ def user_imports(options: argparse.Namespace) -> Iterator[None]:
     Typing `--import` or `--allow` is consent to running the code that is there. Until the command ends, modules of the
     current directory are found first, and those hosts are allowed.
     """
-    modules, allowed, hosts = (getattr(options, name, []) for name in ("imports", "allow", "allow_hosts"))
+    modules, allowed, hosts = (getattr(options, name, []) for name in ("imports", "allow", "allow_host"))
     here = str(Path.cwd())
     with ExitStack() as stack:
         if modules or allowed:
@@ -156,12 +218,6 @@ def import_user_module(name: str) -> None:
 
         why = f"{type(error).__name__}: {error}{search_path_hint(error, name)}"
         raise HooklineError(f"--import {name}: cannot import {name!r}: {why}") from error
-
-
-def print_interrupted(where: str = "") -> int:
-    """Say that Ctrl-C ended the command, and return the exit status."""
-    print_line(f"hookline: interrupted{where}", sys.stderr)
-    return INTERRUPTED
 
 
 def print_output_failure(error: OutputError) -> int:
@@ -205,107 +261,40 @@ def one_line(text: str) -> str:
     return printable(" ".join(cut.split()))
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """Define the commands and their options."""
-    codes = exit_code_table()
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="hookline",
+        usage="hookline COMMAND ...",
         description="Watch, debug and change a PyTorch training run without forking its loop.",
-        epilog=f"`hookline train` trains a small demo model.\n`hookline COMMAND --help` describes a command.\n{codes}",
+        epilog=f"`hookline train` trains a small demo model.\n`hookline COMMAND --help` describes a command.\n"
+        f"{exit_code_table()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"hookline {__version__}")
+    parser.add_argument("--version", action="version", version=f"hookline {__version__}", help="print the version")
     parser.add_argument(
         "--print-completion",
         action=PrintCompletion,
         choices=SHELLS,
-        help="print a completion script for this shell (needs hookline[completion])",
+        metavar="SHELL",
+        help="print a script that completes commands in bash or zsh",
     )
     parser.set_defaults(command=None, debug=False)
-    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND")
-
-    train = _add(commands, "train", "train what a config describes")
-    _add_config(train)
-    train.add_argument("--fast-dev-run", type=int, metavar="N", help="try N batches of everything and write nothing")
-    train.add_argument("--output", metavar="DIR", help="where the run's directory is created (trainer.output_dir)")
-    _add_hook(train)
-    _add_device(train)
-
-    _add(commands, "example", "print the config of the default job, to start from")
-
-    resume = _add(commands, "resume", "continue a run from its newest good checkpoint")
-    resume.add_argument("run", metavar="RUN", help=f"the run's directory, or one of its checkpoints; {_LATEST}")
-    resume.add_argument("words", nargs="*", metavar="a.b=value", help=_OVERRIDES)
-    resume.add_argument("--fork", action="store_true", help="begin a new run from there, with its own directory")
-    _add_device(resume)
-    _add_permissions(resume)
-
-    checkpoints = _add(commands, "checkpoints", "list the checkpoints of a run, and verify them")
-    checkpoints.add_argument("run", metavar="RUN", help=f"the run's directory; {_LATEST}")
-    one = _add(commands, "verify-checkpoint", "check that one checkpoint is as it was written", "checkpoints")
-    one.add_argument("path", metavar="PATH", help="the checkpoint's directory")
-
-    verify = _add(commands, "verify", "find out which hooks change training, and through what")
-    _add_config(verify)
-    verify.add_argument("--steps", type=_positive, default=20, metavar="N", help="how many steps to compare (20)")
-    _add_hook(verify)
-    _add_device(verify)
-
-    explain = _add(commands, "explain", "print which hooks run when, in which order and why")
-    _add_config(explain)
-    explain.add_argument("--event", metavar="NAME", help="only this event")
-    _add_hook(explain)
-
-    events = _add(commands, "events", "print the events of a run with their arguments")
-    events.add_argument("--event", metavar="NAME", help="one event in full")
-
-    hooks = _add(commands, "hooks", "print the hooks a config may name, and their parameters")
-    hooks.add_argument("hooks", nargs="?", metavar="NAME", help="one hook in full")
-    _add_permissions(hooks, "--import")
-
-    schema = _add(commands, "schema", "print the JSON Schema of config files, for editors")
-    schema.add_argument("--output", metavar="FILE", help="write it to this file")
-    _add_permissions(schema, "--import")
-
-    modules = _add(commands, "modules", "print the modules of a model, or those of a pattern")
-    _add_config(modules, pattern=True)
-    modules.add_argument("--json", action="store_true", help="print JSON, for programs")
-    _add_device(modules)
-
-    replay = _add(commands, "replay", "run the batch of a crash again, to reproduce its NaN")
-    replay.add_argument("crash", metavar="CRASH", help="a crash's folder, for instance runs/…/crashes/step-00000042")
-    replay.add_argument(
-        "--weights", metavar="CHECKPOINT", help="the weights, of a checkpoint or a run, if the crash folder has none"
-    )
-    _add_device(replay)
-    _add_permissions(replay)
+    commands = parser.add_subparsers(dest="command", title="commands", metavar="COMMAND", prog="hookline")
+    for name, (about, keys) in COMMANDS.items():
+        command = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        command.set_defaults(module="checkpoints" if name == "verify-checkpoint" else name)
+        usage = ["hookline", name]
+        for key in (*keys, "--debug"):
+            argument, _, value = key.partition(" ")
+            settings = {**_ARGUMENTS[key], **({"metavar": value} if value else {})}
+            if settings.get("action") == "append":
+                settings["help"] += " (may be repeated)"
+            command.add_argument(argument, **settings)
+            if not argument.startswith("-"):
+                usage.append({"?": f"[{value}]", "*": f"[{value} ...]"}.get(settings.get("nargs", ""), value))
+        command.usage = " ".join([*usage, "[options]"])
     return parser
-
-
-def _add(
-    commands: Commands[argparse.ArgumentParser], name: str, about: str, module: str = ""
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-    parser.add_argument("--debug", action="store_true", help="show the full traceback of an error")
-    parser.set_defaults(module=f"hookline.cli.{module or name}")
-    return parser
-
-
-def _add_config(parser: argparse.ArgumentParser, pattern: bool = False) -> None:
-    words = {"CONFIG": _CONFIG, **({"PATTERN": _PATTERN} if pattern else {}), "a.b=value": _OVERRIDES}
-    meaning = ". ".join(f"{word}: {about}" for word, about in words.items())
-    parser.add_argument("words", nargs="*", metavar=" | ".join(words), help=meaning)
-    _add_permissions(parser)
-
-
-def _add_hook(parser: argparse.ArgumentParser) -> None:
-    about = "add this hook to the config's; hooks.NAME.key=value sets its parameters (may be repeated)"
-    parser.add_argument("--hook", action="append", default=[], metavar="NAME", help=about)
-
-
-def _add_device(parser: argparse.ArgumentParser) -> None:
-    about = "where to run, for instance cpu or cuda:1; by default the best device there is"
-    parser.add_argument("--device", metavar="DEVICE", help=about)
 
 
 def exit_code_table() -> str:
@@ -316,17 +305,3 @@ def exit_code_table() -> str:
         for code, about in EXIT_CODES.items()
     ]
     return "\n".join(["\nexit codes:", *lines])
-
-
-def _add_permissions(parser: argparse.ArgumentParser, *options: str) -> None:
-    """Add these options of `_PERMISSIONS`, or all of them."""
-    for option in options or _PERMISSIONS:
-        name, metavar, about = _PERMISSIONS[option]
-        about = f"{about} (may be repeated)"
-        parser.add_argument(option, action="append", default=[], dest=name, metavar=metavar, help=about)
-
-
-def _positive(word: str) -> int:
-    if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {word!r}")
-    return int(word)

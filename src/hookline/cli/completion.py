@@ -8,7 +8,7 @@ from typing import Any
 from hookline._console import CommandOutput
 
 SHELLS = ("bash", "zsh")
-FILES, DIRECTORIES = ("words", "output"), ("run", "path", "crash", "weights")  # arguments that are paths
+FILES, DIRECTORIES = ("config", "output"), ("run", "path", "crash", "weights")  # arguments that are paths
 
 
 class PrintCompletion(argparse.Action):
@@ -24,21 +24,12 @@ class PrintCompletion(argparse.Action):
         from hookline.core.plugins import HOOKS
 
         names = {"hooks": HOOKS.names(), "hook": HOOKS.names(), "event": list(CATALOG)}
-        for action in _all_actions(parser):
+        commands: Any = next(action.choices for action in parser._actions if action.dest == "command")
+        parsers = [parser, *commands.values()]
+        for action in (action for one in parsers for action in one._actions):
             if action.dest in FILES + DIRECTORIES:
-                action.complete = shtab.FILE if action.dest in FILES else shtab.DIRECTORY  # type: ignore[attr-defined]
+                action.complete = shtab.FILE if action.dest in FILES else shtab.DIRECTORY
             elif action.dest in names:
                 action.choices = names[action.dest]
         CommandOutput().write(f"{shtab.complete(parser, shell=values)}\n")
         parser.exit()
-
-
-def _all_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """Return the options and words of a parser and of its commands."""
-    found = []
-    for action in parser._actions:
-        found.append(action)
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                found.extend(_all_actions(command))
-    return found

@@ -64,14 +64,9 @@ def add_hook(config: dict[str, Any], name: str) -> None:
     if not isinstance(hooks, dict) or not isinstance(hooks.get(kind) or [], list):
         return  # the config is wrong, and is rejected where it is checked
     entries = hooks[kind] = hooks.get(kind) or []
-    if any(name in (entry, *_names_of(entry)) for entry in entries):
+    if name in [entry.get("as") or entry.get("name") if isinstance(entry, dict) else entry for entry in entries]:
         raise HooklineError(f"--hook {name}: the config has it already; hooks.{name}.key=value changes it")
     entries.append({"name": name})
-
-
-def _names_of(entry: Any) -> list[Any]:
-    """Return the instance name of an entry in a list of hooks."""
-    return [entry.get("as") or entry.get("name")] if isinstance(entry, dict) else []
 
 
 def overrides_among(words: Sequence[str]) -> list[str]:

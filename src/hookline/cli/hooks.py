@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 from typing import Any
 
@@ -20,20 +21,19 @@ NOT_FOR_CONFIGS = ("stream", "name")  # a config cannot hold an open file, and `
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the kind, purpose and parameters of every registered hook, or why it cannot be imported."""
+    """Print the kind, purpose and parameters of every registered hook, or why it cannot be imported; or one in full."""
     console = open_console()
     if options.hooks:
         print_hook(console, options.hooks)
         return 0
     for name in HOOKS.names():
-        origin = HOOKS.origin(name)
         try:
             factory = HOOKS.find(name)
         except Exception as error:  # of a plugin's own code; the other hooks are still printed
-            heading(console, name, origin)
+            heading(console, name, HOOKS.origin(name))
             paragraph(console, f"cannot be imported: {type(error).__name__}: {error}")
         else:
-            heading(console, name, kind_of(factory) + ("" if origin == "built-in" else f", {origin}"))
+            heading(console, name, _kind_and_origin(factory, name))
             paragraph(console, first_sentence(factory))
             if parameters := parameter_list(factory):
                 labelled(console, "parameters", ", ".join(parameters), width=12)
@@ -46,28 +46,41 @@ def run(options: argparse.Namespace) -> int:
 
 def print_hook(console: Console, name: str) -> None:
     """Print everything that a hook's docstring says, every parameter with its default, and how to use the hook."""
-    factory, origin = HOOKS.find(name), HOOKS.origin(name)
-    text, meanings = split_docstring(inspect.getdoc(factory) or "(it has no docstring)")
-    heading(console, name, kind_of(factory) + ("" if origin == "built-in" else f", {origin}"))
+    factory = HOOKS.find(name)
+    text, meanings = split_docstring(docstring(factory))
+    heading(console, name, _kind_and_origin(factory, name))
     for part in text:
         paragraph(console, part)
         console.print()
     parameters = [one.partition("=") for one in parameter_list(factory)]
     required = [key for key, equals, _ in parameters if not equals and not key.startswith("*")]
     if parameters:
-        console.print("parameters")
+        console.print("parameters [and their defaults]")
         width = min(max(len(key) for key, _, _ in parameters) + 2, 30)
         for key, equals, default in parameters:
             meaning = " ".join(filter(None, [meanings.get(key), f"[{default}]" if equals else "[required]"]))
             labelled(console, key, meaning, width=width)
         console.print()
+    kind = kind_of(factory).split(" and ")[0]
+    entry = f"{{{', '.join([f'name: {name}', *(f'{key}: ...' for key in required)])}}}"
+    own = [key for key, _, _ in parameters]
     console.print("in a config")
-    paragraph(console, f"- {{{', '.join([f'name: {name}', *(f'{key}: ...' for key in required)])}}}")
-    paragraph(console, f"also takes {', '.join(RESERVED[1:])}")
-    if kind_of(factory) != FUNCTION:
+    paragraph(console, entry if kind == FUNCTION else f"hooks: {{{kind}: [{entry}]}}")
+    paragraph(console, f"the entry also takes {', '.join(key for key in RESERVED[1:] if key not in own)}")
+    if kind != FUNCTION:
         console.print("\non the command line")
         values = "".join(f" hooks.{name}.{key}=..." for key in required)
         paragraph(console, f"hookline train --hook {name}{values}")
+
+
+def docstring(factory: Any) -> str:
+    """Return the docstring of a hook's class or function, not that of its base class."""
+    return inspect.cleandoc(factory.__doc__ or "(it has no docstring)")
+
+
+def _kind_and_origin(factory: Any, name: str) -> str:
+    origin = HOOKS.origin(name)
+    return kind_of(factory) + ("" if origin == "built-in" else f", {origin}")
 
 
 def split_docstring(text: str) -> tuple[list[str], dict[str, str]]:
@@ -92,23 +105,13 @@ def kind_of(factory: Any) -> str:
 def parameter_list(factory: Any) -> list[str]:
     """Return the constructor's parameters as 'name=default', or the bare name of a required one."""
     parameters = [one for one in (parameters_of(factory) or {}).values() if one.name not in NOT_FOR_CONFIGS]
-    return [
-        str(one).partition(":")[0] if one.default is one.empty else f"{one.name}={_in_yaml(one.default)}"
-        for one in parameters
-    ]
-
-
-def _in_yaml(value: Any) -> str:
-    """Write a default as a config has it."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_in_yaml, value))}]"
-    return repr(value)
+    # A default as a config has it; a required parameter without its type.
+    values = {one.name: json.dumps(one.default, default=repr) for one in parameters if one.default is not one.empty}
+    return [f"{one.name}={values[one.name]}" if one.name in values else str(one).split(":")[0] for one in parameters]
 
 
 def first_sentence(factory: Any) -> str:
     """Return the first sentence of a docstring."""
-    text = " ".join((inspect.getdoc(factory) or "").replace("`", "").split())
+    text = " ".join(docstring(factory).replace("`", "").split())
     found = re.match(r".*?[.!?](?=\s|$)", text)
-    return found[0] if found else text or "(it has no docstring)"
+    return found[0] if found else text

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hookline.cli.config_args import check_whole
-from hookline.cli.train import train_and_report
+from hookline.cli.train import command_like, train_and_report
 from hookline.config.load import load_config
 from hookline.errors import ConfigError, HooklineError
 from hookline.record.record import refuse_links
@@ -36,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
 
     # The run may have been built in code, or come from another machine: what its config names must be allowed again.
     trainer = trainer_from_config(config, allow=options.allow, from_file=True, device=options.device)
-    trainer.find_nan_by = f"hookline train {shlex.quote(str(run_dir / CONFIG))} --hook nan_forensics"
+    trainer.find_nan_by = command_like(options, "train", str(run_dir / CONFIG), "--hook", "nan_forensics")
     return train_and_report(trainer, options, resume=path, fork=options.fork)
 
 

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hookline import cli
 from hookline._console import drop_unwritten_output, print_line
-from hookline.cli import FAILED, NON_FINITE, TERMINATED, one_line, print_error, print_interrupted, print_output_failure
+from hookline.checkpoints.store import list_checkpoints
 from hookline.cli.config_args import overrides_among, read_config
 
 if TYPE_CHECKING:
@@ -44,40 +45,50 @@ def train_and_report(
     try:
         trainer.fit(resume=resume, fork=fork)
         if trainer.record.run["outcome"] == "non_finite":
-            reason = one_line(f"the run ended with bad weights: {trainer.record.run['reason']}")
+            reason = cli.one_line(f"the run ended with bad weights: {trainer.record.run['reason']}")
             print_line(f"hookline: error: {reason}", sys.stderr)
-            status = NON_FINITE
+            status = cli.NON_FINITE
     except KeyboardInterrupt:
-        where = f"the record is in {trainer.run_dir}" if trainer.run_dir is not None else "no record was written"
-        status = print_interrupted(f"; {where}")
-        print_resume_command(trainer, options)
+        status = cli.INTERRUPTED
     except SystemExit as stop:
-        if stop.code != TERMINATED:
+        if stop.code != cli.TERMINATED:
             raise
-        status = TERMINATED
-        print_resume_command(trainer, options)
+        status = cli.TERMINATED
     except Exception as error:
         if not trainer.run_ended:  # the run never began: the output is not writable, or there is nothing to train on
             raise
         from hookline.record.redaction import redact_values
 
-        status = print_error(error, options.debug, FAILED, hide=redact_values)
+        status = cli.print_error(error, options.debug, cli.FAILED, hide=redact_values)
+    if status in (cli.INTERRUPTED, cli.TERMINATED):
+        print_how_to_continue(trainer, options)
     # Scripts read the last line: lines on stderr are flushed when they are printed, so none comes after it in a file.
     print_line(str(trainer.run_dir) if trainer.run_dir is not None else "no record was written")
     if (failure := drop_unwritten_output()) is not None:  # which changes nothing about the run
-        print_output_failure(failure)
+        cli.print_output_failure(failure)
     return status
 
 
-def print_resume_command(trainer: Trainer, options: argparse.Namespace) -> None:
-    """Print the command that continues an interrupted run, with the overrides and permissions of this one."""
-    if trainer.run_dir is None:
+def print_how_to_continue(trainer: Trainer, options: argparse.Namespace) -> None:
+    """Print the newest checkpoint of an interrupted run, and the command that continues the run from any directory."""
+    if not (trainer.options.console and trainer.run_ended):  # otherwise the run's closing line has said so
+        print_line("hookline: interrupted", sys.stderr)
+    if trainer.run_dir is None or trainer.checkpoint_dir is None:
         return
+    saved = list_checkpoints(trainer.checkpoint_dir)
+    start = f"from {saved[0].name}" if saved else "from the first step, as there is no checkpoint"
+    # Modules that were imported and paths in the config may be relative to the current directory.
+    here = Path.cwd()
+    run = trainer.run_dir.relative_to(here) if trainer.run_dir.is_relative_to(here) else trainer.run_dir
+    command = command_like(options, "resume", str(run))
+    print_line(f"hookline: to continue {start}:\n  cd {shlex.quote(str(here))} && {command}", sys.stderr)
+
+
+def command_like(options: argparse.Namespace, *words: str) -> str:
+    """Return a command line with the overrides, the device and the permissions of this one, without secrets."""
     from hookline.record.redaction import redact_text
 
-    words = ["hookline", "resume", str(trainer.run_dir), *overrides_among(options.words)]
-    if options.device is not None:
-        words += ["--device", options.device]
-    for option, given in (("--allow", "allow"), ("--allow-host", "allow_hosts"), ("--import", "imports")):
-        words += [word for value in getattr(options, given) for word in (option, value)]
-    print_line(f"hookline: to continue: {redact_text(shlex.join(words))}", sys.stderr)
+    repeated = [*overrides_among(options.words), *(["--device", options.device] if options.device is not None else [])]
+    for option, given in cli.PERMISSIONS.items():
+        repeated += [word for value in getattr(options, given) for word in (option, value)]
+    return redact_text(shlex.join(["hookline", *words, *repeated]))

@@ -11,11 +11,11 @@ from io import StringIO
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from hookline._console import logger
 from hookline.cli import FAILED, USAGE, print_error
 from hookline.cli.config_args import read_config
 from hookline.cli.formatting import open_console, paragraph, table
 from hookline.config.references import without_values
-from hookline.core.failures import logger
 from hookline.record.redaction import redact_text, redact_values
 
 if TYPE_CHECKING:
@@ -53,12 +53,11 @@ def run(options: argparse.Namespace) -> int:
         paragraph(console, f"Training {options.steps} steps without hooks, and with each one alone ...", indent=0)
         try:
             with quiet(collected, tracebacks=options.debug):
-                try:
-                    verdicts = verify(make_trainer, options.steps)
-                except Exception as error:
-                    failure = error
-            if failure is None:
-                print_verdicts(console, verdicts)
+                verdicts = verify(make_trainer, options.steps)
+        except Exception as error:
+            failure = error
+        else:
+            print_verdicts(console, verdicts)
         finally:
             # Warnings that a verdict's notes repeat are left out; tracebacks keep their lines.
             notes = [without_secrets(note) for verdict in verdicts for note in verdict.notes]
@@ -109,12 +108,13 @@ def quiet(collected: list[str], tracebacks: bool = False) -> Iterator[None]:
         handler.format(record) if tracebacks else record.getMessage()
     )
     # Handlers of the root logger, those of an application or of pytest, would print while the table is made.
-    propagate, logger.propagate = logger.propagate, False
-    logger.addHandler(handler)
+    log = logger.logger
+    propagate, log.propagate = log.propagate, False
+    log.addHandler(handler)
     try:
         with redirect_stdout(StringIO()), warnings.catch_warnings():
             warnings.showwarning = lambda message, category, *_: collect(f"{category.__name__}: {message}")
             yield
     finally:
-        logger.removeHandler(handler)
-        logger.propagate = propagate
+        log.removeHandler(handler)
+        log.propagate = propagate

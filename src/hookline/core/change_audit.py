@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline._console import logger
 from hookline._tensors import is_dense, iter_tensors, tensor_version
 from hookline.core.catalog import Event
-from hookline.core.failures import logger
 
 if TYPE_CHECKING:
     from hookline.core.dispatch import BoundHook

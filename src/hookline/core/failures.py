@@ -6,13 +6,13 @@ as KeyboardInterrupt, is not a hook's failure and ends the run; so does quitting
 
 from __future__ import annotations
 
-import logging
 from bdb import BdbQuit
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from hookline._console import logger
 from hookline.core.catalog import CATALOG, Event
 from hookline.errors import ConfigError, HooklineError, MissingArgument, StopTraining, error_text, nearest
 
@@ -29,7 +29,6 @@ POLICIES: dict[Policy, str] = {
 STRIKES = 3
 RESERVED_KEYS = ("step", "epoch", "time")
 """Fields of every record line, which hooks cannot add to metrics."""
-logger = logging.getLogger("hookline")
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,17 @@ decorator, or an entry point of an installed package. A config file can name not
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
+from hookline._console import logger
 from hookline.core.definitions import is_redefinition
 from hookline.errors import HooklineError, RegistrationError, nearest
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
-logger = logging.getLogger("hookline")
 
 
 class PluginTable:

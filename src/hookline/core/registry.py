@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from hookline._checks import names
+from hookline._console import logger
 from hookline.core.catalog import CATALOG, SPELLINGS, Event, Events, find_event
 from hookline.core.costs import DeviceTimer, cost_table
 from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTable, event_source, needed_arguments
@@ -29,7 +30,7 @@ from hookline.core.entry import (
     own_name,
     read_hook,
 )
-from hookline.core.failures import FailureHandler, check_policy, logger, raise_if_quit
+from hookline.core.failures import FailureHandler, check_policy, raise_if_quit
 from hookline.core.manual_fire import ManualArgs, ManualClock, name_values
 from hookline.core.order import Position, explanation, in_order
 from hookline.core.plugins import load_reference

@@ -6,8 +6,8 @@ from collections.abc import Collection, Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookline._console import logger
 from hookline.core.base import TrainingHook
-from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError

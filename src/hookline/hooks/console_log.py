@@ -12,10 +12,9 @@ from time import monotonic
 from typing import Any, TextIO, cast
 
 from hookline import _checks
-from hookline._console import RunOutput, can_rewrite_lines, is_terminal, print_line
+from hookline._console import RunOutput, can_rewrite_lines, is_terminal, logger, print_line
 from hookline.core.base import TrainingHook
 from hookline.core.costs import share_of_run
-from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
 from hookline.hooks.base import period
@@ -61,7 +60,7 @@ class ConsoleLogHook(TrainingHook):
         self.close()
         self._started, self._first_step = monotonic(), step
         # The progress line is open while other code prints, so each write has to be noticed before it happens.
-        logger.addFilter(self._end_line_before_log)
+        logger.logger.addFilter(self._end_line_before_log)
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if is_terminal(stream):
@@ -106,7 +105,7 @@ class ConsoleLogHook(TrainingHook):
     def close(self) -> None:
         """Stop watching the terminal and the log."""
         self._end_line()
-        logger.removeFilter(self._end_line_before_log)
+        logger.logger.removeFilter(self._end_line_before_log)
         for name, proxy in self._proxies.items():
             proxy.is_closed = True
             # Overlapping runs may end in any order: a proxy that is under another one is removed after that one.

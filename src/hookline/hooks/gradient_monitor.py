@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from hookline import _checks
+from hookline._console import logger
 from hookline._device import upload
 from hookline.activations.gradient_flow import VERDICT_METRICS, GradientFlow, Limits, Verdict, judge_norms
-from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError, NothingMatches, got, nearest

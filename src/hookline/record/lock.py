@@ -99,17 +99,12 @@ def _lock(fd: int, path: Path) -> None:
         owner = json.loads(os.pread(fd, 4096, 0))
     except (OSError, ValueError, RecursionError):
         owner = None
-    known = isinstance(owner, dict)
-    if locked_elsewhere or (known and is_process_alive(owner)):
-        raise _error(path, owner if known else None)
-
-
-def _error(path: Path, owner: dict[str, object] | None) -> RecordError:
-    name = "another process"
-    if owner is not None:
-        ours = owner == describe_process()
-        name = "this process" if ours else f"process {owner.get('pid')} on {owner.get('host')}"
-    return RecordError(
+    owner = owner if isinstance(owner, dict) else {}
+    if not locked_elsewhere and not (owner and is_process_alive(owner)):
+        return
+    name = f"process {owner.get('pid')} on {owner.get('host')}" if owner else "another process"
+    name = "this process" if owner == describe_process() else name
+    raise RecordError(
         f"{path.parent} is being written by {name}; two writers would damage it. Wait until it ends or stop it; "
         f"if it is certainly gone, remove {path}"
     )

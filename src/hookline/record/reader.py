@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from hookline._console import warn
 from hookline._fs import open_plain
 from hookline.errors import RecordError, nearest
 from hookline.record.layers import SeriesHeader, unpack
@@ -56,7 +56,7 @@ def _whole_lines(path: Path | str) -> list[dict[str, Any]]:
     records, torn = read_jsonl(path)
     if torn:
         message = f"{path}: a line was torn because its writer was killed; the whole lines were read"
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
+        warn(message, stacklevel=3)
     return records
 
 

@@ -5,7 +5,6 @@ The first sink stores the record, in the run's files or in memory. Any number of
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import re
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 
+from hookline._console import logger
 from hookline._fs import explain, refuse_link
 from hookline.errors import RecordError, nearest
 from hookline.record import strict_json
@@ -36,8 +36,6 @@ CONTENTS = (
 )  # fmt: skip
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]*")
-
-logger = logging.getLogger("hookline")
 
 
 class Record:
@@ -302,12 +300,14 @@ class Record:
                 self.start(hooks)
             except RecordError as error:
                 self._storage.report_loss(error)
-        self.flush(wait=True)
-        end = {"outcome": outcome, "reason": redact(reason), "closed": utc_now()}
-        self.run.update(end, hooks=redact(hooks), costs=redact(costs), counters=redact(counters), lost=self.lost)
-        if self.run.get("attempts"):  # a resumed run replaces the run's outcome, and the attempt keeps its own
-            self.run["attempts"][-1].update(end)
-        self._storage.close(self.run)
+        try:
+            self.flush(wait=True)
+        finally:  # Ctrl-C in a sink leaves a whole record, too
+            end = {"outcome": outcome, "reason": redact(reason), "closed": utc_now()}
+            self.run.update(end, hooks=redact(hooks), costs=redact(costs), counters=redact(counters), lost=self.lost)
+            if self.run.get("attempts"):  # a resumed run replaces the run's outcome, and the attempt keeps its own
+                self.run["attempts"][-1].update(end)
+            self._storage.close(self.run)
 
     def _write(self, kind: str, rows: list[Any]) -> None:
         """Write rows to the storage at once, and to the added sinks with the next delivery."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakSet
 
+from hookline._console import logger
 from hookline.errors import SHORTEST_HIDDEN, hidden
 from hookline.record import strict_json
 
@@ -61,86 +62,23 @@ _LOOKS_RANDOM = re.compile(r"(?=.*[A-Za-z])(?=.*\d).{8,}")
 # token has 16 letters and digits in a row, not letters alone.
 _PREFIXES = (
     # models and machine learning
-    "hf_",
-    "api_org_",
-    "[sr]k-",
-    "gsk_",
-    "xai-",
-    "pplx-",
-    "nvapi-",
-    "r8_",
-    "fw_",
-    "lsv2_(?:pt|sk)_",
-    "pcsk_",
-    "rpa_",
-    "kgat_",
-    "wandb_v1_",
-    "jina_",
-    "tvly-",
-    "cpk_",
-    "csk-",
+    "hf_", "api_org_", "[sr]k-", "gsk_", "xai-", "pplx-", "nvapi-", "r8_", "fw_", "lsv2_(?:pt|sk)_", "pcsk_",
+    "rpa_", "kgat_", "wandb_v1_", "jina_", "tvly-", "cpk_", "csk-",
     # code, packages and builds
-    "gh[pousr]_",
-    "github_pat_",
-    "gl(?:pat|ptt|dt|rt|cbt|ft|imt|agent|soat|ffct|oas)-",
-    "npm_",
-    "pypi-",
-    "rubygems_",
-    "dckr_[op]at_",
-    "ccipat_",
-    "bkua_",
-    "clojars_",
-    "figd_",
-    "lin_(?:api|oauth)_",
-    "pul-",
-    "pmak-",
-    "sq[apu]_",
-    "ntn_",
+    "gh[pousr]_", "github_pat_", "gl(?:pat|ptt|dt|rt|cbt|ft|imt|agent|soat|ffct|oas)-", "npm_", "pypi-",
+    "rubygems_", "dckr_[op]at_", "ccipat_", "bkua_", "clojars_", "figd_", "lin_(?:api|oauth)_", "pul-", "pmak-",
+    "sq[apu]_", "ntn_",
     # clouds, databases and monitoring
-    r"dp\.(?:pt|st|ct|sa|scim|audit)\.",
-    r"hv[sbr]\.",
-    "do[opr]_v1_",
-    "pscale_(?:tkn|pw|oauth)_",
-    "nfp_",
-    "fo1_",
-    "fm[12][ar]?_",
-    "hrku-",
-    "tskey-",
-    "sbp_",
-    "sb_secret_",
-    "sntry[su]_",
-    "gl(?:sa|c)_",
-    r"dt0c01\.",
-    "nra[kl]-",
-    "gocspx-",
-    r"ya29\.",
-    "p8e-",
-    "age-secret-key-1",
-    "pnu_",
-    "rdme_",
-    "cfpat-",
-    "avns_",
+    r"dp\.(?:pt|st|ct|sa|scim|audit)\.", r"hv[sbr]\.", "do[opr]_v1_", "pscale_(?:tkn|pw|oauth)_", "nfp_", "fo1_",
+    "fm[12][ar]?_", "hrku-", "tskey-", "sbp_", "sb_secret_", "sntry[su]_", "gl(?:sa|c)_", r"dt0c01\.", "nra[kl]-",
+    "gocspx-", r"ya29\.", "p8e-", "age-secret-key-1", "pnu_", "rdme_", "cfpat-", "avns_",
     # messages, shops and payments
-    "xox[abeoprs]-",
-    r"xoxe\.",
-    "xapp-",
-    "xkeysib-",
-    "shp(?:at|ca|pa|ss)_",
-    "[sr]k_(?:live|test|prod)_",
-    "whsec_",
-    "sq0(?:atp|csp)-",
-    "shippo_(?:live|test)_",
-    "flwseck_",
-    "duffel_(?:live|test)_",
-    "ez[at]k",
-    "pat-(?:na|eu)1-",
-    r"sl\.",
-    "secret_",
-    "fio-u-",
-    "tfp_",
+    "xox[abeoprs]-", r"xoxe\.", "xapp-", "xkeysib-", "shp(?:at|ca|pa|ss)_", "[sr]k_(?:live|test|prod)_", "whsec_",
+    "sq0(?:atp|csp)-", "shippo_(?:live|test)_", "flwseck_", "duffel_(?:live|test)_", "ez[at]k", "pat-(?:na|eu)1-",
+    r"sl\.", "secret_", "fio-u-", "tfp_",
     # any other vendor's that follows the same custom
     "[a-z][a-z0-9]{1,9}_(?:live|test|prod|pat|tkn|key|secret|token)_(?=[a-z0-9]{24})",
-)
+)  # fmt: skip
 _RANDOM = "[A-Za-z0-9_.=-]{0,60}?(?=[A-Za-z]{0,60}[0-9])[A-Za-z0-9]{16}[A-Za-z0-9_.=~-]*"
 _TOKEN = re.compile(
     rf"(?<![A-Za-z0-9])(?:{'|'.join(_PREFIXES)}){_RANDOM}"
@@ -162,7 +100,6 @@ _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)")
 _SHORTEST_TOKEN = 15  # characters of the shortest secret that is recognised by shape; a named one needs = or :
 _SHORTEST_PART = 12  # characters of a URL's path: a shorter part may be an ordinary word
 
-_logger = logging.getLogger("hookline")
 _formatter = logging.Formatter()
 
 
@@ -312,10 +249,9 @@ def redact_text(text: str) -> str:
     text = redact_values(str.__str__(text))
     if len(text) < _SHORTEST_TOKEN and "=" not in text and ":" not in text:  # most words that Hookline writes
         return text
-    text = _URL.sub(_redact_url, text)
-    text = _ASSIGNMENT.sub(_redact_assignment, text)
-    text = _YAML_PAIR.sub(_redact_yaml_pair, text)
-    return _TOKEN.sub(REDACTED, text)
+    for shape, redacted in _RULES:
+        text = shape.sub(redacted, text)
+    return text
 
 
 def _redact_url(match: re.Match[str]) -> str:
@@ -348,6 +284,11 @@ def _redact_yaml_pair(match: re.Match[str]) -> str:
     return _redact_assignment(match) if is_data else match.group()
 
 
+_RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    (_URL, _redact_url), (_ASSIGNMENT, _redact_assignment), (_YAML_PAIR, _redact_yaml_pair), (_TOKEN, REDACTED),
+)  # fmt: skip
+
+
 # ---- the log ---------------------------------------------------------------------------------------------------------
 
 
@@ -356,11 +297,11 @@ def redacted_log() -> Iterator[None]:
     """Keep secrets out of Hookline's log inside the block: a hook that raises may quote one in its traceback."""
     # Runs may overlap, and a logger has the same filter only once, so each run adds one that equals no other.
     redact_record = partial(_redact_log_record)
-    _logger.addFilter(redact_record)
+    logger.logger.addFilter(redact_record)
     try:
         yield
     finally:
-        _logger.removeFilter(redact_record)
+        logger.logger.removeFilter(redact_record)
 
 
 def _redact_log_record(record: logging.LogRecord) -> bool:

@@ -6,11 +6,11 @@ A sink, for a tracker or a database, is an object with three methods; see `Sink`
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from hookline._console import warn
 from hookline.core.failures import raise_if_quit
 from hookline.errors import RecordError, shown
 from hookline.record import strict_json
@@ -90,7 +90,7 @@ class AddedSinks:
         # Delivering is reentrant, because a sink may log and flush; rows are taken out of the queue before sinks are
         # called, so that the lock of the queue is not held meanwhile.
         with self._delivering:
-            failed = True
+            failed, interruption = True, None
             while failed and any(self._rows.values()):
                 failed = False
                 with self._queueing:
@@ -108,6 +108,10 @@ class AddedSinks:
                         raise_if_quit(error, f"the sink {type(sink).__name__}")
                         last = batch[-1]  # of the kind that the sink failed at
                         report_failure(sink, last["step"] if isinstance(last, dict) else last.step, error)
+                    except BaseException as error:  # Ctrl-C and sys.exit() end the run, once the others have their rows
+                        interruption = error
+            if interruption is not None:
+                raise interruption
 
     def _remove(self, sink: Sink) -> None:
         self._sinks[:] = [one for one in self._sinks if one is not sink]
@@ -179,7 +183,7 @@ class FileStorage:
             try:
                 earlier = read_json(self.path / "run.json")
             except RecordError as error:
-                warnings.warn(f"{error}; earlier attempts are not listed", RuntimeWarning, stacklevel=3)
+                warn(f"{error}; earlier attempts are not listed", stacklevel=3)
         if not isinstance(earlier.get("attempts", []), list):
             earlier = {}
         run["started"] = earlier.get("started", run["started"])
@@ -205,7 +209,7 @@ class FileStorage:
         self.lost += count
         if is_first:
             message = f"the record in {self.path} is losing data, training continues: {error}"
-            warnings.warn(message, RuntimeWarning, stacklevel=4)
+            warn(message, stacklevel=4)
 
     def sync(self) -> None:
         """Wait until the disk has the metrics and events that were written."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline._console import logger
 from hookline._fs import explain, refuse_link
 from hookline._names import load_plain_state_dict, plain_state_dict
 from hookline._tensors import map_tensors
@@ -20,7 +21,7 @@ from hookline.checkpoints.format import encode
 from hookline.checkpoints.frozen import Fingerprints, fill_in_frozen, frozen_parameters
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
-from hookline.core.failures import hook_notes, logger, raise_if_quit
+from hookline.core.failures import hook_notes, raise_if_quit
 from hookline.errors import CheckpointError, error_text
 from hookline.record.provenance import config_hash
 from hookline.record.reader import read_jsonl

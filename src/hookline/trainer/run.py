@@ -15,10 +15,10 @@ from weakref import WeakSet
 import torch
 
 from hookline import _device
-from hookline._console import print_line
+from hookline._console import logger, print_line
 from hookline.checkpoints.store import set_aside_later
 from hookline.core.entry import Entry
-from hookline.core.failures import Incident, hook_notes, logger
+from hookline.core.failures import Incident, hook_notes
 from hookline.errors import ConfigError, TrainingError, error_text, nearest
 from hookline.record.redaction import redact_text, redacted_log
 from hookline.record.strict_json import field_values

@@ -16,8 +16,8 @@ from torch.utils.data import get_worker_info
 ChildHandler = Callable[[int, FrameType | None], Any]
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ACKNOWLEDGED = {
-    signal.SIGINT: "Ctrl-C: the run ends when this step is {done}; press Ctrl-C again to end it now",
-    signal.SIGTERM: "SIGTERM: the run ends when this step is {done}; a second one ends it now",
+    signal.SIGINT: "Ctrl-C: ending when this step is {done}; press Ctrl-C again to end now",
+    signal.SIGTERM: "SIGTERM: ending when this step is {done}; a second one ends now",
 }
 
 
@@ -51,7 +51,7 @@ class SignalHandler:
         self.caught: signal.Signals | None = None
         self.worker_error: Exception | None = None
         """What torch reported about a dead worker, if anything."""
-        self._on_signal, self._console, self._done = on_signal, console, "done and saved" if saves else "done"
+        self._on_signal, self._console, self._done = on_signal, console, "saved" if saves else "done"
         self._pid = os.getpid()
         self._previous: dict[int, Any] = {}
         self._held: HeldHandler | None = None

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline._console import logger
 from hookline._names import unwrap_module
 from hookline.core.change_audit import ChangeAudit
-from hookline.core.failures import logger
 from hookline.core.registry import Handle
 from hookline.core.run_control import MicroBatch
 from hookline.errors import CheckpointError, HooklineError, TrainingError

@@ -7,7 +7,6 @@ object is identified by a tensor on the CPU, because a constant would cause a gr
 from __future__ import annotations
 
 import ast
-import logging
 import weakref
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -15,7 +14,8 @@ from typing import Any
 
 import torch
 
-logger = logging.getLogger("hookline")
+from hookline._console import logger
+
 _warned = False
 
 

@@ -6,7 +6,6 @@ in `sys.modules`; the other modules of this folder are imported when the first f
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import weakref
@@ -16,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline._console import logger
+
 if TYPE_CHECKING:  # It imports this module.
     from hookline.activations.forward_hooks import ForwardDispatcher
-
-logger = logging.getLogger("hookline")
 
 
 def has_compiled() -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from hookline import _checks
+from hookline._console import logger
 from hookline.activations.gradient_flow import gradient_norms
-from hookline.core.failures import logger
 from hookline.core.run_control import RunControl
 from hookline.gradients.view import Gradients
 from hookline.hooks.base import NamedHook

@@ -16,7 +16,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from hookline.core.failures import logger, raise_if_quit
+from hookline._console import logger
+from hookline.core.failures import raise_if_quit
 from hookline.errors import CheckpointError
 from hookline.trainer.data.sampler import ResumableSampler
 from hookline.trainer.rng import restore_rng, rng_state
