@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import Trainer, TrainingHook, UpdateHook, _fs, get_trainer
@@ -356,8 +357,8 @@ class HoldsFile(UpdateHook):
 
 UNSAVABLE = {
     Raises: "ValueError: no state today",
-    HoldsSet: "CheckpointError: cannot save seen: a set has no exact form without pickle",
-    HoldsFile: "CheckpointError: cannot save file: a _io.StringIO has no exact form without pickle",
+    HoldsSet: "CheckpointError: cannot save odd.seen: a set has no exact form without pickle",
+    HoldsFile: "CheckpointError: cannot save odd.file: a _io.StringIO has no exact form without pickle",
 }
 
 
@@ -380,6 +381,28 @@ def test_a_hook_whose_state_cannot_be_saved(hook: type[Any], policy: str, async_
     second.add_hook(hook(), "odd", on_error="warn")
     second.load_checkpoint(trainer.run_dir)  # type: ignore[arg-type]
     assert second.hooks.get("counter").count == 3 and trainer.failed_saves == 0
+
+
+class CountsReads(dict[str, Any]):
+    """A state that counts how often it is encoded."""
+
+    reads = 0
+
+    def items(self) -> Any:
+        self.reads += 1
+        return super().items()
+
+
+def test_the_state_of_a_hook_is_encoded_once_per_checkpoint() -> None:
+    """Nothing remains of one that cannot be saved, also if a part of it can."""
+    trainer = make_trainer()
+    odd, state = trainer.hooks.get(trainer.add_hook(HoldsSet())), CountsReads(weight=torch.ones(2))
+    odd.saves, odd.weight = ("weight", "seen"), torch.zeros(3)
+    trainer.hooks.get(trainer.add_hook(HoldsSet(), "good")).state_dict = lambda: state
+    trainer.train()
+    path = trainer.save_checkpoint()
+    assert state.reads == 1
+    assert list(load_file(path / "hooks.safetensors")) == ["good.weight"]
 
 
 @pytest.mark.parametrize("on_save_error", ["stop", "warn"])

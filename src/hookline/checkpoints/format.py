@@ -58,10 +58,34 @@ def encode(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
         CheckpointError: With the dotted path of the first value that has no exact form.
     """
     encoder = _Encoder()
-    try:
-        return encoder.encode(tree, ()), encoder.tensors
-    except RecursionError:
-        raise CheckpointError("the state is nested too deeply to be saved; flatten it") from None
+    return encoder.encode_tree(tree, ()), encoder.tensors
+
+
+class ItemEncoder:
+    """Encode a section item by item, so that one that cannot be saved can be left out."""
+
+    def __init__(self) -> None:
+        self._encoder = _Encoder()
+        self.items: dict[str, Any] = {}
+
+    def add(self, name: str, read: Callable[[], Any]) -> None:
+        """Add what a function returns, unless that is None; if it cannot be saved, nothing of it remains."""
+        tree = read()
+        if tree is None:
+            return
+        tables: tuple[dict[Any, Any], ...] = (self._encoder.tensors, self._encoder.entries)
+        sizes = [len(table) for table in tables]
+        try:
+            self.items[name] = _Encoded(self._encoder.encode_tree(tree, (name,)))
+        except Exception:
+            for table, size in zip(tables, sizes, strict=True):
+                while len(table) > size:
+                    table.popitem()
+            raise
+
+    def section(self) -> Section:
+        """Return the section of all items."""
+        return Section(self._encoder.encode(self.items, ()), self._encoder.tensors)
 
 
 def encode_section(name: str, tree: Any) -> Section:
@@ -101,6 +125,13 @@ def safetensors_parts(tensors: Mapping[str, torch.Tensor]) -> list[Part]:
 # ---- encoding --------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Encoded:
+    """A value that was encoded before, by the same encoder."""
+
+    value: Any
+
+
 class _Encoder:
     """Walk over a tree once; the path to the current value gives tensor names and error messages.
 
@@ -109,9 +140,15 @@ class _Encoder:
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self._entries: dict[Any, dict[str, Any]] = {}  # of the tensors, by their identity
+        self.entries: dict[Any, dict[str, Any]] = {}  # of the tensors, by their identity
         self._alive: list[torch.Tensor] = []  # an address identifies memory only while the memory is in use
         self._parents: set[int] = set()
+
+    def encode_tree(self, tree: Any, path: tuple[str, ...]) -> Any:
+        try:
+            return self.encode(tree, path)
+        except RecursionError:
+            raise CheckpointError("the state is nested too deeply to be saved; flatten it") from None
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, Enum):
@@ -162,16 +199,16 @@ class _Encoder:
         if tensor.numel():
             where = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
             key = (*where, tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
-        if key not in self._entries:
+        if key not in self.entries:
             self._alive.append(tensor)
             plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
             if plain.dtype in DTYPE_CODES:
-                self._entries[key] = {TAG: "tensor", "v": self._store(plain, path)}
+                self.entries[key] = {TAG: "tensor", "v": self._store(plain, path)}
             else:
                 name = self._store(plain.reshape(-1).view(torch.uint8), path)
                 dtype = str(plain.dtype).removeprefix("torch.")
-                self._entries[key] = {TAG: "tensor", "v": name, "dtype": dtype, "shape": list(plain.shape)}
-        return dict(self._entries[key])
+                self.entries[key] = {TAG: "tensor", "v": name, "dtype": dtype, "shape": list(plain.shape)}
+        return dict(self.entries[key])
 
     def _encode_numpy(self, value: Any, path: tuple[str, ...]) -> Any:
         """Encode arrays as bytes among the tensors and scalars as bytes in hex; the dtype restores both."""
@@ -212,6 +249,8 @@ def _encode_scalar(value: Any, path: tuple[str, ...]) -> Any:
         return {TAG: "bytes", "v": base64.b64encode(value).decode("ascii")}
     if isinstance(value, (torch.dtype, torch.device)):
         return {TAG: type(value).__name__, "v": str(value).removeprefix("torch.")}
+    if isinstance(value, _Encoded):
+        return value.value
     raise _refusal(value, path, "save numbers, text, lists, dicts or tensors that it can be rebuilt from")
 
 

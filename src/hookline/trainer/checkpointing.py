@@ -16,7 +16,7 @@ import torch
 from hookline._fs import explain, refuse_link
 from hookline._names import load_plain_state_dict, plain_state_dict
 from hookline._tensors import map_tensors
-from hookline.checkpoints.format import encode
+from hookline.checkpoints.format import ItemEncoder, Section
 from hookline.checkpoints.frozen import Fingerprints, fill_in_frozen, frozen_parameters
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
@@ -28,6 +28,7 @@ from hookline.trainer.data.loader_state import restore_loader_states, restore_so
 from hookline.trainer.rng import restore_rng, rng_state
 
 if TYPE_CHECKING:
+    from hookline.core.registry import HookRegistry
     from hookline.trainer.event_args import EventArgs
     from hookline.trainer.trainer import Trainer
 
@@ -183,21 +184,25 @@ class Checkpointer:
 
     def _collect(self) -> dict[str, Any]:
         """Return the sections of a checkpoint, and note the hooks that start without a state when it is loaded."""
-        sections = _collect(self._trainer)
+        trainer, hooks = self._trainer, self._trainer.hooks
+        states = _encode_states(hooks, {entry.name: entry.state for entry in hooks.entries()})
+        chain_states = trainer.chain.states
+        update_states = _encode_states(hooks, {name: partial(chain_states.get, name) for name in chain_states})
+        sections = _collect(trainer, states.section(), update_states.section())
         if self._frozen is not None:
             # What changed since the start is saved, also without a gradient: the target network of a momentum encoder.
-            frozen = frozen_parameters(self._trainer.model)
+            frozen = frozen_parameters(trainer.model)
             same = {name: now for name, now in frozen.items() if self._frozen.get(name) == now}
             sections["frozen"] = {name: now for name, now in same.items() if name in sections["model"]}
             sections["model"] = {name: value for name, value in sections["model"].items() if name not in same}
-        saved = {**sections["update_state"], **sections["hooks"]}
         stateless = [
             entry.name
-            for entry in self._trainer.hooks.entries()
-            if entry.name not in saved and (not entry.built_in or "state_dict" in entry.failures.in_a_row)
+            for entry in hooks.entries()
+            if entry.name not in states.items.keys() | update_states.items.keys()
+            and (not entry.built_in or "state_dict" in entry.failures.in_a_row)
         ]
-        if stateless and self._trainer.run_status.first_time(f"hooks_without_state: {stateless}"):
-            self._trainer.note("hooks_without_state", hooks=stateless)
+        if stateless and trainer.run_status.first_time(f"hooks_without_state: {stateless}"):
+            trainer.note("hooks_without_state", hooks=stateless)
         return sections
 
     def _step_name(self) -> str:
@@ -284,9 +289,9 @@ class Checkpointer:
 # ---- the sections of a checkpoint ------------------------------------------------------------------------------------
 
 
-def _collect(trainer: Trainer) -> dict[str, Any]:
-    """Return the sections of a checkpoint."""
-    scaler, batches, states = trainer.engine.scaler, trainer.loop.batches, trainer.chain.states
+def _collect(trainer: Trainer, hooks: Section, update_state: Section) -> dict[str, Any]:
+    """Return the sections of a checkpoint; those of hooks are encoded already."""
+    scaler, batches = trainer.engine.scaler, trainer.loop.batches
     between_epochs = trainer.progress.epoch_over and batches is not None
     return {
         "model": _state_of(trainer.model, "the model", plain_state_dict),
@@ -307,9 +312,9 @@ def _collect(trainer: Trainer) -> dict[str, Any]:
         },
         "losses": trainer.loop.stats.state_dict(),
         "counts": {**trainer.run_status.state_dict(), **_stop(trainer)},
-        "hooks": _savable_states(trainer, {entry.name: entry.state for entry in trainer.hooks.entries()}),
+        "hooks": hooks,
         "hook_names": list(trainer.hooks),
-        "update_state": _savable_states(trainer, {name: partial(states.get, name) for name in states}),
+        "update_state": update_state,
         "streams": trainer.hooks.rng_guard.state_dict(),
     }
 
@@ -324,20 +329,18 @@ def _state_of(part: Any, what: str, read: Callable[[Any], Any] = methodcaller("s
     return state
 
 
-def _savable_states(trainer: Trainer, states: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Return states of hooks; one that cannot be read or saved is left out, unless its hook's policy ends the run.
+def _encode_states(hooks: HookRegistry, states: Mapping[str, Callable[[], Any]]) -> ItemEncoder:
+    """Encode states of hooks; one that cannot be read or saved is left out, unless its hook's policy ends the run.
 
     Args:
-        trainer: The trainer.
+        hooks: The hooks.
         states: Functions that return the states, by the hooks' names.
     """
-    hooks = trainer.hooks
-    found = {
-        name: hooks.failures.state_of(hooks.entry(name), read, check=encode)
-        for name, read in states.items()
-        if name in hooks
-    }
-    return {name: state for name, state in found.items() if state is not None}
+    encoder = ItemEncoder()
+    for name, read in states.items():
+        if name in hooks:
+            hooks.failures.state_of(hooks.entry(name), partial(encoder.add, name, read))
+    return encoder
 
 
 def _stop(trainer: Trainer) -> dict[str, Any]:
@@ -379,8 +382,8 @@ def pending_stop(trainer: Trainer) -> tuple[str, str | None] | None:
 def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
     """Restore weights, optimizers, counters, random streams and hooks."""
     sections = _with_present_names(trainer, sections)
-    for what in ("optimizers", "schedulers"):
-        saved, now = len(sections[what]), len(getattr(trainer, what))
+    for what, present in (("optimizers", trainer.optimizers), ("schedulers", trainer.schedulers)):
+        saved, now = len(sections[what]), len(present)
         if saved != now:
             raise CheckpointError(f"the checkpoint has {saved} {what}, this run has {now}: they must match")
     _load_model(trainer.model, sections)

@@ -21,6 +21,7 @@ from hookline._fs import explain, refuse_link
 from hookline._names import fit_names, load_plain_state_dict, plain_modules, plain_parameters, plain_state_dict
 from hookline.activations.debug import statistics_of
 from hookline.checkpoints import encode, read_checkpoint, write_checkpoint
+from hookline.checkpoints.format import Section
 from hookline.core.run_control import RunControl
 from hookline.errors import CheckpointError, HooklineError, got
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose
@@ -83,15 +84,14 @@ def write_crash(
     sections = {"batch": _with_plain_dicts(recorded.batch), "random_state": recorded.random_state}
     sections |= {"model": plain_state_dict(model)} if with_state else {}
     # Each section is encoded separately, so that one that cannot be written does not cost the others.
-    left_out = {}
-    for name, tree in list(sections.items()):
+    encoded, left_out = {}, {}
+    for name, tree in sections.items():
         try:
-            encode(tree)
+            encoded[name] = Section(*encode(tree))
         except CheckpointError as error:
             left_out[name] = str(error)
-            del sections[name]
     in_eval_mode = [name for name, module in plain_modules(model).items() if not module.training]
-    write_checkpoint(folder, STATE, sections, {"step": step, "modules_in_eval_mode": in_eval_mode})
+    write_checkpoint(folder, STATE, encoded, {"step": step, "modules_in_eval_mode": in_eval_mode})
     named = plain_parameters(model)
     rows = zip(named.items(), statistics_of([param.detach() for param in named.values()]), strict=True)
     parameters = {name: {"shape": list(param.shape), "dtype": param.dtype, **row} for (name, param), row in rows}
