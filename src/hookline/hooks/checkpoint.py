@@ -65,7 +65,8 @@ class CheckpointHook(MetricHook):
         monitor: The metric to rank checkpoints by.
         mode: Whether lower or higher values are better.
         save_top_k: How many to keep; -1 for all, the default without `monitor`; 1 is the default with it.
-        save_last: Save at every evaluation and always keep the last one, under the link ``last``.
+        save_last: Save at every evaluation and at the end of a run that ends in order, and always keep the last one,
+            under the link ``last``.
         save_on_train_epoch_end: Evaluate at the end of epochs instead of after validations.
         filename: A template, which may name metrics: ``epoch_{epoch}_loss_{val/loss:.2f}``.
         auto_insert_metric_name: Write ``name=`` before each value of `filename`.
@@ -243,13 +244,16 @@ class CheckpointHook(MetricHook):
         self.kept, self._requested, self._writing, self._directory = [], None, None, None
 
     def save_last_step(self, trainer: RunControl) -> None:
-        """Request a checkpoint of a run that ends in order, if none was written; the trainer calls this.
+        """Request a checkpoint of a run that ends in order, if its last step has to be saved; the trainer calls this.
 
         At `on_train_end` it would be too late: early stopping may have restored the weights of another step by then.
         """
         is_scheduled = self._at_steps or self.monitor is not None or self.save_every_n_epochs is not None
-        is_saved = bool(self.kept or self._written or self._requested or self._writing)
-        if is_scheduled and self.save_top_k and not is_saved and trainer.step and trainer.checkpoint_dir is not None:
+        steps = {one.step for one in (*self.kept, self._requested, self._writing) if one is not None}
+        steps.update(self._written.values())
+        is_saved = trainer.step in steps if self.save_last else bool(steps)
+        is_wanted = is_scheduled and not is_saved and bool(self.save_top_k or self.save_last)
+        if is_wanted and trainer.step and trainer.checkpoint_dir is not None:
             self._requested = Request(trainer.step, trainer.epoch)
             trainer.save(self._make_name)
 

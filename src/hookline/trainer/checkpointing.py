@@ -75,6 +75,7 @@ class Checkpointer:
         self.requested_names: set[str] = set()  # those that were requested by `save`
         self.needs_save = False  # whether to write a checkpoint at the next boundary unless there is one of that state
         self._saved: SavedState | None = None  # the state that is durable and was saved last, at a boundary
+        self.last_step: int | None = None  # the step of the checkpoint that was written or loaded last in this run
         self._frozen: Fingerprints | None = None  # the frozen parameters as the model came, with `trainable_only`
 
     @property
@@ -87,7 +88,7 @@ class Checkpointer:
     def begin_run(self) -> None:
         """Forget which checkpoints of the last run were requested and written."""
         self.requested_names.clear()
-        self.needs_save, self._saved = False, None
+        self.needs_save, self._saved, self.last_step = False, None, None
 
     def find_frozen(self) -> None:
         """Note the frozen parameters, with `trainable_only`: before the first step, and before a checkpoint is loaded.
@@ -211,6 +212,7 @@ class Checkpointer:
     def _report_saved(self, path: Path, args: EventArgs | SavedArgs) -> None:
         """Record a durable checkpoint and fire on_checkpoint_save, with the arguments of the step that was saved."""
         self._trainer.event_args.set_checkpoint(str(path))
+        self.last_step = args.step
         self._trainer.note("checkpoint_saved", args.step, path=str(path))
         if handler := self._trainer.hooks.slots.on_checkpoint_save:
             handler(args)
@@ -278,6 +280,7 @@ class Checkpointer:
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{found} lacks something that a run needs to resume: {error!r}") from error
         trainer.event_args.set_checkpoint(str(found), resumed=True)
+        self.last_step = trainer.progress.steps_done
         trainer.note("checkpoint_loaded", path=str(found))
         if trainer.running:
             trainer.record.resume_at(trainer.progress.step, trainer.progress.epoch)
