@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from hookline._fs import Part, is_pid_alive, make_directory, rename_to_free_name, sync_directory, write_file
+from hookline._fs import Part, explain, is_pid_alive, make_directory, rename_to_free_name, sync_directory, write_file
 from hookline.checkpoints.format import decode, encode, encode_section, safetensors_parts
 from hookline.errors import CheckpointError
 
@@ -124,11 +124,17 @@ def verify_checkpoint(path: Path) -> list[str]:
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Return the checkpoints in a directory, newest first: by step, then by time. Damaged ones are listed, too."""
+    """Return the checkpoints in a directory, newest first: by step, then by time. Damaged ones are listed, too.
+
+    Raises:
+        CheckpointError: If the directory cannot be read.
+    """
     try:
         found = [entry for entry in Path(directory).iterdir() if _is_checkpoint(entry)]
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise CheckpointError(explain(directory, error, "read")) from error
     return sorted(found, key=_age_key, reverse=True)
 
 
@@ -199,10 +205,13 @@ def _sha256(parts: Sequence[Part]) -> str:
 
 
 def _is_checkpoint(entry: Path) -> bool:
-    """Return whether a directory is a checkpoint, possibly a damaged one: at least one of its files is left."""
+    """Return whether a directory is a checkpoint, possibly a damaged one: a file is left, or it cannot be read."""
     if not _NAME.fullmatch(entry.name) or entry.is_symlink() or not entry.is_dir():
         return False
-    return any(file.name in (MANIFEST, STATE) or file.suffix == _TENSORS for file in entry.iterdir())
+    try:
+        return any(file.name in (MANIFEST, STATE) or file.suffix == _TENSORS for file in entry.iterdir())
+    except OSError:
+        return True
 
 
 def _age_key(path: Path) -> tuple[float, float, str]:

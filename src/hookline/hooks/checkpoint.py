@@ -23,7 +23,7 @@ from hookline.checkpoints.retention import (
 )
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
-from hookline.errors import ConfigError, nearest
+from hookline.errors import CheckpointError, ConfigError, nearest
 from hookline.hooks.base import period
 from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_step_metric, is_training_metric, metric_key
 
@@ -285,7 +285,7 @@ class CheckpointHook(MetricHook):
         try:
             never = NEVER_DELETED if self.keep_previous else 1
             deleted = delete_checkpoints(path.parent, names, self._written, never)
-        except OSError as error:  # the next save tries again
+        except (OSError, CheckpointError) as error:  # the next save tries again
             self.warn(f"a checkpoint cannot be deleted: {error}")
         else:
             self.kept = [one for one in self.kept if one.name not in deleted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -19,7 +20,14 @@ from hookline._tensors import map_tensors
 from hookline.checkpoints.format import ItemEncoder, Section
 from hookline.checkpoints.frozen import Fingerprints, fill_in_frozen, frozen_parameters
 from hookline.checkpoints.snapshot import HostMemory
-from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
+from hookline.checkpoints.store import (
+    MANIFEST,
+    list_checkpoints,
+    newest_good,
+    read_checkpoint,
+    read_manifest,
+    write_checkpoint,
+)
 from hookline.core.failures import hook_notes, logger
 from hookline.errors import CheckpointError, error_text
 from hookline.record.provenance import config_hash
@@ -454,7 +462,7 @@ def _restore_hooks(trainer: Trainer, sections: dict[str, Any]) -> None:
 
 def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
     """Return the checkpoint that a path means, of several the newest whole one, and what is wrong with newer ones."""
-    if (path / "manifest.json").exists():
+    if os.path.lexists(path / MANIFEST):
         return path, []
     directory = checkpoints_of(path)
     found, problems = newest_good(directory)
@@ -470,7 +478,8 @@ def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
 def has_no_checkpoint_yet(path: Path) -> bool:
     """Return whether a path is a run that has not written a checkpoint; damaged and missing ones count as written."""
     directory = path / "checkpoints"
-    return (path / "run.json").exists() and not list_checkpoints(directory) and _newest_recorded(directory) is None
+    is_run = os.path.lexists(path / "run.json")
+    return is_run and not list_checkpoints(directory) and _newest_recorded(directory) is None
 
 
 def _missing(directory: Path, found: Path | None) -> list[str]:
@@ -522,13 +531,20 @@ def checkpoints_of(path: Path) -> Path:
 
 
 def run_directory(path: Path) -> Path | None:
-    """Return the run that a path to resume from belongs to, None for a checkpoint outside of a run."""
-    return next((place for place in (path, *path.absolute().parents[:2]) if (place / "run.json").exists()), None)
+    """Return the run that a path to resume from belongs to, None for a checkpoint outside of a run.
+
+    The run's id is the name of its directory, whatever a link to it is called.
+    """
+    places = (path, *path.absolute().parents[:2])
+    return next((place.resolve() for place in places if os.path.lexists(place / "run.json")), None)
 
 
 def load_weights(model: torch.nn.Module, path: str | Path) -> None:
     """Load the weights of a checkpoint and nothing else."""
-    sections, _ = read_checkpoint(find_checkpoint(Path(path))[0])
+    found = find_checkpoint(Path(path))[0]
+    sections, _ = read_checkpoint(found)
+    if "model" not in sections:
+        raise CheckpointError(f"{found} has no weights: it has the sections {', '.join(sections)}, and no model")
     _load_model(model, sections)
 
 
