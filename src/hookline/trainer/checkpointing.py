@@ -106,6 +106,15 @@ class Checkpointer:
         if self._trainer.options.trainable_only and self._frozen is None:
             self._frozen = frozen_parameters(self._trainer.model)
 
+    def unsaved_parameters(self) -> Fingerprints:
+        """Return the frozen parameters that checkpoints leave out: those that have the values they came with.
+
+        What changed since is saved, also without a gradient: the target network of a momentum encoder.
+        """
+        start = self._frozen
+        now = {} if start is None else frozen_parameters(self._trainer.model)
+        return {name: one for name, one in now.items() if start is not None and start.get(name) == one}
+
     def request(self, name: SaveName) -> None:
         """Write a checkpoint at the next boundary."""
         self.requests.append(name)
@@ -199,11 +208,9 @@ class Checkpointer:
         update_states = _encode_states(hooks, {name: partial(chain_states.get, name) for name in chain_states})
         sections = _collect(trainer, states.section(), update_states.section())
         if self._frozen is not None:
-            # What changed since the start is saved, also without a gradient: the target network of a momentum encoder.
-            frozen = frozen_parameters(trainer.model)
-            same = {name: now for name, now in frozen.items() if self._frozen.get(name) == now}
-            sections["frozen"] = {name: now for name, now in same.items() if name in sections["model"]}
-            sections["model"] = {name: value for name, value in sections["model"].items() if name not in same}
+            unsaved = self.unsaved_parameters()
+            sections["frozen"] = {name: now for name, now in unsaved.items() if name in sections["model"]}
+            sections["model"] = {name: value for name, value in sections["model"].items() if name not in unsaved}
         stateless = [
             entry.name
             for entry in hooks.entries()

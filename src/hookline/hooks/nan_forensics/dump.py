@@ -22,6 +22,7 @@ from hookline._names import fit_names, load_plain_state_dict, plain_modules, pla
 from hookline.activations.debug import statistics_of
 from hookline.checkpoints import encode, read_checkpoint, write_checkpoint
 from hookline.checkpoints.format import Section
+from hookline.checkpoints.frozen import fill_in_frozen
 from hookline.core.run_control import RunControl
 from hookline.errors import CheckpointError, HooklineError, got
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose
@@ -82,7 +83,10 @@ def write_crash(
             count += 1
             folder = root / f"step-{step:08d}-{count}"
     sections = {"batch": _with_plain_dicts(recorded.batch), "random_state": recorded.random_state}
-    sections |= {"model": plain_state_dict(model)} if with_state else {}
+    if with_state:
+        unsaved = trainer.unsaved_parameters()
+        sections["model"] = {name: value for name, value in plain_state_dict(model).items() if name not in unsaved}
+        sections |= {"frozen": dict(unsaved)} if unsaved else {}
     # Each section is encoded separately, so that one that cannot be written does not cost the others.
     encoded, left_out = {}, {}
     for name, tree in sections.items():
@@ -135,7 +139,7 @@ def read_crash(path: str | Path) -> tuple[dict[str, Any], dict[str, Any], dict[s
             why = report["left_out"].get(name, "it is not there")
             raise HooklineError(f"{folder} cannot be replayed without its {name}: {why}")
     _check_types(folder / STATE, meta, {"step": int, "modules_in_eval_mode": list})
-    _check_types(folder / STATE, sections, {"random_state": dict, **({"model": dict} if "model" in sections else {})})
+    _check_types(folder / STATE, sections, {name: dict for name in sections if name != "batch"})
     return report, sections, meta
 
 
@@ -167,7 +171,8 @@ def replay_crash(path: str | Path, trainer: RunControl, weights_loaded: bool = F
     report, sections, meta = read_crash(path)
     if "model" in sections:
         with _explained(path, "its weights do not fit this model"):
-            load_plain_state_dict(trainer.model, sections["model"])
+            weights = fill_in_frozen(trainer.model, sections["model"], sections.get("frozen", {}))
+            load_plain_state_dict(trainer.model, weights)
     elif not weights_loaded:
         raise HooklineError(f"{path} has no weights: load those before step {meta['step']} (hookline replay --weights)")
     # Dropout and batch norm have to do what they did then.
