@@ -34,11 +34,6 @@ _RESERVED_NAME = "__metadata__"  # safetensors uses this name itself
 _ALIGNMENT = 8
 _LARGEST_PLAIN_INT = 2**63
 _SCALARS = (str, int, float, bool, type(None), bytes)
-# What decoding raises for a file that `encode` did not write; RecursionError is a RuntimeError.
-_DAMAGE = (
-    KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, MemoryError, struct.error,
-    SyntaxError,  # NumPy parses the text of a dtype as Python does, without executing it
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,17 +65,14 @@ class ItemEncoder:
 
     def add(self, name: str, read: Callable[[], Any]) -> None:
         """Add what a function returns, unless that is None; if it cannot be saved, nothing of it remains."""
-        tree = read()
+        tree, encoder = read(), self._encoder
         if tree is None:
             return
-        tables: tuple[dict[Any, Any], ...] = (self._encoder.tensors, self._encoder.entries)
-        sizes = [len(table) for table in tables]
+        before = dict(encoder.tensors), dict(encoder.entries)
         try:
-            self.items[name] = _Encoded(self._encoder.encode_tree(tree, (name,)))
+            self.items[name] = _Encoded(encoder.encode_tree(tree, (name,)))
         except Exception:
-            for table, size in zip(tables, sizes, strict=True):
-                while len(table) > size:
-                    table.popitem()
+            encoder.tensors, encoder.entries = before
             raise
 
     def section(self) -> Section:
@@ -102,7 +94,9 @@ def decode(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Rebuild the tree that `encode` split; places that shared a tensor share one tensor object again."""
     try:
         return _Decoder(tensors).decode(skeleton)
-    except _DAMAGE as error:
+    except CheckpointError:
+        raise
+    except Exception as error:  # of any type, for a file that `encode` did not write
         raise CheckpointError(f"the saved state is damaged or from a newer version: {error!r}") from error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +53,8 @@ def is_among_best(score: float, checkpoints: Sequence[RankedCheckpoint], top_k: 
         top_k: How many are kept; `KEEP_ALL` for every one.
         mode: "min" if lower scores are better, else "max".
     """
-    ranked = [one.score for one in best_first(checkpoints, mode) if one.score is not None and math.isfinite(one.score)]
-    if top_k == KEEP_ALL or len(ranked) < top_k:
-        return True
-    worst = ranked[top_k - 1] if top_k else None
-    return worst is not None and (score < worst if mode == "min" else score > worst)
+    new = RankedCheckpoint("", sys.maxsize, score)
+    return top_k == KEEP_ALL or new in best_first([*checkpoints, new], mode)[:top_k]
 
 
 def surplus(checkpoints: Sequence[RankedCheckpoint], top_k: int, mode: str, keep_last: bool) -> list[RankedCheckpoint]:

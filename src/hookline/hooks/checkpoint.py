@@ -174,19 +174,17 @@ class CheckpointHook(MetricHook):
 
     def _forget_deleted(self) -> None:
         """Drop checkpoints that were deleted from the disk by a person or another hook from the ranking."""
-        wanted, found = self.wanted, []
-        for one in self.kept:
+        wanted = self.wanted
+        for one in list(self.kept):
             try:
                 if self._directory is not None:
                     (self._directory / one.name).stat()
             except FileNotFoundError:
+                self.kept.remove(one)
                 if one.name in wanted:  # a surplus one may have been deleted by another checkpoint hook
                     self.warn(f"{one.name} was deleted from disk; no longer ranked")
-                continue
             except OSError:  # a disk that does not answer may come back
                 pass
-            found.append(one)
-        self.kept = found
 
     def _score(self, trainer: RunControl, measurement: Measurement) -> float | None:
         """Return what the checkpoint is ranked by; without a metric the newest is the best."""

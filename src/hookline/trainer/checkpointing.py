@@ -20,14 +20,7 @@ from hookline._tensors import map_tensors
 from hookline.checkpoints.format import ItemEncoder, Section
 from hookline.checkpoints.frozen import Fingerprints, fill_in_frozen, frozen_parameters
 from hookline.checkpoints.snapshot import HostMemory
-from hookline.checkpoints.store import (
-    MANIFEST,
-    list_checkpoints,
-    newest_good,
-    read_checkpoint,
-    read_manifest,
-    write_checkpoint,
-)
+from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
 from hookline.core.failures import hook_notes, logger
 from hookline.errors import CheckpointError, error_text
 from hookline.record.provenance import config_hash
@@ -111,9 +104,9 @@ class Checkpointer:
 
         What changed since is saved, also without a gradient: the target network of a momentum encoder.
         """
-        start = self._frozen
-        now = {} if start is None else frozen_parameters(self._trainer.model)
-        return {name: one for name, one in now.items() if start is not None and start.get(name) == one}
+        start = self._frozen or {}
+        now = frozen_parameters(self._trainer.model) if start else {}
+        return {name: one for name, one in now.items() if start.get(name) == one}
 
     def request(self, name: SaveName) -> None:
         """Write a checkpoint at the next boundary."""
@@ -429,15 +422,12 @@ def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
 def _with_present_names(trainer: Trainer, sections: dict[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's sections with the names that hooks have now, where version 0.1 named them otherwise."""
     names = trainer.hooks.former_names()
-    streams = sections["streams"]
-    changed = {
-        key: {names.get(name, name): state for name, state in sections[key].items()}
-        for key in ("hooks", "update_state")
-    }
-    changed["streams"] = {
-        **streams,
-        "hooks": {names.get(name, name): state for name, state in streams["hooks"].items()},
-    }
+
+    def renamed(states: dict[str, Any]) -> dict[str, Any]:
+        return {names.get(name, name): state for name, state in states.items()}
+
+    changed = {key: renamed(sections[key]) for key in ("hooks", "update_state")}
+    changed["streams"] = {**sections["streams"], "hooks": renamed(sections["streams"]["hooks"])}
     return {**sections, **changed, "hook_names": [names.get(name, name) for name in sections["hook_names"]]}
 
 
@@ -469,7 +459,7 @@ def _restore_hooks(trainer: Trainer, sections: dict[str, Any]) -> None:
 
 def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
     """Return the checkpoint that a path means, of several the newest whole one, and what is wrong with newer ones."""
-    if os.path.lexists(path / MANIFEST):
+    if os.path.lexists(path / "manifest.json"):
         return path, []
     directory = checkpoints_of(path)
     found, problems = newest_good(directory)

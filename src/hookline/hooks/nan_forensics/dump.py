@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
-from hookline._fs import explain, refuse_link
+from hookline._fs import explain, refuse_link, rename_to_free_name
 from hookline._names import fit_names, load_plain_state_dict, plain_modules, plain_parameters, plain_state_dict
 from hookline.activations.debug import statistics_of
 from hookline.checkpoints import encode, read_checkpoint, write_checkpoint
 from hookline.checkpoints.format import Section
 from hookline.checkpoints.frozen import fill_in_frozen
+from hookline.checkpoints.store import temporary_name
 from hookline.core.run_control import RunControl
 from hookline.errors import CheckpointError, HooklineError, got
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose
@@ -74,14 +75,9 @@ def write_crash(
         The folder.
     """
     model, step = trainer.model, trainer.step
-    folder, count = root / f"step-{step:08d}", 0
-    while True:
-        try:
-            folder.mkdir(parents=True)
-            break
-        except FileExistsError:  # the name is taken: append -1, -2 …
-            count += 1
-            folder = root / f"step-{step:08d}-{count}"
+    name = f"step-{step:08d}"
+    folder = temporary_name(root / name)
+    folder.mkdir(parents=True)
     sections = {"batch": _with_plain_dicts(recorded.batch), "random_state": recorded.random_state}
     if with_state:
         unsaved = trainer.unsaved_parameters()
@@ -89,11 +85,11 @@ def write_crash(
         sections |= {"frozen": dict(unsaved)} if unsaved else {}
     # Each section is encoded separately, so that one that cannot be written does not cost the others.
     encoded, left_out = {}, {}
-    for name, tree in sections.items():
+    for section, tree in sections.items():
         try:
-            encoded[name] = Section(*encode(tree))
+            encoded[section] = Section(*encode(tree))
         except CheckpointError as error:
-            left_out[name] = str(error)
+            left_out[section] = str(error)
     in_eval_mode = [name for name, module in plain_modules(model).items() if not module.training]
     write_checkpoint(folder, STATE, encoded, {"step": step, "modules_in_eval_mode": in_eval_mode})
     named = plain_parameters(model)
@@ -106,7 +102,7 @@ def write_crash(
         "torch": torch.__version__, "python": platform.python_version(), "device": str(trainer.device),
         "config": redact(trainer.describe()),
     })  # fmt: skip
-    return folder
+    return rename_to_free_name(folder, root / name)
 
 
 def _with_plain_dicts(batch: Any) -> Any:
