@@ -287,10 +287,9 @@ def _check_file(path: Path, name: str, entry: Mapping[str, Any]) -> str | None:
     """Return how a file on disk differs from its entry in the manifest: missing, a link, wrong size, wrong hash."""
     if not _NAME.fullmatch(name) or name == MANIFEST:
         return f"{name!r}: leads out of the checkpoint"
-    try:
-        found = (path / name).lstat()
-    except OSError as error:
-        return f"{name}: is missing" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
+    if not os.path.lexists(path / name):
+        return f"{name}: is missing"
+    found = (path / name).lstat()
     # Links are rejected unread: they may lead anywhere. So are pipes, on which reading would block.
     if not stat.S_ISREG(found.st_mode):
         return f"{name}: is a link or not a plain file"

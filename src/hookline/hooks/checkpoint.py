@@ -13,13 +13,12 @@ from hookline import _checks
 from hookline.checkpoints.names import NameTemplate
 from hookline.checkpoints.retention import (
     KEEP_ALL,
-    NEVER_DELETED,
     RankedCheckpoint,
     best_first,
     delete_checkpoints,
     is_among_best,
-    surplus,
     update_link,
+    wanted_names,
 )
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
@@ -281,8 +280,7 @@ class CheckpointHook(MetricHook):
         wanted = {name for hook in hooks if isinstance(hook, CheckpointHook) for name in hook.wanted}
         names = [one.name for one in self.kept if one.name not in wanted | trainer.requested_checkpoints]
         try:
-            never = NEVER_DELETED if self.keep_previous else 1
-            deleted = delete_checkpoints(path.parent, names, self._written, never)
+            deleted = delete_checkpoints(path.parent, names, self._written, self.keep_previous)
         except (OSError, CheckpointError) as error:  # the next save tries again
             self.warn(f"a checkpoint cannot be deleted: {error}")
         else:
@@ -306,8 +304,7 @@ class CheckpointHook(MetricHook):
     @property
     def wanted(self) -> set[str]:
         """The names of the checkpoints that this hook wants to keep."""
-        unwanted = surplus(self.kept, self.save_top_k, self.mode, self.save_last)
-        return {one.name for one in self.kept} - {one.name for one in unwanted}
+        return wanted_names(self.kept, self.save_top_k, self.mode, self.save_last)
 
     @property
     def _best(self) -> RankedCheckpoint | None:

@@ -230,7 +230,7 @@ class EarlyStopping(MetricHook):
         Frozen parameters that the checkpoint leaves out, because the model comes with them, are left out here, too.
         """
         trainer, best, validated = self._trainer(), self._best_weights, self._validated_weights
-        unsaved = {} if trainer is None else trainer.unsaved_parameters()
+        unsaved = {} if trainer is None or best is None is validated else trainer.unsaved_parameters()
         return {
             "best": self.best, "best_step": self.best_step, "waited": self.waited, "seen": self._was_found,
             "best_weights": best and _without(unsaved, best), **self.measurement_state(),
