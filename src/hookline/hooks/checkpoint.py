@@ -101,17 +101,12 @@ class CheckpointHook(MetricHook):
         every: int | str | None = None,
     ) -> None:
         optional, integer, string = _checks.optional, _checks.integer, _checks.string
-        words: dict[str, tuple[Any, Any]] = {
-            "save_every_n_steps": (save_every_n_steps, None),
-            "save_every": (save_every, None),
-        }
-        own = period(every, (), save_every_n_epochs=(save_every_n_epochs, 1), **words)
-        if own is not None:
-            save_every_n_epochs = int(own.amount) if own.unit == "epochs" else None
-            save_every = None if own.unit == "epochs" else str(own)
         self.save_every_n_epochs = optional(integer, save_every_n_epochs, "save_every_n_epochs", at_least=1)
         self.save_every_n_steps = optional(integer, save_every_n_steps, "save_every_n_steps", at_least=1)
         self.save_every = optional(string, save_every, "save_every")
+        if (own := period(self, every)) is not None:
+            self.save_every_n_epochs = int(own.amount) if own.unit == "epochs" else None
+            self.save_every = None if own.unit == "epochs" else str(own)
         self.monitor, self.mode = optional(string, monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
         default = KEEP_ALL if monitor is None else 1
         self.save_top_k = default if save_top_k is None else integer(save_top_k, "save_top_k", at_least=KEEP_ALL)

@@ -74,14 +74,6 @@ class EarlyStopping(MetricHook):
         min_epochs: int = 0,
         every: int | str | None = None,
     ) -> None:
-        words = {"check_on_train_epoch_end": (check_on_train_epoch_end, False)}
-        own = period(every, ("steps", "epochs"), check_every_n_steps=(check_every_n_steps, None), **words)
-        if own is not None and own.unit == "steps":
-            check_every_n_steps = int(own.amount)
-        elif own is not None:
-            if own.amount != 1:
-                raise ConfigError("every", f"{every!r}: checks are made at the end of each epoch or at steps")
-            check_on_train_epoch_end = True
         self.monitor, self.mode = _checks.string(monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
         self.strict, self.verbose = _checks.boolean(strict, "strict"), _checks.boolean(verbose, "verbose")
         self.patience = _checks.integer(patience, "patience", at_least=0)
@@ -90,6 +82,13 @@ class EarlyStopping(MetricHook):
         self.check_on_train_epoch_end = _checks.boolean(check_on_train_epoch_end, "check_on_train_epoch_end")
         steps = _checks.optional(_checks.integer, check_every_n_steps, "check_every_n_steps", at_least=1)
         self.check_every_n_steps = steps
+        own = period(self, every, ("steps", "epochs"))
+        if own is not None and own.unit == "steps":
+            self.check_every_n_steps = steps = int(own.amount)
+        elif own is not None:
+            if own.amount != 1:
+                raise ConfigError("every", f"{every!r}: checks are made at the end of each epoch or at steps")
+            self.check_on_train_epoch_end = True
         self.min_epochs = _checks.integer(min_epochs, "min_epochs", at_least=0)
         self.warmup, self._warmup = warmup, Quantity.parse(warmup, "warmup")
         if self._warmup.unit not in ("steps", "epochs"):
