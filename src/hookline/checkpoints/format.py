@@ -52,32 +52,8 @@ def encode(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     Raises:
         CheckpointError: With the dotted path of the first value that has no exact form.
     """
-    encoder = _Encoder()
+    encoder = Encoder()
     return encoder.encode_tree(tree, ()), encoder.tensors
-
-
-class ItemEncoder:
-    """Encode a section item by item, so that one that cannot be saved can be left out."""
-
-    def __init__(self) -> None:
-        self._encoder = _Encoder()
-        self.items: dict[str, Any] = {}
-
-    def add(self, name: str, read: Callable[[], Any]) -> None:
-        """Add what a function returns, unless that is None; if it cannot be saved, nothing of it remains."""
-        tree, encoder = read(), self._encoder
-        if tree is None:
-            return
-        before = dict(encoder.tensors), dict(encoder.entries)
-        try:
-            self.items[name] = _Encoded(encoder.encode_tree(tree, (name,)))
-        except Exception:
-            encoder.tensors, encoder.entries = before
-            raise
-
-    def section(self) -> Section:
-        """Return the section of all items."""
-        return Section(self._encoder.encode(self.items, ()), self._encoder.tensors)
 
 
 def encode_section(name: str, tree: Any) -> Section:
@@ -126,7 +102,7 @@ class _Encoded:
     value: Any
 
 
-class _Encoder:
+class Encoder:
     """Walk over a tree once; the path to the current value gives tensor names and error messages.
 
     Each tensor is stored once, under a readable name, in a dtype that safetensors has.
@@ -134,17 +110,34 @@ class _Encoder:
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self.entries: dict[Any, dict[str, Any]] = {}  # of the tensors, by their identity
+        self._entries: dict[Any, dict[str, Any]] = {}  # of the tensors, by their identity
         self._alive: list[torch.Tensor] = []  # an address identifies memory only while the memory is in use
         self._parents: set[int] = set()
+        self.items: dict[str, Any] = {}
+
+    def add(self, name: str, read: Callable[[], Any]) -> None:
+        """Add what a function returns to a section, unless that is None; nothing remains of what cannot be saved."""
+        tree, before = read(), (dict(self.tensors), dict(self._entries))
+        try:
+            if tree is not None:
+                self.items[name] = _Encoded(self.encode_tree(tree, (name,)))
+        except Exception:
+            self.tensors, self._entries = before
+            raise
+
+    def section(self) -> Section:
+        """Return the section of what was added."""
+        return Section(self.encode(self.items, ()), self.tensors)
 
     def encode_tree(self, tree: Any, path: tuple[str, ...]) -> Any:
+        """Return the JSON value of a tree."""
         try:
             return self.encode(tree, path)
         except RecursionError:
             raise CheckpointError("the state is nested too deeply to be saved; flatten it") from None
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
+        """Return the JSON value of a tree or a part of it."""
         if isinstance(value, Enum):
             raise _refusal(value, path, "save its .value")
         if isinstance(value, torch.Tensor):
@@ -193,16 +186,16 @@ class _Encoder:
         if tensor.numel():
             where = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
             key = (*where, tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg())
-        if key not in self.entries:
+        if key not in self._entries:
             self._alive.append(tensor)
             plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
             if plain.dtype in DTYPE_CODES:
-                self.entries[key] = {TAG: "tensor", "v": self._store(plain, path)}
+                self._entries[key] = {TAG: "tensor", "v": self._store(plain, path)}
             else:
                 name = self._store(plain.reshape(-1).view(torch.uint8), path)
                 dtype = str(plain.dtype).removeprefix("torch.")
-                self.entries[key] = {TAG: "tensor", "v": name, "dtype": dtype, "shape": list(plain.shape)}
-        return dict(self.entries[key])
+                self._entries[key] = {TAG: "tensor", "v": name, "dtype": dtype, "shape": list(plain.shape)}
+        return dict(self._entries[key])
 
     def _encode_numpy(self, value: Any, path: tuple[str, ...]) -> Any:
         """Encode arrays as bytes among the tensors and scalars as bytes in hex; the dtype restores both."""

@@ -133,13 +133,12 @@ class CheckpointHook(MetricHook):
         self._directory: Path | None = None
 
     def _step_schedule(self) -> Schedule | None:
-        if self.save_every is None:
-            return None if self.save_every_n_steps is None else Schedule.parse(every=self.save_every_n_steps)
-        if self.save_every_n_steps is not None:
+        if self.save_every is not None and self.save_every_n_steps is not None:
             raise ConfigError("save_every", "give save_every or save_every_n_steps, not both")
-        if Quantity.parse(self.save_every, "save_every").unit == "epochs":
+        if self.save_every is not None and Quantity.parse(self.save_every, "save_every").unit == "epochs":
             raise ConfigError("save_every", f"{self.save_every!r}: for epochs use save_every_n_epochs")
-        return Schedule.parse(every=self.save_every)
+        every = self.save_every_n_steps if self.save_every is None else self.save_every
+        return None if every is None else Schedule.parse(every=every)
 
     # ---- requesting a checkpoint -------------------------------------------------------------------------------------
 
@@ -285,11 +284,9 @@ class CheckpointHook(MetricHook):
         """Point ``best`` and ``last`` to their checkpoints; a second hook's links end with its name."""
         own = self.registered_name
         suffix = "" if own == self.name else "-" + re.sub("[^A-Za-z0-9_=-]", "_", own)
-        links = {
-            "best": self._best if self.monitor is not None else None,
-            "last": self.kept[-1] if self.save_last and self.kept else None,
-        }
-        for link, target in links.items():
+        best = self._best if self.monitor is not None else None
+        last = self.kept[-1] if self.save_last and self.kept else None
+        for link, target in (("best", best), ("last", last)):
             try:
                 if target is not None:
                     update_link(directory / f"{link}{suffix}", target.name)

@@ -249,11 +249,9 @@ class EarlyStopping(MetricHook):
 
     def _complete_weights(self, model: torch.nn.Module) -> None:
         """Add what loaded weights were saved without: the model has it now, and a later step may change it."""
-        if self._best_weights is not None:
-            self._best_weights = {**_copy_to_host(model), **self._best_weights}
-        if self._validated_weights is not None:
-            step, weights = self._validated_weights
-            self._validated_weights = step, {**_copy_to_host(model), **weights}
+        validated = self._validated_weights
+        for weights in filter(None, (self._best_weights, validated and validated[1])):
+            weights.update({name: value for name, value in _copy_to_host(model).items() if name not in weights})
 
 
 def _copy_to_host(model: torch.nn.Module) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from hookline._fs import explain, refuse_link
 from hookline._names import load_plain_state_dict, plain_state_dict
 from hookline._tensors import map_tensors
-from hookline.checkpoints.format import ItemEncoder, Section
+from hookline.checkpoints.format import Encoder, Section
 from hookline.checkpoints.frozen import Fingerprints, fill_in_frozen, frozen_parameters
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
@@ -340,14 +340,14 @@ def _state_of(part: Any, what: str, read: Callable[[Any], Any] = methodcaller("s
     return state
 
 
-def _encode_states(hooks: HookRegistry, states: Mapping[str, Callable[[], Any]]) -> ItemEncoder:
+def _encode_states(hooks: HookRegistry, states: Mapping[str, Callable[[], Any]]) -> Encoder:
     """Encode states of hooks; one that cannot be read or saved is left out, unless its hook's policy ends the run.
 
     Args:
         hooks: The hooks.
         states: Functions that return the states, by the hooks' names.
     """
-    encoder = ItemEncoder()
+    encoder = Encoder()
     for name, read in states.items():
         if name in hooks:
             hooks.failures.state_of(hooks.entry(name), partial(encoder.add, name, read))
