@@ -2,6 +2,7 @@
 
 import io
 import random
+import signal
 from typing import Any
 
 import pytest
@@ -224,3 +225,14 @@ def test_after_a_failure_it_says_so() -> None:
     with pytest.raises(RuntimeError, match="boom"):
         trainer.train()
     assert out.getvalue() == "sample_text: no sample, because the run did not complete\n"
+
+
+def test_after_a_signal_the_end_is_not_delayed() -> None:
+    """The process is to end soon; a sample takes one forward pass per character."""
+    out, trainer = io.StringIO(), make_trainer()
+    trainer.hook_data["vocab"] = CODE_VOCAB
+    trainer.add_hook("sample_text", stream=out)
+    trainer.on("train_batch_end")(lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        trainer.train()
+    assert out.getvalue() == "sample_text: no sample, because the run was interrupted\n"

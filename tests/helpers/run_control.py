@@ -27,6 +27,7 @@ class PlainRun:
         self.logged, self.layers, self.notes = {}, {}, []
         self.state = {"model": self.model, "optimizer": self.optimizers[0], "current_epoch": 0, "status": "training"}
         self.window, self.step_metrics, self.describe, self.random_state = tuple, dict, dict, torch.get_rng_state
+        self.unsaved_parameters = dict
         self.step_loss, self.latest_metrics = lambda: self.state["latest_loss"], lambda since=None: {}
         self.epoch_metrics = lambda: {"train/epoch_loss": self.step_loss()}
         self.count_tokens = lambda batch: batch[0].numel()

@@ -345,6 +345,40 @@ def test_a_finished_run_has_a_checkpoint(parameters: dict[str, Any], tmp_path: P
     assert torch.equal(read_checkpoint(trainer.checkpoint_dir / "step-00000008")[0]["model"]["weight"], seen[-1])
 
 
+@pytest.mark.parametrize(
+    ("parameters", "steps", "words"),
+    [
+        ({}, [3, 6], ", 2 steps after the last checkpoint (step 6; save_last: true saves the end, too)"),
+        ({"save_last": True}, [3, 6, 8], ""),
+        ({"save_last": True, "save_top_k": 0, "keep_previous": False}, [8], ""),
+        ({"save_every_n_epochs": 1, "save_last": True}, [3, 4, 6, 8], ""),
+    ],
+    ids=str,
+)
+def test_the_end_of_a_run(parameters: dict[str, Any], steps: list[int], words: str, capfd: Any) -> None:
+    """Steps that are in no checkpoint are counted in the closing line; with `save_last` there are none."""
+    trainer = make_trainer(max_epochs=2, console=True)
+    trainer.add_hook(CheckpointHook(**{"save_every_n_steps": 3, "save_every_n_epochs": None, **parameters}))
+    trainer.train()
+    assert [name for name in saved(trainer) if name != "last"] == [f"step-{step:08d}" for step in steps]
+    assert capfd.readouterr().out.splitlines()[-1].partition(" s")[2].partition(" s")[2] == words
+    again = make_trainer(max_epochs=2)
+    again.add_hook(CheckpointHook(every=3, save_last=True))
+    again.fit(resume=trainer.run_dir)
+    assert saved(again)[-1] == "step-00000008", "a run that trains no further step saves none twice"
+
+
+def test_a_run_that_fails_says_what_is_not_saved(capfd: Any) -> None:
+    """Saving the end of a run is about runs that end in order."""
+    trainer = make_trainer(max_epochs=2, console=True)
+    trainer.add_hook(CheckpointHook(every=3))
+    trainer.on("train_batch_start", at=6, on_error="raise")(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    closing = capfd.readouterr().out.splitlines()[-1]
+    assert closing.endswith(" s, 1 hook failure, 2 steps after the last checkpoint (step 3)")
+
+
 def test_save_top_k_0_saves_nothing() -> None:
     """Also not at the end of the run."""
     assert saved(run([2, 1], {"monitor": "val/loss", "save_top_k": 0})) == []

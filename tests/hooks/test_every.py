@@ -9,13 +9,17 @@ import torch
 from hookline import (
     CheckpointHook,
     ConsoleLogHook,
+    EarlyStopping,
     HooklineError,
     HookRegistry,
     JSONLogHook,
+    LearningRateMonitor,
+    NotifyHook,
     Trainer,
     get_trainer,
 )
 from hookline.core.plugins import HOOKS
+from hookline.errors import RegistrationError
 from hookline.record import read_metrics
 
 ALIASES: dict[str, list[tuple[dict[str, Any], int | str]]] = {
@@ -83,6 +87,33 @@ def test_a_period_that_a_hook_cannot_keep_is_refused(name: str, every: Any, mess
         HOOKS.find(name)(every=every)
     with pytest.raises(HooklineError, match=message):
         HookRegistry().register(name, every=every)
+
+
+@pytest.mark.parametrize(
+    ("hook", "remedy"),
+    [
+        (CheckpointHook(), '; write CheckpointHook(every="100 steps")'),
+        (EarlyStopping(), '; write EarlyStopping(every="100 steps")'),
+        (LearningRateMonitor(frequency="epoch"), '; write LearningRateMonitor(every="100 steps")'),
+        (NotifyHook("https://example.org/x"), ""),
+        (HOOKS.find("sample_text")(), ""),
+    ],
+)
+def test_a_period_without_effect_is_refused(hook: Any, remedy: str) -> None:
+    """A built-in object works at the events that it was made for; a schedule counts for those inside steps."""
+    with pytest.raises(RegistrationError) as refused:
+        HookRegistry().register(hook, every=100)
+    where = f"this {type(hook).__name__} is called at no event inside steps"
+    assert str(refused.value) == f"every 100 steps has no effect: {where}{remedy}"
+
+
+@pytest.mark.parametrize(
+    ("hook", "options"), [("sample_text", {"every": 100}), ("checkpoint", {"every": "2 epochs", "start": 5})]
+)
+def test_a_config_with_a_schedule_without_effect_is_refused(hook: str, options: dict[str, Any]) -> None:
+    """The error names the place in the config."""
+    with pytest.raises(RegistrationError, match=r"^hooks\.lifecycle\.0: .* has no effect"):
+        HookRegistry({"lifecycle": [{"name": hook, **options}]})
 
 
 def make_trainer(folder: Path) -> Trainer:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline import Trainer, TrainingHook, UpdateHook, _fs, get_trainer
-from hookline.checkpoints import list_checkpoints
+from hookline.checkpoints import list_checkpoints, write_checkpoint
 from hookline.core import plugins
 from hookline.errors import CheckpointError
 from hookline.record import read_json, read_jsonl
@@ -126,6 +127,65 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(caplog: pytest.LogCaptur
     second = make_trainer(seed=5, record=False)
     assert second.load_checkpoint(first.checkpoint_dir).name == "step-00000002"
     assert "skipped a damaged checkpoint" in caplog.text
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Make everything in a folder unreadable, also for root."""
+
+    def refusing(method: str) -> Any:
+        allowed = getattr(Path, method)
+
+        def call(path: Path, *args: Any, **kwargs: Any) -> Any:
+            if folder == path.parent or (folder == path and method == "iterdir"):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return allowed(path, *args, **kwargs)
+
+        return call
+
+    for method in ("stat", "lstat", "iterdir"):
+        monkeypatch.setattr(Path, method, refusing(method))
+
+
+def test_a_checkpoint_that_cannot_be_read_is_skipped(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a damaged one is, unless it is the one that is asked for, or nothing can be read."""
+    first = make_trainer()
+    first.add_checkpointing(save_every_n_steps=1)
+    first.train()
+    assert first.checkpoint_dir is not None
+    second, newest = make_trainer(seed=5, record=False), first.checkpoint_dir / "step-00000003"
+    with monkeypatch.context() as patched:
+        forbid(patched, newest)
+        assert second.load_checkpoint(first.checkpoint_dir).name == "step-00000002"
+        problem = "manifest.json: cannot be read: Permission denied"
+        assert f"skipped a damaged checkpoint: {newest}: {problem}" in caplog.text
+        with pytest.raises(CheckpointError, match=rf"step-00000003 is not what was written: {problem}"):
+            second.load_checkpoint(newest)
+    forbid(monkeypatch, first.checkpoint_dir)
+    with pytest.raises(CheckpointError, match=r"cannot read .*/checkpoints: Permission denied"):
+        second.load_checkpoint(first.run_dir)  # type: ignore[arg-type]
+
+
+def test_a_run_resumes_by_a_link_to_it(tmp_path: Path) -> None:
+    """It is the same run, with the same id."""
+    first = make_trainer(output_dir=str(tmp_path / "runs"))
+    first.add_checkpointing()
+    first.train()
+    assert first.run_dir is not None
+    link = tmp_path / "latest"
+    link.symlink_to(first.run_dir)
+    second = make_trainer(max_epochs=2, output_dir=str(tmp_path / "runs"))
+    second.fit(resume=link)
+    assert (second.run_id, second.run_dir) == (first.run_id, first.run_dir)
+    assert read_json(first.run_dir / "run.json")["run_id"] == first.run_id
+
+
+def test_weights_of_a_checkpoint_that_has_none(tmp_path: Path) -> None:
+    """The error says what it has instead."""
+    path = write_checkpoint(tmp_path, "odd", {"batch": {}, "rng": {}}, {"step": 1})
+    with pytest.raises(CheckpointError, match=r"odd has no weights: it has the sections batch, rng, and no model"):
+        make_trainer(init_from=str(path), record=False).train()
 
 
 @pytest.mark.parametrize(("how", "said"), [("emptied", "is empty"), ("deleted", "is missing")])
@@ -356,8 +416,8 @@ class HoldsFile(UpdateHook):
 
 UNSAVABLE = {
     Raises: "ValueError: no state today",
-    HoldsSet: "CheckpointError: cannot save seen: a set has no exact form without pickle",
-    HoldsFile: "CheckpointError: cannot save file: a _io.StringIO has no exact form without pickle",
+    HoldsSet: "CheckpointError: cannot save odd.seen: a set has no exact form without pickle",
+    HoldsFile: "CheckpointError: cannot save odd.file: a _io.StringIO has no exact form without pickle",
 }
 
 
@@ -380,6 +440,28 @@ def test_a_hook_whose_state_cannot_be_saved(hook: type[Any], policy: str, async_
     second.add_hook(hook(), "odd", on_error="warn")
     second.load_checkpoint(trainer.run_dir)  # type: ignore[arg-type]
     assert second.hooks.get("counter").count == 3 and trainer.failed_saves == 0
+
+
+class CountsReads(dict[str, Any]):
+    """A state that counts how often it is encoded."""
+
+    reads = 0
+
+    def items(self) -> Any:
+        self.reads += 1
+        return super().items()
+
+
+def test_the_state_of_a_hook_is_encoded_once_per_checkpoint() -> None:
+    """Nothing remains of one that cannot be saved, also if a part of it can."""
+    trainer = make_trainer()
+    odd, state = trainer.hooks.get(trainer.add_hook(HoldsSet())), CountsReads(weight=torch.ones(2))
+    odd.saves, odd.weight = ("weight", "seen"), torch.zeros(3)
+    trainer.hooks.get(trainer.add_hook(HoldsSet(), "good")).state_dict = lambda: state
+    trainer.train()
+    path = trainer.save_checkpoint()
+    assert state.reads == 1
+    assert list(load_file(path / "hooks.safetensors")) == ["good.weight"]
 
 
 @pytest.mark.parametrize("on_save_error", ["stop", "warn"])

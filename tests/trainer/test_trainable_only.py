@@ -1,5 +1,6 @@
 """With trainable_only, checkpoints leave out frozen parameters, and restore everything or say what differs."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline import Trainer, get_trainer
+from hookline import EarlyStopping, Trainer, TrainingHook, get_trainer, replay_crash
 from hookline.checkpoints import read_checkpoint
 from hookline.cli import main
 from hookline.errors import CheckpointError
@@ -104,6 +105,56 @@ def test_the_checkpoint_of_a_failed_run_is_like_the_others() -> None:
     path = trainer.run_dir / "exception" / "step-00000004"
     assert saved_names(path) == {*ADAPTERS, *BUFFERS}
     make_trainer().load_checkpoint(path)
+
+
+class Falling(TrainingHook):
+    """Measures a score at each validation that falls, so that the first one is the best."""
+
+    def on_validation_end(self, metrics: dict[str, Any], step: int) -> None:
+        metrics["val/score"] = -step
+
+
+def with_best_weights(**options: Any) -> Trainer:
+    """The best weights are those of the first validation; a layer of the base is trained, once it is unfrozen."""
+    model = make_model()
+    params = [*(one for one in model.parameters() if one.requires_grad), model[2].base.weight]
+    validation = [(torch.ones(1, 3), torch.ones(1, 1))]
+    trainer = make_trainer(
+        model, optimizer=torch.optim.AdamW(params, lr=0.1), val_dataloader=validation, sanity_batches=0, **options
+    )
+    trainer.add_hook(Falling())
+    trainer.add_hook(EarlyStopping("val/score", mode="max", restore_best_weights=True, patience=9))
+    return trainer
+
+
+@pytest.mark.parametrize("unfreeze_at", [None, 4])
+def test_the_best_weights_are_saved_without_the_base(unfreeze_at: int | None) -> None:
+    """They are restored whole, also by a run that resumes, and also if a layer of the base was trained since."""
+    first = with_best_weights(max_epochs=2)
+    best: dict[str, Any] = {}
+    first.on("step_end", name="copy")(lambda model, step: step == 3 and best.update(copy.deepcopy(model.state_dict())))
+    if unfreeze_at is not None:
+        first.on("step_end", name="unfreeze")(lambda model, step: step == 3 and model[2].base.weight.requires_grad_())
+    first.train()
+    saved = read_checkpoint(newest(first))[0]["hooks"]["early_stopping"]["best_weights"]
+    assert {*saved} == {*ADAPTERS, *BUFFERS, *(["2.base.weight"] if unfreeze_at else [])}
+    second = with_best_weights(max_epochs=3)
+    second.fit(resume=first.run_dir)
+    for trainer in (first, second):
+        state = trainer.model.state_dict()
+        assert [name for name in best if not torch.equal(state[name], best[name])] == []
+
+
+def test_a_crash_folder_is_without_the_base() -> None:
+    """It is replayed in a model with the same base, and refused in another one."""
+    trainer = make_trainer()
+    hook = trainer.hooks.get(trainer.add_hook("nan_forensics", stop_run=True))
+    trainer.on("train_batch_start", at=2)(lambda batch: batch[0].fill_(torch.nan))
+    trainer.train()
+    assert saved_names(hook.crash / "state") == {*ADAPTERS, *BUFFERS}
+    assert replay_crash(hook.crash, make_trainer(record=False)).same
+    with pytest.raises(CheckpointError, match=r"without its frozen parameters .* 0\.base\.weight has other values"):
+        replay_crash(hook.crash, make_trainer(make_model(base_seed=9), record=False))
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -34,11 +34,6 @@ _RESERVED_NAME = "__metadata__"  # safetensors uses this name itself
 _ALIGNMENT = 8
 _LARGEST_PLAIN_INT = 2**63
 _SCALARS = (str, int, float, bool, type(None), bytes)
-# What decoding raises for a file that `encode` did not write; RecursionError is a RuntimeError.
-_DAMAGE = (
-    KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, MemoryError, struct.error,
-    SyntaxError,  # NumPy parses the text of a dtype as Python does, without executing it
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,11 +52,8 @@ def encode(tree: Any) -> tuple[Any, dict[str, torch.Tensor]]:
     Raises:
         CheckpointError: With the dotted path of the first value that has no exact form.
     """
-    encoder = _Encoder()
-    try:
-        return encoder.encode(tree, ()), encoder.tensors
-    except RecursionError:
-        raise CheckpointError("the state is nested too deeply to be saved; flatten it") from None
+    encoder = Encoder()
+    return encoder.encode_tree(tree, ()), encoder.tensors
 
 
 def encode_section(name: str, tree: Any) -> Section:
@@ -78,7 +70,9 @@ def decode(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     """Rebuild the tree that `encode` split; places that shared a tensor share one tensor object again."""
     try:
         return _Decoder(tensors).decode(skeleton)
-    except _DAMAGE as error:
+    except CheckpointError:
+        raise
+    except Exception as error:  # of any type, for a file that `encode` did not write
         raise CheckpointError(f"the saved state is damaged or from a newer version: {error!r}") from error
 
 
@@ -101,7 +95,14 @@ def safetensors_parts(tensors: Mapping[str, torch.Tensor]) -> list[Part]:
 # ---- encoding --------------------------------------------------------------------------------------------------------
 
 
-class _Encoder:
+@dataclass(frozen=True)
+class _Encoded:
+    """A value that was encoded before, by the same encoder."""
+
+    value: Any
+
+
+class Encoder:
     """Walk over a tree once; the path to the current value gives tensor names and error messages.
 
     Each tensor is stored once, under a readable name, in a dtype that safetensors has.
@@ -112,8 +113,31 @@ class _Encoder:
         self._entries: dict[Any, dict[str, Any]] = {}  # of the tensors, by their identity
         self._alive: list[torch.Tensor] = []  # an address identifies memory only while the memory is in use
         self._parents: set[int] = set()
+        self.items: dict[str, Any] = {}
+
+    def add(self, name: str, read: Callable[[], Any]) -> None:
+        """Add what a function returns to a section, unless that is None; nothing remains of what cannot be saved."""
+        tree, before = read(), (dict(self.tensors), dict(self._entries))
+        try:
+            if tree is not None:
+                self.items[name] = _Encoded(self.encode_tree(tree, (name,)))
+        except Exception:
+            self.tensors, self._entries = before
+            raise
+
+    def section(self) -> Section:
+        """Return the section of what was added."""
+        return Section(self.encode(self.items, ()), self.tensors)
+
+    def encode_tree(self, tree: Any, path: tuple[str, ...]) -> Any:
+        """Return the JSON value of a tree."""
+        try:
+            return self.encode(tree, path)
+        except RecursionError:
+            raise CheckpointError("the state is nested too deeply to be saved; flatten it") from None
 
     def encode(self, value: Any, path: tuple[str, ...]) -> Any:
+        """Return the JSON value of a tree or a part of it."""
         if isinstance(value, Enum):
             raise _refusal(value, path, "save its .value")
         if isinstance(value, torch.Tensor):
@@ -212,6 +236,8 @@ def _encode_scalar(value: Any, path: tuple[str, ...]) -> Any:
         return {TAG: "bytes", "v": base64.b64encode(value).decode("ascii")}
     if isinstance(value, (torch.dtype, torch.device)):
         return {TAG: type(value).__name__, "v": str(value).removeprefix("torch.")}
+    if isinstance(value, _Encoded):
+        return value.value
     raise _refusal(value, path, "save numbers, text, lists, dicts or tensors that it can be rebuilt from")
 
 

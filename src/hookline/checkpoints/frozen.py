@@ -21,7 +21,7 @@ _MOST_NAMED = 3  # parameters that an error names
 def frozen_parameters(model: torch.nn.Module) -> Fingerprints:
     """Return the fingerprints of the parameters that need no gradient now; an optimizer may own them."""
     return {
-        name: _fingerprint(param)
+        name: fingerprint(param)
         for name, param in plain_parameters(model, remove_duplicate=False).items()
         if not param.requires_grad and problem_with(param) is None
     }
@@ -48,14 +48,14 @@ def _difference(name: str, param: torch.nn.Parameter | None, then: Mapping[str, 
     """Return how a parameter differs from the one that was left out, None if it does not."""
     if param is None:
         return f"{name} is missing"
-    now = _fingerprint(param) if problem_with(param) is None else {"shape": list(param.shape), "dtype": param.dtype}
+    now = fingerprint(param) if problem_with(param) is None else {"shape": list(param.shape), "dtype": param.dtype}
     for what in ("shape", "dtype"):
         if now[what] != then[what]:
             return f"{name} has the {what} {now[what]} instead of {then[what]}"
     return None if now == then else f"{name} has other values"
 
 
-def _fingerprint(tensor: torch.Tensor) -> dict[str, Any]:
+def fingerprint(tensor: torch.Tensor) -> dict[str, Any]:
     """Return shape, dtype and the sum of a tensor's bits, which is the same on every device.
 
     Whole words are added up where they are, because a sum of smaller integers would first copy them to larger ones.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from hookline._fs import sync_directory
 from hookline.checkpoints.store import list_checkpoints, temporary_name, verify_checkpoint
 
 KEEP_ALL = -1  # as `top_k`
-NEVER_DELETED = 2  # the newest that verify: one may be torn by the very crash after which it is needed
 
 
 @dataclass(frozen=True)
@@ -52,25 +52,20 @@ def is_among_best(score: float, checkpoints: Sequence[RankedCheckpoint], top_k: 
         top_k: How many are kept; `KEEP_ALL` for every one.
         mode: "min" if lower scores are better, else "max".
     """
-    ranked = [one.score for one in best_first(checkpoints, mode) if one.score is not None and math.isfinite(one.score)]
-    if top_k == KEEP_ALL or len(ranked) < top_k:
-        return True
-    worst = ranked[top_k - 1] if top_k else None
-    return worst is not None and (score < worst if mode == "min" else score > worst)
+    new = RankedCheckpoint("", sys.maxsize, score)
+    return top_k == KEEP_ALL or new in best_first([*checkpoints, new], mode)[:top_k]
 
 
-def surplus(checkpoints: Sequence[RankedCheckpoint], top_k: int, mode: str, keep_last: bool) -> list[RankedCheckpoint]:
-    """Return the checkpoints that are neither among the best nor, if `keep_last`, the one of the latest step."""
-    if top_k == KEEP_ALL:
-        return []
-    wanted = best_first(checkpoints, mode)[:top_k]
+def wanted_names(checkpoints: Sequence[RankedCheckpoint], top_k: int, mode: str, keep_last: bool) -> set[str]:
+    """Return the names of the best checkpoints and, if `keep_last`, of the one of the latest step."""
+    wanted = list(checkpoints) if top_k == KEEP_ALL else best_first(checkpoints, mode)[:top_k]
     if keep_last and checkpoints:
         wanted.append(max(checkpoints, key=lambda one: one.step))
-    return [one for one in checkpoints if one not in wanted]
+    return {one.name for one in wanted}
 
 
 def delete_checkpoints(
-    directory: Path, names: Sequence[str], trusted: Collection[str] = (), never: int = NEVER_DELETED
+    directory: Path, names: Sequence[str], trusted: Collection[str] = (), keep_previous: bool = True
 ) -> list[str]:
     """Delete checkpoints, except the newest that verify.
 
@@ -78,7 +73,8 @@ def delete_checkpoints(
         directory: Where they are.
         names: Those to delete.
         trusted: Names of checkpoints that this process wrote itself; their bytes are not read again.
-        never: How many of the newest are not deleted.
+        keep_previous: Whether the one before the newest is not deleted either: the newest may be torn by the very crash
+            after which it is needed.
 
     Returns:
         Those of the names that do not exist any more, deleted here or before.
@@ -88,7 +84,7 @@ def delete_checkpoints(
     for path in list_checkpoints(directory) if existing else []:
         if path.name in trusted or not verify_checkpoint(path):
             protected.add(path.name)
-        if len(protected) == never:
+        if len(protected) == 1 + keep_previous:
             break
     for name in existing:
         if name not in protected:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hookline import _device
-from hookline._host_copy import HostCopy, pinned_like
+from hookline._host_copy import HostCopy
 from hookline.checkpoints.format import Section, encode_section
 from hookline.errors import CheckpointError
 
@@ -34,20 +34,16 @@ class HostMemory:
         try:
             encoded = {name: encode_section(name, tree) for name, tree in sections.items()}
             # All copies run on each device's current stream: after the step that computed the values, before the next.
-            previous, self._buffers, copies = self._buffers, {}, []
+            copies: dict[tuple[str, str], HostCopy] = {}
             for section, parts in encoded.items():
                 for name, tensor in parts.tensors.items():
-                    buffer = previous.get((section, name))
+                    buffer = self._buffers.get((section, name))
                     if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
-                        # Copies from a device are fastest into pinned memory.
-                        if _device.is_accelerator(tensor.device):
-                            buffer = pinned_like(tensor)
-                        else:
-                            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-                    self._buffers[section, name] = buffer
-                    copies.append(HostCopy(tensor, into=buffer))
-            for copy in copies:
-                copy.wait()
+                        # A copy from a device makes its own buffer, in pinned memory.
+                        on_host = not _device.is_accelerator(tensor.device)
+                        buffer = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if on_host else None
+                    copies[section, name] = HostCopy(tensor, into=buffer)
+            self._buffers = {key: copy.wait() for key, copy in copies.items()}
         except CheckpointError:
             raise
         except Exception as error:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from hookline._fs import Part, is_pid_alive, make_directory, rename_to_free_name, sync_directory, write_file
+from hookline._fs import Part, explain, is_pid_alive, make_directory, rename_to_free_name, sync_directory, write_file
 from hookline.checkpoints.format import decode, encode, encode_section, safetensors_parts
 from hookline.errors import CheckpointError
 
@@ -124,11 +124,17 @@ def verify_checkpoint(path: Path) -> list[str]:
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Return the checkpoints in a directory, newest first: by step, then by time. Damaged ones are listed, too."""
+    """Return the checkpoints in a directory, newest first: by step, then by time. Damaged ones are listed, too.
+
+    Raises:
+        CheckpointError: If the directory cannot be read.
+    """
     try:
         found = [entry for entry in Path(directory).iterdir() if _is_checkpoint(entry)]
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        raise CheckpointError(explain(directory, error, "read")) from error
     return sorted(found, key=_age_key, reverse=True)
 
 
@@ -199,10 +205,13 @@ def _sha256(parts: Sequence[Part]) -> str:
 
 
 def _is_checkpoint(entry: Path) -> bool:
-    """Return whether a directory is a checkpoint, possibly a damaged one: at least one of its files is left."""
+    """Return whether a directory is a checkpoint, possibly a damaged one: a file is left, or it cannot be read."""
     if not _NAME.fullmatch(entry.name) or entry.is_symlink() or not entry.is_dir():
         return False
-    return any(file.name in (MANIFEST, STATE) or file.suffix == _TENSORS for file in entry.iterdir())
+    try:
+        return any(file.name in (MANIFEST, STATE) or file.suffix == _TENSORS for file in entry.iterdir())
+    except OSError:
+        return True
 
 
 def _age_key(path: Path) -> tuple[float, float, str]:
@@ -278,10 +287,9 @@ def _check_file(path: Path, name: str, entry: Mapping[str, Any]) -> str | None:
     """Return how a file on disk differs from its entry in the manifest: missing, a link, wrong size, wrong hash."""
     if not _NAME.fullmatch(name) or name == MANIFEST:
         return f"{name!r}: leads out of the checkpoint"
-    try:
-        found = (path / name).lstat()
-    except OSError as error:
-        return f"{name}: is missing" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
+    if not os.path.lexists(path / name):
+        return f"{name}: is missing"
+    found = (path / name).lstat()
     # Links are rejected unread: they may lead anywhere. So are pipes, on which reading would block.
     if not stat.S_ISREG(found.st_mode):
         return f"{name}: is a link or not a plain file"

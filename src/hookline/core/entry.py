@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, count
@@ -195,6 +195,20 @@ def read_hook(
                 f"{type(made).__name__!r} is {with_article(kind.__name__)} without a method {method!r}"
             )
     return made, listeners
+
+
+def check_schedule(hook: Any, listeners: Iterable[str], schedule: Schedule) -> None:
+    """Reject a schedule for a hook that is called at no event inside steps.
+
+    Raises:
+        RegistrationError: If there is a schedule; it says what would be right.
+    """
+    if schedule == Schedule() or any(CATALOG[event].inner for event in listeners):
+        return
+    made = type(hook).__name__
+    takes_every = schedule.every is not None and "every" in inspect.signature(type(hook)).parameters
+    remedy = f'; write {made}(every="{schedule.every}")' if takes_every else ""
+    raise RegistrationError(f"{schedule} has no effect: this {made} is called at no event inside steps{remedy}")
 
 
 def _is_called_otherwise(hook: Any) -> bool:

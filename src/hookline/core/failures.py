@@ -211,21 +211,10 @@ class FailureHandler:
             self.report(Incident("disabled", entry.name, where, step, message), True)
         return None
 
-    def state_of(self, entry: Entry, read: Callable[[], Any], check: Callable[[Any], object] | None = None) -> Any:
-        """Return a state that a hook saves; if it cannot be read or saved, apply the hook's failure policy.
-
-        Args:
-            entry: What the registry stores about the hook.
-            read: Returns the state.
-            check: Called with the state, if given; it raises if the state cannot be saved.
-
-        Returns:
-            The state; None if the hook failed and its policy lets the run continue.
-        """
+    def state_of(self, entry: Entry, read: Callable[[], Any]) -> Any:
+        """Return a state that a hook saves; if that fails, apply the hook's policy, and return None if handled."""
         try:
             state = read()
-            if check is not None:
-                check(state)
         except Exception as error:
             if self.apply_policy(entry, entry.name, "state_dict", error) is not None:
                 raise

@@ -23,6 +23,7 @@ from hookline.core.entry import (
     DerivedName,
     Entry,
     HookList,
+    check_schedule,
     derived_name,
     hook_parameters,
     name_by_class,
@@ -218,6 +219,8 @@ class HookRegistry(Events):
         name = name or own_name(made) or derived_name(made, type_name)
         own = vars(type(made))  # Not inherited: a user's subclass of a built-in hook is not built in.
         built_in = bool(own.get("built_in", False))
+        if built_in:
+            check_schedule(made, listeners, schedule)
         entry = Entry(
             name=str(name),
             named=not isinstance(name, DerivedName),

@@ -131,6 +131,9 @@ class RunControl(Protocol):
     def requested_checkpoints(self) -> AbstractSet[str]:
         """Names of checkpoints that were requested by `save`, which no retention policy may delete."""
 
+    def unsaved_parameters(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return shape, dtype and sum of bits of the frozen parameters that checkpoints leave out; often none."""
+
     def save(self, name: str | Callable[[], str] | None = None) -> None:
         """Write a checkpoint at the next step boundary, named after its step unless a name is given."""
 

@@ -39,6 +39,8 @@ class SampleText(TrainingHook):
         vocab = trainer.hook_data.get("vocab")
         if state["status"] == "error":
             text = "sample_text: no sample, because the run did not complete"
+        elif trainer.stopped_by == "signal":  # the process is to end soon
+            text = "sample_text: no sample, because the run was interrupted"
         elif vocab is None:
             text = "sample_text: no sample, because the data has no vocabulary (trainer.hook_data['vocab'])"
         else:

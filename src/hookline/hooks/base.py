@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,21 +55,23 @@ class NamedHook(TrainingHook):
         return Path(given) if given is not None else trainer.run_dir and trainer.run_dir / default
 
 
-def period(every: int | str | None, units: Collection[str], **aliases: tuple[Any, Any]) -> Quantity | None:
-    """Read `every`, the parameter that says how often a hook works; None if it was not given.
+def period(hook: TrainingHook, every: int | str | None, units: Collection[str] = ()) -> Quantity | None:
+    """Read `every`, the parameter that says how often a built-in hook works; None if it was not given.
 
     Args:
-        every: What the constructor got.
+        hook: The hook; it has the parameters in `every_aliases` as attributes already.
+        every: What its constructor got.
         units: The units that the hook can count in; all if empty.
-        **aliases: Other parameters that say the same: their values, and their defaults.
 
     Raises:
         ConfigError: If it is never due, has another unit, or one of the aliases was given, too.
     """
     if every is None:
         return None
-    for name, (value, default) in aliases.items():
-        if value != default:
+    built_in = next(cls for cls in type(hook).__mro__ if vars(cls).get("built_in"))
+    parameters = signature(built_in).parameters
+    for name in hook.every_aliases:
+        if getattr(hook, name) != parameters[name].default:
             raise ConfigError("every", f"give every or {name}, not both: they say the same")
     found = Schedule.parse(every=every).every
     assert found is not None

@@ -13,17 +13,16 @@ from hookline import _checks
 from hookline.checkpoints.names import NameTemplate
 from hookline.checkpoints.retention import (
     KEEP_ALL,
-    NEVER_DELETED,
     RankedCheckpoint,
     best_first,
     delete_checkpoints,
     is_among_best,
-    surplus,
     update_link,
+    wanted_names,
 )
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
-from hookline.errors import ConfigError, nearest
+from hookline.errors import CheckpointError, ConfigError, nearest
 from hookline.hooks.base import period
 from hookline.hooks.monitored import MODES, Measurement, MetricHook, is_step_metric, is_training_metric, metric_key
 
@@ -65,7 +64,8 @@ class CheckpointHook(MetricHook):
         monitor: The metric to rank checkpoints by.
         mode: Whether lower or higher values are better.
         save_top_k: How many to keep; -1 for all, the default without `monitor`; 1 is the default with it.
-        save_last: Save at every evaluation and always keep the last one, under the link ``last``.
+        save_last: Save at every evaluation and at the end of a run that ends in order, and always keep the last one,
+            under the link ``last``.
         save_on_train_epoch_end: Evaluate at the end of epochs instead of after validations.
         filename: A template, which may name metrics: ``epoch_{epoch}_loss_{val/loss:.2f}``.
         auto_insert_metric_name: Write ``name=`` before each value of `filename`.
@@ -101,17 +101,12 @@ class CheckpointHook(MetricHook):
         every: int | str | None = None,
     ) -> None:
         optional, integer, string = _checks.optional, _checks.integer, _checks.string
-        words: dict[str, tuple[Any, Any]] = {
-            "save_every_n_steps": (save_every_n_steps, None),
-            "save_every": (save_every, None),
-        }
-        own = period(every, (), save_every_n_epochs=(save_every_n_epochs, 1), **words)
-        if own is not None:
-            save_every_n_epochs = int(own.amount) if own.unit == "epochs" else None
-            save_every = None if own.unit == "epochs" else str(own)
         self.save_every_n_epochs = optional(integer, save_every_n_epochs, "save_every_n_epochs", at_least=1)
         self.save_every_n_steps = optional(integer, save_every_n_steps, "save_every_n_steps", at_least=1)
         self.save_every = optional(string, save_every, "save_every")
+        if (own := period(self, every)) is not None:
+            self.save_every_n_epochs = int(own.amount) if own.unit == "epochs" else None
+            self.save_every = None if own.unit == "epochs" else str(own)
         self.monitor, self.mode = optional(string, monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
         default = KEEP_ALL if monitor is None else 1
         self.save_top_k = default if save_top_k is None else integer(save_top_k, "save_top_k", at_least=KEEP_ALL)
@@ -138,13 +133,12 @@ class CheckpointHook(MetricHook):
         self._directory: Path | None = None
 
     def _step_schedule(self) -> Schedule | None:
-        if self.save_every is None:
-            return None if self.save_every_n_steps is None else Schedule.parse(every=self.save_every_n_steps)
-        if self.save_every_n_steps is not None:
+        if self.save_every is not None and self.save_every_n_steps is not None:
             raise ConfigError("save_every", "give save_every or save_every_n_steps, not both")
-        if Quantity.parse(self.save_every, "save_every").unit == "epochs":
+        if self.save_every is not None and Quantity.parse(self.save_every, "save_every").unit == "epochs":
             raise ConfigError("save_every", f"{self.save_every!r}: for epochs use save_every_n_epochs")
-        return Schedule.parse(every=self.save_every)
+        every = self.save_every_n_steps if self.save_every is None else self.save_every
+        return None if every is None else Schedule.parse(every=every)
 
     # ---- requesting a checkpoint -------------------------------------------------------------------------------------
 
@@ -173,19 +167,17 @@ class CheckpointHook(MetricHook):
 
     def _forget_deleted(self) -> None:
         """Drop checkpoints that were deleted from the disk by a person or another hook from the ranking."""
-        wanted, found = self.wanted, []
-        for one in self.kept:
+        wanted = self.wanted
+        for one in list(self.kept):
             try:
                 if self._directory is not None:
                     (self._directory / one.name).stat()
             except FileNotFoundError:
+                self.kept.remove(one)
                 if one.name in wanted:  # a surplus one may have been deleted by another checkpoint hook
                     self.warn(f"{one.name} was deleted from disk; no longer ranked")
-                continue
             except OSError:  # a disk that does not answer may come back
                 pass
-            found.append(one)
-        self.kept = found
 
     def _score(self, trainer: RunControl, measurement: Measurement) -> float | None:
         """Return what the checkpoint is ranked by; without a metric the newest is the best."""
@@ -243,13 +235,16 @@ class CheckpointHook(MetricHook):
         self.kept, self._requested, self._writing, self._directory = [], None, None, None
 
     def save_last_step(self, trainer: RunControl) -> None:
-        """Request a checkpoint of a run that ends in order, if none was written; the trainer calls this.
+        """Request a checkpoint of a run that ends in order, if its last step has to be saved; the trainer calls this.
 
         At `on_train_end` it would be too late: early stopping may have restored the weights of another step by then.
         """
         is_scheduled = self._at_steps or self.monitor is not None or self.save_every_n_epochs is not None
-        is_saved = bool(self.kept or self._written or self._requested or self._writing)
-        if is_scheduled and self.save_top_k and not is_saved and trainer.step and trainer.checkpoint_dir is not None:
+        steps = {one.step for one in (*self.kept, self._requested, self._writing) if one is not None}
+        steps.update(self._written.values())
+        is_saved = trainer.step in steps if self.save_last else bool(steps)
+        is_wanted = is_scheduled and not is_saved and bool(self.save_top_k or self.save_last)
+        if is_wanted and trainer.step and trainer.checkpoint_dir is not None:
             self._requested = Request(trainer.step, trainer.epoch)
             trainer.save(self._make_name)
 
@@ -279,9 +274,8 @@ class CheckpointHook(MetricHook):
         wanted = {name for hook in hooks if isinstance(hook, CheckpointHook) for name in hook.wanted}
         names = [one.name for one in self.kept if one.name not in wanted | trainer.requested_checkpoints]
         try:
-            never = NEVER_DELETED if self.keep_previous else 1
-            deleted = delete_checkpoints(path.parent, names, self._written, never)
-        except OSError as error:  # the next save tries again
+            deleted = delete_checkpoints(path.parent, names, self._written, self.keep_previous)
+        except (OSError, CheckpointError) as error:  # the next save tries again
             self.warn(f"a checkpoint cannot be deleted: {error}")
         else:
             self.kept = [one for one in self.kept if one.name not in deleted]
@@ -290,11 +284,9 @@ class CheckpointHook(MetricHook):
         """Point ``best`` and ``last`` to their checkpoints; a second hook's links end with its name."""
         own = self.registered_name
         suffix = "" if own == self.name else "-" + re.sub("[^A-Za-z0-9_=-]", "_", own)
-        links = {
-            "best": self._best if self.monitor is not None else None,
-            "last": self.kept[-1] if self.save_last and self.kept else None,
-        }
-        for link, target in links.items():
+        best = self._best if self.monitor is not None else None
+        last = self.kept[-1] if self.save_last and self.kept else None
+        for link, target in (("best", best), ("last", last)):
             try:
                 if target is not None:
                     update_link(directory / f"{link}{suffix}", target.name)
@@ -304,8 +296,7 @@ class CheckpointHook(MetricHook):
     @property
     def wanted(self) -> set[str]:
         """The names of the checkpoints that this hook wants to keep."""
-        unwanted = surplus(self.kept, self.save_top_k, self.mode, self.save_last)
-        return {one.name for one in self.kept} - {one.name for one in unwanted}
+        return wanted_names(self.kept, self.save_top_k, self.mode, self.save_last)
 
     @property
     def _best(self) -> RankedCheckpoint | None:

@@ -48,8 +48,7 @@ class ConsoleLogHook(TrainingHook):
     ) -> None:
         self.log_every_n_batches = _checks.integer(log_every_n_batches, "log_every_n_batches", at_least=1)
         self.costs = _checks.boolean(costs, "costs")
-        own = period(every, (), log_every_n_batches=(log_every_n_batches, 10))
-        self.schedule = Schedule.parse(every=own or f"{log_every_n_batches} batches")
+        self.schedule = Schedule.parse(every=period(self, every) or f"{log_every_n_batches} batches")
         self._stream = stream
         self._is_line_open = False
         self._proxies: dict[str, StreamProxy] = {}  # of the standard streams that are terminals

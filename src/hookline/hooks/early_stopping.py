@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, Literal
+from weakref import ref
 
 import torch
 
 from hookline import _checks
 from hookline._console import print_line
 from hookline._names import load_plain_state_dict, plain_state_dict
+from hookline.checkpoints.frozen import fingerprint
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Quantity, Schedule
 from hookline.errors import ConfigError
@@ -72,14 +74,6 @@ class EarlyStopping(MetricHook):
         min_epochs: int = 0,
         every: int | str | None = None,
     ) -> None:
-        words = {"check_on_train_epoch_end": (check_on_train_epoch_end, False)}
-        own = period(every, ("steps", "epochs"), check_every_n_steps=(check_every_n_steps, None), **words)
-        if own is not None and own.unit == "steps":
-            check_every_n_steps = int(own.amount)
-        elif own is not None:
-            if own.amount != 1:
-                raise ConfigError("every", f"{every!r}: checks are made at the end of each epoch or at steps")
-            check_on_train_epoch_end = True
         self.monitor, self.mode = _checks.string(monitor, "monitor"), _checks.one_of(mode, MODES, "mode")
         self.strict, self.verbose = _checks.boolean(strict, "strict"), _checks.boolean(verbose, "verbose")
         self.patience = _checks.integer(patience, "patience", at_least=0)
@@ -88,6 +82,13 @@ class EarlyStopping(MetricHook):
         self.check_on_train_epoch_end = _checks.boolean(check_on_train_epoch_end, "check_on_train_epoch_end")
         steps = _checks.optional(_checks.integer, check_every_n_steps, "check_every_n_steps", at_least=1)
         self.check_every_n_steps = steps
+        own = period(self, every, ("steps", "epochs"))
+        if own is not None and own.unit == "steps":
+            self.check_every_n_steps = steps = int(own.amount)
+        elif own is not None:
+            if own.amount != 1:
+                raise ConfigError("every", f"{every!r}: checks are made at the end of each epoch or at steps")
+            self.check_on_train_epoch_end = True
         self.min_epochs = _checks.integer(min_epochs, "min_epochs", at_least=0)
         self.warmup, self._warmup = warmup, Quantity.parse(warmup, "warmup")
         if self._warmup.unit not in ("steps", "epochs"):
@@ -101,6 +102,7 @@ class EarlyStopping(MetricHook):
         self._waiting: str | None = None  # a reason to stop that waits for the end of the epoch `min_epochs`
         self._best_weights: dict[str, Any] | None = None
         self._validated_weights: tuple[int, dict[str, Any]] | None = None  # with their step, until the epoch ends
+        self._trainer: Callable[[], RunControl | None] = lambda: None  # a weak reference
         at_epochs = self.check_on_train_epoch_end
         # Other names that begin with "epoch_" may be metrics of step_fn, which steps do measure.
         is_epoch_loss = self.key.rpartition("/")[2] == "epoch_loss"
@@ -192,7 +194,10 @@ class EarlyStopping(MetricHook):
     def on_train_start(self, trainer: RunControl, resumed: bool = False) -> None:
         """Start over, unless the run is resumed."""
         super().on_train_start(trainer)
-        if not resumed:
+        self._trainer = ref(trainer)
+        if resumed:
+            self._complete_weights(trainer.model)
+        else:
             self.reset()
 
     def reset(self) -> None:
@@ -219,11 +224,16 @@ class EarlyStopping(MetricHook):
             self._print(f"restored the best weights, those of step {self.best_step}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, the checks since then, and the weights that belong to it."""
+        """Return the best value, the checks since then, and the weights that belong to it.
+
+        Frozen parameters that the checkpoint leaves out, because the model comes with them, are left out here, too.
+        """
+        trainer, best, validated = self._trainer(), self._best_weights, self._validated_weights
+        unsaved = {} if trainer is None or best is None is validated else trainer.unsaved_parameters()
         return {
             "best": self.best, "best_step": self.best_step, "waited": self.waited, "seen": self._was_found,
-            "best_weights": self._best_weights, **self.measurement_state(),
-            "validated_weights": self._validated_weights, "about": self.monitored,
+            "best_weights": best and _without(unsaved, best), **self.measurement_state(),
+            "validated_weights": validated and (validated[0], _without(unsaved, validated[1])), "about": self.monitored,
             **({} if self._waiting is None else {"waiting": self._waiting}),
         }  # fmt: skip
 
@@ -233,10 +243,26 @@ class EarlyStopping(MetricHook):
             self.best, self.best_step, self.waited = state["best"], state["best_step"], state["waited"]
             self._best_weights, self._validated_weights = state["best_weights"], state.get("validated_weights")
             self._waiting = state.get("waiting")
+            trainer = self._trainer()
+            if trainer is not None and trainer.running:  # else `on_train_start` follows
+                self._complete_weights(trainer.model)
+
+    def _complete_weights(self, model: torch.nn.Module) -> None:
+        """Add what loaded weights were saved without: the model has it now, and a later step may change it."""
+        validated = self._validated_weights
+        for weights in filter(None, (self._best_weights, validated and validated[1])):
+            weights.update({name: value for name, value in _copy_to_host(model).items() if name not in weights})
 
 
 def _copy_to_host(model: torch.nn.Module) -> dict[str, Any]:
     return {
         name: value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else deepcopy(value)
         for name, value in plain_state_dict(model).items()
+    }
+
+
+def _without(unsaved: Mapping[str, Any], weights: dict[str, Any]) -> dict[str, Any]:
+    """Return the weights that differ from the parameters that the checkpoint leaves out."""
+    return {
+        name: value for name, value in weights.items() if name not in unsaved or fingerprint(value) != unsaved[name]
     }

@@ -114,7 +114,7 @@ class GradientMonitor(NamedHook):
         if parts is not None and not (isinstance(parts, (list, tuple)) and all(isinstance(one, str) for one in parts)):
             message = f"expected a part of parameters' names or a list of these, {got(param_filter)}"
             raise ConfigError("param_filter", message)
-        own = period(every, (), log_frequency=(log_frequency, 100)) or Quantity.parse(log_frequency, "log_frequency")
+        own = period(self, every) or Quantity.parse(log_frequency, "log_frequency")
         if own.amount <= 0:
             raise ConfigError("log_frequency", f"{log_frequency!r} is never due; the smallest is 1")
         self.schedule = Schedule.parse(every=own)

@@ -33,8 +33,7 @@ class JSONLogHook(NamedHook):
     def __init__(self, log_every_n_batches: int = 100, path: str | None = None, every: int | str | None = None) -> None:
         self.log_every_n_batches = _checks.integer(log_every_n_batches, "log_every_n_batches", at_least=1)
         self.path = path
-        own = period(every, (), log_every_n_batches=(log_every_n_batches, 100))
-        self.schedule = Schedule.parse(every=own or f"{log_every_n_batches} batches")
+        self.schedule = Schedule.parse(every=period(self, every) or f"{log_every_n_batches} batches")
         self._lines: JsonLines | None = None
 
     def on_train_start(self, trainer: RunControl, state: Mapping[str, Any]) -> None:

@@ -38,17 +38,17 @@ class LearningRateMonitor(TrainingHook):
         frequency: Literal["step", "epoch"] = "step",
         every: int | str | None = None,
     ) -> None:
-        own = period(every, (), frequency=(frequency, "step"))
-        if own is not None and own.unit == "epochs":
-            if own.amount != 1:
-                raise ConfigError("every", f"{every!r}: rates are recorded at the start of each epoch or at steps")
-            frequency = "epoch"
-        elif own is not None:
-            self.schedule = Schedule(every=own)
         self.log_momentum = _checks.boolean(log_momentum, "log_momentum")
         self.log_weight_decay = _checks.boolean(log_weight_decay, "log_weight_decay")
         self.frequency = _checks.one_of(frequency, ("step", "epoch"), "frequency")
-        if frequency == "epoch":
+        own = period(self, every)
+        if own is not None and own.unit == "epochs":
+            if own.amount != 1:
+                raise ConfigError("every", f"{every!r}: rates are recorded at the start of each epoch or at steps")
+            self.frequency = "epoch"
+        elif own is not None:
+            self.schedule = Schedule(every=own)
+        if self.frequency == "epoch":
             self.on_before_optimizer_step = None  # type: ignore[assignment]  # so that steps cost nothing
         else:
             self.on_epoch_start = None  # type: ignore[assignment]

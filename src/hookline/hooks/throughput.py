@@ -70,9 +70,9 @@ class ThroughputMonitor(TrainingHook):
         peak_flops: float | None = None,
         every: int | str | None = None,
     ) -> None:
-        own = period(every, ("steps",), log_every_n_steps=(log_every_n_steps, 10))
-        steps = log_every_n_steps if own is None else int(own.amount)
-        self.log_every_n_steps = _checks.integer(steps, "log_every_n_steps", at_least=1)
+        self.log_every_n_steps = _checks.integer(log_every_n_steps, "log_every_n_steps", at_least=1)
+        if (own := period(self, every, ("steps",))) is not None:
+            self.log_every_n_steps = int(own.amount)
         self.flops_per_token = _checks.optional(_checks.number, flops_per_token, "flops_per_token", at_least=0)
         self.flops_per_sample = _checks.optional(_checks.number, flops_per_sample, "flops_per_sample", at_least=0)
         self.peak_flops = _checks.optional(_checks.number, peak_flops, "peak_flops", at_least=1)

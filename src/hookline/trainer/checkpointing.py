@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from hookline._console import logger
 from hookline._fs import explain, refuse_link
 from hookline._names import load_plain_state_dict, plain_state_dict
 from hookline._tensors import map_tensors
-from hookline.checkpoints.format import encode
+from hookline.checkpoints.format import Encoder, Section
 from hookline.checkpoints.frozen import Fingerprints, fill_in_frozen, frozen_parameters
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
@@ -29,6 +30,7 @@ from hookline.trainer.data.loader_state import restore_loader_states, restore_so
 from hookline.trainer.rng import restore_rng, rng_state
 
 if TYPE_CHECKING:
+    from hookline.core.registry import HookRegistry
     from hookline.trainer.event_args import EventArgs
     from hookline.trainer.trainer import Trainer
 
@@ -75,6 +77,7 @@ class Checkpointer:
         self.requested_names: set[str] = set()  # those that were requested by `save`
         self.needs_save = False  # whether to write a checkpoint at the next boundary unless there is one of that state
         self._saved: SavedState | None = None  # the state that is durable and was saved last, at a boundary
+        self.last_step: int | None = None  # the step of the checkpoint that was written or loaded last in this run
         self._frozen: Fingerprints | None = None  # the frozen parameters as the model came, with `trainable_only`
 
     @property
@@ -87,7 +90,7 @@ class Checkpointer:
     def begin_run(self) -> None:
         """Forget which checkpoints of the last run were requested and written."""
         self.requested_names.clear()
-        self.needs_save, self._saved = False, None
+        self.needs_save, self._saved, self.last_step = False, None, None
 
     def find_frozen(self) -> None:
         """Note the frozen parameters, with `trainable_only`: before the first step, and before a checkpoint is loaded.
@@ -96,6 +99,15 @@ class Checkpointer:
         """
         if self._trainer.options.trainable_only and self._frozen is None:
             self._frozen = frozen_parameters(self._trainer.model)
+
+    def unsaved_parameters(self) -> Fingerprints:
+        """Return the frozen parameters that checkpoints leave out: those that have the values they came with.
+
+        What changed since is saved, also without a gradient: the target network of a momentum encoder.
+        """
+        start = self._frozen or {}
+        now = frozen_parameters(self._trainer.model) if start else {}
+        return {name: one for name, one in now.items() if start.get(name) == one}
 
     def request(self, name: SaveName) -> None:
         """Write a checkpoint at the next boundary."""
@@ -184,21 +196,23 @@ class Checkpointer:
 
     def _collect(self) -> dict[str, Any]:
         """Return the sections of a checkpoint, and note the hooks that start without a state when it is loaded."""
-        sections = _collect(self._trainer)
+        trainer, hooks = self._trainer, self._trainer.hooks
+        states = _encode_states(hooks, {entry.name: entry.state for entry in hooks.entries()})
+        chain_states = trainer.chain.states
+        update_states = _encode_states(hooks, {name: partial(chain_states.get, name) for name in chain_states})
+        sections = _collect(trainer, states.section(), update_states.section())
         if self._frozen is not None:
-            # What changed since the start is saved, also without a gradient: the target network of a momentum encoder.
-            frozen = frozen_parameters(self._trainer.model)
-            same = {name: now for name, now in frozen.items() if self._frozen.get(name) == now}
-            sections["frozen"] = {name: now for name, now in same.items() if name in sections["model"]}
-            sections["model"] = {name: value for name, value in sections["model"].items() if name not in same}
-        saved = {**sections["update_state"], **sections["hooks"]}
+            unsaved = self.unsaved_parameters()
+            sections["frozen"] = {name: now for name, now in unsaved.items() if name in sections["model"]}
+            sections["model"] = {name: value for name, value in sections["model"].items() if name not in unsaved}
         stateless = [
             entry.name
-            for entry in self._trainer.hooks.entries()
-            if entry.name not in saved and (not entry.built_in or "state_dict" in entry.failures.in_a_row)
+            for entry in hooks.entries()
+            if entry.name not in states.items.keys() | update_states.items.keys()
+            and (not entry.built_in or "state_dict" in entry.failures.in_a_row)
         ]
-        if stateless and self._trainer.run_status.first_time(f"hooks_without_state: {stateless}"):
-            self._trainer.note("hooks_without_state", hooks=stateless)
+        if stateless and trainer.run_status.first_time(f"hooks_without_state: {stateless}"):
+            trainer.note("hooks_without_state", hooks=stateless)
         return sections
 
     def _step_name(self) -> str:
@@ -207,6 +221,7 @@ class Checkpointer:
     def _report_saved(self, path: Path, args: EventArgs | SavedArgs) -> None:
         """Record a durable checkpoint and fire on_checkpoint_save, with the arguments of the step that was saved."""
         self._trainer.event_args.set_checkpoint(str(path))
+        self.last_step = args.step
         self._trainer.note("checkpoint_saved", args.step, path=str(path))
         if handler := self._trainer.hooks.slots.on_checkpoint_save:
             handler(args)
@@ -274,6 +289,7 @@ class Checkpointer:
         except (KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{found} lacks something that a run needs to resume: {error!r}") from error
         trainer.event_args.set_checkpoint(str(found), resumed=True)
+        self.last_step = trainer.progress.steps_done
         trainer.note("checkpoint_loaded", path=str(found))
         if trainer.running:
             trainer.record.resume_at(trainer.progress.step, trainer.progress.epoch)
@@ -285,9 +301,9 @@ class Checkpointer:
 # ---- the sections of a checkpoint ------------------------------------------------------------------------------------
 
 
-def _collect(trainer: Trainer) -> dict[str, Any]:
-    """Return the sections of a checkpoint."""
-    scaler, batches, states = trainer.engine.scaler, trainer.loop.batches, trainer.chain.states
+def _collect(trainer: Trainer, hooks: Section, update_state: Section) -> dict[str, Any]:
+    """Return the sections of a checkpoint; those of hooks are encoded already."""
+    scaler, batches = trainer.engine.scaler, trainer.loop.batches
     between_epochs = trainer.progress.epoch_over and batches is not None
     return {
         "model": _state_of(trainer.model, "the model", plain_state_dict),
@@ -308,9 +324,9 @@ def _collect(trainer: Trainer) -> dict[str, Any]:
         },
         "losses": trainer.loop.stats.state_dict(),
         "counts": {**trainer.run_status.state_dict(), **_stop(trainer)},
-        "hooks": _savable_states(trainer, {entry.name: entry.state for entry in trainer.hooks.entries()}),
+        "hooks": hooks,
         "hook_names": list(trainer.hooks),
-        "update_state": _savable_states(trainer, {name: partial(states.get, name) for name in states}),
+        "update_state": update_state,
         "streams": trainer.hooks.rng_guard.state_dict(),
     }
 
@@ -326,20 +342,18 @@ def _state_of(part: Any, what: str, read: Callable[[Any], Any] = methodcaller("s
     return state
 
 
-def _savable_states(trainer: Trainer, states: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Return states of hooks; one that cannot be read or saved is left out, unless its hook's policy ends the run.
+def _encode_states(hooks: HookRegistry, states: Mapping[str, Callable[[], Any]]) -> Encoder:
+    """Encode states of hooks; one that cannot be read or saved is left out, unless its hook's policy ends the run.
 
     Args:
-        trainer: The trainer.
+        hooks: The hooks.
         states: Functions that return the states, by the hooks' names.
     """
-    hooks = trainer.hooks
-    found = {
-        name: hooks.failures.state_of(hooks.entry(name), read, check=encode)
-        for name, read in states.items()
-        if name in hooks
-    }
-    return {name: state for name, state in found.items() if state is not None}
+    encoder = Encoder()
+    for name, read in states.items():
+        if name in hooks:
+            hooks.failures.state_of(hooks.entry(name), partial(encoder.add, name, read))
+    return encoder
 
 
 def _stop(trainer: Trainer) -> dict[str, Any]:
@@ -381,8 +395,8 @@ def pending_stop(trainer: Trainer) -> tuple[str, str | None] | None:
 def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
     """Restore weights, optimizers, counters, random streams and hooks."""
     sections = _with_present_names(trainer, sections)
-    for what in ("optimizers", "schedulers"):
-        saved, now = len(sections[what]), len(getattr(trainer, what))
+    for what, present in (("optimizers", trainer.optimizers), ("schedulers", trainer.schedulers)):
+        saved, now = len(sections[what]), len(present)
         if saved != now:
             raise CheckpointError(f"the checkpoint has {saved} {what}, this run has {now}: they must match")
     _load_model(trainer.model, sections)
@@ -410,15 +424,12 @@ def _restore(trainer: Trainer, sections: dict[str, Any]) -> None:
 def _with_present_names(trainer: Trainer, sections: dict[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's sections with the names that hooks have now, where version 0.1 named them otherwise."""
     names = trainer.hooks.former_names()
-    streams = sections["streams"]
-    changed = {
-        key: {names.get(name, name): state for name, state in sections[key].items()}
-        for key in ("hooks", "update_state")
-    }
-    changed["streams"] = {
-        **streams,
-        "hooks": {names.get(name, name): state for name, state in streams["hooks"].items()},
-    }
+
+    def renamed(states: dict[str, Any]) -> dict[str, Any]:
+        return {names.get(name, name): state for name, state in states.items()}
+
+    changed = {key: renamed(sections[key]) for key in ("hooks", "update_state")}
+    changed["streams"] = {**sections["streams"], "hooks": renamed(sections["streams"]["hooks"])}
     return {**sections, **changed, "hook_names": [names.get(name, name) for name in sections["hook_names"]]}
 
 
@@ -450,7 +461,7 @@ def _restore_hooks(trainer: Trainer, sections: dict[str, Any]) -> None:
 
 def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
     """Return the checkpoint that a path means, of several the newest whole one, and what is wrong with newer ones."""
-    if (path / "manifest.json").exists():
+    if os.path.lexists(path / "manifest.json"):
         return path, []
     directory = checkpoints_of(path)
     found, problems = newest_good(directory)
@@ -466,7 +477,8 @@ def find_checkpoint(path: Path) -> tuple[Path, list[str]]:
 def has_no_checkpoint_yet(path: Path) -> bool:
     """Return whether a path is a run that has not written a checkpoint; damaged and missing ones count as written."""
     directory = path / "checkpoints"
-    return (path / "run.json").exists() and not list_checkpoints(directory) and _newest_recorded(directory) is None
+    is_run = os.path.lexists(path / "run.json")
+    return is_run and not list_checkpoints(directory) and _newest_recorded(directory) is None
 
 
 def _missing(directory: Path, found: Path | None) -> list[str]:
@@ -518,13 +530,20 @@ def checkpoints_of(path: Path) -> Path:
 
 
 def run_directory(path: Path) -> Path | None:
-    """Return the run that a path to resume from belongs to, None for a checkpoint outside of a run."""
-    return next((place for place in (path, *path.absolute().parents[:2]) if (place / "run.json").exists()), None)
+    """Return the run that a path to resume from belongs to, None for a checkpoint outside of a run.
+
+    The run's id is the name of its directory, whatever a link to it is called.
+    """
+    places = (path, *path.absolute().parents[:2])
+    return next((place.resolve() for place in places if os.path.lexists(place / "run.json")), None)
 
 
 def load_weights(model: torch.nn.Module, path: str | Path) -> None:
     """Load the weights of a checkpoint and nothing else."""
-    sections, _ = read_checkpoint(find_checkpoint(Path(path))[0])
+    found = find_checkpoint(Path(path))[0]
+    sections, _ = read_checkpoint(found)
+    if "model" not in sections:
+        raise CheckpointError(f"{found} has no weights: it has the sections {', '.join(sections)}, and no model")
     _load_model(model, sections)
 
 

@@ -429,6 +429,12 @@ def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
     ):
         if count[key]:
             words.append(_counted(count[key], noun))
+    saved = trainer.checkpointer.last_step
+    if saved is not None and saved < count["step"]:
+        can_save = outcome != "failed" and any(hasattr(entry.hook, "save_last") for entry in trainer.hooks.entries())
+        remedy = "; save_last: true saves the end, too" if can_save else ""
+        unsaved = _counted(count["step"] - saved, "step")
+        words.append(f"{unsaved} after the last checkpoint (step {saved}{remedy})")
     disabled = [hook.name for hook in trainer.hooks.list_hooks() if not hook.enabled and hook.failures]
     if disabled:
         words.append(f"switched off: {', '.join(disabled)}")

@@ -590,6 +590,10 @@ class Trainer:
         """Skip the optimizer step of the current window; for guards in the update chain."""
         self.event_args.skip_step(reason)
 
+    def unsaved_parameters(self) -> Mapping[str, Mapping[str, Any]]:
+        """Return shape, dtype and sum of bits of the frozen parameters that checkpoints leave out; often none."""
+        return self.checkpointer.unsaved_parameters()
+
     def save(self, name: SaveName = None) -> None:
         """Write a checkpoint at the next step boundary; at once if the run is closing.
 

@@ -17,10 +17,13 @@ from typing import Any
 
 import torch
 
-from hookline._fs import explain, refuse_link
+from hookline._fs import explain, refuse_link, rename_to_free_name
 from hookline._names import fit_names, load_plain_state_dict, plain_modules, plain_parameters, plain_state_dict
 from hookline.activations.debug import statistics_of
 from hookline.checkpoints import encode, read_checkpoint, write_checkpoint
+from hookline.checkpoints.format import Section
+from hookline.checkpoints.frozen import fill_in_frozen
+from hookline.checkpoints.store import temporary_name
 from hookline.core.run_control import RunControl
 from hookline.errors import CheckpointError, HooklineError, got
 from hookline.hooks.nan_forensics.diagnosis import Diagnosis, diagnose
@@ -72,26 +75,23 @@ def write_crash(
         The folder.
     """
     model, step = trainer.model, trainer.step
-    folder, count = root / f"step-{step:08d}", 0
-    while True:
-        try:
-            folder.mkdir(parents=True)
-            break
-        except FileExistsError:  # the name is taken: append -1, -2 …
-            count += 1
-            folder = root / f"step-{step:08d}-{count}"
+    name = f"step-{step:08d}"
+    folder = temporary_name(root / name)
+    folder.mkdir(parents=True)
     sections = {"batch": _with_plain_dicts(recorded.batch), "random_state": recorded.random_state}
-    sections |= {"model": plain_state_dict(model)} if with_state else {}
+    if with_state:
+        unsaved = trainer.unsaved_parameters()
+        sections["model"] = {name: value for name, value in plain_state_dict(model).items() if name not in unsaved}
+        sections |= {"frozen": dict(unsaved)} if unsaved else {}
     # Each section is encoded separately, so that one that cannot be written does not cost the others.
-    left_out = {}
-    for name, tree in list(sections.items()):
+    encoded, left_out = {}, {}
+    for section, tree in sections.items():
         try:
-            encode(tree)
+            encoded[section] = Section(*encode(tree))
         except CheckpointError as error:
-            left_out[name] = str(error)
-            del sections[name]
+            left_out[section] = str(error)
     in_eval_mode = [name for name, module in plain_modules(model).items() if not module.training]
-    write_checkpoint(folder, STATE, sections, {"step": step, "modules_in_eval_mode": in_eval_mode})
+    write_checkpoint(folder, STATE, encoded, {"step": step, "modules_in_eval_mode": in_eval_mode})
     named = plain_parameters(model)
     rows = zip(named.items(), statistics_of([param.detach() for param in named.values()]), strict=True)
     parameters = {name: {"shape": list(param.shape), "dtype": param.dtype, **row} for (name, param), row in rows}
@@ -102,7 +102,7 @@ def write_crash(
         "torch": torch.__version__, "python": platform.python_version(), "device": str(trainer.device),
         "config": redact(trainer.describe()),
     })  # fmt: skip
-    return folder
+    return rename_to_free_name(folder, root / name)
 
 
 def _with_plain_dicts(batch: Any) -> Any:
@@ -135,7 +135,7 @@ def read_crash(path: str | Path) -> tuple[dict[str, Any], dict[str, Any], dict[s
             why = report["left_out"].get(name, "it is not there")
             raise HooklineError(f"{folder} cannot be replayed without its {name}: {why}")
     _check_types(folder / STATE, meta, {"step": int, "modules_in_eval_mode": list})
-    _check_types(folder / STATE, sections, {"random_state": dict, **({"model": dict} if "model" in sections else {})})
+    _check_types(folder / STATE, sections, {name: dict for name in sections if name != "batch"})
     return report, sections, meta
 
 
@@ -167,7 +167,8 @@ def replay_crash(path: str | Path, trainer: RunControl, weights_loaded: bool = F
     report, sections, meta = read_crash(path)
     if "model" in sections:
         with _explained(path, "its weights do not fit this model"):
-            load_plain_state_dict(trainer.model, sections["model"])
+            weights = fill_in_frozen(trainer.model, sections["model"], sections.get("frozen", {}))
+            load_plain_state_dict(trainer.model, weights)
     elif not weights_loaded:
         raise HooklineError(f"{path} has no weights: load those before step {meta['step']} (hookline replay --weights)")
     # Dropout and batch norm have to do what they did then.
