@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -233,14 +232,11 @@ class EventArgs:
         return math.nan if self.live_loss is None else self.read_loss(self.live_loss)
 
     def read_loss(self, tensor: torch.Tensor) -> float:
-        """Read the loss of the current micro-batch, once for all that ask; its first non-finite value is reported."""
+        """Read the loss of the current micro-batch, once for all that ask."""
         read, loss = self._loss_read
         if read() is not tensor:
             loss = tensor.item()
             self._loss_read = ref(tensor), loss
-            # Reporting writes the rows that the loop collects, so another thread leaves it to the record's next write.
-            if not math.isfinite(loss) and threading.current_thread() is threading.main_thread():
-                self.trainer.report_non_finite_loss(loss)
         return loss
 
     @property

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
+from math import isfinite
 from time import time
 from typing import TYPE_CHECKING, Any
 
@@ -163,15 +164,21 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
         # ---- the step is over: its metrics, and now and then a boundary
         loop.in_window = 0
         progress.steps_done, loop.stepped = step, None
+        now = time()
         if plain:
-            unrecorded.append((step, progress.epoch, "train/loss", detached, time()))
+            number: Tensor | float = detached
+            if detached.is_cpu:  # where reading a value waits for nothing
+                number = args.loss
+                if not isfinite(number):
+                    loop.request_flush()
+            unrecorded.append((step, progress.epoch, "train/loss", number, now))
         if args.step_metrics or not plain:
             loop.log_step_metrics()
         if handler := slots.on_step_end:
             handler(args)
             if table.norm_readers:
                 args.release_gradients()
-        if step >= loop.next_boundary:
+        if step >= loop.next_boundary or now >= loop.flush_by:
             loop.boundary()
         yield detached
         if loop.over:
@@ -218,8 +225,8 @@ class Loop:
         self._settled_at = 0  # the last step of which `after_optimizers` ran
         self.bare_loss = False  # whether the step returns the loss as a 0-dim tensor; known after the first batch
         self.unrecorded: list[tuple[int, int, str, Any, float]] = []
-        step = self.progress.step
-        self._flushed, self._flushed_step, self._flush_at = time(), step, step + FLUSH_STEPS
+        # The record is written after this step, or after the first that ends at this time.
+        self._flush_at, self.flush_by = self.progress.step + FLUSH_STEPS, time() + FLUSH_SECONDS
         self._costs = CostMonitor(trainer, trainer.options.warn_above)
         self.next_boundary = 0  # the next step after which `boundary` runs; 0: after this step
         self.over = False  # a stop was requested, or the last step is done
@@ -496,8 +503,11 @@ class Loop:
         if not self.has_weight:
             return
         if not self.plain:
-            progress = self.progress
-            self.unrecorded.append((progress.step, progress.epoch, "train/loss", self.args.window_tensor(), time()))
+            progress, loss = self.progress, self.args.window_tensor()
+            number = loss.item() if loss.is_cpu else loss
+            self.unrecorded.append((progress.step, progress.epoch, "train/loss", number, time()))
+            if isinstance(number, float) and not isfinite(number):
+                self.request_flush()
         for key, value in self.args.step_means().items():
             self.trainer.log(f"train/{key}", value)
             self.stats.set_latest(self.progress.step, f"train/{key}", value)
@@ -508,12 +518,16 @@ class Loop:
         """Run `boundary` after the current step. A signal handler calls this, so it only assigns."""
         self.next_boundary = 0
 
+    def request_flush(self) -> None:
+        """Write the record after the current step, which announces a loss that is not finite."""
+        self._flush_at = self.next_boundary = 0
+
     def boundary(self) -> None:
         """Do what is due after this step: write the record, validate, save, end the run."""
         trainer, step = self.trainer, self.progress.step
         self.args.release_gradients()  # on_step_end released them unless the hook that asked for them has gone
         trainer.checkpointer.poll()
-        if step >= self._flush_at:
+        if step >= self._flush_at or time() >= self.flush_by:
             self.flush()
         if self.validate_steps and step % self.validate_steps == 0:
             trainer.step_plateau_schedulers(trainer.validate())
@@ -531,15 +545,12 @@ class Loop:
             self.batches.stop(self.progress.batch_idx + 1)
 
     def flush(self) -> None:
-        """Write what was recorded, without waiting for a device; the next time is in about two seconds."""
+        """Write what was recorded, without waiting for a device."""
         self.write_unrecorded()
         self.record.flush()
         self.stats.fold()
         self._costs.check()
-        now, step = time(), self.progress.step
-        rate = (step - self._flushed_step) / max(now - self._flushed, 1e-6)
-        self._flushed, self._flushed_step = now, step
-        self._flush_at = step + max(1, min(FLUSH_STEPS, int(rate * FLUSH_SECONDS)))
+        self._flush_at, self.flush_by = self.progress.step + FLUSH_STEPS, time() + FLUSH_SECONDS
 
     def write_unrecorded(self) -> None:
         """Pass the metrics of the last steps to the record."""

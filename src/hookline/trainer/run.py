@@ -58,7 +58,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
     _begin(trainer, resume, fork)
     # From here on everything is recorded.
     stop_recording_incidents = trainer.hooks.failures.subscribe(partial(_record_incident, trainer))
-    watch = trainer.record.add_sink(LossWatch(trainer.report_non_finite_loss))
+    watch = trainer.record.add_sink(LossWatch(trainer))
     outcome, reason = "completed", None
     saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
     with SignalHandler(trainer.stop_on_signal, trainer.options.console, saves) as signals, redacted_log():

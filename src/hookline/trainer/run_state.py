@@ -124,7 +124,6 @@ class RunStatus:
         """Begin a run."""
         self.running, self.run_ended, self.status = True, False, "training"
         self.stop_reason = self.stopped_by = self.lasting_stop = self.loaded_stop = None
-        self._reported.discard("first_non_finite_loss")
 
     def close(self, failed: bool) -> None:
         """Note that the last step is done, or that an exception ends the run; the closing events come next."""
@@ -155,13 +154,8 @@ class RunStatus:
         setattr(self, what, getattr(self, what) + 1)
 
     def count_non_finite_losses(self, count: int) -> None:
-        """Count the non-finite losses of an epoch; the next one is reported again."""
+        """Count the non-finite losses of an epoch."""
         self.non_finite_losses += count
-        self._reported.discard("non_finite_loss")
-
-    def was_reported(self, what: str) -> bool:
-        """Return whether something was reported already."""
-        return what in self._reported
 
     def first_time(self, what: str) -> bool:
         """Return True the first time something is to be reported."""

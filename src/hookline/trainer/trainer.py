@@ -542,28 +542,6 @@ class Trainer:
         if self.running:
             self.record.event(kind, self.progress.step if step is None else step, **fields)
 
-    def report_non_finite_loss(self, value: float, step: int | None = None) -> None:
-        """Record the first non-finite loss that is read in an epoch, and warn of the first of the run.
-
-        Args:
-            value: The loss.
-            step: The step it belongs to, if it was read later; by default the current one.
-        """
-        if step is None and self.event_args.phase != "train":
-            return
-        if step is None and self.running and not self.run_status.was_reported("first_non_finite_loss"):
-            self.loop.write_unrecorded()  # an earlier loss that nobody has read may be the first one
-            self.record.flush(wait=True)
-        is_first = self.run_status.first_time("first_non_finite_loss")
-        if step is None and self.run_status.first_time("non_finite_loss"):
-            self.note("non_finite_loss", batch_idx=self.progress.batch_idx, value=value)
-        elif step is not None and is_first:
-            self.note("non_finite_loss", step, batch_idx=None, value=value)
-        # These hooks say more, at the same step.
-        if is_first and self.running and not {"nan_forensics", "debug_training"} & set(self.hooks):
-            at = self.progress.step if step is None else step
-            logger.warning("step %d: the loss is %s; to find the module it comes from: %s", at, value, self.find_nan_by)
-
     # ---- control -----------------------------------------------------------------------------------------------------
 
     def request_boundary(self) -> None:
