@@ -131,14 +131,6 @@ def test_on_the_cpu_the_loss_is_read_once_a_step(options: dict[str, Any], monkey
     assert reads_of(trainer, monkeypatch) == 20 // options.get("accumulate", 1)
 
 
-def test_on_the_cpu_hooks_and_the_loop_share_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hooks that name the loss before and after the loop has read it cost nothing."""
-    trainer = make_trainer(loss_fn=torch.nn.functional.mse_loss)
-    trainer.on("train_batch_end", name="before")(lambda loss: None)
-    trainer.on("step_end", name="after")(lambda loss, ctx: ctx.loss)
-    assert reads_of(trainer, monkeypatch) == 20
-
-
 @pytest.mark.req("004-29")
 def test_hooks_that_name_free_values_cost_no_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A heartbeat, a hook that logs a device tensor, one with **kwargs and a forward hook read nothing."""

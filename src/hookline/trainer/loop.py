@@ -167,8 +167,8 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
         now = time()
         if plain:
             number: Tensor | float = detached
-            if detached.is_cpu:  # where reading a value waits for nothing
-                number = args.loss
+            if detached.is_cpu:  # reading it waits for nothing, and sharing the hooks' read would cost more than item()
+                number = detached.item()
                 if not isfinite(number):
                     loop.request_flush()
             unrecorded.append((step, progress.epoch, "train/loss", number, now))
