@@ -31,7 +31,7 @@ from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parameters import trained_parameters
 from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
 from hookline.trainer.run import keep_stop_iteration, run_context, unfinished_steppers
-from hookline.trainer.run_state import SIGNAL, Progress, RunStatus
+from hookline.trainer.run_state import SIGNAL, Progress, RunStatus, Stop
 from hookline.trainer.step_fn import StepFunction, count_tokens, loss_and_metrics, make_step
 from hookline.trainer.validation import check_metrics, eval_mode, validate
 
@@ -553,12 +553,12 @@ class Trainer:
         """End the run in order once the current step is complete; the first reason counts."""
         by = by or self.hooks.calling_hook()
         self.note("stop_requested", reason=reason, by=by)
-        self.run_status.request_stop(reason, by)
+        self.run_status.stops.append(Stop(reason, by))
         self.request_boundary()
 
     def stop_on_signal(self, name: str) -> None:
         """Save and end the run. A signal handler calls this, so it only assigns."""
-        self.run_status.request_stop(name, SIGNAL)
+        self.run_status.stops.append(Stop(name, SIGNAL))
         if self.checkpoint_dir is not None:
             self.checkpointer.request_unless_saved()
         self.request_boundary()
