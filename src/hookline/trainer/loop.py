@@ -21,6 +21,7 @@ from torch import Tensor
 from hookline._tensors import count_samples
 from hookline.core.costs import CostMonitor
 from hookline.core.dispatch import Dispatch
+from hookline.core.failures import logger
 from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
 from hookline.gradients.local_storage import multiply_
@@ -47,6 +48,7 @@ def steps_of_run(trainer: Trainer, run: AbstractContextManager[SignalHandler]) -
             epoch = [loop.begin_epoch(trainer.train_loaders)]
             signals.hold_worker_errors()
             all_read = yield from micro_batches(loop, epoch)
+            loop.check_batches(all_read)
             if all_read or loop.is_last_of_epoch:
                 loop.end_epoch()
 
@@ -74,6 +76,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
     # with them, beyond on_train_end.
     for batch in epoch.pop():
         # ---- the position of the run, and the hooks that are due
+        loop.reading = False
         if plain or loop.in_window == 0:
             progress.step += 1
         progress.batch_idx += 1
@@ -114,6 +117,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
                 handler(args)
                 if table.metric_readers:
                     loop.log_added_metrics()
+            loop.reading = True
             yield detached
             continue
 
@@ -180,11 +184,10 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
                 args.release_gradients()
         if step >= loop.next_boundary or now >= loop.flush_by:
             loop.boundary()
+        loop.reading = True
         yield detached
         if loop.over:
             return False
-
-    loop.check_end_of_loaders()
     return True
 
 
@@ -230,6 +233,8 @@ class Loop:
         self._costs = CostMonitor(trainer, trainer.options.warn_above)
         self.next_boundary = 0  # the next step after which `boundary` runs; 0: after this step
         self.over = False  # a stop was requested, or the last step is done
+        self.reading = False  # whether the next batch is being read: an error is then the loader's
+        self._uncounted = 0  # steps in which nothing had a weight
 
     # ---- epochs ----------------------------------------------------------------------------------------------------
 
@@ -248,6 +253,7 @@ class Loop:
             iterator = batches.start()
             progress.position = batches.start_position  # states are read when a checkpoint needs them
         self.hooks.replan()
+        self.reading = True
         # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
         return iterator if batches.length is None else islice(iterator, batches.length - batches.offset)
 
@@ -259,31 +265,42 @@ class Loop:
 
     def has_more_batches(self) -> bool:
         """Return whether a batch of this epoch follows; the next one is read if that is the only way to know."""
-        return self.batches is None or self.batches.has_more(self.progress.batch_idx + 1)
+        if self.batches is None:
+            return True
+        self.reading = True
+        has_more = self.batches.has_more(self.progress.batch_idx + 1)
+        self.reading = False
+        return has_more
 
     @property
     def is_in_step(self) -> bool:
         """Whether a step has begun and is not over."""
         return self.stepped is not None or self.progress.step != self.progress.steps_done
 
-    def check_end_of_loaders(self) -> None:
-        """Raise TrainingError if the loaders gave no batch, or ended in the middle of a window."""
-        batches, read = self.batches, self.progress.batch_idx + 1
+    def check_batches(self, all_read: bool) -> None:
+        """Raise TrainingError if the loaders gave no batch, ended in the middle of a window, or nothing counted."""
+        batches, read, self.reading = self.batches, self.progress.batch_idx + 1, False
         if batches is not None and not read:
             raise TrainingError(f"the training loader gave no batches{why_empty(self.trainer.train_loaders)}")
-        if self.in_window and batches is not None:
+        if self.in_window and batches is not None and all_read:
             raise TrainingError(
                 f"the training loader promised {batches.length} batches and gave {read}, which leaves "
                 f"{self.in_window} micro-batches of a window of {self.accumulate} without their step"
             )
+        if self._uncounted and self._uncounted == self.progress.steps_done and self.status.stop_reason is None:
+            raise TrainingError(f"the run has trained nothing: {self._why_uncounted()}")
 
     def end_epoch(self) -> None:
-        """Validate if due, fire on_epoch_end, then save; the position in that checkpoint is the next epoch's start."""
-        trainer = self.trainer
+        """Validate if due, fire on_epoch_end, then save; the position in that checkpoint is the next epoch's start.
+
+        Schedulers step after the validation: a run that resumes after a failed one repeats the end of the epoch.
+        """
+        trainer, is_due = self.trainer, self.validate_epochs and (self.progress.epoch + 1) % self.validate_epochs == 0
+        metrics = trainer.validate() if is_due else None
         if self.options.scheduler_interval == "epoch":
             trainer.step_schedulers()
-        if self.validate_epochs and (self.progress.epoch + 1) % self.validate_epochs == 0:
-            trainer.step_plateau_schedulers(trainer.validate())
+        if metrics is not None:
+            trainer.step_plateau_schedulers(metrics)
         self.record_non_finite_losses(self.stats.take_non_finite())
         for name, mean in self.stats.means().items():
             trainer.log(name, mean)
@@ -399,18 +416,21 @@ class Loop:
     def skip_uncounted(self) -> None:
         """Skip a step in which nothing has a weight, for instance because all its labels are ignored.
 
-        Raises:
-            TrainingError: If this is the first step of the run: then the batches are probably not understood.
+        If this is the run's first step, the batches may not be understood: there is a warning, and the run fails if it
+        ends like that.
         """
         if not self.progress.steps_done:
-            raise TrainingError(
-                f"loss_weight={self.options.loss_weight!r}: nothing was counted in the first step's batches, so it "
-                "would train nothing; tokens are labels that are not ignored ('labels' of a dict, the second item of a "
-                "tuple), else ones in 'attention_mask', else elements of 'input_ids' or of an integer tensor; for "
-                "other batches give count_tokens="
-            )
+            logger.warning("step %d is skipped: %s", self.progress.step, self._why_uncounted())
+        self._uncounted += 1
         self.args.window = self.args.window[-1:]  # several without a weight have no mean
         self.trainer.skip_step(f"no {self.options.loss_weight.removesuffix('s')} counts")
+
+    def _why_uncounted(self) -> str:
+        return (
+            f"loss_weight={self.options.loss_weight!r}: nothing was counted in its batches; tokens are labels that are "
+            "not ignored ('labels' of a dict, the second item of a tuple), else ones in 'attention_mask', else "
+            "elements of 'input_ids' or of an integer tensor; for other batches give count_tokens="
+        )
 
     def update(self, handler: Dispatch) -> None:
         """Run the update chain unless the step is skipped; if it clips, record the norm before clipping."""
@@ -542,6 +562,7 @@ class Loop:
         self.over = self.finished()  # last: a signal that arrives in between has set next_boundary back
         # A run that was asked to stop reads no more: after a signal its loader's workers may be gone.
         if self.over and self.batches is not None and self.status.stop_reason is None:
+            self.reading = True
             self.batches.stop(self.progress.batch_idx + 1)
 
     def flush(self) -> None:

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 Result = TypeVar("Result")
-TRAIN_READERS = ("hookline.trainer.loop", "hookline.trainer.data.epoch_batches")  # modules that read training batches
 
 
 @contextmanager
@@ -80,7 +79,8 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                 except Exception as failed:
                     if signals.worker_error is not None:  # it says why the worker died
                         failed.add_note(error_text(signals.worker_error))
-                    if signals.caught is None or not _is_of_train_loader(failed):
+                    # A loader that a validation or a hook reads is another matter: weights may be exchanged.
+                    if signals.caught is None or not trainer.loop.reading:
                         raise
                     _leave_loader(trainer, failed)
                 _save_last_step(trainer)
@@ -263,18 +263,6 @@ def _is_of_loader(error: BaseException) -> bool:
     """Return whether an exception was raised while a DataLoader was read."""
     modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
     return any(name.startswith("torch.utils.data.") for name in modules)
-
-
-def _is_of_train_loader(error: Exception) -> bool:
-    """Return whether an exception was raised while a DataLoader was read for training batches.
-
-    One that is read by a validation or a hook is another matter: weights may be exchanged, and a half-done end of an
-    epoch would be repeated by a run that resumes there. Nothing is saved then.
-    """
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
-    first = next((at for at, name in enumerate(modules) if name.startswith("torch.utils.data.")), 0)
-    ours = [name for name in modules[:first] if name.startswith("hookline.")]
-    return bool(ours) and ours[-1] in TRAIN_READERS
 
 
 def _leave_loader(trainer: Trainer, error: Exception) -> None:
