@@ -28,6 +28,7 @@ from hookline.gradients.local_storage import multiply_
 from hookline.trainer.data.epoch_batches import MixedBatches, SequentialBatches, epoch_batches
 from hookline.trainer.data.loaders import TrainLoaders, why_empty
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
+from hookline.trainer.event_args import weighted_mean
 from hookline.trainer.parameters import group_sizes, unowned_parameters
 from hookline.trainer.step_fn import LOSS_SOURCES, count_loss_terms, count_tokens, loss_and_metrics
 
@@ -301,7 +302,7 @@ class Loop:
             trainer.step_schedulers()
         if metrics is not None:
             trainer.step_plateau_schedulers(metrics)
-        self.record_non_finite_losses(self.stats.take_non_finite())
+        self.record_non_finite_losses()
         for name, mean in self.stats.means().items():
             trainer.log(name, mean)
         if handler := self.slots.on_epoch_end:
@@ -310,10 +311,10 @@ class Loop:
         self.flush()
         trainer.checkpointer.save_requested()
 
-    def record_non_finite_losses(self, count: int) -> None:
-        """Record how many losses of an epoch were NaN or infinite."""
-        self.status.count_non_finite_losses(count)
-        if count:
+    def record_non_finite_losses(self) -> None:
+        """Record how many losses were NaN or infinite since the last call; waits for the device."""
+        if count := self.stats.take_non_finite():
+            self.status.count("non_finite_losses", count)
             self.record.event("non_finite_losses", self.progress.step, epoch=self.progress.epoch, count=count)
 
     def position(self) -> dict[str, Any] | None:
@@ -465,7 +466,7 @@ class Loop:
         self.find_new_parameters()
         if self._plain_zero_grad and not self.table.gradient_writers:
             return True
-        self.args.keep_gradients()
+        self.args.norm_of_step()
         return False
 
     def step_or_skip(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -490,13 +491,12 @@ class Loop:
         self.engine.end_step()
         if self.by_loader and self.batches is not None:
             # `train/<loader>/loss` is the step's loss for each loader that had micro-batches in it.
-            for name, loss in self.args.losses_by_loader().items() if self.has_weight else ():
-                self.unrecorded.append((progress.step, progress.epoch, f"train/{name}/loss", loss, time()))
-                self.stats.set_latest(progress.step, f"train/{name}/loss", loss)
-            parts = self.args.window
-            counted = [(part.loader, part.loss) for part in parts if part.weight] if parts else self.args.micro_losses()
-            for name, loss in counted:
-                self.stats.add(f"train/{name}/loss", loss)
+            for loader, parts in self.args.parts_by_loader().items():
+                name, loss = f"train/{loader}/loss", weighted_mean(parts)
+                self.unrecorded.append((progress.step, progress.epoch, name, loss, time()))
+                self.stats.set_latest(progress.step, name, loss)
+                for part in parts:
+                    self.stats.add(name, part.loss)
         self.note_rate()
         if self.schedules:
             self.unrecorded.append((progress.step, progress.epoch, "train/lr", self.args.used_lr, time()))

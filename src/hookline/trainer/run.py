@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 from bdb import BdbQuit
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from traceback import walk_tb
@@ -282,11 +282,8 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     args, hooks, loop = trainer.event_args, trainer.hooks, trainer.loop
     bad_weights = _bad_weights(trainer) if outcome in ("completed", "stopped") else ""
     args.end_run(bad_weights or reason or outcome)
-    try:
-        non_finite = loop.stats.take_non_finite()
-    except Exception:  # the device is gone; the failure itself is recorded
-        non_finite = 0
-    loop.record_non_finite_losses(non_finite)
+    with suppress(Exception):  # the device may be gone; the failure itself is recorded
+        loop.record_non_finite_losses()
     failure = _first_failure(partial(handler, args) if (handler := hooks.slots.on_train_end) else None, hooks.close)
     if failure is not None and outcome in ("completed", "stopped"):
         outcome, reason = outcome_of(failure), _describe_error(failure)

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, Literal, NamedTuple
 
 SIGNAL = "signal"
-Count = Literal["skipped_steps", "failed_saves", "lr_changes", "hook_failures"]
+Count = Literal["skipped_steps", "non_finite_losses", "failed_saves", "lr_changes", "hook_failures"]
 
 
 class Progress:
@@ -162,13 +162,9 @@ class RunStatus:
         """The stop that ends the run: a signal ends only this attempt."""
         return next((stop for stop in self.stops if stop.by != SIGNAL), None)
 
-    def count(self, what: Count) -> None:
-        """Count one more."""
-        setattr(self, what, getattr(self, what) + 1)
-
-    def count_non_finite_losses(self, count: int) -> None:
-        """Count the non-finite losses of an epoch."""
-        self.non_finite_losses += count
+    def count(self, what: Count, more: int = 1) -> None:
+        """Count one more, or several."""
+        setattr(self, what, getattr(self, what) + more)
 
     def first_time(self, what: str) -> bool:
         """Return True the first time something is to be reported."""
