@@ -513,16 +513,11 @@ class Loop:
         if self.args.used_lr is None:
             self.args.used_lr = self.trainer.lr
 
-    @property
-    def has_weight(self) -> bool:
-        """Whether anything counted in this step; its loss may be NaN if not."""
-        return self.plain or any(part.weight for part in self.args.window)
-
     def log_step_metrics(self) -> None:
         """Record the loss of a window, and what step_fn returned beside the loss."""
-        if not self.has_weight:
-            return
         if not self.plain:
+            if not any(part.weight for part in self.args.window):  # the mean of nothing may be NaN
+                return
             progress, loss = self.progress, self.args.window_tensor()
             number = loss.item() if loss.is_cpu else loss
             self.unrecorded.append((progress.step, progress.epoch, "train/loss", number, time()))

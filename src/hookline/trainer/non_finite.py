@@ -54,10 +54,7 @@ def non_finite_parameters(parameters: Mapping[str, torch.Tensor]) -> list[str]:
                 flags.setdefault(local.device, {})[name] = torch.isfinite(local).all()
             except (RuntimeError, NotImplementedError):  # torch cannot tell for this dtype
                 continue
-        found = {name for one in flags.values() for name, ok in zip(one, _read(one), strict=True) if not ok}
-    return [name for name in parameters if name in found]
-
-
-def _read(flags: Mapping[str, torch.Tensor]) -> list[bool]:
-    found: list[bool] = torch.stack(list(flags.values())).tolist()
-    return found
+        finite: dict[str, bool] = {}
+        for some in flags.values():
+            finite.update(zip(some, torch.stack([*some.values()]).tolist(), strict=True))
+    return [name for name in parameters if not finite.get(name, True)]

@@ -22,13 +22,7 @@ from hookline.core.failures import Incident, hook_notes, logger
 from hookline.errors import ConfigError, TrainingError, error_text, nearest
 from hookline.record.redaction import redact_text, redacted_log
 from hookline.record.strict_json import field_values
-from hookline.trainer.checkpointing import (
-    has_no_checkpoint_yet,
-    lineage_of,
-    load_weights,
-    pending_stop,
-    run_directory,
-)
+from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, load_weights, pending_stop, run_directory
 from hookline.trainer.data.loader_state import resume_warnings
 from hookline.trainer.data.loaders import epoch_length
 from hookline.trainer.non_finite import LossWatch, non_finite_parameters
@@ -368,14 +362,8 @@ def _record_incident(trainer: Trainer, incident: Incident) -> None:
     if incident.kind == "failed":
         trainer.run_status.count("hook_failures")
     error = None if incident.error is None else error_text(incident.error)
-    trainer.record.event(
-        f"hook_{incident.kind}",
-        incident.step,
-        hook=incident.hook,
-        on=incident.event,
-        message=incident.message,
-        error=error,
-    )
+    what = {"hook": incident.hook, "on": incident.event, "message": incident.message, "error": error}
+    trainer.record.event(f"hook_{incident.kind}", incident.step, **what)
 
 
 def opening_line(trainer: Trainer) -> str:
@@ -400,9 +388,8 @@ def opening_line(trainer: Trainer) -> str:
 def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
     """Return the line that is printed after the run: outcome, duration, and everything that went wrong."""
     count = _counters(trainer)
-    why = (
-        f" ({redact_text(reason.removeprefix('stopped '))})" if reason else ""
-    )  # the text of an exception may quote a secret
+    # The text of an exception may quote a secret.
+    why = f" ({redact_text(reason.removeprefix('stopped '))})" if reason else ""
     named = outcome.replace("non_finite", "non-finite weights")
     words = [f"{named}{why}: {_counted(count['step'], 'step')} in {count['seconds']:.1f} s"]
     for key, noun in (
