@@ -33,7 +33,7 @@ from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
 from hookline.trainer.run import keep_stop_iteration, run_context, unfinished_steppers
 from hookline.trainer.run_state import SIGNAL, Progress, RunStatus, Stop
 from hookline.trainer.step_fn import StepFunction, count_tokens, loss_and_metrics, make_step
-from hookline.trainer.validation import check_metrics, eval_mode, validate
+from hookline.trainer.validation import check_metrics, eval_batches, validate
 
 if TYPE_CHECKING:
     from hookline.activations.manager import HookManager
@@ -201,8 +201,7 @@ class Trainer:
     def predict(self, loaders: Loaders) -> list[Any]:
         """Return the model's outputs for every batch, in eval mode; of a tuple batch the first item is the input."""
         outputs = []
-        preserved = self.event_args.preserve_train_batch("inference")
-        with preserved, preserve_rng(), eval_mode(self.model), self.hooks.attached(), self.engine.autocast():
+        with eval_batches(self, "inference"), self.hooks.attached(), self.engine.autocast():
             for loader in named_loaders(loaders, "predict").values():
                 for batch in loader:
                     placed = self.engine.place(batch)
@@ -217,8 +216,7 @@ class Trainer:
         >>> with trainer.inference() as model:
         ...     model(batch)
         """
-        preserved = self.event_args.preserve_train_batch("inference")
-        with preserved, preserve_rng(), eval_mode(self.model), self.hooks.silenced(), self.engine.autocast():
+        with eval_batches(self, "inference"), self.hooks.silenced(), self.engine.autocast():
             yield self.model
 
     def random_state(self) -> dict[str, Any]:
