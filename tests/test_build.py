@@ -269,3 +269,13 @@ def test_training_from_the_command_line_makes_everything_once() -> None:
     finally:
         sys.setprofile(None)
     assert calls == Counter(once.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "right"), [("train_loaders", "takes training loaders as `dataloader`"), ("optimizers", "'optimizer'")]
+)
+def test_a_keyword_of_the_other_trainer_is_explained(name: str, right: str) -> None:
+    """`SimpleTrainer` has other names for two arguments of `GenericTrainer`."""
+    model = torch.nn.Linear(3, 1)
+    with pytest.raises(ConfigError, match=rf"^trainer\.{name}: .*{right}"):
+        SimpleTrainer(model, optimizer=torch.optim.SGD(model.parameters(), 0.1), **{name: []})  # type: ignore[arg-type]

@@ -77,6 +77,8 @@ class SimpleTrainer(Trainer):
         allow: Iterable[str] = (),
         **more: Unpack[TrainingKeywords],
     ) -> None:
+        if "train_loaders" in more:
+            raise ConfigError("trainer.train_loaders", "SimpleTrainer takes training loaders as `dataloader`")
         manager = make_manager(hooks, allow, intervene=more.get("enable_intervention", False))
         loaders = val_dataloader if val_loaders is None else val_loaders
         parts = make_parts(model, optimizer, device, manager, train_loaders=dataloader, val_loaders=loaders, **more)
@@ -307,6 +309,7 @@ def make_parts(
     optimizers: Any,
     device: Any,
     manager: HookManager,
+    /,
     *,
     scheduler: Any = None,
     options: TrainerOptions | None = None,

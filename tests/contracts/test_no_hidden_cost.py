@@ -1,5 +1,10 @@
-"""A step reads a tensor's value only if a due hook asks for it, and then once for all hooks that share it."""
+"""A step reads a tensor's value only if a due hook asks for it, and then once for all hooks that share it.
 
+The loss of a step on the CPU, where reading waits for nothing, is the only exception. The tests therefore train with a
+loss that says that it is on another device.
+"""
+
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -51,12 +56,36 @@ def counted(method: Callable[..., Any], reads: Reads) -> Callable[..., Any]:
     return call
 
 
+class Elsewhere(torch.Tensor):
+    """A tensor that says that it is not on the CPU."""
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        """No."""
+        return False
+
+    def tolist(self) -> Any:
+        """Read all values at once, as a plain tensor does; a subclass reads them one by one."""
+        return self.as_subclass(torch.Tensor).tolist()
+
+
+def loss_elsewhere(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return a loss that says that it is not on the CPU."""
+    return torch.nn.functional.mse_loss(output, target).as_subclass(Elsewhere)
+
+
+@pytest.fixture(autouse=True)
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No write to the record falls into a slow test."""
+    monkeypatch.setattr("hookline.trainer.loop.FLUSH_SECONDS", math.inf)
+
+
 def make_trainer(steps: int = 21, **options: Any) -> Trainer:
     """Make a run that is too short for a write to the record, with SGD, because AdamW reads scalars on the CPU."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
     data = [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(steps)]
-    options = {"record": False, "console": False, "loss_fn": torch.nn.functional.mse_loss, **options}
+    options = {"record": False, "console": False, "loss_fn": loss_elsewhere, **options}
     return get_trainer("simple", model, data, torch.optim.SGD(model.parameters(), 0.01), "cpu", **options)
 
 
@@ -84,12 +113,22 @@ def test_the_counter_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert reads.count >= 1
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"accumulate": 4}, {"max_grad_norm": 1.0}, {"accumulate": 2, "loss_weight": "samples"}], ids=str
-)
+OPTIONS: list[dict[str, Any]] = [
+    {}, {"accumulate": 4}, {"max_grad_norm": 1.0}, {"accumulate": 2, "loss_weight": "samples"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_nothing_is_read_without_listeners(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop itself reads no tensor in a step, also with accumulation, clipping and loss weights."""
     assert reads_of(make_trainer(**options), monkeypatch) == 0
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_on_the_cpu_the_loss_is_read_once_a_step(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else: a loss that is not finite is announced at its step."""
+    trainer = make_trainer(loss_fn=torch.nn.functional.mse_loss, **options)
+    assert reads_of(trainer, monkeypatch) == 20 // options.get("accumulate", 1)
 
 
 @pytest.mark.req("004-29")

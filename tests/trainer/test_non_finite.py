@@ -43,13 +43,44 @@ def test_the_first_bad_loss_is_announced_once(caplog: pytest.LogCaptureFixture, 
     assert [event["step"] for event in events] == [3]
 
 
-def test_it_is_announced_while_the_run_lasts(caplog: pytest.LogCaptureFixture) -> None:
-    """Not at the end: the losses of a long run are looked at as they are recorded."""
-    trainer = make_trainer(3, batches=200)
-    trainer.on("step_end", at=190, name="looks")(lambda: seen.extend(warnings_of(caplog)))
-    seen: list[str] = []
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"record": True}, {"accumulate": 2}, {"loss_weight": "samples"}, {"accumulate": 3, "loss_weight": "samples"}],
+    ids=str,
+)
+def test_it_is_announced_at_its_step(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    """On the CPU no later step begins before the announcement, with or without a record on disk."""
+    trainer, seen = make_trainer(6, batches=40, **options), {}
+    trainer.on("train_batch_start", name="looks")(lambda step: seen.setdefault(step, warnings_of(caplog)))
     trainer.train()
-    assert len(seen) == 1 and seen[0].startswith("step 3: ")
+    bad = math.ceil(6 / options.get("accumulate", 1))
+    assert seen[bad] == [] and seen[bad + 1][0].startswith(f"step {bad}: ")
+
+
+class Elsewhere(torch.Tensor):
+    """A loss that says that it is on a device whose values take time to arrive."""
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        """No."""
+        return False
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_slow_steps_on_a_device_are_announced_by_the_clock(
+    accumulate: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step reads such a loss, but the record is written every two seconds: with steps of a second, every other."""
+
+    def step_fn(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return torch.nn.functional.mse_loss(model(batch[0]), batch[1]).as_subclass(Elsewhere)
+
+    trainer, seen = make_trainer(6, batches=40, step_fn=step_fn, accumulate=accumulate), {}
+    monkeypatch.setattr("hookline.trainer.loop.time", lambda: float(trainer.step))
+    trainer.on("train_batch_start", name="looks")(lambda step: seen.setdefault(step, warnings_of(caplog)))
+    trainer.train()
+    bad = 6 // accumulate
+    assert seen[bad] == [] and seen[bad + 2][0].startswith(f"step {bad}: ")
 
 
 def test_the_first_one_is_named_even_if_a_later_one_is_read(caplog: pytest.LogCaptureFixture) -> None:

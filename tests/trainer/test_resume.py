@@ -493,3 +493,32 @@ def test_a_stop_that_ended_in_another_outcome_is_not_repeated(ending: str, tmp_p
     first = train()
     assert first.step == 6
     assert train(first.run_dir).step > 6
+
+
+def test_an_epoch_whose_validation_failed_steps_its_scheduler_once() -> None:
+    """A checkpoint that is saved because of the failure is one before the end of the epoch, which is repeated."""
+
+    def make(fails: bool) -> SimpleTrainer:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        trainer = SimpleTrainer(
+            model, [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(3)], optimizer, "cpu",
+            val_loaders=[(torch.randn(4, 3), torch.randn(4, 1))], sanity_batches=0, max_epochs=3, console=False,
+            loss_fn=nn.functional.mse_loss, scheduler_interval="epoch",
+            scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+        )  # fmt: skip
+        trainer.add_checkpointing(save_on_exception=True)
+        if fails:
+            trainer.on("validation_end", on_error="raise")(lambda epoch: 1 / 0 if epoch == 1 else None)
+        return trainer
+
+    whole, failed, resumed = make(False), make(True), make(False)
+    whole.train()
+    with pytest.raises(ZeroDivisionError):
+        failed.train()
+    rates: list[float] = []
+    resumed.on("step_end")(lambda lr: rates.append(lr))
+    resumed.fit(resume=failed.run_dir)
+    assert rates == [0.25] * 3
+    assert resumed.lr == whole.lr == 0.125 and torch.equal(resumed.model.weight, whole.model.weight)  # type: ignore[arg-type]

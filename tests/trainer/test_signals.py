@@ -475,7 +475,7 @@ class FailsOnSignal(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 @pytest.mark.parametrize("validate_every", ["2 steps", "1 epoch"])
 def test_a_validation_whose_batches_never_come_is_not_saved(validate_every: str) -> None:
-    """The model then has averaged weights, and the epoch's schedulers have stepped: neither is a state to resume.
+    """The model then has averaged weights, which is not a state to resume.
 
     The run ends as any that a signal ends, and resumes from its last checkpoint.
     """

@@ -63,10 +63,8 @@ class EpochStats:
         self._count += len(self.recent)
         self.recent.clear()
         if wait or stacked.is_cpu:
-            losses, total = stacked.tolist(), float(self._sum)
-            for loss in losses:  # one by one, so that no bit depends on when they are added
-                total += loss
-            self._sum = total
+            losses = stacked.tolist()
+            self._sum = _add(float(self._sum), losses)
             self._non_finite = int(self._non_finite) + sum(not math.isfinite(loss) for loss in losses)
         else:
             self._sum = self._sum + stacked.double().sum()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -233,14 +232,11 @@ class EventArgs:
         return math.nan if self.live_loss is None else self.read_loss(self.live_loss)
 
     def read_loss(self, tensor: torch.Tensor) -> float:
-        """Read the loss of the current micro-batch, once for all that ask; its first non-finite value is reported."""
+        """Read the loss of the current micro-batch, once for all that ask."""
         read, loss = self._loss_read
         if read() is not tensor:
             loss = tensor.item()
             self._loss_read = ref(tensor), loss
-            # Reporting writes the rows that the loop collects, so another thread leaves it to the record's next write.
-            if not math.isfinite(loss) and threading.current_thread() is threading.main_thread():
-                self.trainer.report_non_finite_loss(loss)
         return loss
 
     @property
@@ -280,7 +276,7 @@ class EventArgs:
     def window_tensor(self) -> torch.Tensor:
         """Return the step's loss on its device: the weighted mean over the window's micro-batches."""
         if len(self.window) > 1:
-            return _weighted_mean(self.window)
+            return weighted_mean(self.window)
         assert self.live_loss is not None
         return self.live_loss.detach()
 
@@ -300,20 +296,13 @@ class EventArgs:
                 sums[key], weights[key] = sums.get(key, 0.0) + value * part.weight, weights.get(key, 0.0) + part.weight
         return {key: total / weights[key] for key, total in sums.items() if weights[key]}
 
-    def losses_by_loader(self) -> dict[str, torch.Tensor]:
-        """Return the step's loss for each loader that had micro-batches in the window."""
-        if len(self.window) <= 1:
-            return {self.dataloader_name: self.window_tensor()}
-        parts: dict[str, list[MicroBatch]] = {}
-        for part in self.window:
-            parts.setdefault(part.loader, []).append(part)
-        return {name: _weighted_mean(some) for name, some in parts.items() if any(part.weight for part in some)}
-
-    def micro_losses(self) -> list[tuple[str, torch.Tensor]]:
-        """Return loader and loss of each of the step's micro-batches."""
-        if self.window:
-            return [(part.loader, part.loss) for part in self.window]
-        return [(self.dataloader_name, self.window_tensor())]
+    def parts_by_loader(self) -> dict[str, list[MicroBatch]]:
+        """Return the step's micro-batches that have a weight by their loader, also if a step is one micro-batch."""
+        only = MicroBatch(self.window_tensor(), 1.0, self.batch_idx, self.dataloader_name, self.step_metrics)
+        found: dict[str, list[MicroBatch]] = {}
+        for part in (part for part in self.window or [only] if part.weight):
+            found.setdefault(part.loader, []).append(part)
+        return found
 
     # ---- gradients -------------------------------------------------------------------------------------------------
 
@@ -331,10 +320,6 @@ class EventArgs:
     def norm_before_clipping(self) -> torch.Tensor | float | None:
         """Return this step's global norm if something clipped, still on the device if nothing read it; else None."""
         return self._norm.compute() if self._clipped_at == self._norm_at == self.step else None
-
-    def keep_gradients(self) -> None:
-        """Keep the gradient tensors after zero_grad, in case a hook reads their norm."""
-        self.norm_of_step()
 
     def take_gradients(self) -> None:
         """Clear the gradients as zero_grad does, and keep the tensors in case a hook reads their norm."""
@@ -444,14 +429,14 @@ class LazyStepContext(StepContext):
     def complete(self) -> None:
         """Compute both numbers on their device, and release graph and gradients: a hook keeps this context."""
         self._norm.compute()
-        self._loss = _weighted_mean(self._loss) if isinstance(self._loss, list) else self._loss.detach()
+        self._loss = weighted_mean(self._loss) if isinstance(self._loss, list) else self._loss.detach()
         self._args = None  # after `_loss`, because another thread may be reading
 
     @cached_property
     def loss(self) -> float:  # type: ignore[override]
         source, args = self._loss, self._args
         if isinstance(source, list):
-            return float(_weighted_mean(source))
+            return float(weighted_mean(source))
         return float(source) if args is None else args.read_loss(source)
 
     @cached_property
@@ -470,7 +455,8 @@ def _plain(context: object) -> object:
     return copy(context) if isinstance(context, LazyStepContext) else context
 
 
-def _weighted_mean(parts: Sequence[MicroBatch]) -> torch.Tensor:
+def weighted_mean(parts: Sequence[MicroBatch]) -> torch.Tensor:
+    """Return the mean loss of micro-batches by their weights, on its device."""
     counted = [part for part in parts if part.weight]  # the loss of a micro-batch without weight may be NaN
     total = sum(part.weight for part in counted)
     return torch.stack([part.loss * (part.weight / total) for part in counted]).sum()

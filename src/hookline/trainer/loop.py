@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import islice
+from math import isfinite
 from time import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,14 @@ from torch import Tensor
 from hookline._tensors import count_samples
 from hookline.core.costs import CostMonitor
 from hookline.core.dispatch import Dispatch
+from hookline.core.failures import logger
 from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
 from hookline.gradients.local_storage import multiply_
 from hookline.trainer.data.epoch_batches import MixedBatches, SequentialBatches, epoch_batches
 from hookline.trainer.data.loaders import TrainLoaders, why_empty
 from hookline.trainer.epoch_stats import EpochStats, detached_copy
+from hookline.trainer.event_args import weighted_mean
 from hookline.trainer.parameters import group_sizes, unowned_parameters
 from hookline.trainer.step_fn import LOSS_SOURCES, count_loss_terms, count_tokens, loss_and_metrics
 
@@ -46,6 +49,7 @@ def steps_of_run(trainer: Trainer, run: AbstractContextManager[SignalHandler]) -
             epoch = [loop.begin_epoch(trainer.train_loaders)]
             signals.hold_worker_errors()
             all_read = yield from micro_batches(loop, epoch)
+            loop.check_batches(all_read)
             if all_read or loop.is_last_of_epoch:
                 loop.end_epoch()
 
@@ -73,6 +77,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
     # with them, beyond on_train_end.
     for batch in epoch.pop():
         # ---- the position of the run, and the hooks that are due
+        loop.reading = False
         if plain or loop.in_window == 0:
             progress.step += 1
         progress.batch_idx += 1
@@ -113,6 +118,7 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
                 handler(args)
                 if table.metric_readers:
                     loop.log_added_metrics()
+            loop.reading = True
             yield detached
             continue
 
@@ -163,21 +169,26 @@ def micro_batches(loop: Loop, epoch: list[Iterable[Any]]) -> Generator[Tensor, N
         # ---- the step is over: its metrics, and now and then a boundary
         loop.in_window = 0
         progress.steps_done, loop.stepped = step, None
+        now = time()
         if plain:
-            unrecorded.append((step, progress.epoch, "train/loss", detached, time()))
+            number: Tensor | float = detached
+            if detached.is_cpu:  # reading it waits for nothing, and sharing the hooks' read would cost more than item()
+                number = detached.item()
+                if not isfinite(number):
+                    loop.request_flush()
+            unrecorded.append((step, progress.epoch, "train/loss", number, now))
         if args.step_metrics or not plain:
             loop.log_step_metrics()
         if handler := slots.on_step_end:
             handler(args)
             if table.norm_readers:
                 args.release_gradients()
-        if step >= loop.next_boundary:
+        if step >= loop.next_boundary or now >= loop.flush_by:
             loop.boundary()
+        loop.reading = True
         yield detached
         if loop.over:
             return False
-
-    loop.check_end_of_loaders()
     return True
 
 
@@ -218,11 +229,13 @@ class Loop:
         self._settled_at = 0  # the last step of which `after_optimizers` ran
         self.bare_loss = False  # whether the step returns the loss as a 0-dim tensor; known after the first batch
         self.unrecorded: list[tuple[int, int, str, Any, float]] = []
-        step = self.progress.step
-        self._flushed, self._flushed_step, self._flush_at = time(), step, step + FLUSH_STEPS
+        # The record is written after this step, or after the first that ends at this time.
+        self._flush_at, self.flush_by = self.progress.step + FLUSH_STEPS, time() + FLUSH_SECONDS
         self._costs = CostMonitor(trainer, trainer.options.warn_above)
         self.next_boundary = 0  # the next step after which `boundary` runs; 0: after this step
         self.over = False  # a stop was requested, or the last step is done
+        self.reading = False  # whether the next batch is being read: an error is then the loader's
+        self._uncounted = 0  # steps in which nothing had a weight
 
     # ---- epochs ----------------------------------------------------------------------------------------------------
 
@@ -241,6 +254,7 @@ class Loop:
             iterator = batches.start()
             progress.position = batches.start_position  # states are read when a checkpoint needs them
         self.hooks.replan()
+        self.reading = True
         # Cut off where the end is certain: asking for one more batch would move the random streams of some loaders.
         return iterator if batches.length is None else islice(iterator, batches.length - batches.offset)
 
@@ -252,32 +266,43 @@ class Loop:
 
     def has_more_batches(self) -> bool:
         """Return whether a batch of this epoch follows; the next one is read if that is the only way to know."""
-        return self.batches is None or self.batches.has_more(self.progress.batch_idx + 1)
+        if self.batches is None:
+            return True
+        self.reading = True
+        has_more = self.batches.has_more(self.progress.batch_idx + 1)
+        self.reading = False
+        return has_more
 
     @property
     def is_in_step(self) -> bool:
         """Whether a step has begun and is not over."""
         return self.stepped is not None or self.progress.step != self.progress.steps_done
 
-    def check_end_of_loaders(self) -> None:
-        """Raise TrainingError if the loaders gave no batch, or ended in the middle of a window."""
-        batches, read = self.batches, self.progress.batch_idx + 1
+    def check_batches(self, all_read: bool) -> None:
+        """Raise TrainingError if the loaders gave no batch, ended in the middle of a window, or nothing counted."""
+        batches, read, self.reading = self.batches, self.progress.batch_idx + 1, False
         if batches is not None and not read:
             raise TrainingError(f"the training loader gave no batches{why_empty(self.trainer.train_loaders)}")
-        if self.in_window and batches is not None:
+        if self.in_window and batches is not None and all_read:
             raise TrainingError(
                 f"the training loader promised {batches.length} batches and gave {read}, which leaves "
                 f"{self.in_window} micro-batches of a window of {self.accumulate} without their step"
             )
+        if self._uncounted and self._uncounted == self.progress.steps_done and self.status.stop_reason is None:
+            raise TrainingError(f"the run has trained nothing: {self._why_uncounted()}")
 
     def end_epoch(self) -> None:
-        """Validate if due, fire on_epoch_end, then save; the position in that checkpoint is the next epoch's start."""
-        trainer = self.trainer
+        """Validate if due, fire on_epoch_end, then save; the position in that checkpoint is the next epoch's start.
+
+        Schedulers step after the validation: a run that resumes after a failed one repeats the end of the epoch.
+        """
+        trainer, is_due = self.trainer, self.validate_epochs and (self.progress.epoch + 1) % self.validate_epochs == 0
+        metrics = trainer.validate() if is_due else None
         if self.options.scheduler_interval == "epoch":
             trainer.step_schedulers()
-        if self.validate_epochs and (self.progress.epoch + 1) % self.validate_epochs == 0:
-            trainer.step_plateau_schedulers(trainer.validate())
-        self.record_non_finite_losses(self.stats.take_non_finite())
+        if metrics is not None:
+            trainer.step_plateau_schedulers(metrics)
+        self.record_non_finite_losses()
         for name, mean in self.stats.means().items():
             trainer.log(name, mean)
         if handler := self.slots.on_epoch_end:
@@ -286,10 +311,10 @@ class Loop:
         self.flush()
         trainer.checkpointer.save_requested()
 
-    def record_non_finite_losses(self, count: int) -> None:
-        """Record how many losses of an epoch were NaN or infinite."""
-        self.status.count_non_finite_losses(count)
-        if count:
+    def record_non_finite_losses(self) -> None:
+        """Record how many losses were NaN or infinite since the last call; waits for the device."""
+        if count := self.stats.take_non_finite():
+            self.status.count("non_finite_losses", count)
             self.record.event("non_finite_losses", self.progress.step, epoch=self.progress.epoch, count=count)
 
     def position(self) -> dict[str, Any] | None:
@@ -392,18 +417,21 @@ class Loop:
     def skip_uncounted(self) -> None:
         """Skip a step in which nothing has a weight, for instance because all its labels are ignored.
 
-        Raises:
-            TrainingError: If this is the first step of the run: then the batches are probably not understood.
+        If this is the run's first step, the batches may not be understood: there is a warning, and the run fails if it
+        ends like that.
         """
         if not self.progress.steps_done:
-            raise TrainingError(
-                f"loss_weight={self.options.loss_weight!r}: nothing was counted in the first step's batches, so it "
-                "would train nothing; tokens are labels that are not ignored ('labels' of a dict, the second item of a "
-                "tuple), else ones in 'attention_mask', else elements of 'input_ids' or of an integer tensor; for "
-                "other batches give count_tokens="
-            )
+            logger.warning("step %d is skipped: %s", self.progress.step, self._why_uncounted())
+        self._uncounted += 1
         self.args.window = self.args.window[-1:]  # several without a weight have no mean
         self.trainer.skip_step(f"no {self.options.loss_weight.removesuffix('s')} counts")
+
+    def _why_uncounted(self) -> str:
+        return (
+            f"loss_weight={self.options.loss_weight!r}: nothing was counted in its batches; tokens are labels that are "
+            "not ignored ('labels' of a dict, the second item of a tuple), else ones in 'attention_mask', else "
+            "elements of 'input_ids' or of an integer tensor; for other batches give count_tokens="
+        )
 
     def update(self, handler: Dispatch) -> None:
         """Run the update chain unless the step is skipped; if it clips, record the norm before clipping."""
@@ -438,7 +466,7 @@ class Loop:
         self.find_new_parameters()
         if self._plain_zero_grad and not self.table.gradient_writers:
             return True
-        self.args.keep_gradients()
+        self.args.norm_of_step()
         return False
 
     def step_or_skip(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -463,13 +491,12 @@ class Loop:
         self.engine.end_step()
         if self.by_loader and self.batches is not None:
             # `train/<loader>/loss` is the step's loss for each loader that had micro-batches in it.
-            for name, loss in self.args.losses_by_loader().items() if self.has_weight else ():
-                self.unrecorded.append((progress.step, progress.epoch, f"train/{name}/loss", loss, time()))
-                self.stats.set_latest(progress.step, f"train/{name}/loss", loss)
-            parts = self.args.window
-            counted = [(part.loader, part.loss) for part in parts if part.weight] if parts else self.args.micro_losses()
-            for name, loss in counted:
-                self.stats.add(f"train/{name}/loss", loss)
+            for loader, parts in self.args.parts_by_loader().items():
+                name, loss = f"train/{loader}/loss", weighted_mean(parts)
+                self.unrecorded.append((progress.step, progress.epoch, name, loss, time()))
+                self.stats.set_latest(progress.step, name, loss)
+                for part in parts:
+                    self.stats.add(name, part.loss)
         self.note_rate()
         if self.schedules:
             self.unrecorded.append((progress.step, progress.epoch, "train/lr", self.args.used_lr, time()))
@@ -486,18 +513,16 @@ class Loop:
         if self.args.used_lr is None:
             self.args.used_lr = self.trainer.lr
 
-    @property
-    def has_weight(self) -> bool:
-        """Whether anything counted in this step; its loss may be NaN if not."""
-        return self.plain or any(part.weight for part in self.args.window)
-
     def log_step_metrics(self) -> None:
         """Record the loss of a window, and what step_fn returned beside the loss."""
-        if not self.has_weight:
-            return
         if not self.plain:
-            progress = self.progress
-            self.unrecorded.append((progress.step, progress.epoch, "train/loss", self.args.window_tensor(), time()))
+            if not any(part.weight for part in self.args.window):  # the mean of nothing may be NaN
+                return
+            progress, loss = self.progress, self.args.window_tensor()
+            number = loss.item() if loss.is_cpu else loss
+            self.unrecorded.append((progress.step, progress.epoch, "train/loss", number, time()))
+            if isinstance(number, float) and not isfinite(number):
+                self.request_flush()
         for key, value in self.args.step_means().items():
             self.trainer.log(f"train/{key}", value)
             self.stats.set_latest(self.progress.step, f"train/{key}", value)
@@ -508,12 +533,16 @@ class Loop:
         """Run `boundary` after the current step. A signal handler calls this, so it only assigns."""
         self.next_boundary = 0
 
+    def request_flush(self) -> None:
+        """Write the record after the current step, which announces a loss that is not finite."""
+        self._flush_at = self.next_boundary = 0
+
     def boundary(self) -> None:
         """Do what is due after this step: write the record, validate, save, end the run."""
         trainer, step = self.trainer, self.progress.step
         self.args.release_gradients()  # on_step_end released them unless the hook that asked for them has gone
         trainer.checkpointer.poll()
-        if step >= self._flush_at:
+        if step >= self._flush_at or time() >= self.flush_by:
             self.flush()
         if self.validate_steps and step % self.validate_steps == 0:
             trainer.step_plateau_schedulers(trainer.validate())
@@ -528,18 +557,16 @@ class Loop:
         self.over = self.finished()  # last: a signal that arrives in between has set next_boundary back
         # A run that was asked to stop reads no more: after a signal its loader's workers may be gone.
         if self.over and self.batches is not None and self.status.stop_reason is None:
+            self.reading = True
             self.batches.stop(self.progress.batch_idx + 1)
 
     def flush(self) -> None:
-        """Write what was recorded, without waiting for a device; the next time is in about two seconds."""
+        """Write what was recorded, without waiting for a device."""
         self.write_unrecorded()
         self.record.flush()
         self.stats.fold()
         self._costs.check()
-        now, step = time(), self.progress.step
-        rate = (step - self._flushed_step) / max(now - self._flushed, 1e-6)
-        self._flushed, self._flushed_step = now, step
-        self._flush_at = step + max(1, min(FLUSH_STEPS, int(rate * FLUSH_SECONDS)))
+        self._flush_at, self.flush_by = self.progress.step + FLUSH_STEPS, time() + FLUSH_SECONDS
 
     def write_unrecorded(self) -> None:
         """Pass the metrics of the last steps to the record."""

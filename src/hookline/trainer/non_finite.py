@@ -1,28 +1,41 @@
-"""Notice NaN and infinity without waiting for the device: the first bad loss, and bad weights when the run ends."""
+"""Notice NaN and infinity without waiting for a device: bad losses, and bad weights when the run ends."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hookline.core.failures import logger
 from hookline.gradients.local_storage import local_tensor
+
+if TYPE_CHECKING:
+    from hookline.trainer.trainer import Trainer
 
 
 class LossWatch:
-    """A sink of the run's record, where losses arrive on the host anyway: reports the first that is not finite."""
+    """A sink of the run's record, where losses arrive on the host anyway: announces the first that is not finite.
 
-    def __init__(self, report: Callable[[float, int], None]) -> None:
-        self._report = report
+    Where reading a loss waits for nothing, the loop writes the record at once after the step of such a loss. Losses on
+    a device are written by the clock.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self._announced = trainer, False
 
     def write_metrics(self, rows: Sequence[dict[str, Any]], /) -> None:
         """Look at the losses of the last steps."""
-        for row in rows:
-            if not math.isfinite(loss := row.get("train/loss", 0.0)):
-                self._report(loss, row["step"])
-                return
+        bad = (row for row in rows if not math.isfinite(row.get("train/loss", 0.0)))
+        if self._announced or (row := next(bad, None)) is None:
+            return
+        trainer, step, loss, self._announced = self._trainer, row["step"], row["train/loss"], True
+        is_known = step == trainer.step and len(trainer.window()) <= 1
+        trainer.note("non_finite_loss", step, batch_idx=trainer.progress.batch_idx if is_known else None, value=loss)
+        if not {"nan_forensics", "debug_training"} & set(trainer.hooks):  # these say more, at the same step
+            words = "step %d: the loss is %s; to find the module it comes from: %s"
+            logger.warning(words, step, loss, trainer.find_nan_by)
 
     def write_layers(self, rows: Sequence[Any], /) -> None:
         """Do nothing."""
@@ -41,10 +54,7 @@ def non_finite_parameters(parameters: Mapping[str, torch.Tensor]) -> list[str]:
                 flags.setdefault(local.device, {})[name] = torch.isfinite(local).all()
             except (RuntimeError, NotImplementedError):  # torch cannot tell for this dtype
                 continue
-        found = {name for one in flags.values() for name, ok in zip(one, _read(one), strict=True) if not ok}
-    return [name for name in parameters if name in found]
-
-
-def _read(flags: Mapping[str, torch.Tensor]) -> list[bool]:
-    found: list[bool] = torch.stack(list(flags.values())).tolist()
-    return found
+        finite: dict[str, bool] = {}
+        for some in flags.values():
+            finite.update(zip(some, torch.stack([*some.values()]).tolist(), strict=True))
+    return [name for name in parameters if not finite.get(name, True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 from bdb import BdbQuit
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from traceback import walk_tb
@@ -22,13 +22,7 @@ from hookline.core.failures import Incident, hook_notes
 from hookline.errors import ConfigError, TrainingError, error_text, nearest
 from hookline.record.redaction import redact_text, redacted_log
 from hookline.record.strict_json import field_values
-from hookline.trainer.checkpointing import (
-    has_no_checkpoint_yet,
-    lineage_of,
-    load_weights,
-    pending_stop,
-    run_directory,
-)
+from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, load_weights, pending_stop, run_directory
 from hookline.trainer.data.loader_state import resume_warnings
 from hookline.trainer.data.loaders import epoch_length
 from hookline.trainer.non_finite import LossWatch, non_finite_parameters
@@ -41,7 +35,6 @@ if TYPE_CHECKING:
     from hookline.trainer.trainer import Trainer
 
 Result = TypeVar("Result")
-TRAIN_READERS = ("hookline.trainer.loop", "hookline.trainer.data.epoch_batches")  # modules that read training batches
 
 
 @contextmanager
@@ -58,7 +51,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
     _begin(trainer, resume, fork)
     # From here on everything is recorded.
     stop_recording_incidents = trainer.hooks.failures.subscribe(partial(_record_incident, trainer))
-    watch = trainer.record.add_sink(LossWatch(trainer.report_non_finite_loss))
+    watch = trainer.record.add_sink(LossWatch(trainer))
     outcome, reason = "completed", None
     saves = trainer.checkpoint_dir is not None and not trainer.options.fast_dev_run
     with SignalHandler(trainer.stop_on_signal, trainer.options.console, saves) as signals, redacted_log():
@@ -80,7 +73,8 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                 except Exception as failed:
                     if signals.worker_error is not None:  # it says why the worker died
                         failed.add_note(error_text(signals.worker_error))
-                    if signals.caught is None or not _is_of_train_loader(failed):
+                    # A loader that a validation or a hook reads is another matter: weights may be exchanged.
+                    if signals.caught is None or not trainer.loop.reading:
                         raise
                     _leave_loader(trainer, failed)
                 _save_last_step(trainer)
@@ -265,18 +259,6 @@ def _is_of_loader(error: BaseException) -> bool:
     return any(name.startswith("torch.utils.data.") for name in modules)
 
 
-def _is_of_train_loader(error: Exception) -> bool:
-    """Return whether an exception was raised while a DataLoader was read for training batches.
-
-    One that is read by a validation or a hook is another matter: weights may be exchanged, and a half-done end of an
-    epoch would be repeated by a run that resumes there. Nothing is saved then.
-    """
-    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
-    first = next((at for at, name in enumerate(modules) if name.startswith("torch.utils.data.")), 0)
-    ours = [name for name in modules[:first] if name.startswith("hookline.")]
-    return bool(ours) and ours[-1] in TRAIN_READERS
-
-
 def _leave_loader(trainer: Trainer, error: Exception) -> None:
     """End a run that a signal has stopped without the batches that its loader can no longer give.
 
@@ -294,11 +276,8 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     args, hooks, loop = trainer.event_args, trainer.hooks, trainer.loop
     bad_weights = _bad_weights(trainer) if outcome in ("completed", "stopped") else ""
     args.end_run(bad_weights or reason or outcome)
-    try:
-        non_finite = loop.stats.take_non_finite()
-    except Exception:  # the device is gone; the failure itself is recorded
-        non_finite = 0
-    loop.record_non_finite_losses(non_finite)
+    with suppress(Exception):  # the device may be gone; the failure itself is recorded
+        loop.record_non_finite_losses()
     failure = _first_failure(partial(handler, args) if (handler := hooks.slots.on_train_end) else None, hooks.close)
     if failure is not None and outcome in ("completed", "stopped"):
         outcome, reason = outcome_of(failure), _describe_error(failure)
@@ -384,14 +363,8 @@ def _record_incident(trainer: Trainer, incident: Incident) -> None:
     if incident.kind == "failed":
         trainer.run_status.count("hook_failures")
     error = None if incident.error is None else error_text(incident.error)
-    trainer.record.event(
-        f"hook_{incident.kind}",
-        incident.step,
-        hook=incident.hook,
-        on=incident.event,
-        message=incident.message,
-        error=error,
-    )
+    what = {"hook": incident.hook, "on": incident.event, "message": incident.message, "error": error}
+    trainer.record.event(f"hook_{incident.kind}", incident.step, **what)
 
 
 def opening_line(trainer: Trainer) -> str:
@@ -416,9 +389,8 @@ def opening_line(trainer: Trainer) -> str:
 def closing_line(trainer: Trainer, outcome: str, reason: str | None) -> str:
     """Return the line that is printed after the run: outcome, duration, and everything that went wrong."""
     count = _counters(trainer)
-    why = (
-        f" ({redact_text(reason.removeprefix('stopped '))})" if reason else ""
-    )  # the text of an exception may quote a secret
+    # The text of an exception may quote a secret.
+    why = f" ({redact_text(reason.removeprefix('stopped '))})" if reason else ""
     named = outcome.replace("non_finite", "non-finite weights")
     words = [f"{named}{why}: {_counted(count['step'], 'step')} in {count['seconds']:.1f} s"]
     for key, noun in (

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from time import monotonic
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-SIGNAL = "signal"  # in place of a hook's name
-Count = Literal["skipped_steps", "failed_saves", "lr_changes", "hook_failures"]
+SIGNAL = "signal"
+Count = Literal["skipped_steps", "non_finite_losses", "failed_saves", "lr_changes", "hook_failures"]
 
 
 class Progress:
@@ -104,6 +104,13 @@ class Progress:
         self._seconds_before, self.position = state["seconds"], position
 
 
+class Stop(NamedTuple):
+    """A request to end the run, and the hook that made it; `SIGNAL` stands in place of a hook's name."""
+
+    reason: str
+    by: str | None
+
+
 class RunStatus:
     """Whether the run is in progress, how it ends, and what went wrong in it."""
 
@@ -113,9 +120,7 @@ class RunStatus:
         self.status = "training"
         self.running = False
         self.run_ended = False  # a run has ended and nothing has begun since
-        self.stop_reason: str | None = None
-        self.stopped_by: str | None = None
-        self.lasting_stop: tuple[str, str | None] | None = None  # reason and hook of a stop that is not a signal's
+        self.stops: list[Stop] = []  # those that were requested, in their order
         self.loaded_stop: Mapping[str, Any] | None = None  # the stop that the loaded checkpoint was saved with
         self.skipped_steps = self.non_finite_losses = self.failed_saves = self.lr_changes = self.hook_failures = 0
         self._reported: set[str] = set()
@@ -123,8 +128,7 @@ class RunStatus:
     def begin(self) -> None:
         """Begin a run."""
         self.running, self.run_ended, self.status = True, False, "training"
-        self.stop_reason = self.stopped_by = self.lasting_stop = self.loaded_stop = None
-        self._reported.discard("first_non_finite_loss")
+        self.stops, self.loaded_stop = [], None
 
     def close(self, failed: bool) -> None:
         """Note that the last step is done, or that an exception ends the run; the closing events come next."""
@@ -143,25 +147,24 @@ class RunStatus:
         finally:
             self.running = False
 
-    def request_stop(self, reason: str, by: str | None) -> None:
-        """Store why the run stops, and which hook said so; the first reason counts."""
-        if self.stop_reason is None:
-            self.stop_reason, self.stopped_by = reason, by
-        if self.lasting_stop is None and by != SIGNAL:  # a signal ends this attempt, any other stop the run
-            self.lasting_stop = reason, by
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run stops; the first reason counts."""
+        return self.stops[0].reason if self.stops else None
 
-    def count(self, what: Count) -> None:
-        """Count one more."""
-        setattr(self, what, getattr(self, what) + 1)
+    @property
+    def stopped_by(self) -> str | None:
+        """The hook that asked for it, or `SIGNAL`."""
+        return self.stops[0].by if self.stops else None
 
-    def count_non_finite_losses(self, count: int) -> None:
-        """Count the non-finite losses of an epoch; the next one is reported again."""
-        self.non_finite_losses += count
-        self._reported.discard("non_finite_loss")
+    @property
+    def lasting_stop(self) -> Stop | None:
+        """The stop that ends the run: a signal ends only this attempt."""
+        return next((stop for stop in self.stops if stop.by != SIGNAL), None)
 
-    def was_reported(self, what: str) -> bool:
-        """Return whether something was reported already."""
-        return what in self._reported
+    def count(self, what: Count, more: int = 1) -> None:
+        """Count one more, or several."""
+        setattr(self, what, getattr(self, what) + more)
 
     def first_time(self, what: str) -> bool:
         """Return True the first time something is to be reported."""

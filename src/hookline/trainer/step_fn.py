@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeGuard
 
 import torch
@@ -30,10 +31,6 @@ def make_step(model: Any, step_fn: StepFunction | None, loss_fn: Callable[..., A
         A function from a batch to a loss, or to a result that contains one.
     """
 
-    def with_step_fn(batch: Any) -> Any:
-        assert step_fn is not None
-        return step_fn(model, batch)
-
     def with_loss_fn(batch: Any) -> Any:
         assert loss_fn is not None
         if isinstance(batch, (tuple, list)):  # first, because isinstance(…, Mapping) is slow
@@ -49,7 +46,9 @@ def make_step(model: Any, step_fn: StepFunction | None, loss_fn: Callable[..., A
             error.add_note(f"every item of the batch went into the model, because there is no loss_fn; {LOSS_SOURCES}")
             raise
 
-    return with_step_fn if step_fn is not None else with_loss_fn if loss_fn is not None else model_only
+    if step_fn is not None:
+        return partial(step_fn, model)
+    return model_only if loss_fn is None else with_loss_fn
 
 
 def loss_and_metrics(result: Any) -> tuple[torch.Tensor, dict[str, Any]]:

@@ -31,9 +31,9 @@ from hookline.trainer.options import TrainerOptions
 from hookline.trainer.parameters import trained_parameters
 from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
 from hookline.trainer.run import keep_stop_iteration, run_context, unfinished_steppers
-from hookline.trainer.run_state import SIGNAL, Progress, RunStatus
+from hookline.trainer.run_state import SIGNAL, Progress, RunStatus, Stop
 from hookline.trainer.step_fn import StepFunction, count_tokens, loss_and_metrics, make_step
-from hookline.trainer.validation import check_metrics, eval_mode, validate
+from hookline.trainer.validation import check_metrics, eval_batches, validate
 
 if TYPE_CHECKING:
     from hookline.activations.manager import HookManager
@@ -202,8 +202,7 @@ class Trainer:
     def predict(self, loaders: Loaders) -> list[Any]:
         """Return the model's outputs for every batch, in eval mode; of a tuple batch the first item is the input."""
         outputs = []
-        preserved = self.event_args.preserve_train_batch("inference")
-        with preserved, preserve_rng(), eval_mode(self.model), self.hooks.attached(), self.engine.autocast():
+        with eval_batches(self, "inference"), self.hooks.attached(), self.engine.autocast():
             for loader in named_loaders(loaders, "predict").values():
                 for batch in loader:
                     placed = self.engine.place(batch)
@@ -218,8 +217,7 @@ class Trainer:
         >>> with trainer.inference() as model:
         ...     model(batch)
         """
-        preserved = self.event_args.preserve_train_batch("inference")
-        with preserved, preserve_rng(), eval_mode(self.model), self.hooks.silenced(), self.engine.autocast():
+        with eval_batches(self, "inference"), self.hooks.silenced(), self.engine.autocast():
             yield self.model
 
     def random_state(self) -> dict[str, Any]:
@@ -543,28 +541,6 @@ class Trainer:
         if self.running:
             self.record.event(kind, self.progress.step if step is None else step, **fields)
 
-    def report_non_finite_loss(self, value: float, step: int | None = None) -> None:
-        """Record the first non-finite loss that is read in an epoch, and warn of the first of the run.
-
-        Args:
-            value: The loss.
-            step: The step it belongs to, if it was read later; by default the current one.
-        """
-        if step is None and self.event_args.phase != "train":
-            return
-        if step is None and self.running and not self.run_status.was_reported("first_non_finite_loss"):
-            self.loop.write_unrecorded()  # an earlier loss that nobody has read may be the first one
-            self.record.flush(wait=True)
-        is_first = self.run_status.first_time("first_non_finite_loss")
-        if step is None and self.run_status.first_time("non_finite_loss"):
-            self.note("non_finite_loss", batch_idx=self.progress.batch_idx, value=value)
-        elif step is not None and is_first:
-            self.note("non_finite_loss", step, batch_idx=None, value=value)
-        # These hooks say more, at the same step.
-        if is_first and self.running and not {"nan_forensics", "debug_training"} & set(self.hooks):
-            at = self.progress.step if step is None else step
-            logger.warning("step %d: the loss is %s; to find the module it comes from: %s", at, value, self.find_nan_by)
-
     # ---- control -----------------------------------------------------------------------------------------------------
 
     def request_boundary(self) -> None:
@@ -576,12 +552,12 @@ class Trainer:
         """End the run in order once the current step is complete; the first reason counts."""
         by = by or self.hooks.calling_hook()
         self.note("stop_requested", reason=reason, by=by)
-        self.run_status.request_stop(reason, by)
+        self.run_status.stops.append(Stop(reason, by))
         self.request_boundary()
 
     def stop_on_signal(self, name: str) -> None:
         """Save and end the run. A signal handler calls this, so it only assigns."""
-        self.run_status.request_stop(name, SIGNAL)
+        self.run_status.stops.append(Stop(name, SIGNAL))
         if self.checkpoint_dir is not None:
             self.checkpointer.request_unless_saved()
         self.request_boundary()

@@ -47,6 +47,18 @@ def eval_mode(model: torch.nn.Module) -> Iterator[None]:
             module.training = training
 
 
+@contextmanager
+def eval_batches(trainer: Trainer, phase: str) -> Iterator[None]:
+    """Run other batches than the training batch, in eval mode; its arguments and random streams are preserved.
+
+    Args:
+        trainer: The trainer.
+        phase: What hooks see as `phase` inside the block.
+    """
+    with trainer.event_args.preserve_train_batch(phase), preserve_rng(), eval_mode(trainer.model):
+        yield
+
+
 def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int | None) -> dict[str, float]:
     """Run one validation with its events.
 
@@ -63,13 +75,7 @@ def validate(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], limit: int 
     """
     args, slots = trainer.event_args, trainer.hooks.slots
     order = preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
-    with (
-        args.validation(trainer.hooks.calling_hook()),
-        args.preserve_train_batch("validation"),
-        preserve_rng(),
-        order,
-        eval_mode(trainer.model),
-    ):
+    with args.validation(trainer.hooks.calling_hook()), eval_batches(trainer, "validation"), order:
         if handler := slots.on_validation_start:
             handler(args)
         metrics = _measure(trainer, loaders, limit, slots)
@@ -97,7 +103,7 @@ def sanity_check(trainer: Trainer, loaders: Mapping[str, Iterable[Any]], batches
         return None
     args, hooks = trainer.event_args, trainer.hooks
     slots, order = EventSlots(), preserve_parts(trainer.train_loaders, loaders, (torch.Generator, ResumableSampler))
-    with args.preserve_train_batch("validation"), preserve_rng(), order, eval_mode(trainer.model), hooks.silenced():
+    with eval_batches(trainer, "validation"), order, hooks.silenced():
         for event in map(find_event, SANITY_EVENTS):
             bound = [one for one in hooks.listeners(event, due=None) if getattr(one.owner, "hears_sanity_check", False)]
             setattr(slots, event.name, hooks.dispatch_table.compile(event, bound))

@@ -19,13 +19,7 @@ from hookline.trainer.data.loader_state import (
     restore_start,
     start_state,
 )
-from hookline.trainer.data.loaders import (
-    TrainLoaders,
-    known_length,
-    raise_no_batches,
-    smallest,
-    trusted_length,
-)
+from hookline.trainer.data.loaders import TrainLoaders, known_length, raise_no_batches, smallest, trusted_length
 from hookline.trainer.rng import preserve_rng, restore_rng, rng_state
 
 OnLoader = Callable[[int, str], None]  # index and name of the loader that the next batch comes from
