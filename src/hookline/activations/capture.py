@@ -153,12 +153,7 @@ class Capture(ForwardHook):
         with_inputs, with_output = "input" in self._parts, "output" in self._parts
         calls, add, limit = self._calls, self._store.add, self.max_captured_states
         calls.setdefault(name, itertools.count(1))  # `next` is atomic: no two threads get one number
-
-        def copy(tensor: Tensor) -> Tensor | None:
-            view = copy_on_write(tensor)
-            if view is None:
-                self._pass_over(name, tensor)
-            return view
+        copy = partial(self._copy, name)
 
         def capture(inputs: Any, kwargs: Any, output: Any) -> None:
             if with_inputs:
@@ -175,6 +170,12 @@ class Capture(ForwardHook):
             add(CapturedState(source, next(calls[name]), run.step, run.phase, (inputs, kwargs, output)), limit)
 
         return capture
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor | None:
+        view = copy_on_write(tensor)
+        if view is None:
+            self._pass_over(name, tensor)
+        return view
 
     def _convert_and_add(
         self, name: str, module: torch.nn.Module, step: int, phase: str, values: tuple[Any, Any, Any]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
@@ -40,7 +40,6 @@ class CapturedState:
         call: Which call of the module since the hook was registered, from 1.
         step: The optimizer step of the call.
         phase: ``"train"``, ``"validation"`` or ``"inference"``.
-        thread: The name of the thread that ran the module.
     """
 
     storages: Sequence[tuple[int, int]] = ()  # address and bytes of what a memory limit counts for it
@@ -56,9 +55,12 @@ class CapturedState:
         copies: Sequence[HostCopy] = (),
     ) -> None:
         # A state is made for every call of every captured module, so it computes nothing that can wait.
-        self.source, self.call, self.step, self.phase = source, call, step, phase
-        self.thread = threading.current_thread().name
-        self.time = time.monotonic()
+        self.source = source
+        self.call = call
+        self.step = step
+        self.phase = phase
+        self._thread = threading.current_thread()
+        self.time = monotonic()
         # Inputs, keyword inputs and output. States may share tensors, so readers get views of them instead.
         self._values = values
         self._copies = copies  # to the host, which may still be in progress
@@ -77,6 +79,11 @@ class CapturedState:
     def layer_idx(self) -> int | None:
         """The number that was given for the module."""
         return self.source.layer_idx
+
+    @property
+    def thread(self) -> str:
+        """The name of the thread that ran the module."""
+        return self._thread.name
 
     @property
     def inputs(self) -> Any:
@@ -210,7 +217,7 @@ class CaptureStore:
 
     def sweep(self) -> None:
         """Drop states that are too old, and states of modules that no longer exist."""
-        now = time.monotonic()
+        now = monotonic()
         with self._lock:
             for states in self._states.values():
                 for state in list(states):

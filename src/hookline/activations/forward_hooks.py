@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,15 @@ import torch
 from hookline._tensors import iter_tensors, kind_of, map_tensors, num_bytes, tensor_version
 from hookline.activations.compile import detection
 from hookline.activations.cow_views import copy_on_write
-from hookline.activations.hooked_modules import NO_BACKWARD, HookedModule, Measured, backward_id, select_modules
+from hookline.activations.hooked_modules import (
+    ATTACHED,
+    MEASURED,
+    NO_BACKWARD,
+    HookedModule,
+    Measured,
+    backward_id,
+    select_modules,
+)
 from hookline.core.base import Hook
 from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, first_raised, invoke
@@ -163,7 +172,8 @@ class ForwardDispatcher:
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._hooked: weakref.WeakKeyDictionary[torch.nn.Module, HookedModule] = weakref.WeakKeyDictionary()
         self._selected: dict[str, tuple[Entry, dict[HookedModule, str]]] = {}  # By hook; the modules with their names.
-        self._attached: dict[int, tuple[Entry, dict[HookedModule, str]]] = {}  # What torch hooks are attached for.
+        # What torch hooks are attached for, by the entry's identity: its modules, and what it needs of them.
+        self._attached: dict[int, tuple[Entry, dict[HookedModule, str], set[str]]] = {}
         self._interrupted: dict[HookedModule, None] = {}  # Modules whose torch hooks may not be what they are to be.
         self._until_cleanup = registry.cleanup_interval
         self._silent_threads: list[int] = []  # Once for each `silenced` block that a thread is in.
@@ -199,8 +209,9 @@ class ForwardDispatcher:
         with self._lock:
             entries = self.registry.entries("forward")
             selected = [select_modules(entry, model) for entry in entries]  # Raises before anything has changed.
-            if for_trainer:
+            if for_trainer and self._owner is not None:
                 self._owner = None
+                weakref.finalize(self.registry.slots, detach_all, self._hooked).atexit = False
             if self.model is not model or for_trainer:  # Torch hooks made before keep the manager alive.
                 self._update([])
                 self._hooked.clear()
@@ -260,40 +271,51 @@ class ForwardDispatcher:
             self._selected = {name: one for name, one in self._selected.items() if id(one[0]) in listed}
             if not entries:
                 self.detach()
-            elif not self._taken_off:
-                self._attach(entries, has_compiled)
+            elif self._taken_off:
+                pass
+            elif has_compiled:
+                from hookline.activations.compile.dynamo import enter_graphs, wanted_parts
 
-    def _attach(self, entries: Sequence[Entry], has_compiled: bool) -> None:
-        self._update([entry for entry in entries if (has_compiled and self.attached) or self.is_listening(entry)])
-        if has_compiled:
-            from hookline.activations.compile.dynamo import enter_graphs
+                enter_graphs(self, entries, self._update(entries if self.attached else [], wanted_parts))
+            else:
+                self._update([entry for entry in entries if self.is_listening(entry)])
+                if self.compilable:
+                    detection.prepare_before_compiling(self)
 
-            enter_graphs(self, entries)
-        elif self.compilable:
-            detection.prepare_before_compiling(self)
+    def _update(
+        self, entries: Sequence[Entry], wanted_parts: Callable[[Entry], set[str]] | None = None
+    ) -> Iterable[HookedModule]:
+        """Have torch hooks for these hooks and no others; only the modules of hooks that came or went are visited.
 
-    def _update(self, entries: Sequence[Entry]) -> None:
-        """Have torch hooks for these hooks and no others; only the modules of hooks that came or went are visited."""
-        # By identity: a name may belong to another hook by now, and a hook that is selected for again has another dict.
-        before, after = self._attached, {id(entry): (entry, self.selected_by(entry)) for entry in entries}
-        changed = self._interrupted.copy()
+        Args:
+            entries: The hooks.
+            wanted_parts: Returns what graphs pass to a hook, in a process that compiles.
+
+        Returns:
+            The modules that were visited.
+        """
+        before, after, changed = self._attached, {}, self._interrupted.copy()
+        for entry in entries:
+            needs = {ATTACHED, MEASURED} if measures_calls(entry) else {ATTACHED}
+            if wanted_parts is not None and self.is_listening(entry):
+                needs |= wanted_parts(entry)
+            after[id(entry)] = entry, self.selected_by(entry), needs
         try:
             for these, others, by in ((before, after, -1), (after, before, 1)):
-                for key, (entry, selected) in these.items():
-                    if key not in others or others[key][1] is not selected:
-                        measuring = by if measures_calls(entry) else 0
-                        for hooked in selected:
-                            hooked.hooks += by
-                            hooked.measuring_hooks += measuring
+                for key, (entry, selected, needs) in these.items():
+                    if key not in others or others[key] != (entry, selected, needs):
+                        for hooked, need in product(selected, needs):
+                            hooked.needs[need] += by
                         changed.update(dict.fromkeys(selected))
             for hooked in changed:
                 hooked.update(returns=not self.attached)
         except BaseException:  # Such as Ctrl-C: the next update counts from zero and visits every module.
             self._attached, self._interrupted = {}, dict.fromkeys(self.modules)
             for hooked in self._interrupted:
-                hooked.hooks = hooked.measuring_hooks = 0
+                hooked.needs.clear()
             raise
         self._attached, self._interrupted = after, {}
+        return changed
 
     def detach(self) -> None:
         """Remove the torch hooks from every module."""
@@ -435,6 +457,13 @@ class ForwardDispatcher:
             self._silent_threads.remove(thread)
 
 
+def detach_all(hooked: Mapping[torch.nn.Module, HookedModule]) -> None:
+    """Remove the torch hooks of a trainer that is gone."""
+    for one in list(hooked.values()):
+        one.detach()
+
+
 def measures_calls(entry: Entry) -> bool:
     """Return whether a hook names an argument that is measured from before the module runs."""
-    return any(name in entry.listeners["on_forward"].wanted for name in ("seconds", "memory"))
+    wanted = entry.listeners["on_forward"].wanted
+    return "seconds" in wanted or "memory" in wanted

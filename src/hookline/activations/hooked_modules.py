@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from time import perf_counter_ns
@@ -21,6 +21,7 @@ from hookline.core.entry import Entry
 from hookline.core.patterns import select
 from hookline.errors import HooklineError
 
+ATTACHED, MEASURED = "attached", "measured"  # What hooks need of a module, besides what graphs pass to them.
 OUTSIDE = "outside"  # The hooks of a module must be called outside of compiled graphs.
 MAX_NESTED_CALLS = 100
 _REMOVED = object()
@@ -56,9 +57,9 @@ class ForwardTorchHook(TorchHook):
 
     def __init__(self, hooked: HookedModule, slots: EventSlots, owner: Any) -> None:
         # Torch keeps this object alive as long as the module, so it keeps only `owner` alive: the manager, or None if a
-        # trainer has the manager. When that trainer is gone, so are the slots, and the hook removes itself.
+        # trainer has the manager. When that trainer is gone, so are the slots, and the dispatcher's finalizer detaches.
         self.hooked, self.owner = hooked, owner
-        self._slots = weakref.ref(slots, lambda _: None if sys.is_finalizing() else hooked.detach())
+        self._slots = weakref.ref(slots)
         self.wants = OUTSIDE  # What graphs pass to the module's hooks; see `compile.dynamo`.
         self.graph_id: torch.Tensor | None = None  # Identifies the module in graphs.
         self.stats_key = ""  # Identifies its row of compiled statistics while a graph is traced.
@@ -135,7 +136,7 @@ class HookedModule:
 
     def __init__(self, module: torch.nn.Module, slots: EventSlots, owner: Any = None) -> None:
         self.calls = 0
-        self.hooks = self.measuring_hooks = 0  # How many hooks the torch hook is attached for, and how many measure.
+        self.needs: Counter[str] = Counter()  # How many hooks need what.
         self.fired: dict[str, int] = {}  # How often each hook was called here and returned without an error.
         self.module_ref = weakref.ref(module)
         self.timer: ModuleTimer | None = None
@@ -162,8 +163,8 @@ class HookedModule:
         Args:
             returns: Whether the same hooks are attached again later; graphs of the module then stay valid.
         """
-        if self.hooks:
-            self.attach(self.measuring_hooks > 0)
+        if self.needs[ATTACHED]:
+            self.attach(self.needs[MEASURED] > 0)
         elif returns:
             self.take_off()
             self._stop_measuring()
