@@ -200,14 +200,8 @@ class CaptureStore:
                 why = f"one state takes {size / 2**20:.3g} MB, and memory_limit_mb is {limit / 2**20:.3g} for all"
                 logger.warning("hook %r keeps nothing of %r: %s", state.hook, state.name, why)
 
-    def clear(self, hook: str | None = None) -> None:
-        """Remove the states of one hook, or all; these do not count as dropped."""
-        with self._lock:
-            for name in [hook] if hook is not None else list(self._states):
-                self.pop_all(name)
-
     def pop_all(self, hook: str) -> list[CapturedState]:
-        """Remove and return the states of one hook, oldest first."""
+        """Remove and return the states of one hook, oldest first; they do not count as dropped."""
         with self._lock:
             states = list(self._states.pop(hook, ()))
             if self.limit_bytes is not None:

@@ -28,8 +28,9 @@ from hookline.activations.hooked_modules import (
     Measured,
     backward_id,
     select_modules,
+    weak_selection,
 )
-from hookline.core.base import Hook
+from hookline.core.base import ForwardHook, Hook
 from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, first_raised, invoke
 from hookline.core.entry import Entry
@@ -52,6 +53,25 @@ class ForwardStopped(BaseException):
 
 
 # ---- event arguments -------------------------------------------------------------------------------------------------
+
+
+class BuiltInForwardHook(ForwardHook):
+    """Base of the built-in observers: they report the tensors that they cannot use under their registered names."""
+
+    built_in = True
+
+    def __init__(self, modules: Any) -> None:
+        self.modules = weak_selection(modules)
+        self._registered_name = self.name or type(self).__name__
+        self._registry: Any = None
+
+    def setup(self, registry: Any, name: str) -> None:
+        """Store the name under which the hook is registered, and where."""
+        self._registry, self._registered_name = registry, name
+
+    def _pass_over(self, module: str, tensor: torch.Tensor, what: str = "passes over") -> None:
+        if hasattr(self._registry, "dispatcher"):  # Not a registry whose events are fired by hand.
+            self._registry.dispatcher.pass_over(self._registered_name, module, tensor, what)
 
 
 class ForwardArgs:
@@ -331,7 +351,7 @@ class ForwardDispatcher:
             self._taken_off, self._waiting_dispatch = True, slots.on_forward
             slots.on_forward = None  # type: ignore[attr-defined]
             for hooked in self.modules:
-                hooked.take_off()
+                hooked.detach(returns=True)
 
     def put_back(self) -> None:
         """Restore the torch hooks that `take_off` removed."""
@@ -339,7 +359,7 @@ class ForwardDispatcher:
             self._taken_off = False
             self.registry.slots.on_forward = self._waiting_dispatch  # type: ignore[attr-defined]
             for hooked in self.modules:
-                hooked.attach(hooked.timer is not None)
+                hooked.update(returns=True)
 
     # ---- dispatching ---------------------------------------------------------------------------------------------
 

@@ -161,27 +161,20 @@ class HookedModule:
         """Attach or detach the torch hooks, as the number of hooks demands.
 
         Args:
-            returns: Whether the same hooks are attached again later; graphs of the module then stay valid.
+            returns: Whether hooks that were detached are attached again later; graphs of the module then stay valid.
         """
         if self.needs[ATTACHED]:
             self.attach(self.needs[MEASURED] > 0)
-        elif returns:
-            self.take_off()
-            self._stop_measuring()
         else:
-            self.detach()
+            self.detach(returns)
 
-    def take_off(self) -> None:
-        """Remove the torch hook; `attach` puts it back."""
+    def detach(self, returns: bool = False) -> None:
+        """Remove every torch hook and, unless it `returns`, withdraw the module from compiled graphs."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.remove()
-
-    def detach(self) -> None:
-        """Remove every torch hook and withdraw the module from compiled graphs."""
-        self.take_off()
         self._stop_measuring()
-        if self.torch_hook.graph_id is not None:
+        if self.torch_hook.graph_id is not None and not returns:
             from hookline.activations.compile.dynamo import leave_graphs
 
             leave_graphs(self.torch_hook)
@@ -195,12 +188,17 @@ class HookedModule:
 # ---- selecting modules -----------------------------------------------------------------------------------------------
 
 
+def patterns_of(entry: Entry) -> list[Any]:
+    """Return the patterns and modules that a hook selects by, modules as weak references."""
+    pattern = getattr(entry.hook, "modules", "*")
+    return list(pattern) if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
+
+
 def select_modules(entry: Entry, model: torch.nn.Module | None) -> dict[str, torch.nn.Module]:
     """Return what `modules` selects, by name; a pattern selects nothing as long as there is no model."""
-    pattern = getattr(entry.hook, "modules", "*")
-    patterns = list(pattern) if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
+    patterns = patterns_of(entry)
     if not patterns or None in patterns:
-        raise HooklineError(f"hook {entry.name!r}: modules={pattern!r} selects nothing; '*' selects all")
+        raise HooklineError(f"hook {entry.name!r}: modules={entry.hook.modules!r} selects nothing; '*' selects all")
     alive = [one() if isinstance(one, weakref.ref) else one for one in patterns]
     objects = [one for one in alive if isinstance(one, torch.nn.Module)]
     others = [one for one in alive if one is not None and not isinstance(one, torch.nn.Module)]
