@@ -172,19 +172,11 @@ class Debug(BuiltInForwardHook):
         if not given and not inspect:
             raise ConfigError("conditions", f"{conditions!r} checks nothing; give a condition, or set inspect")
         self.watches_backward = bool(self._gradient_conditions)  # compiled code must leave the outputs to autograd
-        if self._gradient_conditions:  # only then the tensors of the model itself are needed
-            self.on_forward = self._on_forward_and_backward  # type: ignore[method-assign,assignment]
         self._calls: dict[str, Iterator[int]] = {}
         self._warned: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
     def on_forward(
-        self, name: str, inputs: Any, kwargs: Any, output: Any, step: int, phase: str, trainer: RunControl | None
-    ) -> None:
-        """Compute the output's statistics in one read, then check every condition."""
-        self._check_output(self._where(name, step, phase), inputs, kwargs, output, trainer)
-
-    def _on_forward_and_backward(
         self,
         name: str,
         inputs: Any,
@@ -195,14 +187,17 @@ class Debug(BuiltInForwardHook):
         phase: str,
         trainer: RunControl | None,
     ) -> None:
-        where = self._where(name, step, phase)
+        """Compute the output's statistics in one read, and check every condition; gradients are checked later."""
+        call = next(self._calls.setdefault(name, itertools.count(1)))
+        where = {"module": name, "step": step, "phase": phase, "call": call}
         if self._conditions or self.inspect:
             self._check_output(where, inputs, kwargs, output, trainer)
-        described_inputs = describe_tensors((inputs, kwargs))
-        entry = self._registry.entry(self._registered_name)
-        for tensor in iter_tensors(live_output):
-            if tensor.requires_grad:
-                tensor.register_hook(partial(self._check_gradient, entry, where, described_inputs, trainer))  # type: ignore[no-untyped-call]
+        if self._gradient_conditions:
+            described_inputs = describe_tensors((inputs, kwargs))
+            entry = self._registry.entry(self._registered_name)
+            for tensor in iter_tensors(live_output):
+                if tensor.requires_grad:
+                    tensor.register_hook(partial(self._check_gradient, entry, where, described_inputs, trainer))  # type: ignore[no-untyped-call]
 
     def _check_gradient(
         self,
@@ -226,10 +221,6 @@ class Debug(BuiltInForwardHook):
                 raise
         else:
             entry.failures.in_a_row.pop(BACKWARD, None)
-
-    def _where(self, name: str, step: int, phase: str) -> dict[str, Any]:
-        call = next(self._calls.setdefault(name, itertools.count(1)))
-        return {"module": name, "step": step, "phase": phase, "call": call}
 
     def _check_output(
         self, where: dict[str, Any], inputs: Any, kwargs: Any, output: Any, trainer: RunControl | None

@@ -122,8 +122,7 @@ class Monitor(BuiltInForwardHook):
                 self._dead_units.add(name, tensor)
             else:  # which may have other dimensions
                 self._pass_over(name, tensor, "counts no dead units in")
-            if not step:
-                self._count_call()
+            self._count_call(step)
         if self._gradients is not None and tensor.requires_grad:
             # A tensor hook costs less than half of an identity function in the graph, and adds neither a node nor a
             # view: the model may still write into the tensor in place.
@@ -137,23 +136,21 @@ class Monitor(BuiltInForwardHook):
         with self._lock:
             if self._gradients is not None:
                 self._gradients.add(name, measured.detach() if measured is gradient else measured, step)
-            if not step:
-                self._count_call()
+            self._count_call(step)
 
     def _measure(self, name: str, seconds: float, memory: int, step: int) -> None:
         if self._costs is not None and not self.validating:
             with self._lock:
                 self._costs.add(name, seconds, memory, step)
-                if not step:
-                    self._count_call()
+                self._count_call(step)
 
     def _observe_and_measure(self, name: str, live_output: Any, seconds: float, memory: int, step: int) -> None:
         self._observe(name, live_output, step)
         self._measure(name, seconds, memory, step)
 
-    def _count_call(self) -> None:
-        """Move results to the bounded history from time to time, because without a run no step ends."""
-        self._calls += 1
+    def _count_call(self, step: int) -> None:
+        """Move results to the bounded history from time to time, because without a run (step 0) no step ends."""
+        self._calls += not step
         if self._calls >= MAX_PENDING_CALLS:
             self._calls = 0
             self._collect(wait=False)
@@ -171,8 +168,7 @@ class Monitor(BuiltInForwardHook):
         with self._lock:
             if self._outputs is not None:
                 self._outputs.add_rows(names, rows, step)
-            if not step:
-                self._count_call()
+            self._count_call(step)
 
     # ---- events of a run ---------------------------------------------------------------------------------------------
 
