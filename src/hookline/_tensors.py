@@ -22,6 +22,8 @@ is_wrapped: Callable[[torch.Tensor], bool] = getattr(_functorch, "is_functorch_w
 """Returns whether a tensor is one of a function that `torch.func` transforms: vmapped, or tracked for a gradient."""
 inside_transform: Callable[[], Any] = getattr(_functorch, "peek_interpreter_stack", lambda: None)
 """Returns something, and not None, inside of such a function. What is computed there can be read only afterwards."""
+unwrap: Callable[[torch.Tensor], torch.Tensor] = torch.func.debug_unwrap
+"""Returns the plain tensor inside of such a one, which other code can read: for `vmap` the whole batch."""
 _DTYPES = {dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 # Of float4 two numbers are packed into a byte, and torch can neither read nor convert them.
 _FLOATS = {dtype for dtype in _DTYPES if dtype.is_floating_point and "float4" not in str(dtype)}
@@ -124,13 +126,9 @@ def measurable(tensor: torch.Tensor) -> torch.Tensor | None:
     a DTensor, and pairs of real numbers for complex ones. Integers have no statistics, and neither do sparse, nested,
     quantized and meta tensors and subclasses that compute for themselves; `kind_of` names them.
     """
-    if is_dense(tensor):
-        found = tensor
-    else:
-        plain = _plain(tensor)
-        if plain is None or not is_dense(plain):
-            return None
-        found = plain
+    found = tensor if is_dense(tensor) else _plain(tensor)
+    if found is None or not (found is tensor or is_dense(found)):
+        return None
     if found.dtype in _FLOATS:
         return found
     return torch.view_as_real(found.detach().resolve_conj()) if found.is_complex() else None
@@ -151,31 +149,22 @@ def _plain(tensor: Any) -> torch.Tensor | None:
             plain: torch.Tensor = tensor.as_subclass(torch.Tensor)
             return plain
         made = tensor.clone()  # The result of a collective that may still be running becomes plain here.
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # The class decides what it supports, and with which exception it says so.
+    except Exception as error:  # The class decides what it supports, and with which exception it says so.
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
         return None
     return made if type(made) in PLAIN_TYPES else None
 
 
 def clone_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a detached copy of a tensor of any kind; None for a subclass that cannot be copied."""
-    if type(tensor) in PLAIN_TYPES:
-        return tensor.detach().clone()
     try:
         made = tensor.detach().clone()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:
+    except Exception as error:
+        if type(tensor) in PLAIN_TYPES or isinstance(error, torch.OutOfMemoryError):
+            raise
         return None
     return made if isinstance(made, torch.Tensor) else None
-
-
-def unwrap(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the plain tensor inside one of `torch.func`, which other code can read: for `vmap` the whole batch."""
-    while is_wrapped(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
-    return tensor
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:

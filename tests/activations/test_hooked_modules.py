@@ -537,9 +537,12 @@ def count_calls(function: Any) -> int:
     return calls
 
 
-def test_registering_a_hook_visits_the_modules_of_no_other() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_registering_a_hook_visits_the_modules_of_no_other(compiled: bool) -> None:
     """The thirtieth hook on 300 modules takes about as many calls as the second, and so does removing it."""
-    torch.compiler.reset()  # after a compilation, what graphs pass to the hooks of each module is worked out again
+    torch.compiler.reset()
+    if compiled:  # From now on hooks are prepared for graphs.
+        torch.compile(torch.neg, backend="eager")(INPUT)
     manager, model = HookManager(), nn.Sequential(*(nn.Identity() for _ in range(300)))
     manager.watch(model)
     register = [count_calls(lambda name=str(n): manager.register(Calls(), name)) for n in range(30)]

@@ -17,9 +17,8 @@ from hookline._host_copy import HostCopy
 from hookline._tensors import is_dense, map_tensors
 from hookline.activations.capture_store import CapturedState, CaptureSource, CaptureStore, capture_file, save_states
 from hookline.activations.cow_views import copy_on_write
-from hookline.activations.forward_hooks import ForwardDispatcher, Observe
-from hookline.activations.hooked_modules import HookedModule, weak_selection
-from hookline.core.base import ForwardHook
+from hookline.activations.forward_hooks import BuiltInForwardHook, ForwardDispatcher, Observe
+from hookline.activations.hooked_modules import HookedModule
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, nearest
 
@@ -33,7 +32,7 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Capture(ForwardHook):
+class Capture(BuiltInForwardHook):
     """Keeps inputs and outputs of the selected modules, in their structure.
 
     A state is a copy-on-write view: it takes no memory until it or the model's tensor is written to, and keeps its
@@ -56,7 +55,6 @@ class Capture(ForwardHook):
         ConfigError: If a parameter has an invalid value.
     """
 
-    built_in = True
     name = "capture"
 
     def __init__(
@@ -71,7 +69,7 @@ class Capture(ForwardHook):
         reduce: str | Callable[[Tensor], Tensor] | None = None,
         save: bool = False,
     ) -> None:
-        self.modules = weak_selection(modules)
+        super().__init__(modules)
         self.what, self.layer_idx = what, layer_idx
         self.max_captured_states = _checks.optional(
             _checks.integer, max_captured_states, "max_captured_states", at_least=0
@@ -82,8 +80,7 @@ class Capture(ForwardHook):
         self._dtype, self._device, self._reduce = _parse_dtype(dtype), _parse_device(device), _parse_reduction(reduce)
         self._converts = dtype is not None or device is not None or clone or reduce is not None
         self._calls: dict[str, Iterator[int]] = {}  # the numbers of the next calls, by module
-        self._registered_name, self._store = self.name, CaptureStore()
-        self._pass_over: Callable[..., None] = lambda name, tensor, what="": None
+        self._store = CaptureStore()
         parts = PARTS if what == "both" else (what,) if isinstance(what, str) else tuple(what)
         for part in parts:
             _checks.one_of(part, (*PARTS, "both"), "what")
@@ -94,20 +91,16 @@ class Capture(ForwardHook):
 
     def setup(self, registry: Any, name: str) -> None:
         """Use the manager's store and its limits."""
-        self._store, self._registered_name = getattr(registry, "captures", self._store), name
-        dispatcher: ForwardDispatcher | None = getattr(registry, "dispatcher", None)
-        if dispatcher is not None:
-            self._pass_over = partial(dispatcher.pass_over, name)
+        super().setup(registry, name)
+        self._store = getattr(registry, "captures", self._store)
 
     def on_train_end(self, trainer: RunControl) -> None:
         """Write the states that are kept."""
         if trainer.run_dir is None:
             logger.warning("hook %r cannot save what it captured: the run has no directory", self._registered_name)
         elif states := self.states:
-            save_states(states, capture_file(trainer.run_dir, self._registered_name), self._leave_out_of_file)
-
-    def _leave_out_of_file(self, name: str, tensor: Tensor) -> None:
-        self._pass_over(name, tensor, "cannot save")
+            leave_out = partial(self._pass_over, what="cannot save")
+            save_states(states, capture_file(trainer.run_dir, self._registered_name), leave_out)
 
     def close(self) -> None:
         """Remove the hook's states."""
@@ -120,7 +113,7 @@ class Capture(ForwardHook):
 
     def clear_states(self) -> None:
         """Remove the captured states."""
-        self._store.clear(self._registered_name)
+        self.take_states()
 
     def take_states(self) -> list[CapturedState]:
         """Remove and return the captured states."""
@@ -152,12 +145,7 @@ class Capture(ForwardHook):
         with_inputs, with_output = "input" in self._parts, "output" in self._parts
         calls, add, limit = self._calls, self._store.add, self.max_captured_states
         calls.setdefault(name, itertools.count(1))  # `next` is atomic: no two threads get one number
-
-        def copy(tensor: Tensor) -> Tensor | None:
-            view = copy_on_write(tensor)
-            if view is None:
-                self._pass_over(name, tensor)
-            return view
+        copy = partial(self._copy, name)
 
         def capture(inputs: Any, kwargs: Any, output: Any) -> None:
             if with_inputs:
@@ -175,6 +163,12 @@ class Capture(ForwardHook):
 
         return capture
 
+    def _copy(self, name: str, tensor: Tensor) -> Tensor | None:
+        view = copy_on_write(tensor)
+        if view is None:
+            self._pass_over(name, tensor)
+        return view
+
     def _convert_and_add(
         self, name: str, module: torch.nn.Module, step: int, phase: str, values: tuple[Any, Any, Any]
     ) -> None:
@@ -188,10 +182,8 @@ class Capture(ForwardHook):
     def _convert_or_pass_over(self, name: str, tensor: Tensor, copies: list[HostCopy]) -> Tensor | None:
         try:
             return self._convert(tensor, copies)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:
-            if is_dense(tensor):  # The user's function failed, not torch.
+        except Exception as error:
+            if is_dense(tensor) or isinstance(error, torch.OutOfMemoryError):  # The user's function failed, not torch.
                 raise
             self._pass_over(name, tensor)
             return None

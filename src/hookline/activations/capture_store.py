@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +38,6 @@ class CapturedState:
         call: Which call of the module since the hook was registered, from 1.
         step: The optimizer step of the call.
         phase: ``"train"``, ``"validation"`` or ``"inference"``.
-        thread: The name of the thread that ran the module.
     """
 
     storages: Sequence[tuple[int, int]] = ()  # address and bytes of what a memory limit counts for it
@@ -54,9 +53,12 @@ class CapturedState:
         copies: Sequence[HostCopy] = (),
     ) -> None:
         # A state is made for every call of every captured module, so it computes nothing that can wait.
-        self.source, self.call, self.step, self.phase = source, call, step, phase
-        self.thread = threading.current_thread().name
-        self.time = time.monotonic()
+        self.source = source
+        self.call = call
+        self.step = step
+        self.phase = phase
+        self._thread = threading.current_thread()
+        self.time = monotonic()
         # Inputs, keyword inputs and output. States may share tensors, so readers get views of them instead.
         self._values = values
         self._copies = copies  # to the host, which may still be in progress
@@ -75,6 +77,11 @@ class CapturedState:
     def layer_idx(self) -> int | None:
         """The number that was given for the module."""
         return self.source.layer_idx
+
+    @property
+    def thread(self) -> str:
+        """The name of the thread that ran the module."""
+        return self._thread.name
 
     @property
     def inputs(self) -> Any:
@@ -191,14 +198,8 @@ class CaptureStore:
                 why = f"one state takes {size / 2**20:.3g} MB, and memory_limit_mb is {limit / 2**20:.3g} for all"
                 logger.warning("hook %r keeps nothing of %r: %s", state.hook, state.name, why)
 
-    def clear(self, hook: str | None = None) -> None:
-        """Remove the states of one hook, or all; these do not count as dropped."""
-        with self._lock:
-            for name in [hook] if hook is not None else list(self._states):
-                self.pop_all(name)
-
     def pop_all(self, hook: str) -> list[CapturedState]:
-        """Remove and return the states of one hook, oldest first."""
+        """Remove and return the states of one hook, oldest first; they do not count as dropped."""
         with self._lock:
             states = list(self._states.pop(hook, ()))
             if self.limit_bytes is not None:
@@ -208,7 +209,7 @@ class CaptureStore:
 
     def sweep(self) -> None:
         """Drop states that are too old, and states of modules that no longer exist."""
-        now = time.monotonic()
+        now = monotonic()
         with self._lock:
             for states in self._states.values():
                 for state in list(states):

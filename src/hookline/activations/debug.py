@@ -23,9 +23,7 @@ from hookline import _checks
 from hookline._console import logger
 from hookline._tensors import inside_transform, is_dense, iter_tensors, measurable, shape_of
 from hookline.activations.fire_report import format_table
-from hookline.activations.forward_hooks import ForwardDispatcher
-from hookline.activations.hooked_modules import weak_selection
-from hookline.core.base import ForwardHook
+from hookline.activations.forward_hooks import BuiltInForwardHook
 from hookline.core.entry import Entry
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, StopTraining, nearest
@@ -122,7 +120,7 @@ class Finding:
         return f"{self.module}: {self.condition}{value} at {when}; output {'; '.join(self.outputs)}; {numbers}"
 
 
-class Debug(ForwardHook):
+class Debug(BuiltInForwardHook):
     """Checks every output of the selected modules and reports when a condition holds.
 
     At a terminal, a condition that holds opens the debugger, with `name`, `output` and `finding` as local variables;
@@ -150,7 +148,6 @@ class Debug(ForwardHook):
             nothing to check.
     """
 
-    built_in = True
     name = "debug"
 
     def __init__(
@@ -161,7 +158,7 @@ class Debug(ForwardHook):
         break_at_terminal: bool = True,
         keep: int = 100,
     ) -> None:
-        self.modules = weak_selection(modules)
+        super().__init__(modules)
         self.conditions, self.inspect, self.break_at_terminal = conditions, inspect, break_at_terminal
         self.keep = _checks.integer(keep, "keep", at_least=1)
         self.findings: list[Finding] = []
@@ -172,31 +169,12 @@ class Debug(ForwardHook):
         self._gradient_conditions = [one for one in given if one.of_gradient]
         if not given and not inspect:
             raise ConfigError("conditions", f"{conditions!r} checks nothing; give a condition, or set inspect")
-        self._registered_name = self.name
-        self._registry: Any = None
         self.watches_backward = bool(self._gradient_conditions)  # compiled code must leave the outputs to autograd
-        if self._gradient_conditions:  # only then the tensors of the model itself are needed
-            self.on_forward = self._on_forward_and_backward  # type: ignore[method-assign,assignment]
-        self._pass_over: Callable[[str, torch.Tensor], None] = lambda name, tensor: None
         self._calls: dict[str, Iterator[int]] = {}
         self._warned: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
-    def setup(self, registry: Any, name: str) -> None:
-        """Store the name under which the hook is registered, for its notes, and where its failures are handled."""
-        self._registry, self._registered_name = registry, name
-        dispatcher: ForwardDispatcher | None = getattr(registry, "dispatcher", None)
-        if dispatcher is not None:
-            self._pass_over = partial(dispatcher.pass_over, name)
-
     def on_forward(
-        self, name: str, inputs: Any, kwargs: Any, output: Any, step: int, phase: str, trainer: RunControl | None
-    ) -> None:
-        """Compute the output's statistics in one read, then check every condition."""
-        where = self._where(name, step, phase)
-        self._check_output(where, inputs, kwargs, output, trainer)
-
-    def _on_forward_and_backward(
         self,
         name: str,
         inputs: Any,
@@ -207,14 +185,17 @@ class Debug(ForwardHook):
         phase: str,
         trainer: RunControl | None,
     ) -> None:
-        where = self._where(name, step, phase)
+        """Compute the output's statistics in one read, and check every condition; gradients are checked later."""
+        call = next(self._calls.setdefault(name, itertools.count(1)))
+        where = {"module": name, "step": step, "phase": phase, "call": call}
         if self._conditions or self.inspect:
             self._check_output(where, inputs, kwargs, output, trainer)
-        described_inputs = describe_tensors((inputs, kwargs))
-        entry = self._registry.entry(self._registered_name)
-        for tensor in iter_tensors(live_output):
-            if tensor.requires_grad:
-                tensor.register_hook(partial(self._check_gradient, entry, where, described_inputs, trainer))  # type: ignore[no-untyped-call]
+        if self._gradient_conditions:
+            described_inputs = describe_tensors((inputs, kwargs))
+            entry = self._registry.entry(self._registered_name)
+            for tensor in iter_tensors(live_output):
+                if tensor.requires_grad:
+                    tensor.register_hook(partial(self._check_gradient, entry, where, described_inputs, trainer))  # type: ignore[no-untyped-call]
 
     def _check_gradient(
         self,
@@ -238,10 +219,6 @@ class Debug(ForwardHook):
                 raise
         else:
             entry.failures.in_a_row.pop(BACKWARD, None)
-
-    def _where(self, name: str, step: int, phase: str) -> dict[str, Any]:
-        call = next(self._calls.setdefault(name, itertools.count(1)))
-        return {"module": name, "step": step, "phase": phase, "call": call}
 
     def _check_output(
         self, where: dict[str, Any], inputs: Any, kwargs: Any, output: Any, trainer: RunControl | None

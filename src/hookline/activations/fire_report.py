@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hookline.activations.hooked_modules import HookedModule
+from hookline.activations.hooked_modules import HookedModule, patterns_of
 from hookline.core.entry import Entry
 
 if TYPE_CHECKING:  # The manager makes these reports, so it imports this module.
@@ -69,12 +69,9 @@ def _rows(manager: HookManager, entry: Entry) -> Iterator[FireRow]:
         fired = hooked.fired.get(entry.name, 0)
         why = "" if fired else _reason(manager, entry, hooked)
         yield FireRow(entry.name, name, hooked.calls, fired, why)
-    pattern = getattr(entry.hook, "modules", "*")
-    patterns = pattern if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
     # Modules that are passed as objects need no model.
-    if manager.dispatcher.model is None and not all(
-        isinstance(one, (torch.nn.Module, weakref.ref)) for one in patterns
-    ):
+    waiting = [one for one in patterns_of(entry) if not isinstance(one, (torch.nn.Module, weakref.ref))]
+    if waiting and manager.dispatcher.model is None:
         yield FireRow(entry.name, "", 0, 0, "its patterns wait for a model")
 
 

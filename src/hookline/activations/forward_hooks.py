@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +20,17 @@ import torch
 from hookline._tensors import iter_tensors, kind_of, map_tensors, num_bytes, tensor_version
 from hookline.activations.compile import detection
 from hookline.activations.cow_views import copy_on_write
-from hookline.activations.hooked_modules import NO_BACKWARD, HookedModule, Measured, backward_id, select_modules
-from hookline.core.base import Hook
+from hookline.activations.hooked_modules import (
+    ATTACHED,
+    MEASURED,
+    NO_BACKWARD,
+    HookedModule,
+    Measured,
+    backward_id,
+    select_modules,
+    weak_selection,
+)
+from hookline.core.base import ForwardHook, Hook
 from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, first_raised, invoke
 from hookline.core.entry import Entry
@@ -43,6 +53,25 @@ class ForwardStopped(BaseException):
 
 
 # ---- event arguments -------------------------------------------------------------------------------------------------
+
+
+class BuiltInForwardHook(ForwardHook):
+    """Base of the built-in observers: they report the tensors that they cannot use under their registered names."""
+
+    built_in = True
+
+    def __init__(self, modules: Any) -> None:
+        self.modules = weak_selection(modules)
+        self._registered_name = self.name or type(self).__name__
+        self._registry: Any = None
+
+    def setup(self, registry: Any, name: str) -> None:
+        """Store the name under which the hook is registered, and where."""
+        self._registry, self._registered_name = registry, name
+
+    def _pass_over(self, module: str, tensor: torch.Tensor, what: str = "passes over") -> None:
+        if hasattr(self._registry, "dispatcher"):  # Not a registry whose events are fired by hand.
+            self._registry.dispatcher.pass_over(self._registered_name, module, tensor, what)
 
 
 class ForwardArgs:
@@ -163,7 +192,8 @@ class ForwardDispatcher:
         self._model: weakref.ref[torch.nn.Module] | None = None
         self._hooked: weakref.WeakKeyDictionary[torch.nn.Module, HookedModule] = weakref.WeakKeyDictionary()
         self._selected: dict[str, tuple[Entry, dict[HookedModule, str]]] = {}  # By hook; the modules with their names.
-        self._attached: dict[int, tuple[Entry, dict[HookedModule, str]]] = {}  # What torch hooks are attached for.
+        # What torch hooks are attached for, by the entry's identity: its modules, and what it needs of them.
+        self._attached: dict[int, tuple[Entry, dict[HookedModule, str], set[str]]] = {}
         self._interrupted: dict[HookedModule, None] = {}  # Modules whose torch hooks may not be what they are to be.
         self._until_cleanup = registry.cleanup_interval
         self._silent_threads: list[int] = []  # Once for each `silenced` block that a thread is in.
@@ -199,8 +229,9 @@ class ForwardDispatcher:
         with self._lock:
             entries = self.registry.entries("forward")
             selected = [select_modules(entry, model) for entry in entries]  # Raises before anything has changed.
-            if for_trainer:
+            if for_trainer and self._owner is not None:
                 self._owner = None
+                weakref.finalize(self.registry.slots, detach_all, self._hooked).atexit = False
             if self.model is not model or for_trainer:  # Torch hooks made before keep the manager alive.
                 self._update([])
                 self._hooked.clear()
@@ -260,40 +291,51 @@ class ForwardDispatcher:
             self._selected = {name: one for name, one in self._selected.items() if id(one[0]) in listed}
             if not entries:
                 self.detach()
-            elif not self._taken_off:
-                self._attach(entries, has_compiled)
+            elif self._taken_off:
+                pass
+            elif has_compiled:
+                from hookline.activations.compile.dynamo import enter_graphs, wanted_parts
 
-    def _attach(self, entries: Sequence[Entry], has_compiled: bool) -> None:
-        self._update([entry for entry in entries if (has_compiled and self.attached) or self.is_listening(entry)])
-        if has_compiled:
-            from hookline.activations.compile.dynamo import enter_graphs
+                enter_graphs(self, entries, self._update(entries if self.attached else [], wanted_parts))
+            else:
+                self._update([entry for entry in entries if self.is_listening(entry)])
+                if self.compilable:
+                    detection.prepare_before_compiling(self)
 
-            enter_graphs(self, entries)
-        elif self.compilable:
-            detection.prepare_before_compiling(self)
+    def _update(
+        self, entries: Sequence[Entry], wanted_parts: Callable[[Entry], set[str]] | None = None
+    ) -> Iterable[HookedModule]:
+        """Have torch hooks for these hooks and no others; only the modules of hooks that came or went are visited.
 
-    def _update(self, entries: Sequence[Entry]) -> None:
-        """Have torch hooks for these hooks and no others; only the modules of hooks that came or went are visited."""
-        # By identity: a name may belong to another hook by now, and a hook that is selected for again has another dict.
-        before, after = self._attached, {id(entry): (entry, self.selected_by(entry)) for entry in entries}
-        changed = self._interrupted.copy()
+        Args:
+            entries: The hooks.
+            wanted_parts: Returns what graphs pass to a hook, in a process that compiles.
+
+        Returns:
+            The modules that were visited.
+        """
+        before, after, changed = self._attached, {}, self._interrupted.copy()
+        for entry in entries:
+            needs = {ATTACHED, MEASURED} if measures_calls(entry) else {ATTACHED}
+            if wanted_parts is not None and self.is_listening(entry):
+                needs |= wanted_parts(entry)
+            after[id(entry)] = entry, self.selected_by(entry), needs
         try:
             for these, others, by in ((before, after, -1), (after, before, 1)):
-                for key, (entry, selected) in these.items():
-                    if key not in others or others[key][1] is not selected:
-                        measuring = by if measures_calls(entry) else 0
-                        for hooked in selected:
-                            hooked.hooks += by
-                            hooked.measuring_hooks += measuring
+                for key, (entry, selected, needs) in these.items():
+                    if key not in others or others[key] != (entry, selected, needs):
+                        for hooked, need in product(selected, needs):
+                            hooked.needs[need] += by
                         changed.update(dict.fromkeys(selected))
             for hooked in changed:
                 hooked.update(returns=not self.attached)
         except BaseException:  # Such as Ctrl-C: the next update counts from zero and visits every module.
             self._attached, self._interrupted = {}, dict.fromkeys(self.modules)
             for hooked in self._interrupted:
-                hooked.hooks = hooked.measuring_hooks = 0
+                hooked.needs.clear()
             raise
         self._attached, self._interrupted = after, {}
+        return changed
 
     def detach(self) -> None:
         """Remove the torch hooks from every module."""
@@ -309,7 +351,7 @@ class ForwardDispatcher:
             self._taken_off, self._waiting_dispatch = True, slots.on_forward
             slots.on_forward = None  # type: ignore[attr-defined]
             for hooked in self.modules:
-                hooked.take_off()
+                hooked.detach(returns=True)
 
     def put_back(self) -> None:
         """Restore the torch hooks that `take_off` removed."""
@@ -317,7 +359,7 @@ class ForwardDispatcher:
             self._taken_off = False
             self.registry.slots.on_forward = self._waiting_dispatch  # type: ignore[attr-defined]
             for hooked in self.modules:
-                hooked.attach(hooked.timer is not None)
+                hooked.update(returns=True)
 
     # ---- dispatching ---------------------------------------------------------------------------------------------
 
@@ -435,6 +477,13 @@ class ForwardDispatcher:
             self._silent_threads.remove(thread)
 
 
+def detach_all(hooked: Mapping[torch.nn.Module, HookedModule]) -> None:
+    """Remove the torch hooks of a trainer that is gone."""
+    for one in list(hooked.values()):
+        one.detach()
+
+
 def measures_calls(entry: Entry) -> bool:
     """Return whether a hook names an argument that is measured from before the module runs."""
-    return any(name in entry.listeners["on_forward"].wanted for name in ("seconds", "memory"))
+    wanted = entry.listeners["on_forward"].wanted
+    return "seconds" in wanted or "memory" in wanted

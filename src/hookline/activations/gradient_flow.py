@@ -154,10 +154,23 @@ def gradient_flow(
     Raises:
         HooklineError: If the limits contradict each other.
     """
+    limits = Limits(vanishing, exploding, ratio)
+    return judge_norms(*_read_norms(model, cached=False), limits)
+
+
+def _read_norms(model: torch.nn.Module, cached: bool) -> tuple[dict[str, torch.nn.Parameter], dict[str, float]]:
+    """Return the parameters of a model, and the norms of those gradients that there are.
+
+    Args:
+        model: The model.
+        cached: Whether to take norms that another hook has read at this event.
+    """
     params = plain_parameters(model)
     present = {name: param.grad for name, param in params.items() if param.grad is not None}
-    norms = dict(zip(present, gradient_norms(list(present.values())), strict=True))
-    return judge_norms(params, norms, Limits(vanishing, exploding, ratio))
+    gradients = list(present.values())
+    read = cached_norms(gradients) if cached else None
+    norms = gradient_norms(gradients) if read is None else read.tolist()
+    return params, dict(zip(present, norms, strict=True))
 
 
 def judge_norms(params: Mapping[str, torch.nn.Parameter], norms: Mapping[str, float], limits: Limits) -> GradientFlow:
@@ -228,12 +241,7 @@ class GradientFlowHook(TrainingHook):
 
     def on_gradients_ready(self, model: torch.nn.Module, trainer: RunControl, step: int) -> None:
         """Log how many parameters are in trouble, and report them if they are not the same as before."""
-        params = plain_parameters(model)
-        present = {name: param.grad for name, param in params.items() if param.grad is not None}
-        gradients = list(present.values())
-        read = cached_norms(gradients)  # another hook may have read them at this event
-        norms = dict(zip(present, gradient_norms(gradients) if read is None else read.tolist(), strict=True))
-        self._newest = params, norms
+        self._newest = params, norms = _read_norms(model, cached=True)
         trainable = sum(param.requires_grad for param in params.values())
         healthy = len(norms) == trainable and self._limits.allow(norms.values())
         flow = None if healthy else self.latest  # a verdict for each parameter costs more than reading the norms

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from time import perf_counter_ns
@@ -21,6 +21,7 @@ from hookline.core.entry import Entry
 from hookline.core.patterns import select
 from hookline.errors import HooklineError
 
+ATTACHED, MEASURED = "attached", "measured"  # What hooks need of a module, besides what graphs pass to them.
 OUTSIDE = "outside"  # The hooks of a module must be called outside of compiled graphs.
 MAX_NESTED_CALLS = 100
 _REMOVED = object()
@@ -56,9 +57,9 @@ class ForwardTorchHook(TorchHook):
 
     def __init__(self, hooked: HookedModule, slots: EventSlots, owner: Any) -> None:
         # Torch keeps this object alive as long as the module, so it keeps only `owner` alive: the manager, or None if a
-        # trainer has the manager. When that trainer is gone, so are the slots, and the hook removes itself.
+        # trainer has the manager. When that trainer is gone, so are the slots, and the dispatcher's finalizer detaches.
         self.hooked, self.owner = hooked, owner
-        self._slots = weakref.ref(slots, lambda _: None if sys.is_finalizing() else hooked.detach())
+        self._slots = weakref.ref(slots)
         self.wants = OUTSIDE  # What graphs pass to the module's hooks; see `compile.dynamo`.
         self.graph_id: torch.Tensor | None = None  # Identifies the module in graphs.
         self.stats_key = ""  # Identifies its row of compiled statistics while a graph is traced.
@@ -135,7 +136,7 @@ class HookedModule:
 
     def __init__(self, module: torch.nn.Module, slots: EventSlots, owner: Any = None) -> None:
         self.calls = 0
-        self.hooks = self.measuring_hooks = 0  # How many hooks the torch hook is attached for, and how many measure.
+        self.needs: Counter[str] = Counter()  # How many hooks need what.
         self.fired: dict[str, int] = {}  # How often each hook was called here and returned without an error.
         self.module_ref = weakref.ref(module)
         self.timer: ModuleTimer | None = None
@@ -160,27 +161,20 @@ class HookedModule:
         """Attach or detach the torch hooks, as the number of hooks demands.
 
         Args:
-            returns: Whether the same hooks are attached again later; graphs of the module then stay valid.
+            returns: Whether hooks that were detached are attached again later; graphs of the module then stay valid.
         """
-        if self.hooks:
-            self.attach(self.measuring_hooks > 0)
-        elif returns:
-            self.take_off()
-            self._stop_measuring()
+        if self.needs[ATTACHED]:
+            self.attach(self.needs[MEASURED] > 0)
         else:
-            self.detach()
+            self.detach(returns)
 
-    def take_off(self) -> None:
-        """Remove the torch hook; `attach` puts it back."""
+    def detach(self, returns: bool = False) -> None:
+        """Remove every torch hook and, unless it `returns`, withdraw the module from compiled graphs."""
         handle, self._handle = self._handle, None
         if handle is not None:
             handle.remove()
-
-    def detach(self) -> None:
-        """Remove every torch hook and withdraw the module from compiled graphs."""
-        self.take_off()
         self._stop_measuring()
-        if self.torch_hook.graph_id is not None:
+        if self.torch_hook.graph_id is not None and not returns:
             from hookline.activations.compile.dynamo import leave_graphs
 
             leave_graphs(self.torch_hook)
@@ -194,12 +188,17 @@ class HookedModule:
 # ---- selecting modules -----------------------------------------------------------------------------------------------
 
 
+def patterns_of(entry: Entry) -> list[Any]:
+    """Return the patterns and modules that a hook selects by, modules as weak references."""
+    pattern = getattr(entry.hook, "modules", "*")
+    return list(pattern) if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
+
+
 def select_modules(entry: Entry, model: torch.nn.Module | None) -> dict[str, torch.nn.Module]:
     """Return what `modules` selects, by name; a pattern selects nothing without a model."""
-    pattern = getattr(entry.hook, "modules", "*")
-    patterns = list(pattern) if isinstance(pattern, (list, tuple, set, frozenset)) else [pattern]
+    patterns = patterns_of(entry)
     if not patterns or None in patterns:
-        raise HooklineError(f"hook {entry.name!r}: modules={pattern!r} selects nothing; '*' selects all")
+        raise HooklineError(f"hook {entry.name!r}: modules={entry.hook.modules!r} selects nothing; '*' selects all")
     alive = [one() if isinstance(one, weakref.ref) else one for one in patterns]
     objects = [one for one in alive if isinstance(one, torch.nn.Module)]
     others = [one for one in alive if one is not None and not isinstance(one, torch.nn.Module)]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from hookline import _checks
 from hookline._tensors import iter_tensors, measurable
-from hookline.activations.forward_hooks import ForwardDispatcher, Observe
-from hookline.activations.hooked_modules import HookedModule, weak_selection
+from hookline.activations.forward_hooks import BuiltInForwardHook, ForwardDispatcher, Observe
+from hookline.activations.hooked_modules import HookedModule
 from hookline.activations.series import (
     CallCosts,
     DeadUnits,
@@ -23,7 +22,6 @@ from hookline.activations.series import (
     TensorStatistics,
     column_means,
 )
-from hookline.core.base import ForwardHook
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, HooklineError, nearest
 from hookline.stats.columns import STATISTICS
@@ -37,7 +35,7 @@ MAX_PENDING_CALLS = 4096  # without a run, before results are moved to the histo
 SERIES, HISTOGRAMS = "activations", "activation_histograms"  # the names in layers.jsonl
 
 
-class Monitor(ForwardHook):
+class Monitor(BuiltInForwardHook):
     """Statistics, percentiles, histograms, dead units, gradients, time and memory of the selected modules.
 
     Tensors are collected while the model runs and read together in one pass; values stay on the device and arrive
@@ -59,7 +57,6 @@ class Monitor(ForwardHook):
         ConfigError: If a metric does not exist or a parameter is out of range.
     """
 
-    built_in = True
     name = "monitor"
 
     def __init__(
@@ -71,7 +68,7 @@ class Monitor(ForwardHook):
         dead_window: int = 100,
         unit_dim: int | None = None,
     ) -> None:
-        self.modules = weak_selection(modules)
+        super().__init__(modules)
         self.metrics = DEFAULT_METRICS if metrics is None else metrics if isinstance(metrics, str) else tuple(metrics)
         requested = _check_metrics(self.metrics, percentiles)
         statistics = tuple(metric for metric in requested if metric in STATISTICS)
@@ -98,17 +95,10 @@ class Monitor(ForwardHook):
         self.validating = self._before_backward = False
         self._calls = 0  # without a run, since results were last moved to the history
         self._lock = threading.RLock()
-        self._pass_over: Callable[..., None] = lambda name, tensor, what="": None
         # Each method names only the arguments that are needed, because measuring time and memory costs extra.
         observes = self._outputs is not None or self._dead_units is not None
         measures = self._observe_and_measure if observes else self._measure
         self.on_forward: Any = self._observe if self._costs is None else measures
-
-    def setup(self, registry: Any, name: str) -> None:
-        """Report tensors that cannot be measured under the name that the hook is registered with."""
-        dispatcher: ForwardDispatcher | None = getattr(registry, "dispatcher", None)
-        if dispatcher is not None:
-            self._pass_over = partial(dispatcher.pass_over, name)
 
     # ---- forward and backward ----------------------------------------------------------------------------------------
 
@@ -132,8 +122,7 @@ class Monitor(ForwardHook):
                 self._dead_units.add(name, tensor)
             else:  # which may have other dimensions
                 self._pass_over(name, tensor, "counts no dead units in")
-            if not step:
-                self._count_call()
+            self._count_call(step)
         if self._gradients is not None and tensor.requires_grad:
             # A tensor hook costs less than half of an identity function in the graph, and adds neither a node nor a
             # view: the model may still write into the tensor in place.
@@ -147,23 +136,21 @@ class Monitor(ForwardHook):
         with self._lock:
             if self._gradients is not None:
                 self._gradients.add(name, measured.detach() if measured is gradient else measured, step)
-            if not step:
-                self._count_call()
+            self._count_call(step)
 
     def _measure(self, name: str, seconds: float, memory: int, step: int) -> None:
         if self._costs is not None and not self.validating:
             with self._lock:
                 self._costs.add(name, seconds, memory, step)
-                if not step:
-                    self._count_call()
+                self._count_call(step)
 
     def _observe_and_measure(self, name: str, live_output: Any, seconds: float, memory: int, step: int) -> None:
         self._observe(name, live_output, step)
         self._measure(name, seconds, memory, step)
 
-    def _count_call(self) -> None:
-        """Move results to the bounded history from time to time, because without a run no step ends."""
-        self._calls += 1
+    def _count_call(self, step: int) -> None:
+        """Move results to the bounded history from time to time, because without a run (step 0) no step ends."""
+        self._calls += not step
         if self._calls >= MAX_PENDING_CALLS:
             self._calls = 0
             self._collect(wait=False)
@@ -181,8 +168,7 @@ class Monitor(ForwardHook):
         with self._lock:
             if self._outputs is not None:
                 self._outputs.add_rows(names, rows, step)
-            if not step:
-                self._count_call()
+            self._count_call(step)
 
     # ---- events of a run ---------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -300,28 +300,19 @@ class History:
 
         Without a run there are rows of calls instead of steps; kinds with equally many are joined call by call.
         """
-        entries: list[tuple[int, dict[str, float]]] = []
-        by_step: dict[int, dict[str, float]] = {}
-        calls: dict[tuple[str, ...], list[dict[str, float]]] = {}  # rows of calls, by kind
-        for table in self._with(incomplete):
+        tables = [table for table in self._with(incomplete) if name in table.names]
+        calls = Counter(table.columns for table in tables if not table.step for one in table.names if one == name)
+        most_calls = max(calls.values(), default=0)
+        entries: dict[tuple[Any, ...], dict[str, float]] = {}
+        numbers: Counter[tuple[Any, ...]] = Counter()  # Of rows, by step and kind.
+        for table in tables:
+            alone = not table.step and calls[table.columns] != most_calls
             for index in [index for index, one in enumerate(table.names) if one == name]:
-                values = table.row(index)
-                earlier = by_step.get(table.step) if table.step else None
-                if earlier is not None and earlier.keys().isdisjoint(values):
-                    earlier.update(values)
-                    continue
-                by_step[table.step] = values
-                entries.append((table.step, values))
-                if not table.step:
-                    calls.setdefault(table.columns, []).append(values)
-        first, *others = calls.values() if calls else [[]]
-        for rows in others:
-            if len(rows) == len(first):
-                for call, values in zip(first, rows, strict=True):
-                    call.update(values)
-                joined = set(map(id, rows))
-                entries = [entry for entry in entries if id(entry[1]) not in joined]
-        return entries[-self._limit :]
+                number = numbers[table.step, table.columns]
+                numbers[table.step, table.columns] += 1
+                key = table.step, number, table.columns if alone else None
+                entries.setdefault(key, {}).update(table.row(index))
+        return [(key[0], values) for key, values in entries.items()][-self._limit :]
 
     def states(self, incomplete: Sequence[StepTable] = ()) -> list[MonitoredState]:
         """Return what is kept of all modules, oldest first."""

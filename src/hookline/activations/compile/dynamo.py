@@ -8,7 +8,7 @@ Hooks that change the output or measure time need the graph broken at their modu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +26,7 @@ from hookline.activations.compile.custom_ops import (
 )
 from hookline.activations.compile.stats_ops import STATISTICS, add_statistics, forget_key, new_key
 from hookline.activations.forward_hooks import measures_calls
-from hookline.activations.hooked_modules import OUTSIDE, ForwardTorchHook, HookedModule, ModuleTimer
+from hookline.activations.hooked_modules import ATTACHED, MEASURED, OUTSIDE, ForwardTorchHook, HookedModule, ModuleTimer
 from hookline.core.entry import Entry
 from hookline.stats.borrowed import borrowing
 
@@ -109,25 +109,29 @@ def _never_compile(function: Any) -> None:
 # ---- before ----------------------------------------------------------------------------------------------------------
 
 
-def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry]) -> None:
-    """Make graphs pass to a dispatcher's hooks what they name."""
+def enter_graphs(dispatcher: ForwardDispatcher, entries: Sequence[Entry], changed: Iterable[HookedModule]) -> None:
+    """Make graphs pass to a dispatcher's hooks what they name.
+
+    Args:
+        dispatcher: The dispatcher.
+        entries: Its hooks.
+        changed: The modules of which hooks need something else than before.
+    """
     stats = dispatcher.compiled_stats
     if stats is None:
         stats = dispatcher.compiled_stats = CompiledStats(dispatcher)
-    wanted: dict[HookedModule, set[str]] = {}
     for entry in entries:
-        parts = _wanted_parts(entry) if dispatcher.is_listening(entry) else set()
         if getattr(entry.hook, "statistics_only", False):
             entry.hook.flush_compiled = stats.deliver
-        for hooked in dispatcher.selected_by(entry):
-            wanted.setdefault(hooked, set()).update(parts)
-    for hooked, parts in wanted.items():
+    for hooked in changed:
         hook = hooked.torch_hook
-        if hook.graph_id is None:
+        if hook.graph_id is None and hooked.needs[ATTACHED]:
             hook.graph_id, hook.stats_key = take_id(hooked), new_key(hook)
-        wants = combine(parts)
-        hook.wants = stats.key if wants == STATISTICS else wants
-    stats.serve([hooked for hooked in wanted if hooked.torch_hook.wants == stats.key], dispatcher.model)
+        if hook.graph_id is not None:
+            wants = combine({need for need, hooks in hooked.needs.items() if hooks} - {ATTACHED, MEASURED})
+            hook.wants = stats.key if wants == STATISTICS else wants
+    served = [hooked for hooked in dispatcher.modules if hooked.torch_hook.wants == stats.key]
+    stats.serve(served, dispatcher.model)
 
 
 def leave_graphs(hook: ForwardTorchHook) -> None:
@@ -149,7 +153,8 @@ def combine(parts: Collection[str]) -> str:
     return " ".join(sorted(combined))
 
 
-def _wanted_parts(entry: Entry) -> set[str]:
+def wanted_parts(entry: Entry) -> set[str]:
+    """Return what graphs must pass to a hook."""
     if measures_calls(entry) or any(getattr(entry.hook, name, False) for name in NEED_LIVE_OUTPUT):
         return {OUTSIDE}
     if getattr(entry.hook, "statistics_only", False):
