@@ -187,7 +187,6 @@ class ChainItem:
         # Whether what it got can be read after it: that is backed up, or it replaced every gradient the last time.
         self._input_remains = self._needs_backup
         self.named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))
-        self._only_grads = bound.listener.positional == ("grads",) and not bound.listener.keywords
         self.clips = bool(getattr(owner, "clips", False))
         self.clips_globally = self.clips and selects_all and getattr(owner, "norm_type", 2.0) == 2.0
         self.half_written: Exception | None = None  # its failure, if what it had written could not be restored
@@ -218,19 +217,14 @@ class ChainItem:
         elif checked:
             before = {name: param.grad for name, param in grads.params.items()}
         snapshot = Snapshot(self._memory()) if self._detects_writes else None
-        if snapshot is not None and snapshot.versions is None:  # Writes into inference tensors leave no trace.
-            snapshot = None
         try:
-            if self._only_grads:
-                returned = self.bound.listener.call(grads)
-            else:
-                own = {"grads": grads, "own_state": self._states[self.bound.hook]}
-                returned = self.bound.listener.with_values({**(values or {}), **own})
+            own = {"grads": grads, "own_state": self._states[self.bound.hook]}
+            returned = self.bound.listener.with_values({**(values or {}), **own})
             if self.clips and not self.bound.built_in:
                 self._check_clipped_norm()
             if returned is None and self._in_place:
                 returned = grads
-            elif returned is None and snapshot is not None and not snapshot.matches(self._memory()):
+            elif returned is None and self._has_written(snapshot):
                 raise GradientError(f"wrote into the gradients in place and returned None; {DECLARE}")
             grads.assign(returned)
             if self.bound.built_in and self._in_place:
@@ -248,7 +242,7 @@ class ChainItem:
                 grads.params[name].grad = gradient
             grads.discard()
             self._cache.clear()
-            if snapshot is not None and not snapshot.matches(self._memory()):
+            if self._has_written(snapshot):
                 self.half_written = error
                 remedy = "" if self._in_place or DECLARE in str(error) else f"; {DECLARE}"
                 error.add_note(f"it had already written into the gradients, which cannot be undone{remedy}")
@@ -261,6 +255,10 @@ class ChainItem:
                 f"has clips = True, but its clipped_norm is {type(norm).__name__}; set self.clipped_norm to the "
                 "norm before clipping, a number or a tensor of one element, at every call"
             )
+
+    def _has_written(self, before: Snapshot | None) -> bool:
+        """Return whether the hook is known to have written; into inference tensors, that leaves no trace."""
+        return before is not None and before.versions is not None and not before.matches(self._memory())
 
     def _memory(self) -> list[torch.Tensor]:
         """Return the tensors whose versions count the writes: a DTensor's own version misses some, its shard's none."""

@@ -12,13 +12,7 @@ from torch import Tensor
 
 from hookline._device import cached_table
 from hookline.errors import GradientError, nearest
-from hookline.gradients.local_storage import (
-    group_by_kind,
-    is_sharded,
-    local_tensor,
-    norms_of,
-    norms_of_one_kind,
-)
+from hookline.gradients.local_storage import group_by_kind, is_sharded, local_tensor, norms_of, norms_of_one_kind
 from hookline.stats.tensor_meta import is_uniform
 
 Parameters = Mapping[str, torch.nn.Parameter]
@@ -238,21 +232,17 @@ def _check_fits(name: str, param: torch.nn.Parameter, gradient: Any) -> None:
         return  # nearly always, and faster than what follows
     if not isinstance(gradient, Tensor):
         raise GradientError(f"{name!r}: returned {type(gradient).__name__}, not a tensor")
-    for fact in ("shape", "dtype", "device"):
-        expected, actual = getattr(param, fact), getattr(gradient, fact)
-        if expected != actual:
-            shown = [tuple(one) if fact == "shape" else one for one in (actual, expected)]
-            raise GradientError(f"{name!r}: returned {fact} {shown[0]}, the parameter has {shown[1]}")
     if gradient.requires_grad:
         raise GradientError(f"{name!r}: returned a gradient that still has a graph; detach it")
-    layouts = {param.layout} if param.grad is None else {param.layout, param.grad.layout}
-    if gradient.layout not in layouts:
-        expected = " or ".join(sorted(map(str, layouts)))
-        raise GradientError(f"{name!r}: returned layout {gradient.layout}, the gradient has {expected}")
     if is_sharded(gradient) != is_sharded(param):
         kinds = ("a DTensor", "plain") if is_sharded(gradient) else ("a plain tensor", "a DTensor")
         raise GradientError(f"{name!r}: returned {kinds[0]}, the parameter is {kinds[1]}")
-    for fact in ("device_mesh", "placements"):
+    for fact in ("shape", "dtype", "device", "device_mesh", "placements"):
         expected, actual = getattr(param, fact, None), getattr(gradient, fact, None)
         if expected != actual:
-            raise GradientError(f"{name!r}: returned {fact} {actual}, the parameter has {expected}")
+            shown = [tuple(one) if isinstance(one, torch.Size) else one for one in (actual, expected)]
+            raise GradientError(f"{name!r}: returned {fact} {shown[0]}, the parameter has {shown[1]}")
+    layouts = {param.layout} if param.grad is None else {param.layout, param.grad.layout}
+    if gradient.layout not in layouts:
+        allowed = " or ".join(sorted(map(str, layouts)))
+        raise GradientError(f"{name!r}: returned layout {gradient.layout}, the gradient has {allowed}")

@@ -13,7 +13,7 @@ from torch import Tensor
 from hookline import _device
 
 VECTOR_BYTES = 16  # what one thread loads at once; chunks start at multiples of it
-CHUNK_BYTES = 128 * 1024
+CHUNK_BYTES = 128 * 1024  # what one program reads
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,7 @@ class Layout:
 
 
 @lru_cache(maxsize=64)
-def layout_of(
-    device: torch.device,
-    stream: int,
-    sizes: tuple[int, ...],
-    dtypes: tuple[torch.dtype, ...],
-    chunk_bytes: int = CHUNK_BYTES,
-) -> Layout:
+def layout_of(device: torch.device, stream: int, sizes: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> Layout:
     """Return the layout for tensors of some sizes and dtypes.
 
     Args:
@@ -53,14 +47,13 @@ def layout_of(
             stream might read them too early.
         sizes: The number of elements of each tensor.
         dtypes: The dtype of each tensor.
-        chunk_bytes: How much one program reads.
 
     Returns:
         A layout that repeated calls share.
     """
     # Enough chunks for any alignment: the first one may begin up to one vector before the tensor.
     nbytes = [size * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=True)]
-    counts = [-(-(many + VECTOR_BYTES - 1) // chunk_bytes) if many else 0 for many in nbytes]
+    counts = [-(-(many + VECTOR_BYTES - 1) // CHUNK_BYTES) if many else 0 for many in nbytes]
     # The chunks of a dtype must be adjacent; dtypes have no order, so their names are sorted.
     order = sorted(range(len(sizes)), key=lambda index: str(dtypes[index]))
     starts = [0, *accumulate(counts[index] for index in order)]
