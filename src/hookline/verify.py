@@ -74,8 +74,7 @@ def verify(make_trainer: Callable[[], Trainer], steps: int = 20) -> list[Verdict
         NotRepeatable: If two runs without any hook differ.
     """
     first = make_trainer()
-    declared = {hook.name: hook.intervenes for hook in first.hooks.list_hooks()}
-    names = list(first.hooks)
+    declared = {name: first.hooks.entry(name).intervenes for name in first.hooks}
     plain = observe_run(first, None, steps)
     difference = first_difference(plain, observe_run(make_trainer(), None, steps))
     if difference is not None:
@@ -84,7 +83,7 @@ def verify(make_trainer: Callable[[], Trainer], steps: int = 20) -> list[Verdict
         raise NotRepeatable(
             f"two runs without any hook already differ, from step {step} on, in the {through}: {remedy}"
         )
-    return [judge(name, declared[name], plain, observe_run(make_trainer(), name, steps)) for name in names]
+    return [judge(name, own, plain, observe_run(make_trainer(), name, steps)) for name, own in declared.items()]
 
 
 def observe_run(trainer: Trainer, hook: str | None, steps: int) -> Probe:
