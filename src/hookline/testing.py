@@ -40,10 +40,10 @@ def assert_harmless(hook: Any, make_trainer: Callable[[], Trainer] = small_train
 
     >>> assert_harmless(MyHook())
     """
-    plain = observe_run(make_trainer(), (), steps)
+    plain = observe_run(make_trainer(), None, steps)
     trainer = make_trainer()
     trainer.hooks.failures.debug = True  # an exception of the hook is one of the test
     name = str(trainer.add_hook(hook))
-    verdict = judge(name, False, plain, observe_run(trainer, (name,), steps))
+    verdict = judge(name, False, plain, observe_run(trainer, name, steps))
     if not verdict.harmless:
         raise AssertionError(f"hook {name!r} {verdict}")

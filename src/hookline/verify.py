@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from hookline import _checks
 from hookline._tensors import iter_tensors
 from hookline.core.base import TrainingHook
 from hookline.core.failures import Incident
@@ -19,7 +18,6 @@ from hookline.record.redaction import redact_text
 from hookline.trainer.rng import rng_state
 from hookline.trainer.trainer import Trainer
 
-PROBE = "hookline_probe"
 FORWARD = "the forward pass"
 
 Observation = tuple[int, str, str, str]  # step, event, what was observed, its digest
@@ -62,79 +60,12 @@ class NotRepeatable(Exception):
     """Two runs without any hook differ, so that nothing can be said about hooks."""
 
 
-class Probe(TrainingHook):
-    """Digest everything that training consists of: around each forward pass, and after all other hooks of an event.
-
-    Random streams are digested outside of events only, because what a hook draws is restored when its event is over.
-    """
-
-    built_in = True
-    runs_last = True
-    on_error = "raise"
-    name = PROBE
-
-    def __init__(self) -> None:
-        self.observations: list[Observation] = []  # in order
-        self.incidents: list[Incident] = []  # caused by the run's hooks
-        self._in_forward = False
-
-    def attach(self, trainer: Trainer) -> None:
-        """Observe the training batches of a trainer, and every activation while one of them is computed.
-
-        The loss alone does not show every change: a batch norm removes the scale of its input again. So the inputs of
-        all modules without children and the output of the model are compared, too. Inputs rather than outputs, since
-        a forward hook that is registered later runs after ours. A compiled model is observed from outside only.
-        """
-        compute = trainer.compute
-
-        def observed(batch: Any) -> Any:
-            if trainer.event_args.phase != "train":
-                return compute(batch)
-            self._observe(trainer.step, FORWARD, batch=batch, **{"random streams": rng_state()})
-            self._observe(trainer.step, FORWARD, **_training_state(trainer))
-            self._in_forward = True
-            try:
-                return compute(batch)
-            finally:
-                self._in_forward = False
-
-        def observe_activations(module: torch.nn.Module, inputs: Any, values: Any) -> None:
-            if self._in_forward:  # a hook may run the model for itself
-                self._observe(trainer.step, FORWARD, activations=list(iter_tensors([inputs, values])))
-
-        trainer.replace_compute(observed)
-        trainer.called_model.register_forward_hook(observe_activations)
-        if not trainer.options.compile:
-            for module in trainer.model.modules():
-                if next(module.children(), None) is None:
-                    module.register_forward_pre_hook(observe_activations, with_kwargs=True)
-
-    def on_before_backward(self, step: int, loss: Any, batch: Any) -> None:
-        self._observe(step, "on_before_backward", batch=batch, loss=loss)
-
-    def on_gradients_ready(self, step: int, trainer: RunControl) -> None:
-        self._observe(step, "on_gradients_ready", gradients=_gradients(trainer))
-
-    def on_before_optimizer_step(self, step: int, trainer: RunControl) -> None:
-        self._observe(step, "on_before_optimizer_step", gradients=_gradients(trainer), **_training_state(trainer))
-
-    def on_train_batch_end(self, step: int, trainer: RunControl) -> None:
-        self._observe(step, "on_train_batch_end", **_training_state(trainer))
-
-    def on_train_end(self, step: int, trainer: RunControl) -> None:
-        self._observe(step, "on_train_end", **_training_state(trainer))
-
-    def _observe(self, step: int, event: str, **values: Any) -> None:
-        self.observations += [(step, event, name, digest(value)) for name, value in values.items()]
-
-
-def verify(make_trainer: Callable[[], Trainer], steps: int = 20, only: Iterable[str] = ()) -> list[Verdict]:
+def verify(make_trainer: Callable[[], Trainer], steps: int = 20) -> list[Verdict]:
     """Judge every hook of a trainer, each alone.
 
     Args:
         make_trainer: Makes a new trainer; all of them must train alike, seeds included.
         steps: The number of optimizer steps to compare.
-        only: Names of the hooks to judge; all of them if empty.
 
     Returns:
         A verdict for each hook, in the order of registration.
@@ -143,49 +74,45 @@ def verify(make_trainer: Callable[[], Trainer], steps: int = 20, only: Iterable[
         NotRepeatable: If two runs without any hook differ.
     """
     first = make_trainer()
-    judged = _checks.names(only, "only")
-    names = [name for name in first.hooks if not judged or name in judged]
-    declared = {hook.name: hook.intervenes for hook in first.hooks.list_hooks()}
-    plain, again = observe_run(first, (), steps), observe_run(make_trainer(), (), steps)
-    if (difference := first_difference(plain, again)) is not None:
+    declared = {name: first.hooks.entry(name).intervenes for name in first.hooks}
+    plain = observe_run(first, None, steps)
+    difference = first_difference(plain, observe_run(make_trainer(), None, steps))
+    if difference is not None:
         step, _, through = difference
         remedy = "give trainer.seed and trainer.deterministic, and check that the data comes in the same order"
         raise NotRepeatable(
             f"two runs without any hook already differ, from step {step} on, in the {through}: {remedy}"
         )
-    return [judge(name, declared[name], plain, observe_run(make_trainer(), (name,), steps)) for name in names]
+    return [judge(name, own, plain, observe_run(make_trainer(), name, steps)) for name, own in declared.items()]
 
 
-def observe_run(trainer: Trainer, keep: Iterable[str], steps: int) -> Probe:
-    """Train for some steps with a few of the trainer's hooks, observed by a probe that runs after them.
+def observe_run(trainer: Trainer, hook: str | None, steps: int) -> Probe:
+    """Train for some steps with one of the trainer's hooks or none, observed by a probe that runs after it.
 
     Nothing is posted to webhooks. Messages of incidents are stored without secrets, which only a living run knows.
 
     Args:
         trainer: The trainer; its other hooks are removed.
-        keep: Names of the hooks to keep.
+        hook: The name of the hook to keep.
         steps: The number of optimizer steps.
 
     Returns:
         The probe.
     """
-    for name in [name for name in trainer.hooks if name not in tuple(keep)]:
-        trainer.hooks.remove(name)
+    for name in list(trainer.hooks):
+        if name != hook:
+            trainer.hooks.remove(name)
     probe = Probe()
     trainer.add_hook(probe)
     probe.attach(trainer)
     trainer.options.console = False
     trainer.hooks.audits_every_call = True  # not only on the sampled micro-batches
-
-    def store(incident: Incident) -> None:
-        probe.incidents.append(replace(incident, message=redact_text(incident.message), error=None))
-
-    stop_watching = trainer.hooks.failures.subscribe(store)
+    unsubscribe = trainer.hooks.failures.subscribe(probe.store)
     try:
         with posting_suspended():
             trainer.fit(max_steps=steps)
     finally:
-        stop_watching()
+        unsubscribe()
     return probe
 
 
@@ -214,6 +141,76 @@ def first_difference(one: Probe, other: Probe) -> tuple[int, str, str] | None:
         if observation != counterpart:
             return observation[:3]
     return None
+
+
+class Probe(TrainingHook):
+    """Digest everything that training consists of: around each forward pass, and after all other hooks of an event.
+
+    Random streams are digested outside of events only, because what a hook draws is restored when its event is over.
+    """
+
+    built_in = True
+    runs_last = True
+    on_error = "raise"
+    name = "hookline_probe"
+
+    def __init__(self) -> None:
+        self.observations: list[Observation] = []  # in order
+        self.incidents: list[Incident] = []  # caused by the run's hooks
+        self._in_forward = False
+
+    def attach(self, trainer: Trainer) -> None:
+        """Observe the training batches of a trainer, and every activation while one of them is computed.
+
+        The loss alone does not show every change: a batch norm removes the scale of its input again. So the inputs of
+        all modules without children and the output of the model are compared, too. Inputs rather than outputs, since
+        a forward hook that is registered later runs after ours. A compiled model is observed from outside only.
+        """
+        compute = trainer.compute
+
+        def observed(batch: Any) -> Any:
+            if trainer.event_args.phase != "train":
+                return compute(batch)
+            streams = {"random streams": rng_state()}
+            self._observe(trainer.step, FORWARD, batch=batch, **streams, **_training_state(trainer))
+            self._in_forward = True
+            try:
+                return compute(batch)
+            finally:
+                self._in_forward = False
+
+        def observe_activations(module: torch.nn.Module, inputs: Any, values: Any) -> None:
+            if self._in_forward:  # a hook may run the model for itself
+                self._observe(trainer.step, FORWARD, activations=list(iter_tensors([inputs, values])))
+
+        trainer.replace_compute(observed)
+        trainer.called_model.register_forward_hook(observe_activations)
+        if not trainer.options.compile:
+            for module in trainer.model.modules():
+                if next(module.children(), None) is None:
+                    module.register_forward_pre_hook(observe_activations, with_kwargs=True)
+
+    def store(self, incident: Incident) -> None:
+        """Store what a hook of the run caused, without secrets."""
+        self.incidents.append(replace(incident, message=redact_text(incident.message), error=None))
+
+    def on_before_backward(self, step: int, loss: Any, batch: Any) -> None:
+        self._observe(step, "on_before_backward", batch=batch, loss=loss)
+
+    def on_gradients_ready(self, step: int, trainer: RunControl) -> None:
+        self._observe(step, "on_gradients_ready", gradients=_gradients(trainer))
+
+    def on_before_optimizer_step(self, step: int, trainer: RunControl) -> None:
+        self._observe(step, "on_before_optimizer_step", gradients=_gradients(trainer), **_training_state(trainer))
+
+    def on_train_batch_end(self, step: int, trainer: RunControl) -> None:
+        self._observe(step, "on_train_batch_end", **_training_state(trainer))
+
+    def on_train_end(self, step: int, trainer: RunControl) -> None:
+        self._observe(step, "on_train_end", **_training_state(trainer))
+
+    def _observe(self, step: int, event: str, **values: Any) -> None:
+        self.observations += [(step, event, name, digest(value)) for name, value in values.items()]
 
 
 def digest(value: Any) -> str:

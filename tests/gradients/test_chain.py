@@ -517,6 +517,17 @@ def test_what_a_hook_returns_is_copied(bench: Bench) -> None:
         bench.reset()
 
 
+def test_a_hook_may_both_assign_and_return(bench: Bench) -> None:
+    """What it deleted stays deleted although it returns a new mapping of the rest."""
+
+    def deletes(grads: Any) -> Any:
+        del grads["encoder"]
+        return dict(grads)
+
+    bench.registry.register(make_hook(deletes, "deletes"))
+    assert bench.step() == [0.0, 2.0] and bench.params["encoder"].grad is None
+
+
 def test_hooks_run_without_autograd(bench: Bench) -> None:
     """A gradient made from parameters has no graph; hooks of on_gradient_clip run with autograd, as at every event."""
     enabled: list[bool] = []

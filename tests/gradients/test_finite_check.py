@@ -161,3 +161,21 @@ def test_a_gradient_that_a_failing_hook_added_is_removed(rig: Any, in_place: boo
 
     chain = chain_of(rig, Adds())
     assert chain.step({"a": torch.ones(2)})["b"] is None
+
+
+def test_a_hook_that_spoils_a_later_step_is_named(rig: Any) -> None:
+    """Once a hook has replaced all gradients, those before it are read only if those after it are not finite."""
+
+    factors = [1.0, 2.0, math.nan, math.nan]
+
+    def replaces(grads: Any) -> Any:
+        factor = factors.pop(0)
+        return {name: grad * factor for name, grad in grads.items()}
+
+    chain = chain_of(rig, replaces, event="update", on_error="raise")
+    chain.step(FINITE)
+    chain.step(FINITE)
+    chain.step({"a": torch.tensor([math.inf, 1.0]), "b": torch.ones(2)})  # It did not make these non-finite.
+    with pytest.raises(GradientError, match="made the gradient of 'a' \\(2 parameters in all\\) non-finite"):
+        chain.step(FINITE)
+    assert torch.equal(chain.params["a"].grad, FINITE["a"])

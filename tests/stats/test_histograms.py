@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hookline import SimpleTrainer, read_layers
-from hookline.stats import columns
+from hookline.stats import histograms as bins
 from hookline.stats.histograms import Histograms, fold, histograms, percentiles, values_of_bins
 
 POINTS = [0, 10, 25, 50, 90, 99.5, 100]
@@ -26,14 +26,14 @@ def test_every_value_is_counted_once(awkward_tensors: Callable[[], list[Tensor]]
     """The bins of each tensor add up to its size."""
     tensors = awkward_tensors()
     counts = histograms(tensors).counts
-    assert counts.shape == (len(tensors), columns.BINS)
+    assert counts.shape == (len(tensors), bins.BINS)
     assert counts.sum(dim=1).tolist() == [tensor.numel() for tensor in tensors]
 
 
 def test_special_values_have_bins_of_their_own() -> None:
     """Zero, the two infinities and NaN have different bins."""
     counts = histograms([torch.tensor([0.0, -0.0, math.inf, -math.inf, -math.inf, math.nan, 1.0])]).counts[0]
-    assert [int(counts[place]) for place in (0, columns.ZERO, columns.INFINITE, columns.NOT_A_NUMBER)] == [2, 2, 1, 1]
+    assert [int(counts[place]) for place in (0, bins.ZERO, bins.INFINITE, bins.NOT_A_NUMBER)] == [2, 2, 1, 1]
 
 
 def test_bins_are_an_eighth_of_an_octave_and_ordered() -> None:
@@ -42,7 +42,7 @@ def test_bins_are_an_eighth_of_an_octave_and_ordered() -> None:
     places = [int(row.nonzero()) for row in histograms(list(values), torch.full((1001, 10), 1000.0)).counts]
     assert places == sorted(places)
     one, two = histograms([torch.tensor([1.5]), torch.tensor([3.0])], torch.full((2, 10), 1000.0)).counts
-    assert int(two.nonzero()) - int(one.nonzero()) == columns.PER_OCTAVE
+    assert int(two.nonzero()) - int(one.nonzero()) == bins.PER_OCTAVE
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1e-3, 1.0, 1e15])
@@ -73,12 +73,12 @@ def test_percentiles_that_do_not_exist() -> None:
 def test_float64_keeps_its_range() -> None:
     """Values beyond float32 are neither infinite nor zero."""
     counts = histograms([torch.tensor([1e300, 1e-300], dtype=torch.float64)]).counts[0]
-    assert not counts[[0, columns.ZERO, columns.INFINITE, columns.NOT_A_NUMBER]].any()
+    assert not counts[[0, bins.ZERO, bins.INFINITE, bins.NOT_A_NUMBER]].any()
 
 
 def test_no_tensors_give_no_histograms() -> None:
     """An empty list is valid."""
-    assert histograms([]).counts.shape == (0, columns.BINS)
+    assert histograms([]).counts.shape == (0, bins.BINS)
     assert percentiles(Histograms(*histograms([])), [50]).shape == (0, 1)
 
 
@@ -149,14 +149,14 @@ def test_values_below_the_window_count_in_the_smallest_bins() -> None:
     parts = [torch.tensor([1e-15, -2e-15, 3e-15]), torch.tensor([1000.0, -1000.0])]
     found = merged(parts).counts[0]
     assert torch.equal(found, histograms([torch.cat(parts)]).counts[0])
-    assert (found[columns.ZERO + 1], found[columns.ZERO - 1], found.sum()) == (2, 1, 5)
+    assert (found[bins.ZERO + 1], found[bins.ZERO - 1], found.sum()) == (2, 1, 5)
 
 
 def test_zeros_infinities_and_nans_stay_where_they_are() -> None:
     """Only magnitudes move; a part that is not finite keeps its own top."""
     parts = [torch.tensor([0.0, 1.0, float("inf")]), torch.tensor([0.0, float("nan"), float("-inf"), 2.0])]
     found = merged(parts).counts[0]
-    assert (found[columns.ZERO], found[columns.INFINITE], found[0], found[columns.NOT_A_NUMBER]) == (2, 1, 1, 1)
+    assert (found[bins.ZERO], found[bins.INFINITE], found[0], found[bins.NOT_A_NUMBER]) == (2, 1, 1, 1)
     assert found.sum() == 7
 
 
@@ -164,7 +164,7 @@ def test_empty_parts_count_for_nothing() -> None:
     """An empty part neither counts nor raises the window; all of them empty is an empty whole."""
     full = torch.randn(100) * 1e-6
     assert torch.equal(merged([torch.empty(0), full]).counts, histograms([full]).counts)
-    assert merged([torch.empty(0), torch.empty(0)]).counts.tolist() == [[0] * columns.BINS]
+    assert merged([torch.empty(0), torch.empty(0)]).counts.tolist() == [[0] * bins.BINS]
 
 
 def test_percentiles_of_the_whole() -> None:

@@ -15,7 +15,7 @@ from hookline.core.registry import HookRegistry
 from hookline.errors import GradientError, HooklineError, MissingArgument, nearest
 from hookline.gradients.chain import UpdateChain
 from hookline.gradients.local_storage import is_sharded
-from hookline.gradients.view import Parameters
+from hookline.gradients.view import Parameters, is_like
 
 
 def update_by_hand(registry: HookRegistry, values: Mapping[str, Any], fire: Callable[[], None]) -> dict[str, Any]:
@@ -85,23 +85,21 @@ class ManualChain(UpdateChain):
     """
 
     def __init__(self, registry: HookRegistry, values: Mapping[str, Any]) -> None:
-        self._current: dict[str, torch.nn.Parameter] = {}
         self._stand_ins: dict[str, torch.nn.Parameter] = {}
-        self._passed: frozenset[str] = frozenset()
         self._take(values)
         super().__init__(registry, lambda: self._current, self._model)
 
     def update(self, values: Mapping[str, Any]) -> None:
         """Take over the arguments of another event."""
-        if self._take(values):
+        before = self._passed, list(map(id, self._current.values())), list(self._current)
+        self._take(values)
+        if before != (self._passed, list(map(id, self._current.values())), list(self._current)):
             self.reselect_parameters()
 
-    def _take(self, values: Mapping[str, Any]) -> bool:
-        """Take over the parameters, the model and the names of the arguments; return whether one of them changed."""
-        model, before = values.get("model"), (self._passed, list(map(id, self._current.values())), list(self._current))
+    def _take(self, values: Mapping[str, Any]) -> None:
+        model = values.get("model")
         self._has_model, self._model = model is not None, torch.nn.Module() if model is None else model
         self._passed, self._current = frozenset(values), self._parameters(values["grads"], model)
-        return before != (self._passed, list(map(id, self._current.values())), list(self._current))
 
     def _parameters(self, grads: Any, model: torch.nn.Module | None) -> dict[str, torch.nn.Parameter]:
         """Return the model's parameters that have a gradient here, or one stand-in for each gradient."""
@@ -114,7 +112,8 @@ class ManualChain(UpdateChain):
             return {name: params[name] for name in grads}
         # Those without a gradient this time stay, because hooks may have a state about them.
         for name, gradient in grads.items():
-            if gradient is not None and not _fits(self._stand_ins.get(name), gradient):
+            stand_in = self._stand_ins.get(name)
+            if gradient is not None and (stand_in is None or not is_like(gradient, stand_in)):
                 # One element for the whole shape: nothing reads a stand-in's values.
                 blank = torch.zeros((), dtype=gradient.dtype, device=gradient.device).expand(gradient.shape)
                 data = gradient.detach() if is_sharded(gradient) else blank
@@ -141,8 +140,3 @@ class ManualChain(UpdateChain):
             if self._has_model:
                 raise
             raise HooklineError(f"{error}. To select parameters by their modules, pass model=…") from None
-
-
-def _fits(param: torch.nn.Parameter | None, gradient: torch.Tensor) -> bool:
-    facts = ("shape", "dtype", "device")
-    return param is not None and all(getattr(param, fact) == getattr(gradient, fact) for fact in facts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from itertools import accumulate
 from operator import or_
 
 import torch
@@ -16,7 +15,7 @@ from hookline import _device
 from hookline._device import to_device, upload
 from hookline.gradients import centralize_kernels
 from hookline.stats.cuda import ELEMENTS
-from hookline.stats.layout import VECTOR_BYTES, Launch
+from hookline.stats.layout import VECTOR_BYTES, Launch, number_programs
 from hookline.stats.tensor_meta import TensorMeta, tensor_meta
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -92,36 +91,22 @@ def layout_of(device: torch.device, stream: int, meta: TensorMeta, aligned: bool
     shapes = [
         (shape[0], shape.numel() // shape[0]) if len(shape) > 1 else (shape.numel(), NO_ROWS) for shape in meta.shapes
     ]
-    dtypes = meta.dtypes
-    order = sorted(range(len(shapes)), key=lambda index: (str(dtypes[index]), shapes[index][1]))
     taken = [_rows_per_program(length) for _, length in shapes]
     counts = [-(-rows // taken[index]) for index, (rows, _) in enumerate(shapes)]
-    starts = [0, *accumulate(counts[index] for index in order)]
-    first = [0] * len(shapes)
-    for position, index in enumerate(order):
-        first[index] = starts[position]
-    owners = torch.repeat_interleave(torch.tensor(order), torch.tensor([counts[index] for index in order]))
-    numbers = torch.arange(starts[-1]) - torch.tensor(first)[owners]
+    kinds = [(dtype, length) for dtype, (_, length) in zip(meta.dtypes, shapes, strict=True)]
+    first, owners, groups = number_programs(counts, kinds)
+    numbers = torch.arange(sum(counts)) - torch.tensor(first)[owners]
     tables = (
-        to_device(owners.int(), device),
+        to_device(owners, device),
         to_device((numbers * torch.tensor(taken)[owners]).int(), device),  # the first row of each program
         upload([rows for rows, _ in shapes], torch.int32, device),
     )
     programs = upload(first, torch.int32, device), upload(counts, torch.int32, device)  # of each tensor
-    group_sizes: dict[tuple[torch.dtype, int], int] = {}  # programs of each launch, by dtype and length of its rows
-    for index in order:
-        kind = dtypes[index], shapes[index][1]
-        group_sizes[kind] = group_sizes.get(kind, 0) + counts[index]
-    skipped = accumulate(group_sizes.values(), initial=0)
-    take_means = [
-        _take_means(*kind, count, start, tables, aligned)
-        for (kind, count), start in zip(group_sizes.items(), skipped, strict=False)
-    ]
     return Layout(
-        take_means=tuple(take_means),
+        take_means=tuple(_take_means(*kind, *place, tables, aligned) for kind, place in groups.items()),
         find_norms=Launch(centralize_kernels.norms_of_tensors, len(shapes), *programs, TILE=MERGE_TILE),
         matrices=tuple(index for index, (_, length) in enumerate(shapes) if length != NO_ROWS),
-        programs=starts[-1],
+        programs=sum(counts),
     )
 
 
@@ -131,7 +116,7 @@ def _rows_per_program(length: int) -> int:
 
 
 def _take_means(
-    dtype: torch.dtype, length: int, programs: int, skipped: int, tables: tuple[Tensor, ...], aligned: bool
+    dtype: torch.dtype, length: int, skipped: int, programs: int, tables: tuple[Tensor, ...], aligned: bool
 ) -> Launch:
     """Return the launch for all rows of one dtype and length; `skipped` is its first program's number."""
     element = ELEMENTS[dtype]

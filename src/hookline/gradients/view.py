@@ -12,13 +12,7 @@ from torch import Tensor
 
 from hookline._device import cached_table
 from hookline.errors import GradientError, nearest
-from hookline.gradients.local_storage import (
-    group_by_kind,
-    is_sharded,
-    local_tensor,
-    norms_of,
-    norms_of_one_kind,
-)
+from hookline.gradients.local_storage import group_by_kind, is_sharded, local_tensor, norms_of, norms_of_one_kind
 from hookline.stats.tensor_meta import is_uniform
 
 Parameters = Mapping[str, torch.nn.Parameter]
@@ -183,28 +177,33 @@ class Gradients(MutableMapping[str, Tensor]):
         self.norms_after = None
         self._cache.clear()
 
-    def commit(self, returned: Any) -> None:
-        """Take over what a hook returned, all or nothing; None for a name removes its gradient.
+    def assign(self, returned: Any) -> None:
+        """Assign what a hook returned, all or nothing; None for a name removes its gradient.
 
         Raises:
             GradientError: If it is not a complete mapping of gradients that fit their parameters.
         """
         if returned is None:
             raise GradientError("returned None; return the gradients (the mapping you got, or a new one)")
-        if returned is not self and not isinstance(returned, Mapping):
-            raise GradientError(f"returned {type(returned).__name__}; return a mapping of parameter name to gradient")
-        new = dict(self.assigned if returned is self else returned)
-        missing = [] if returned is self else [name for name in self if name not in new]
-        if missing:
-            count = f" ({len(missing)} in all)" if len(missing) > 1 else ""
-            raise GradientError(f"dropped {missing[0]!r}{count}; return every gradient, None to remove one")
-        for name, gradient in new.items():
+        if returned is not self:
+            if not isinstance(returned, Mapping):
+                kind = type(returned).__name__
+                raise GradientError(f"returned {kind}; return a mapping of parameter name to gradient")
+            self.assigned |= returned
+            missing = [name for name in self if name not in self.assigned]
+            if missing:
+                count = f" ({len(missing)} in all)" if len(missing) > 1 else ""
+                raise GradientError(f"dropped {missing[0]!r}{count}; return every gradient, None to remove one")
+        for name, gradient in self.assigned.items():
             if name not in self.params:
                 remedy = nearest(str(name), self.params)
                 raise GradientError(f"returned {name!r}, which is not a parameter here; {remedy}")
             if gradient is not None:
                 _check_fits(name, self.params[name], gradient)
-        for name, gradient in new.items():
+
+    def commit(self) -> None:
+        """Give the parameters what was assigned."""
+        for name, gradient in self.assigned.items():
             # Cloned, because later transforms write into it and the hook may have kept what it returned.
             same = gradient is None or gradient is self.params[name].grad
             self.params[name].grad = gradient if same else gradient.clone()
@@ -221,27 +220,29 @@ def _updated_norms(norms: Tensor, tensors: list[Tensor], written: list[list[Tens
     return norms.index_copy(0, cached_table(norms.device, tuple(stale)), new)
 
 
+def is_like(gradient: Tensor, param: Tensor) -> bool:
+    """Return whether a gradient has the shape, the dtype and the device of a parameter."""
+    return gradient.shape == param.shape and gradient.dtype is param.dtype and gradient.device == param.device
+
+
 def _check_fits(name: str, param: torch.nn.Parameter, gradient: Any) -> None:
     """Check that a gradient has the parameter's shape, dtype, device, layout and sharding, and no graph."""
+    is_plain = type(gradient) is Tensor and type(param) is torch.nn.Parameter and gradient.layout is param.layout
+    if is_plain and is_like(gradient, param) and not gradient.requires_grad:
+        return  # nearly always, and faster than what follows
     if not isinstance(gradient, Tensor):
         raise GradientError(f"{name!r}: returned {type(gradient).__name__}, not a tensor")
-    for fact in ("shape", "dtype", "device"):
-        expected, actual = getattr(param, fact), getattr(gradient, fact)
-        if expected != actual:
-            shown = [tuple(one) if fact == "shape" else one for one in (actual, expected)]
-            raise GradientError(f"{name!r}: returned {fact} {shown[0]}, the parameter has {shown[1]}")
     if gradient.requires_grad:
         raise GradientError(f"{name!r}: returned a gradient that still has a graph; detach it")
-    if type(gradient) is Tensor and type(param) is torch.nn.Parameter and gradient.layout is param.layout:
-        return  # nearly always, and faster than what follows
-    layouts = {param.layout} if param.grad is None else {param.layout, param.grad.layout}
-    if gradient.layout not in layouts:
-        expected = " or ".join(sorted(map(str, layouts)))
-        raise GradientError(f"{name!r}: returned layout {gradient.layout}, the gradient has {expected}")
     if is_sharded(gradient) != is_sharded(param):
         kinds = ("a DTensor", "plain") if is_sharded(gradient) else ("a plain tensor", "a DTensor")
         raise GradientError(f"{name!r}: returned {kinds[0]}, the parameter is {kinds[1]}")
-    for fact in ("device_mesh", "placements"):
+    for fact in ("shape", "dtype", "device", "device_mesh", "placements"):
         expected, actual = getattr(param, fact, None), getattr(gradient, fact, None)
         if expected != actual:
-            raise GradientError(f"{name!r}: returned {fact} {actual}, the parameter has {expected}")
+            shown = [tuple(one) if isinstance(one, torch.Size) else one for one in (actual, expected)]
+            raise GradientError(f"{name!r}: returned {fact} {shown[0]}, the parameter has {shown[1]}")
+    layouts = {param.layout} if param.grad is None else {param.layout, param.grad.layout}
+    if gradient.layout not in layouts:
+        allowed = " or ".join(sorted(map(str, layouts)))
+        raise GradientError(f"{name!r}: returned layout {gradient.layout}, the gradient has {allowed}")

@@ -1,4 +1,4 @@
-"""The columns of a statistics row, the bins of a histogram behind them, and the precision they are computed in.
+"""The columns of a statistics row, and the precision they are computed in.
 
 To add a statistic, name it in `STATISTICS`, compute it in `torch_ops`, `cpu` and `kernels`, and merge it in `merge`.
 """
@@ -14,14 +14,6 @@ COUNT, MEAN, STD, MIN, MAX, ABSMAX, L2, ZEROS, NANS, INFS = range(len(STATISTICS
 
 FAINT = 1e-24  # A smaller sum of squares has lost digits to the smallest numbers of float32.
 FAR = 50.0  # Above this (mean / std)², squares are taken around the mean, which costs more passes over the data.
-
-# The bins of a histogram; the order is described in `hookline.stats.histograms`.
-BINS = 512
-PER_OCTAVE = 8
-PER_SIGN = (BINS - 4) // 2
-ZERO, INFINITE, NOT_A_NUMBER = PER_SIGN + 1, BINS - 2, BINS - 1
-USUAL_TOP, HIGHEST_TOP = 15.0, 127.0  # octaves
-LOWEST_TOP = -90.0  # octave; the window stays clear of float32's subnormal numbers
 
 
 def row_dtype(device: torch.device) -> torch.dtype:

@@ -15,17 +15,8 @@ from torch import Tensor
 
 from hookline import _device
 from hookline.stats import histogram_kernels, kernels
-from hookline.stats.columns import (
-    ABSMAX,
-    BINS,
-    HIGHEST_TOP,
-    LOWEST_TOP,
-    PER_OCTAVE,
-    PER_SIGN,
-    STATISTICS,
-    USUAL_TOP,
-    wide_dtype,
-)
+from hookline.stats.columns import ABSMAX, STATISTICS, wide_dtype
+from hookline.stats.histograms import BINS, HIGHEST_TOP, LOWEST_TOP, PER_OCTAVE, PER_SIGN, USUAL_TOP
 from hookline.stats.layout import CHUNK_BYTES, VECTOR_BYTES, Launch, layout_of
 
 _SAME_NAME = ("uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64")

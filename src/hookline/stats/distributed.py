@@ -18,7 +18,7 @@ from hookline import _device
 from hookline._tensors import stored_values
 from hookline.errors import HooklineError
 from hookline.stats import histograms, rows
-from hookline.stats.columns import COUNT, ZERO, ZEROS
+from hookline.stats.columns import COUNT, ZEROS
 from hookline.stats.merge import join_rows, merge, split_rows
 from hookline.stats.tensor_meta import TensorMeta, tensor_meta
 
@@ -94,7 +94,7 @@ class LocalTensors:
 
         counts = self._each_device(count)
         if any(self._left_out):
-            counts[:, ZERO] += _device.upload(self._left_out, counts.dtype, counts.device)
+            counts[:, histograms.ZERO] += _device.upload(self._left_out, counts.dtype, counts.device)
         for mesh in self._meshes:
             counts = mesh.sums(counts)
         return histograms.Histograms(counts, tops)

@@ -23,23 +23,15 @@ import torch
 from torch import Tensor
 
 from hookline import _device
-from hookline.stats.columns import (
-    ABSMAX,
-    BINS,
-    HIGHEST_TOP,
-    INFINITE,
-    LOWEST_TOP,
-    NOT_A_NUMBER,
-    PER_OCTAVE,
-    PER_SIGN,
-    STATISTICS,
-    USUAL_TOP,
-    ZERO,
-    row_dtype,
-    wide_dtype,
-)
+from hookline.stats.columns import ABSMAX, STATISTICS, row_dtype, wide_dtype
 from hookline.stats.rows import has_kernels, summarize
 
+BINS = 512
+PER_OCTAVE = 8
+PER_SIGN = (BINS - 4) // 2
+ZERO, INFINITE, NOT_A_NUMBER = PER_SIGN + 1, BINS - 2, BINS - 1
+USUAL_TOP, HIGHEST_TOP = 15.0, 127.0  # octaves
+LOWEST_TOP = -90.0  # octave; the window stays clear of float32's subnormal numbers
 _PIECE = 1 << 20  # elements that are counted at once, to keep the memory for indices small
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from torch import Tensor
 from hookline import _device
 
 VECTOR_BYTES = 16  # what one thread loads at once; chunks start at multiples of it
-CHUNK_BYTES = 128 * 1024
+CHUNK_BYTES = 128 * 1024  # what one program reads
+
+Kind = TypeVar("Kind", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,7 @@ class Layout:
 
 
 @lru_cache(maxsize=64)
-def layout_of(
-    device: torch.device,
-    stream: int,
-    sizes: tuple[int, ...],
-    dtypes: tuple[torch.dtype, ...],
-    chunk_bytes: int = CHUNK_BYTES,
-) -> Layout:
+def layout_of(device: torch.device, stream: int, sizes: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> Layout:
     """Return the layout for tensors of some sizes and dtypes.
 
     Args:
@@ -53,34 +49,45 @@ def layout_of(
             stream might read them too early.
         sizes: The number of elements of each tensor.
         dtypes: The dtype of each tensor.
-        chunk_bytes: How much one program reads.
 
     Returns:
         A layout that repeated calls share.
     """
     # Enough chunks for any alignment: the first one may begin up to one vector before the tensor.
     nbytes = [size * dtype.itemsize for size, dtype in zip(sizes, dtypes, strict=True)]
-    counts = [-(-(many + VECTOR_BYTES - 1) // chunk_bytes) if many else 0 for many in nbytes]
-    # The chunks of a dtype must be adjacent; dtypes have no order, so their names are sorted.
-    order = sorted(range(len(sizes)), key=lambda index: str(dtypes[index]))
-    starts = [0, *accumulate(counts[index] for index in order)]
-    first_chunks, totals = [0] * len(sizes), dict[torch.dtype, int]()
-    for start, index in zip(starts, order, strict=False):
-        first_chunks[index] = start
-        totals[dtypes[index]] = totals.get(dtypes[index], 0) + counts[index]
-    skipped = accumulate(totals.values(), initial=0)
-    groups = [Group(dtype, before, many) for (dtype, many), before in zip(totals.items(), skipped, strict=False)]
-    owners = torch.repeat_interleave(
-        torch.tensor(order, dtype=torch.int32), torch.tensor([counts[index] for index in order])
-    )
+    counts = [-(-(many + VECTOR_BYTES - 1) // CHUNK_BYTES) if many else 0 for many in nbytes]
+    first_chunks, owners, groups = number_programs(counts, dtypes)
     return Layout(
-        groups=tuple(group for group in groups if group.chunks),
-        chunks=starts[-1],
+        groups=tuple(Group(dtype, *place) for dtype, place in groups.items() if place[1]),
+        chunks=sum(counts),
         sizes=_device.upload(sizes, torch.int64, device),
         first_chunks=_device.upload(first_chunks, torch.int32, device),
         chunk_counts=_device.upload(counts, torch.int32, device),
         owners=_device.to_device(owners, device),
     )
+
+
+def number_programs(
+    counts: Sequence[int], kinds: Sequence[Kind]
+) -> tuple[list[int], Tensor, dict[Kind, tuple[int, int]]]:
+    """Number the programs that handle some tensors so that those of one kind are adjacent.
+
+    Args:
+        counts: How many programs each tensor has.
+        kinds: What each tensor's kernel is compiled for.
+
+    Returns:
+        Each tensor's first program, the tensor of each program, and for each kind its first program and their number.
+    """
+    order = sorted(range(len(counts)), key=lambda index: str(kinds[index]))  # dtypes have no order, their names do
+    first, groups, done = [0] * len(counts), dict[Kind, tuple[int, int]](), 0
+    for index in order:
+        first[index] = done
+        begin, many = groups.get(kinds[index], (done, 0))
+        groups[kinds[index]] = begin, many + counts[index]
+        done += counts[index]
+    repeats = torch.tensor([counts[index] for index in order])
+    return first, torch.repeat_interleave(torch.tensor(order, dtype=torch.int32), repeats), groups
 
 
 class Launch:
