@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hookline._console import logger
 from hookline._tensors import count_samples
 from hookline.core.costs import CostMonitor
 from hookline.core.dispatch import Dispatch
-from hookline.core.failures import logger
 from hookline.core.run_control import MicroBatch
 from hookline.errors import TrainingError
 from hookline.gradients.local_storage import multiply_

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hookline.core.failures import logger
+from hookline._console import logger
 from hookline.gradients.local_storage import local_tensor
 
 if TYPE_CHECKING:
