@@ -397,7 +397,7 @@ FACTS: dict[str, Callable[[Firing], bool]] = {
     "complete, unscaled, reduced over ranks; before the update chain": lambda seen: seen.is_(
         seen.reference.complete[seen.step]
     ),
-    "complete, unscaled, reduced; as the links before this one left them": lambda seen: seen.is_(
+    "complete, unscaled, reduced; as the update hooks before this one left them": lambda seen: seen.is_(
         {name: grad * 2 for name, grad in seen.reference.complete[seen.step].items()}
     ),
     "clipped; grad_norm is the norm before it": lambda seen: (

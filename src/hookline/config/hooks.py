@@ -202,11 +202,11 @@ def register_specs(registry: Any, specs: Iterable[HookSpec]) -> list[Any]:
     return handles
 
 
-def make_hook(given: Any, parameters: Mapping[str, Any], options: dict[str, Any] | None = None) -> Any:
-    """Return a hook object as it is, or make one from a class, a registered name or a dotted path.
+def make_hook(given: str | type, parameters: Mapping[str, Any], options: dict[str, Any]) -> Any:
+    """Make a hook from a class, a registered name or a dotted path.
 
     Args:
-        given: The hook object, class, name or path.
+        given: The class, name or path.
         parameters: The parameters of the constructor.
         options: Options of the registration. If the constructor of a built-in hook takes `every`, because not all that
             such a hook does is done at events with a schedule, it becomes the period of the hook's own schedule; it is
@@ -215,11 +215,6 @@ def make_hook(given: Any, parameters: Mapping[str, Any], options: dict[str, Any]
     Raises:
         RegistrationError: If a parameter is wrong, or the hook of a name cannot be made with them.
     """
-    options = {} if options is None else options
-    if not isinstance(given, str | type):
-        for key in parameters:
-            raise RegistrationError(f"{key!r} is not an option of a hook; {nearest(key, OPTIONS)}")
-        return given
     has_every = "every" in options
     made = _make(given, parameters, options)
     own_schedule = getattr(made, "schedule", None)

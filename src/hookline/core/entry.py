@@ -175,14 +175,13 @@ def read_hook(
     Raises:
         RegistrationError: If the hook implements no event, misspells one, or names arguments that an event lacks.
     """
+    is_finished = bool(event) or not isinstance(hook, (str, type))
+    for key in parameters if is_finished else ():  # It has no constructor to call, so this is a misspelt option.
+        raise RegistrationError(f"{key!r} is not an option of a hook; {nearest(key, OPTIONS)}")
     if event:
-        for key in parameters:  # A function has no constructor, so what is left over is a misspelt option.
-            raise RegistrationError(f"{key!r} is not an option of a hook; {nearest(key, OPTIONS)}")
         row, spelling = find_event(event), event if event.startswith("on_") else f"on_{event}"
         return hook, {row.name: read_signature(hook, row, spelling, getattr(hook, "__name__", "function"))}
-    made = hook
-    if parameters or isinstance(hook, (str, type)):
-        made = load_reference(MAKE_HOOK)(hook, parameters, options)
+    made = hook if is_finished else load_reference(MAKE_HOOK)(hook, parameters, options)
     listeners = find_listeners(made)
     if not listeners and not _is_called_otherwise(made):
         raise RegistrationError(
