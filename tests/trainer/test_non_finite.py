@@ -165,8 +165,8 @@ def test_the_command_has_its_own_exit_code(
     assert any("the first bad output is that of " in record.getMessage() for record in caplog.records)
     caplog.clear()
     assert main(["resume", str(run), "trainer.max_steps=6"]) == 3
-    again = f"to find the module it comes from: hookline train {run}/config.yaml --hook nan_forensics"
-    assert warnings_of(caplog) == [f"step 6: the loss is nan; {again}"]
+    again = f"hookline train {run}/config.yaml --hook nan_forensics trainer.max_steps=6"
+    assert warnings_of(caplog) == [f"step 6: the loss is nan; to find the module it comes from: {again}"]
 
 
 def test_a_loss_that_another_thread_reads_is_reported_by_the_record() -> None:
