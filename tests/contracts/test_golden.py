@@ -38,11 +38,22 @@ def comparable(path: Path) -> str:
     text = RUN_ID.sub("<id>", path.read_text())
     if path.suffix in (".json", ".jsonl"):
         whole = [text] if path.suffix == ".json" else text.splitlines()
-        text = "\n".join(json.dumps(without_values(json.loads(line))) for line in whole) + layout_of(whole)
+        values = [without_values(json.loads(line)) for line in whole]
+        if path.name == "metrics.jsonl":
+            values = steps_of(values)
+        text = "\n".join(map(json.dumps, values)) + layout_of(whole)
     if path.suffix == ".yaml":
         lines = text.splitlines(keepends=True)
         text = "".join(line for line in lines if line.partition(":")[0].strip() not in ADDED_SINCE)
     return BUILT_IN_NAMES.sub(r"\1", FLOAT.sub("<float>", text))
+
+
+def steps_of(rows: list[dict[str, Any]]) -> list[list[tuple[str, Any]]]:
+    """Return the metrics of each step: whether one is written in one row or two depends on the time of a write."""
+    steps: dict[tuple[int, int], dict[str, Any]] = {}
+    for row in rows:
+        steps.setdefault((row["step"], row["epoch"]), {}).update(row)
+    return [sorted(row.items()) for row in steps.values()]
 
 
 def without_values(value: Any, key: str = "") -> Any:
