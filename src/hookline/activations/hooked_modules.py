@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
 from time import perf_counter_ns
@@ -136,7 +136,7 @@ class HookedModule:
 
     def __init__(self, module: torch.nn.Module, slots: EventSlots, owner: Any = None) -> None:
         self.calls = 0
-        self.needs: Counter[str] = Counter()  # How many hooks need what.
+        self.needs: defaultdict[str, int] = defaultdict(int)  # How many hooks need what.
         self.fired: dict[str, int] = {}  # How often each hook was called here and returned without an error.
         self.module_ref = weakref.ref(module)
         self.timer: ModuleTimer | None = None
