@@ -48,12 +48,13 @@ def comparable(path: Path) -> str:
     return BUILT_IN_NAMES.sub(r"\1", FLOAT.sub("<float>", text))
 
 
-def steps_of(rows: list[dict[str, Any]]) -> list[list[tuple[str, Any]]]:
+def steps_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the metrics of each step: whether one is written in one row or two depends on the time of a write."""
     steps: dict[tuple[int, int], dict[str, Any]] = {}
     for row in rows:
+        assert list(row)[:3] == ["step", "epoch", "time"]
         steps.setdefault((row["step"], row["epoch"]), {}).update(row)
-    return [sorted(row.items()) for row in steps.values()]
+    return [dict(sorted(row.items())) for row in steps.values()]
 
 
 def without_values(value: Any, key: str = "") -> Any:
