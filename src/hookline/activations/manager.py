@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -18,9 +18,8 @@ from hookline.activations.fire_report import FireReport, fire_report
 from hookline.activations.forward_hooks import ForwardDispatcher, complete_run
 from hookline.activations.monitor import COSTS, DEFAULT_METRICS, Monitor
 from hookline.core.catalog import Event
-from hookline.core.entry import MAKE_HOOK, OPTIONS, Entry
+from hookline.core.entry import Entry
 from hookline.core.manual_fire import ManualClock
-from hookline.core.plugins import load_reference
 from hookline.core.registry import Handle, HookRegistry
 from hookline.errors import HooklineError
 
@@ -207,7 +206,7 @@ class HookManager(HookRegistry):
         what = [part for part, wanted in (("input", capture_input), ("output", capture_output)) if wanted]
         if not what:
             raise HooklineError(f"capture hook {hook_id!r}: capture_input and capture_output are both off")
-        return self._register(Capture, hook_id, options, modules=module, what=what, layer_idx=layer_idx)
+        return self.register(Capture, hook_id, modules=module, what=what, layer_idx=layer_idx, **options)
 
     def register_monitoring_hook(
         self, module: Any, hook_id: str | None = None, metrics: Sequence[str] | None = None, **options: Any
@@ -225,7 +224,7 @@ class HookManager(HookRegistry):
         """
         if metrics is None:
             metrics = (*DEFAULT_METRICS, *COSTS)
-        return self._register(Monitor, hook_id, options, modules=module, metrics=metrics)
+        return self.register(Monitor, hook_id, modules=module, metrics=metrics, **options)
 
     def register_debug_hook(
         self, module: Any, hook_id: str | None = None, conditions: Any = None, **options: Any
@@ -241,13 +240,7 @@ class HookManager(HookRegistry):
         Returns:
             The hook's name, which can also remove it.
         """
-        return self._register(Debug, hook_id, options, modules=module, conditions=conditions)
-
-    def _register(self, kind: type, hook_id: str | None, options: Mapping[str, Any], **parameters: Any) -> Handle:
-        """Make a hook with its own options, and register it with the others."""
-        own = {key: value for key, value in options.items() if key not in OPTIONS}
-        rest = {key: value for key, value in options.items() if key in OPTIONS}
-        return self.register(load_reference(MAKE_HOOK)(kind, dict(**parameters, **own)), hook_id, **rest)
+        return self.register(Debug, hook_id, modules=module, conditions=conditions, **options)
 
     def fire_report(self) -> FireReport:
         """Return how often each forward hook was called at each of its modules, and why one never was."""
