@@ -268,7 +268,7 @@ def test_one_hook_in_full(capsys: Captured) -> None:
     assert main(["hooks", "checkpoint"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert out.startswith("checkpoint lifecycle Saves checkpoints and keeps the newest")
-    assert "save_last Save at every evaluation and always keep the last one, under the link last. [false]" in out
+    assert "save_last Save at every evaluation and at the end of a run that ends in order," in out
     assert "hookline train --hook checkpoint" in out
     assert "clip_norm" not in out
     assert main(["hooks", "clip_norm"]) == 0

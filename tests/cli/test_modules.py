@@ -84,7 +84,7 @@ def test_a_pattern_that_matches_nothing_names_the_nearest(capsys: Captured) -> N
     assert main(["modules", "small.yaml", "blocks.0.mpl"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(
-        "hookline: error: module pattern 'blocks.0.mpl' matches nothing; did you mean 'blocks.0.mlp'?"
+        "hookline: error: module pattern 'blocks.0.mpl' matches nothing; did you mean 'blocks.0.mlp' or "
     )
     assert main(["modules", "none.yaml"]) == 2
     assert "none.yaml: cannot be read" in capsys.readouterr().err

@@ -147,9 +147,9 @@ def test_a_resumed_run_evaluates_what_the_uninterrupted_run_does(monitor: str, o
 
 
 @pytest.mark.parametrize("options", [{}, {"check_every_n_steps": 2}], ids=["epochs", "steps"])
-def test_a_misspelt_loader_is_an_error_that_lists_the_loaders(options: dict[str, Any]) -> None:
-    """Also loaders that had no batch in the step."""
-    with pytest.raises(MetricMissing, match=r"'train/boks/loss'.*did you mean 'train/books/loss'.*train/web/"):
+def test_a_misspelt_loader_is_an_error_that_names_the_nearest(options: dict[str, Any]) -> None:
+    """Also a loader that had no batch in the step."""
+    with pytest.raises(MetricMissing, match=r"'train/boks/loss'.*did you mean 'train/books/loss'"):
         fit(EarlyStopping(monitor="train/boks/loss", **options))
 
 

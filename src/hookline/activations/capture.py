@@ -56,6 +56,7 @@ class Capture(BuiltInForwardHook):
     """
 
     name = "capture"
+    built_in = True
 
     def __init__(
         self,

@@ -149,6 +149,7 @@ class Debug(BuiltInForwardHook):
     """
 
     name = "debug"
+    built_in = True
 
     def __init__(
         self,

@@ -58,8 +58,6 @@ class ForwardStopped(BaseException):
 class BuiltInForwardHook(ForwardHook):
     """Base of the built-in observers: they report the tensors that they cannot use under their registered names."""
 
-    built_in = True
-
     def __init__(self, modules: Any) -> None:
         self.modules = weak_selection(modules)
         self._registered_name = self.name or type(self).__name__

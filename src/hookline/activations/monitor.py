@@ -58,6 +58,7 @@ class Monitor(BuiltInForwardHook):
     """
 
     name = "monitor"
+    built_in = True
 
     def __init__(
         self,
