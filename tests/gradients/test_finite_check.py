@@ -164,8 +164,7 @@ def test_a_gradient_that_a_failing_hook_added_is_removed(rig: Any, in_place: boo
 
 
 def test_a_hook_that_spoils_a_later_step_is_named(rig: Any) -> None:
-    """Once a hook has replaced all gradients, those before it are read only if those after it are not finite."""
-
+    """Also if it replaced all gradients before, and not if what it got was not finite."""
     factors = [1.0, 2.0, math.nan, math.nan]
 
     def replaces(grads: Any) -> Any:
@@ -179,3 +178,17 @@ def test_a_hook_that_spoils_a_later_step_is_named(rig: Any) -> None:
     with pytest.raises(GradientError, match="made the gradient of 'a' \\(2 parameters in all\\) non-finite"):
         chain.step(FINITE)
     assert torch.equal(chain.params["a"].grad, FINITE["a"])
+
+
+def test_a_hook_that_writes_through_views_is_named(rig: Any) -> None:
+    """What it returns is not the tensor that it got, but has its memory."""
+    factors = [1.0, math.nan]
+
+    def writes(grads: Any) -> Any:
+        factor = factors.pop(0)
+        return {name: grad.view(-1).mul_(factor).view(grad.shape) for name, grad in grads.items()}
+
+    chain = chain_of(rig, writes, event="update", on_error="raise")
+    chain.step(FINITE)
+    with pytest.raises(GradientError, match="made the gradient of 'a'"):
+        chain.step(FINITE)

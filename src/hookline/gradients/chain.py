@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from hookline._names import plain_modules, plain_parameters, unwrap_module
-from hookline._tensors import PLAIN_TYPES
 from hookline.core.catalog import CATALOG
 from hookline.core.dispatch import FAILED, BoundHook, Dispatch, invoke
 from hookline.core.entry import Entry
@@ -184,8 +183,6 @@ class ChainItem:
         self._needs_backup = self._in_place and registry.entry(bound.hook).policy != "raise"
         # A user's hook may write in place without saying so, or fail half-way: that must be noticed.
         self._detects_writes = not bound.built_in and not self._needs_backup
-        # Whether what it got can be read after it: that is backed up, or it replaced every gradient the last time.
-        self._input_remains = self._needs_backup
         self.named = tuple(name for name in bound.listener.wanted if name not in ("grads", "own_state"))
         self.clips = bool(getattr(owner, "clips", False))
         self.clips_globally = self.clips and selects_all and getattr(owner, "norm_type", 2.0) == 2.0
@@ -208,13 +205,13 @@ class ChainItem:
         Args:
             values: What `read` returned; None for a hook that names nothing else.
         """
-        grads, self.half_written = self.grads, None
-        checked = self._check_cost is not None and (self._waits or all(grad.is_cpu for grad in grads.tensors()))
-        norms = self.cached_grads.norms() if checked and not self._input_remains else None
+        grads, self.half_written, were_finite = self.grads, None, None
+        if self._check_cost is not None and (self._waits or all(grad.is_cpu for grad in grads.tensors())):
+            were_finite = self.cached_grads.norms().isfinite().all()
         before: dict[str, torch.Tensor | None] = {}
         if self._needs_backup:
             before = {name: None if p.grad is None else p.grad.clone() for name, p in grads.params.items()}
-        elif checked:
+        elif were_finite is not None:
             before = {name: param.grad for name, param in grads.params.items()}
         snapshot = Snapshot(self._memory()) if self._detects_writes else None
         try:
@@ -226,17 +223,14 @@ class ChainItem:
                 returned = grads
             elif returned is None and self._has_written(snapshot):
                 raise GradientError(f"wrote into the gradients in place and returned None; {DECLARE}")
-            grads.assign(returned)
-            if self.bound.built_in and self._in_place:
-                grads.finish_write()
-            norms_after = self._check_finite(norms, before) if checked else None
-            before.clear()  # Nothing can fail from here on, and the new gradients may take the memory of the old ones.
-            if grads.assigned:
-                grads.commit()
+            if returned is not grads or grads.assigned:
+                grads.commit(returned)
             if not self.bound.built_in:
                 self._cache.clear()
-                self.cached_grads.norms_after = norms_after
-                self.cached_grads.finish_write()
+            elif self._in_place:
+                grads.finish_write()
+            if were_finite is not None:
+                self._check_finite(were_finite, before)
         except Exception as error:
             for name, gradient in before.items():
                 grads.params[name].grad = gradient
@@ -262,42 +256,28 @@ class ChainItem:
 
     def _memory(self) -> list[torch.Tensor]:
         """Return the tensors whose versions count the writes: a DTensor's own version misses some, its shard's none."""
-        tensors = self.grads.tensors()
-        if PLAIN_TYPES.issuperset(map(type, tensors)):  # nearly always, and faster than asking each
-            return tensors
-        return [grad.to_local() if is_sharded(grad) else grad for grad in tensors]  # type: ignore[attr-defined]
+        return [grad.to_local() if is_sharded(grad) else grad for grad in self.grads.tensors()]  # type: ignore[attr-defined]
 
-    def _check_finite(
-        self, norms: torch.Tensor | None, before: Mapping[str, torch.Tensor | None]
-    ) -> tuple[torch.Tensor, bool]:
-        """Check that the hook did not make a gradient non-finite while all were finite before it.
+    def _check_finite(self, were_finite: torch.Tensor, before: Mapping[str, torch.Tensor | None]) -> None:
+        """Raise GradientError if all gradients were finite before the hook and one is not now.
 
         If one was not finite before, a hook that relates gradients to each other can leave none of them finite.
 
         Args:
-            norms: The norms before, of gradients that the hook may have written into.
-            before: The gradients as they were, by name.
-
-        Returns:
-            The norms now, and whether they are exactly those of the copies that the parameters get.
-
-        Raises:
-            GradientError: If it did.
+            were_finite: Whether all norms were finite, on the device.
+            before: The gradients as they were, to tell an overflowing norm from a non-finite element.
         """
         assert self._check_cost is not None
-        began = perf_counter_ns()
+        grads, began = self.cached_grads, perf_counter_ns()
+        are_finite = grads.norms().isfinite().all()
+        all_before, all_now = torch.stack([were_finite.to(are_finite.device), are_finite]).tolist()
         # A norm overflows earlier than the elements it is made of, so these decide.
-        norms_now, tensors = self.grads.norms(), self.grads.tensors()
-        fine = [] if norms_now.isfinite().all() else _finite(tensors)
-        bad = [name for name, is_fine in zip(self.grads, fine, strict=False) if not is_fine]
+        fine = [] if all_now else _finite(grads.tensors())
+        bad = [name for name, is_fine in zip(grads, fine, strict=False) if not is_fine]
         self._check_cost.add(perf_counter_ns() - began)
-        old = [grad for grad in before.values() if grad is not None]
-        if bad and ((norms is not None and norms.isfinite().all()) or all(_finite(old))):
+        if bad and (all_before or all(_finite([grad for grad in before.values() if grad is not None]))):
             count = f" ({len(bad)} parameters in all)" if len(bad) > 1 else ""
             raise GradientError(f"made the gradient of {bad[0]!r}{count} non-finite, which was finite before")
-        self._input_remains = set(map(id, old)).isdisjoint(map(id, tensors))
-        # Memory with gaps is added up in another order than a copy of it.
-        return norms_now, all(tensor.layout is torch.strided and tensor.is_contiguous() for tensor in tensors)
 
 
 def _finite(tensors: list[torch.Tensor]) -> list[bool]:

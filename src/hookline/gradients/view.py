@@ -177,8 +177,8 @@ class Gradients(MutableMapping[str, Tensor]):
         self.norms_after = None
         self._cache.clear()
 
-    def assign(self, returned: Any) -> None:
-        """Assign what a hook returned, all or nothing; None for a name removes its gradient.
+    def commit(self, returned: Any) -> None:
+        """Take over what a hook assigned and returned, all or nothing; None for a name removes its gradient.
 
         Raises:
             GradientError: If it is not a complete mapping of gradients that fit their parameters.
@@ -200,9 +200,6 @@ class Gradients(MutableMapping[str, Tensor]):
                 raise GradientError(f"returned {name!r}, which is not a parameter here; {remedy}")
             if gradient is not None:
                 _check_fits(name, self.params[name], gradient)
-
-    def commit(self) -> None:
-        """Give the parameters what was assigned."""
         for name, gradient in self.assigned.items():
             # Cloned, because later transforms write into it and the hook may have kept what it returned.
             same = gradient is None or gradient is self.params[name].grad
