@@ -13,7 +13,7 @@ import yaml
 from small_config import config_with
 
 import hookline
-from hookline import __version__
+from hookline import TrainingHook, __version__
 from hookline.cli import EXIT_CODES, main
 from hookline.core.catalog import CATALOG
 from hookline.core.plugins import HOOKS
@@ -261,6 +261,31 @@ def test_a_hook_that_cannot_be_imported_does_not_hide_others(capsys: Captured, m
     out = capsys.readouterr().out
     assert "cannot be imported: ModuleNotFoundError" in out
     assert "console_log" in out
+
+
+def test_defaults_are_written_as_in_a_config_or_as_python_writes_them(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A default that no config can have does not hide the other hooks."""
+
+    class OddDefault(TrainingHook):
+        """Does nothing."""
+
+        def __init__(self, table: Any = {("a", 1): 2.0}, limit: float = float("inf"), mark: str = "…") -> None:  # noqa: B006
+            del table, limit, mark
+
+        def on_step_end(self) -> None: ...
+
+    monkeypatch.setitem(HOOKS._added, "odd_default", OddDefault)
+    assert main(["hooks"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "clip_norm" in out and "table={('a', 1): 2.0}" in out and "limit=inf" in out and 'mark="…"' in out
+
+
+def test_an_empty_config_is_not_the_default_one(capsys: Captured) -> None:
+    """An unset variable of a shell script must not train the default job."""
+    assert main(["explain", ""]) == 2
+    assert "cannot" in capsys.readouterr().err
 
 
 def test_one_hook_in_full(capsys: Captured) -> None:

@@ -205,11 +205,13 @@ def test_quitting_the_debugger_in_a_sink_ends_the_run() -> None:
             super().write_metrics(rows)
             raise bdb.BdbQuit
 
-    trainer, sink = make_trainer(), Quitting()
+    trainer, sink, other = make_trainer(), Quitting(), ListSink()
     add_at_start(trainer, sink)
-    with pytest.raises(KeyboardInterrupt, match="quit in the debugger in the sink Quitting"):
+    trainer.on("train_start", name="add_other")(lambda trainer: trainer.record.add_sink(other) and None)
+    with pytest.raises(KeyboardInterrupt, match="quit in the debugger in a sink"):
         trainer.train()
     assert len(sink.rows("metrics")) > 0 and [kind for kind, _ in sink.calls].count("metrics") == 1
+    assert other.rows("metrics")[: len(sink.rows("metrics"))] == sink.rows("metrics")  # the others have their rows
     assert json.loads((trainer.run_dir / "run.json").read_text())["outcome"] == "interrupted"
 
 

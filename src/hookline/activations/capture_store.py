@@ -57,7 +57,7 @@ class CapturedState:
         self.call = call
         self.step = step
         self.phase = phase
-        self._thread = threading.current_thread()
+        self.thread = threading.current_thread().name
         self.time = monotonic()
         # Inputs, keyword inputs and output. States may share tensors, so readers get views of them instead.
         self._values = values
@@ -77,11 +77,6 @@ class CapturedState:
     def layer_idx(self) -> int | None:
         """The number that was given for the module."""
         return self.source.layer_idx
-
-    @property
-    def thread(self) -> str:
-        """The name of the thread that ran the module."""
-        return self._thread.name
 
     @property
     def inputs(self) -> Any:

@@ -177,7 +177,7 @@ def read_arguments(parser: Parser, arguments: Sequence[str]) -> argparse.Namespa
             hint = f"; to change a value of the config, write {suggest_override(unknown[0], arguments)}"
         parser.fail(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     first = (getattr(options, name, None) for name in ("config", "pattern"))
-    options.words = [*filter(None, first), *getattr(options, "words", []), *rest]
+    options.words = [*(word for word in first if word is not None), *getattr(options, "words", []), *rest]
     return options
 
 

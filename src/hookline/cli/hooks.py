@@ -106,8 +106,16 @@ def parameter_list(factory: Any) -> list[str]:
     """Return the constructor's parameters as 'name=default', or the bare name of a required one."""
     parameters = [one for one in (parameters_of(factory) or {}).values() if one.name not in NOT_FOR_CONFIGS]
     # A default as a config has it; a required parameter without its type.
-    values = {one.name: json.dumps(one.default, default=repr) for one in parameters if one.default is not one.empty}
+    values = {one.name: default_text(one.default) for one in parameters if one.default is not one.empty}
     return [f"{one.name}={values[one.name]}" if one.name in values else str(one).split(":")[0] for one in parameters]
+
+
+def default_text(value: Any) -> str:
+    """Return a default as a config has it; as Python writes it if a config cannot have it."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        return repr(value)
 
 
 def first_sentence(factory: Any) -> str:

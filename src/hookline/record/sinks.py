@@ -6,6 +6,7 @@ A sink, for a tracker or a database, is an object with three methods; see `Sink`
 from __future__ import annotations
 
 import threading
+from bdb import BdbQuit
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,7 +91,8 @@ class AddedSinks:
         # Delivering is reentrant, because a sink may log and flush; rows are taken out of the queue before sinks are
         # called, so that the lock of the queue is not held meanwhile.
         with self._delivering:
-            failed, interruption = True, None
+            failed = True
+            interruption: BaseException | None = None
             while failed and any(self._rows.values()):
                 failed = False
                 with self._queueing:
@@ -102,15 +104,18 @@ class AddedSinks:
                             # Each sink has its own dicts, so that it may change or keep them.
                             own = [dict(row) if isinstance(row, dict) else row for row in batch]
                             getattr(sink, f"write_{kind}")(own)
+                    except BdbQuit as error:
+                        self._remove(sink)
+                        interruption = interruption or error
                     except Exception as error:
                         failed = True
                         self._remove(sink)
-                        raise_if_quit(error, f"the sink {type(sink).__name__}")
                         last = batch[-1]  # of the kind that the sink failed at
                         report_failure(sink, last["step"] if isinstance(last, dict) else last.step, error)
-                    except BaseException as error:  # Ctrl-C and sys.exit() end the run, once the others have their rows
-                        interruption = error
-            if interruption is not None:
+                    except BaseException as error:  # Ctrl-C and sys.exit()
+                        interruption = interruption or error
+            if interruption is not None:  # it ends the run, now that the other sinks have their rows
+                raise_if_quit(interruption, "a sink")
                 raise interruption
 
     def _remove(self, sink: Sink) -> None:
