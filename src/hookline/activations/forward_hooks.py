@@ -364,7 +364,8 @@ class ForwardDispatcher:
     def compile(self, hooks: list[BoundHook], timed: bool) -> Dispatch | None:
         """Make the callable of `on_forward` for the hooks that are due now; None if there are none."""
         hooks = [hook for hook in hooks if self.is_listening(self.registry.entry(hook.hook))]
-        if not hooks:
+        follows_run = self.registry.follows_run
+        if not hooks and not follows_run:
             return None
         calls: dict[Any, list[tuple[BoundHook, str, Observe | None]]] = {}
         for hook in hooks:
@@ -383,6 +384,9 @@ class ForwardDispatcher:
         ) -> Any:
             if (self._silent_threads and self.is_silenced()) or backward_id() != NO_BACKWARD:
                 return None  # In the second case backward repeats a forward pass that hooks have seen.
+            if follows_run and self.registry.begin_step_of_run():  # Other hooks may be due.
+                dispatch = self.registry.slots.on_forward
+                return dispatch and dispatch(hooked, module, inputs, kwargs, output, measured)
             at_module = calls.get(hooked)
             if at_module is None:
                 return hooks if hooked is DUE_HOOKS else None

@@ -88,8 +88,8 @@ class HookManager(HookRegistry):
 
     def _await_next_batch(self) -> None:
         """Begin another micro-batch with the next forward pass, if the events say that the last one is over."""
-        if self.dispatcher.run is self._trainer_run:
-            return  # The trainer begins its micro-batches itself.
+        if self.dispatcher.run is not self.manual_run:
+            return  # The trainer begins its micro-batches itself, and `begin_step_of_run` the steps of another run.
         with self._lock:
             if self._manual_clock.batch_is_over and self.manual_run.phase == "train" and self.entries("forward"):
                 self.slots.on_forward = self._begin_batch_and_dispatch  # type: ignore[attr-defined]
@@ -106,6 +106,19 @@ class HookManager(HookRegistry):
             self.dispatch_table.install()
         dispatch = self.slots.on_forward
         return None if dispatch is None else dispatch(*values)
+
+    @property
+    def follows_run(self) -> bool:
+        """Whether schedules read the step from the object that was passed to `watch`."""
+        return self.dispatcher.run is not self.manual_run and self.dispatcher.run is not self._trainer_run
+
+    def begin_step_of_run(self) -> bool:
+        """Evaluate the schedules if that object is at another step; return whether it is."""
+        with self._lock:
+            began = self._manual_clock.follow(self.dispatcher.run)
+            if began:
+                self._begin_manual_batch()
+            return began
 
     # ---- watching --------------------------------------------------------------------------------------------------
 
