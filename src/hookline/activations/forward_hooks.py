@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -182,6 +183,8 @@ class ForwardDispatcher:
         self.registry = registry
         self.run: Any = registry.manual_run
         """Where hooks read step and phase; without a trainer, what the events say that a user's loop fires."""
+        self.begin_step: Callable[[], bool] | None = None
+        """Begins a step with the forward pass that is the first of it, where only `run` knows the step."""
         self.attached = True
         """Whether forward hooks are called: until `HookManager.close`, or while the trainer that has them runs."""
         self._owner: HookManager | None = registry  # What the modules keep alive.
@@ -364,8 +367,8 @@ class ForwardDispatcher:
     def compile(self, hooks: list[BoundHook], timed: bool) -> Dispatch | None:
         """Make the callable of `on_forward` for the hooks that are due now; None if there are none."""
         hooks = [hook for hook in hooks if self.is_listening(self.registry.entry(hook.hook))]
-        follows_run = self.registry.follows_run
-        if not hooks and not follows_run:
+        begin_step = self.begin_step
+        if not hooks and begin_step is None:
             return None
         calls: dict[Any, list[tuple[BoundHook, str, Observe | None]]] = {}
         for hook in hooks:
@@ -376,7 +379,12 @@ class ForwardDispatcher:
             for hooked, name in self.selected_by(self.registry.entry(hook.hook)).items():
                 hooked.fired.setdefault(hook.hook, 0)
                 observe = bind(hooked, name, self) if bind is not None else None
-                calls.setdefault(hooked, []).append((hook, name, observe))
+                here = hook
+                if not hook.recovering:
+                    hooked.failing.discard(hook.hook)
+                elif hook.hook not in hooked.failing:  # Its success here does not mean that it recovers elsewhere.
+                    here = replace(hook, recovering=False)
+                calls.setdefault(hooked, []).append((here, name, observe))
         failures = self.registry.failures
 
         def on_forward(
@@ -384,7 +392,7 @@ class ForwardDispatcher:
         ) -> Any:
             if (self._silent_threads and self.is_silenced()) or backward_id() != NO_BACKWARD:
                 return None  # In the second case backward repeats a forward pass that hooks have seen.
-            if follows_run and self.registry.begin_step_of_run():  # Other hooks may be due.
+            if begin_step is not None and begin_step():  # Other hooks may be due.
                 dispatch = self.registry.slots.on_forward
                 return dispatch and dispatch(hooked, module, inputs, kwargs, output, measured)
             at_module = calls.get(hooked)
@@ -400,7 +408,9 @@ class ForwardDispatcher:
                 try:
                     if observe is None:
                         output = self._call(hook, hooked, name, module, values, measured, timed)
-                    elif invoke(ON_FORWARD, hook, failures, self.run, values, call=observe, timed=timed) is not FAILED:
+                    elif invoke(ON_FORWARD, hook, failures, self.run, values, call=observe, timed=timed) is FAILED:
+                        hooked.failing.add(hook.hook)
+                    else:
                         hooked.fired[hook.hook] += 1
                 except Exception as error:
                     raised = first_raised(raised, error)
@@ -439,6 +449,7 @@ class ForwardDispatcher:
                 message = f"wrote into its copy of the activations of {name!r}; the model's tensors are unchanged"
                 failures.report_revert(hook.hook, ON_FORWARD.name, step_of(args), message)
         if returned is FAILED:
+            hooked.failing.add(hook.hook)
             return output
         hooked.fired[hook.hook] += 1
         if returned is not None and not intervenes:
