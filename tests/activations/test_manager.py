@@ -149,6 +149,42 @@ def test_a_function_among_named_conditions_is_called() -> None:
     assert seen == ["0"]
 
 
+def test_states_of_every_kind_have_the_name_of_their_module() -> None:
+    model, manager = make_watched()
+    manager.register_capture_hook("0", "captured")
+    manager.register_monitoring_hook("0", "monitored")
+    manager.register_debug_hook("0", "debugged", conditions="absmax >= 0", inspect=True)
+    model(BATCH)
+    names = [state.name for hook in manager for state in manager.get_captured_states(hook)]
+    assert names == ["0"] * 4
+
+
+@pytest.mark.parametrize("run", [None, SimpleNamespace(step=1), SimpleNamespace(step=1, model="other")])
+def test_a_hook_gets_the_watched_model_unless_the_run_has_another(run: Any) -> None:
+    model, manager = make_watched()
+    seen: list[Any] = []
+    manager.watch(model, run)
+    manager.on("forward", name="it")(lambda model: seen.append(model))
+    model(BATCH)
+    assert seen == [getattr(run, "model", model)] * 2
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_on_forward_can_be_fired_by_hand(scheduled: bool) -> None:
+    """The hooks that are due get what the call passes; the model fires it, too."""
+    model, manager = make_watched()
+    seen: list[Any] = []
+    manager.on("forward", name="it", **({"every": 2} if scheduled else {}))(
+        lambda name, output, step: seen.append((name, output, step))
+    )
+    for step in (1, 2):
+        manager.on_train_batch_start(step=step)
+        manager.on_forward("x", BATCH, step=step)
+    assert seen == [("x", BATCH, step) for step in ((2,) if scheduled else (1, 2))]
+    model(BATCH)
+    assert [name for name, _, _ in seen[-2:]] == ["0", "1"]
+
+
 # ---- a user's own loop -----------------------------------------------------------------------------------------------
 
 

@@ -90,7 +90,7 @@ class ForwardArgs:
         values: tuple[Any, Any, Any],
         measured: Measured | None,
     ) -> None:
-        self._run, self._pass_over = dispatcher.run, dispatcher.pass_over
+        self._run, self._dispatcher = dispatcher.run, dispatcher
         self._hook, self._measured = hook, measured
         self.intervenes, self.name, self.module = intervenes, name, module
         self.live_inputs, self.live_kwargs, self.live_output = values
@@ -108,7 +108,7 @@ class ForwardArgs:
     def _view(self, tensor: torch.Tensor) -> torch.Tensor | None:
         view = copy_on_write(tensor)
         if view is None:
-            self._pass_over(self._hook.hook, self.name, tensor)
+            self._dispatcher.pass_over(self._hook.hook, self.name, tensor)
             return None
         self._views.append((view, tensor_version(view)))
         return view
@@ -136,8 +136,12 @@ class ForwardArgs:
             return self._measured.memory
         return sum(num_bytes(tensor) for tensor in iter_tensors(self.live_output))
 
+    @property
+    def model(self) -> Any:
+        return self._dispatcher.model if self._run.model is None else self._run.model
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name)  # step, epoch, phase, trainer and model are the run's.
+        return getattr(self._run, name)  # step, epoch, phase and trainer are the run's.
 
 
 def first_floating(value: Any) -> torch.Tensor | None:
