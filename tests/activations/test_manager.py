@@ -402,6 +402,20 @@ def test_a_schedule_counts_the_steps_of_a_run_without_events(schedule: dict[str,
     assert [state.step for state in manager.get_captured_states("states")] == steps
 
 
+def test_a_run_given_to_a_trainers_manager_changes_no_schedule() -> None:
+    """Hooks read its step, and the trainer begins the steps."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options: dict[str, Any] = {"device": "cpu", "loss_fn": nn.functional.mse_loss, "record": False, "console": False}
+    trainer = SimpleTrainer(model, [(BATCH, BATCH)] * 10, optimizer, **options)
+    called: list[int] = []
+    trainer.hooks.register(lambda step: called.append(step), "event", event="step_end", every=5)
+    trainer.hooks.register(Steps(), "forward", every=5)
+    trainer.hooks.watch(model, SimpleNamespace(step=50))
+    trainer.train()
+    assert called == [5, 10] and trainer.hooks.get("forward").steps == [50, 50]
+
+
 def test_a_schedule_counts_the_steps_of_a_loop_with_its_own_run() -> None:
     """The events say when a step is over, and the run which step hooks see."""
     model, manager = make_watched()

@@ -63,6 +63,7 @@ class HookManager(HookRegistry):
         limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
         self.captures = CaptureStore(max_captured_states, limit, max_age_seconds)
         self.dispatcher = ForwardDispatcher(self)
+        self._has_trainer = False
         self._stays_attached = True  # After the last `attached` block.
         self._attached_blocks = 0  # Several threads may be in one.
         self.on_change(self._await_next_batch)
@@ -133,14 +134,14 @@ class HookManager(HookRegistry):
         complete = self.dispatcher.run if run is None else complete_run(run)
         self.dispatcher.watch(model)
         self.dispatcher.run, self._stays_attached = complete, True
-        if run is not None and run is not self.manual_run:
-            self.dispatcher.begin_step = self._begin_step_of_run
+        if not self._has_trainer:  # Else the trainer begins the steps, whatever hooks read.
+            self.dispatcher.begin_step = None if complete is self.manual_run else self._begin_step_of_run
         return self.dispatcher
 
     def watch_for_trainer(self, model: torch.nn.Module, run: Any) -> None:
         """Watch a model for a trainer: its hooks are attached while it runs the model, and do not keep it alive."""
         self.dispatcher.watch(model, for_trainer=True)
-        self.dispatcher.run, self.dispatcher.begin_step = run, None
+        self.dispatcher.run, self.dispatcher.begin_step, self._has_trainer = run, None, True
         self._stays_attached = False
         self._manual_clock = ManualClock()  # A loop of the user's may have used the manager before.
 
