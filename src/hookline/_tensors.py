@@ -149,19 +149,27 @@ def _plain(tensor: Any) -> torch.Tensor | None:
             plain: torch.Tensor = tensor.as_subclass(torch.Tensor)
             return plain
         made = tensor.clone()  # The result of a collective that may still be running becomes plain here.
-    except Exception as error:  # The class decides what it supports, and with which exception it says so.
-        if isinstance(error, torch.OutOfMemoryError):
+    except Exception as error:
+        if not is_unsupported(tensor, error):
             raise
         return None
     return made if type(made) in PLAIN_TYPES else None
 
 
+def is_unsupported(tensor: torch.Tensor, error: Exception) -> bool:
+    """Return whether an operation on a tensor failed because there is none for its kind."""
+    # A subclass decides with which exception it says so. For a dense tensor of some dtype, torch raises this one.
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    return isinstance(error, NotImplementedError) or not is_dense(tensor)
+
+
 def clone_tensor(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a detached copy of a tensor of any kind; None for a subclass that cannot be copied."""
+    """Return a detached copy of a tensor of any kind; None for one that cannot be copied."""
     try:
         made = tensor.detach().clone()
     except Exception as error:
-        if type(tensor) in PLAIN_TYPES or isinstance(error, torch.OutOfMemoryError):
+        if not is_unsupported(tensor, error):
             raise
         return None
     return made if isinstance(made, torch.Tensor) else None

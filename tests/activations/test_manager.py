@@ -149,6 +149,42 @@ def test_a_function_among_named_conditions_is_called() -> None:
     assert seen == ["0"]
 
 
+def test_states_of_every_kind_have_the_name_of_their_module() -> None:
+    model, manager = make_watched()
+    manager.register_capture_hook("0", "captured")
+    manager.register_monitoring_hook("0", "monitored")
+    manager.register_debug_hook("0", "debugged", conditions="absmax >= 0", inspect=True)
+    model(BATCH)
+    names = [state.name for hook in manager for state in manager.get_captured_states(hook)]
+    assert names == ["0"] * 4
+
+
+@pytest.mark.parametrize("run", [None, SimpleNamespace(step=1), SimpleNamespace(step=1, model="other")])
+def test_a_hook_gets_the_watched_model_unless_the_run_has_another(run: Any) -> None:
+    model, manager = make_watched()
+    seen: list[Any] = []
+    manager.watch(model, run)
+    manager.on("forward", name="it")(lambda model: seen.append(model))
+    model(BATCH)
+    assert seen == [getattr(run, "model", model)] * 2
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_on_forward_can_be_fired_by_hand(scheduled: bool) -> None:
+    """The hooks that are due get what the call passes; the model fires it, too."""
+    model, manager = make_watched()
+    seen: list[Any] = []
+    manager.on("forward", name="it", **({"every": 2} if scheduled else {}))(
+        lambda name, output, step: seen.append((name, output, step))
+    )
+    for step in (1, 2):
+        manager.on_train_batch_start(step=step)
+        manager.on_forward("x", BATCH, step=step)
+    assert seen == [("x", BATCH, step) for step in ((2,) if scheduled else (1, 2))]
+    model(BATCH)
+    assert [name for name, _, _ in seen[-2:]] == ["0", "1"]
+
+
 # ---- a user's own loop -----------------------------------------------------------------------------------------------
 
 
@@ -245,6 +281,37 @@ def test_the_end_of_a_micro_batch_does_not_end_the_step(batch_ends_last: bool) -
     assert [state.step for state in manager.get_captured_states("batches")] == [2, 3, 4, 6, 7, 8]
 
 
+def test_micro_batches_belong_to_the_step_whose_end_follows() -> None:
+    """Numbers of batches are no steps in a loop that fires on_step_end, in forward passes as in events."""
+    model, manager = make_watched()
+    manager.register_capture_hook("0", "states", every=2)
+    called: list[int] = []
+    manager.on("train_batch_end", name="event", every=2)(lambda batch_idx: called.append(batch_idx))
+    manager.on_train_begin()
+    manager.on_step_end(step=0)  # Before the first one, a loop could be one that never fires it.
+    for batch_idx in range(8):
+        model(torch.full((1, 4), float(batch_idx)))
+        manager.on_train_batch_end(batch_idx=batch_idx)
+        if batch_idx % 2:
+            manager.on_step_end(step=batch_idx // 2 + 1)
+    found = [(state.step, int(state.inputs[0][0, 0])) for state in manager.get_captured_states("states")]
+    assert found == [(2, 2), (2, 3), (4, 6), (4, 7)]
+    assert called == [2, 3, 6, 7]
+
+
+def test_the_batches_of_a_validation_are_no_steps() -> None:
+    """They are counted from 0, too."""
+    model, manager = make_watched()
+    manager.register_capture_hook("0", "states", every=5)
+    manager.on_train_begin()
+    for step in range(1, 11):
+        model(BATCH)
+        manager.on_step_end(step=step)
+        for batch_idx in range(2):
+            manager.on_validation_batch_end(batch_idx=batch_idx)
+    assert [state.step for state in manager.get_captured_states("states")] == [5, 10]
+
+
 def test_a_validation_between_two_steps_belongs_to_the_first() -> None:
     """It begins no step, and states have its phase."""
     model, manager = make_watched()
@@ -316,6 +383,37 @@ def test_a_run_without_a_step_is_refused(wrong: Any) -> None:
         manager.watch(model, wrong)
     model(BATCH)
     assert [state.step for state in manager.get_captured_states("states")] == [0]
+
+
+@pytest.mark.parametrize("schedule", [{"every": 5}, {"every": "5 batches"}, {"at": [5, 10]}, {"every": "2 epochs"}])
+def test_a_schedule_counts_the_steps_of_a_run_without_events(schedule: dict[str, Any]) -> None:
+    """The object that `watch` was given is the only one that knows them; hooks may come and go in between."""
+    model, manager = make_watched()
+    run = SimpleNamespace(step=0, epoch=0)
+    manager.watch(model, run)
+    manager.register_capture_hook("0", "all")
+    manager.register_capture_hook("0", "states", **schedule)
+    for step in range(1, 11):
+        run.step, run.epoch = step, step // 5
+        model(BATCH)
+        if step == 6:
+            manager.remove("all")
+    steps = [5, 6, 7, 8, 9] if schedule == {"every": "2 epochs"} else [5, 10]
+    assert [state.step for state in manager.get_captured_states("states")] == steps
+
+
+def test_a_run_given_to_a_trainers_manager_changes_no_schedule() -> None:
+    """Hooks read its step, and the trainer begins the steps."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options: dict[str, Any] = {"device": "cpu", "loss_fn": nn.functional.mse_loss, "record": False, "console": False}
+    trainer = SimpleTrainer(model, [(BATCH, BATCH)] * 10, optimizer, **options)
+    called: list[int] = []
+    trainer.hooks.register(lambda step: called.append(step), "event", event="step_end", every=5)
+    trainer.hooks.register(Steps(), "forward", every=5)
+    trainer.hooks.watch(model, SimpleNamespace(step=50))
+    trainer.train()
+    assert called == [5, 10] and trainer.hooks.get("forward").steps == [50, 50]
 
 
 def test_a_schedule_counts_the_steps_of_a_loop_with_its_own_run() -> None:

@@ -105,6 +105,22 @@ def test_a_tensor_that_cannot_be_converted_is_passed_over(name: str) -> None:
     assert reports == [f"hook 'it', on_forward, step 0: passes over {KINDS[name].word} tensors of 'odd'"]
 
 
+def test_a_mean_over_the_batch_keeps_imaginary_parts() -> None:
+    """As of real numbers, in single precision."""
+    for dtype in (torch.complex32, torch.complex64, torch.complex128):
+        value = torch.tensor([[1 + 2j], [3 - 6j]], dtype=dtype)
+        manager, _ = observed(value, "register_capture_hook", reduce="batch_mean")
+        found = manager.get_captured_states("it")[0].outputs
+        assert found.dtype is torch.complex64 and found.item() == 2 - 2j
+
+
+def test_a_dtype_that_has_no_mean_is_passed_over() -> None:
+    """Of float4, torch converts nothing."""
+    manager, reports = observed(KINDS["float4"].make(), "register_capture_hook", reduce="batch_mean")
+    assert manager.get_captured_states("it")[0].outputs is None
+    assert reports == ["hook 'it', on_forward, step 0: passes over float4_e2m1fn_x2 tensors of 'odd'"]
+
+
 def test_a_structure_is_measured_by_its_first_measurable_tensor() -> None:
     """A sparse tensor before it does not matter."""
     manager, reports = observed((KINDS["sparse_coo"].make(), torch.full((2,), 3.0)), "register_monitoring_hook")

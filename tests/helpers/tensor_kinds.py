@@ -79,6 +79,11 @@ def per_channel() -> torch.Tensor:
     return torch.quantize_per_channel(dense(), torch.ones(2), torch.zeros(2, dtype=torch.int64), 0, torch.qint8)
 
 
+def float_zero_points(dtype: torch.dtype) -> torch.Tensor:
+    """Make a tensor that torch cannot copy, with a scale and a zero point of real numbers for each row."""
+    return torch.quantize_per_channel(dense(), torch.ones(2), torch.zeros(2), 0, dtype)
+
+
 KINDS = {
     "dense": Kind(dense, mean=2.5),
     "parameter": Kind(lambda: torch.nn.Parameter(dense()), mean=2.5),
@@ -109,8 +114,10 @@ KINDS = {
     "dtensor": Kind(dtensor, mean=2.5),
     "quantized": Kind(lambda: torch.quantize_per_tensor(dense(), 0.5, 0, torch.qint8), "quantized"),
     "quantized_per_channel": Kind(per_channel, "quantized"),
+    "quantized_float": Kind(lambda: float_zero_points(torch.quint8), "quantized"),
+    "quint4x2": Kind(lambda: float_zero_points(torch.quint4x2), "quantized"),
 }
-RISKY = ("quantized", "quantized_per_channel", "dtensor")
+RISKY = ("quantized", "quantized_per_channel", "quantized_float", "quint4x2", "dtensor")
 """The kinds that need a process: a wrong copy ends it, or they change its state."""
 
 
@@ -185,9 +192,9 @@ def check_capture(name: str, clone: bool) -> None:
     manager, reports = observed(value, "register_capture_hook", clone=clone)
     states = manager.get_captured_states("it")
     assert [state.name for state in states] == ["odd", "usual"] * 4
-    if name == "secret":
+    if name in ("secret", "quantized_float", "quint4x2"):
         assert states[0].outputs is None
-        assert reports == ["hook 'it', on_forward, step 0: passes over Secret tensors of 'odd'"]
+        assert reports == [f"hook 'it', on_forward, step 0: passes over {kind.word} tensors of 'odd'"]
     else:
         assert plain(states[0].outputs) == plain(value) and reports == []
         assert type(states[0].outputs) is (torch.Tensor if name == "parameter" else type(value))

@@ -14,7 +14,7 @@ from torch import Tensor
 from hookline import _checks
 from hookline._console import logger
 from hookline._host_copy import HostCopy
-from hookline._tensors import is_dense, map_tensors
+from hookline._tensors import is_unsupported, map_tensors
 from hookline.activations.capture_store import CapturedState, CaptureSource, CaptureStore, capture_file, save_states
 from hookline.activations.cow_views import copy_on_write
 from hookline.activations.forward_hooks import BuiltInForwardHook, ForwardDispatcher, Observe
@@ -26,7 +26,7 @@ PARTS = ("input", "output")
 
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "batch_mean": lambda tensor: tensor.float().mean(0),
+    "batch_mean": lambda tensor: tensor.to(torch.complex64 if tensor.is_complex() else torch.float32).mean(0),
     "first": lambda tensor: tensor[:1],
     "last_token": lambda tensor: tensor[:, -1],
 }
@@ -156,7 +156,7 @@ class Capture(BuiltInForwardHook):
             if not with_output:
                 output = None
             elif type(output) is Tensor:  # nearly always
-                output = copy_on_write(output)
+                output = copy(output)
             else:
                 output = map_tensors(copy, output)
             run = dispatcher.run
@@ -184,7 +184,7 @@ class Capture(BuiltInForwardHook):
         try:
             return self._convert(tensor, copies)
         except Exception as error:
-            if is_dense(tensor) or isinstance(error, torch.OutOfMemoryError):  # The user's function failed, not torch.
+            if not is_unsupported(tensor, error):
                 raise
             self._pass_over(name, tensor)
             return None

@@ -18,7 +18,7 @@ def copy_on_write(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a detached view that becomes a copy at the first write on either side.
 
     It is a clone at once where torch cannot do that, and for a borrowed tensor, because torch does not see the writes
-    of compiled code into its own buffers. It is None for a subclass that cannot be copied.
+    of compiled code into its own buffers. It is None for a tensor that cannot be copied.
     """
     # Of a quantized tensor, torch makes a lazy clone without a quantizer, and reading that ends the process. Under
     # `vmap` it makes one of each sample and warns. A subclass need not support it.

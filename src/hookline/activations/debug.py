@@ -78,13 +78,25 @@ class FunctionCondition:
 
 
 @dataclass(frozen=True)
-class Inspection:
-    """One tensor of one call's output; the numbers are NaN if it has none (integer, empty, sparse)."""
+class ModuleCall:
+    """One call of a module."""
 
     module: str
     step: int
     phase: str
     call: int
+    """Which call of the module, counted from 1 since the hook was registered."""
+
+    @property
+    def name(self) -> str:
+        """The module's name, as in the states of other hooks."""
+        return self.module
+
+
+@dataclass(frozen=True)
+class Inspection(ModuleCall):
+    """One tensor of one call's output; the numbers are NaN if it has none (integer, empty, sparse)."""
+
     shape: tuple[int, ...]
     dtype: str
     device: str
@@ -94,14 +106,9 @@ class Inspection:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(ModuleCall):
     """A condition that held: where, when, and the statistics of the activation."""
 
-    module: str
-    step: int
-    phase: str
-    call: int
-    """Which call of the module, counted from 1 since the hook was registered."""
     condition: str
     value: float | None
     """The value of the condition's statistic; None if the condition is a function."""

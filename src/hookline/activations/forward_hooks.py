@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -89,7 +90,7 @@ class ForwardArgs:
         values: tuple[Any, Any, Any],
         measured: Measured | None,
     ) -> None:
-        self._run, self._pass_over = dispatcher.run, dispatcher.pass_over
+        self._run, self._dispatcher = dispatcher.run, dispatcher
         self._hook, self._measured = hook, measured
         self.intervenes, self.name, self.module = intervenes, name, module
         self.live_inputs, self.live_kwargs, self.live_output = values
@@ -107,7 +108,7 @@ class ForwardArgs:
     def _view(self, tensor: torch.Tensor) -> torch.Tensor | None:
         view = copy_on_write(tensor)
         if view is None:
-            self._pass_over(self._hook.hook, self.name, tensor)
+            self._dispatcher.pass_over(self._hook.hook, self.name, tensor)
             return None
         self._views.append((view, tensor_version(view)))
         return view
@@ -135,8 +136,12 @@ class ForwardArgs:
             return self._measured.memory
         return sum(num_bytes(tensor) for tensor in iter_tensors(self.live_output))
 
+    @property
+    def model(self) -> Any:
+        return self._dispatcher.model if self._run.model is None else self._run.model
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name)  # step, epoch, phase, trainer and model are the run's.
+        return getattr(self._run, name)  # step, epoch, phase and trainer are the run's.
 
 
 def first_floating(value: Any) -> torch.Tensor | None:
@@ -182,6 +187,8 @@ class ForwardDispatcher:
         self.registry = registry
         self.run: Any = registry.manual_run
         """Where hooks read step and phase; without a trainer, what the events say that a user's loop fires."""
+        self.begin_step: Callable[[], bool] | None = None
+        """Begins a step with the forward pass that is the first of it, where only `run` knows the step."""
         self.attached = True
         """Whether forward hooks are called: until `HookManager.close`, or while the trainer that has them runs."""
         self._owner: HookManager | None = registry  # What the modules keep alive.
@@ -364,7 +371,8 @@ class ForwardDispatcher:
     def compile(self, hooks: list[BoundHook], timed: bool) -> Dispatch | None:
         """Make the callable of `on_forward` for the hooks that are due now; None if there are none."""
         hooks = [hook for hook in hooks if self.is_listening(self.registry.entry(hook.hook))]
-        if not hooks:
+        begin_step = self.begin_step
+        if not hooks and begin_step is None:
             return None
         calls: dict[Any, list[tuple[BoundHook, str, Observe | None]]] = {}
         for hook in hooks:
@@ -375,7 +383,12 @@ class ForwardDispatcher:
             for hooked, name in self.selected_by(self.registry.entry(hook.hook)).items():
                 hooked.fired.setdefault(hook.hook, 0)
                 observe = bind(hooked, name, self) if bind is not None else None
-                calls.setdefault(hooked, []).append((hook, name, observe))
+                here = hook
+                if not hook.recovering:
+                    hooked.failing.discard(hook.hook)
+                elif hook.hook not in hooked.failing:  # Its success here does not mean that it recovers elsewhere.
+                    here = replace(hook, recovering=False)
+                calls.setdefault(hooked, []).append((here, name, observe))
         failures = self.registry.failures
 
         def on_forward(
@@ -383,6 +396,9 @@ class ForwardDispatcher:
         ) -> Any:
             if (self._silent_threads and self.is_silenced()) or backward_id() != NO_BACKWARD:
                 return None  # In the second case backward repeats a forward pass that hooks have seen.
+            if begin_step is not None and begin_step():  # Other hooks may be due.
+                dispatch = self.registry.slots.on_forward
+                return dispatch and dispatch(hooked, module, inputs, kwargs, output, measured)
             at_module = calls.get(hooked)
             if at_module is None:
                 return hooks if hooked is DUE_HOOKS else None
@@ -396,7 +412,9 @@ class ForwardDispatcher:
                 try:
                     if observe is None:
                         output = self._call(hook, hooked, name, module, values, measured, timed)
-                    elif invoke(ON_FORWARD, hook, failures, self.run, values, call=observe, timed=timed) is not FAILED:
+                    elif invoke(ON_FORWARD, hook, failures, self.run, values, call=observe, timed=timed) is FAILED:
+                        hooked.failing.add(hook.hook)
+                    else:
                         hooked.fired[hook.hook] += 1
                 except Exception as error:
                     raised = first_raised(raised, error)
@@ -435,6 +453,7 @@ class ForwardDispatcher:
                 message = f"wrote into its copy of the activations of {name!r}; the model's tensors are unchanged"
                 failures.report_revert(hook.hook, ON_FORWARD.name, step_of(args), message)
         if returned is FAILED:
+            hooked.failing.add(hook.hook)
             return output
         hooked.fired[hook.hook] += 1
         if returned is not None and not intervenes:

@@ -63,7 +63,7 @@ class HookManager(HookRegistry):
         limit = None if memory_limit_mb is None else int(memory_limit_mb * 2**20)
         self.captures = CaptureStore(max_captured_states, limit, max_age_seconds)
         self.dispatcher = ForwardDispatcher(self)
-        self._trainer_run: Any = None
+        self._has_trainer = False
         self._stays_attached = True  # After the last `attached` block.
         self._attached_blocks = 0  # Several threads may be in one.
         self.on_change(self._await_next_batch)
@@ -88,8 +88,8 @@ class HookManager(HookRegistry):
 
     def _await_next_batch(self) -> None:
         """Begin another micro-batch with the next forward pass, if the events say that the last one is over."""
-        if self.dispatcher.run is self._trainer_run:
-            return  # The trainer begins its micro-batches itself.
+        if self.dispatcher.run is not self.manual_run:
+            return  # The trainer begins its micro-batches itself, and `_begin_step_of_run` the steps of another.
         with self._lock:
             if self._manual_clock.batch_is_over and self.manual_run.phase == "train" and self.entries("forward"):
                 self.slots.on_forward = self._begin_batch_and_dispatch  # type: ignore[attr-defined]
@@ -106,6 +106,14 @@ class HookManager(HookRegistry):
             self.dispatch_table.install()
         dispatch = self.slots.on_forward
         return None if dispatch is None else dispatch(*values)
+
+    def _begin_step_of_run(self) -> bool:
+        """Evaluate the schedules if the run that `watch` was given is at another step; return whether it is."""
+        with self._lock:
+            began = self._manual_clock.follow(self.dispatcher.run)
+            if began:
+                self._begin_manual_batch()
+            return began
 
     # ---- watching --------------------------------------------------------------------------------------------------
 
@@ -126,12 +134,14 @@ class HookManager(HookRegistry):
         complete = self.dispatcher.run if run is None else complete_run(run)
         self.dispatcher.watch(model)
         self.dispatcher.run, self._stays_attached = complete, True
+        if not self._has_trainer:  # Else the trainer begins the steps, whatever hooks read.
+            self.dispatcher.begin_step = None if complete is self.manual_run else self._begin_step_of_run
         return self.dispatcher
 
     def watch_for_trainer(self, model: torch.nn.Module, run: Any) -> None:
         """Watch a model for a trainer: its hooks are attached while it runs the model, and do not keep it alive."""
         self.dispatcher.watch(model, for_trainer=True)
-        self.dispatcher.run = self._trainer_run = run
+        self.dispatcher.run, self.dispatcher.begin_step, self._has_trainer = run, None, True
         self._stays_attached = False
         self._manual_clock = ManualClock()  # A loop of the user's may have used the manager before.
 

@@ -230,7 +230,7 @@ def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError):
         return dict(given)
     held = {name: getattr(hook, name) for name in keys if name != "name" and hasattr(hook, name)}
-    return {**held, **given}
+    return {**given, **held}  # A module that was given may be held weakly.
 
 
 class DerivedName(str):

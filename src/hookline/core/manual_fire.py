@@ -122,8 +122,13 @@ class ManualClock:
     def read(self, event: Event, values: Mapping[str, Any]) -> bool:
         """Read where the loop is; return True if an inner event is the first of a new micro-batch."""
         given = {name: value for name, value in values.items() if isinstance(value, int)}
-        now, batch = self.now, given["batch_idx"] + 1 if "batch_idx" in given else None
-        now.steps = given.get("step", now.steps if batch is None else batch)
+        # The batches of a validation are counted separately.
+        now, batch = self.now, given["batch_idx"] + 1 if event.inner and "batch_idx" in given else None
+        if batch is not None and not self._fires_step_end:
+            now.steps = batch
+        elif batch not in (None, now.batches) and now.steps == self._finished_step:
+            now.steps += 1  # Its first micro-batch.
+        now.steps = given.get("step", now.steps)
         if batch is not None:
             now.batches = batch
         elif event.name == "on_train_start" or now.steps < self._step_of_event:
@@ -159,9 +164,21 @@ class ManualClock:
 
     def begin_next_batch(self) -> None:
         """Begin a micro-batch whose forward pass comes before its first event."""
+        begins_step = not self._fires_step_end or self.now.steps == self._finished_step
+        self._begin_batch(self.now.steps + begins_step)
+        self.batch_is_over = False
+        self.run.step = self.now.steps
+
+    def follow(self, run: Any) -> bool:
+        """Begin the step that a user's `run` is in; return False if it is the one that was read last."""
         now = self.now
-        now.batches, self.batch_is_over = now.batches + 1, False
-        if not self._fires_step_end or now.steps == self._finished_step:
-            now.steps += 1
+        if run.step == now.steps and now.epochs:
+            return False
+        now.epochs = max(now.epochs, run.epoch + 1)
+        self._begin_batch(run.step)
+        return True
+
+    def _begin_batch(self, step: int) -> None:
+        now = self.now
+        now.steps, now.batches, now.seconds = step, max(now.batches + 1, step), monotonic() - self._started
         self._position = now.steps, now.batches, now.epochs, now.loader
-        self.run.step = now.steps

@@ -593,7 +593,8 @@ class HookRegistry(Events):
         if not dispatch:
             return
         event_args = ManualArgs(event, named, partial(self.listeners, event, self.scheduler.decision.due_for(event)))
-        if self.dispatch_table.optional_arguments and event.name not in self.dispatch_table.compilers:
+        may_lack = self.dispatch_table.optional_arguments and event.name not in self.dispatch_table.compilers
+        if may_lack or event.name == "on_forward":  # The callable for modules takes other values.
             dispatch = self._dispatch_without_missing(event, frozenset(vars(event_args)))
         if dispatch:
             dispatch(event_args)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from hookline.core.catalog import Event
@@ -28,7 +29,7 @@ class Listener:
     keywords: Mapping[str, str]  # Parameter -> attribute of the event arguments.
     optional: frozenset[str] = frozenset()  # Attributes that have a default, or come through **kwargs.
 
-    @property
+    @cached_property
     def wanted(self) -> tuple[str, ...]:
         """The attributes of the event arguments that it needs, each once."""
         return tuple(dict.fromkeys((*self.positional, *self.keywords.values())))
