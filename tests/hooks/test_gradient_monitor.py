@@ -440,6 +440,22 @@ def test_exploding_and_non_finite_layers_are_named() -> None:
     assert monitor.latest is not None and "0.weight" in str(monitor.latest)
 
 
+@pytest.mark.req("002-17")
+def test_layers_far_from_the_others_are_named() -> None:
+    """Norms inside the absolute limits vanish or explode if they are far from the median of the others."""
+    trainer = make_trainer()
+    trainer.add_hook(GradientMonitor(log_frequency=1))
+
+    @trainer.on("after_backward", name="rescale")
+    def rescale(model: Any) -> None:
+        norms = {"0.weight": 5e-7, "2.bias": 200.0}
+        for name, param in model.named_parameters():
+            param.grad.fill_(norms.get(name, 1e-2) / math.sqrt(param.numel()))
+
+    trainer.train()
+    assert flow_events(trainer)[0]["parameters"] == {"0.weight": "vanishing", "2.bias": "exploding"}
+
+
 class Overflows(nn.Module):
     """Its gradients are too large for half precision at a large scale, or at every one."""
 
