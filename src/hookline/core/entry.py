@@ -230,7 +230,7 @@ def hook_parameters(hook: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError):
         return dict(given)
     held = {name: getattr(hook, name) for name in keys if name != "name" and hasattr(hook, name)}
-    return {**held, **given}
+    return {**given, **held}  # not a module that was given: the instance holds it weakly
 
 
 class DerivedName(str):
