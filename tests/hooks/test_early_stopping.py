@@ -114,11 +114,12 @@ def test_it_checks_at_the_end_of_epochs_too() -> None:
 
 
 @pytest.mark.req("002-32")
-@pytest.mark.parametrize(("at_epoch_ends", "steps"), [(False, 3), (True, 6)])
-def test_without_epoch_ends_it_checks_after_every_validation(at_epoch_ends: bool, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "steps"), [({}, 3), ({"check_on_train_epoch_end": False}, 3), ({"check_on_train_epoch_end": True}, 6)]
+)
+def test_without_epoch_ends_it_checks_after_every_validation(options: dict[str, bool], steps: int) -> None:
     """Validated at every step of two-step epochs: three checks without improvement are three steps, or three epochs."""
-    config = {"patience": 2, "check_on_train_epoch_end": at_epoch_ends}
-    trainer = run([1.0] * 8, config, validate_every=1, max_epochs=4)
+    trainer = run([1.0] * 8, {"patience": 2, **options}, validate_every=1, max_epochs=4)
     assert (trainer.step, trainer.record.run["outcome"]) == (steps, "stopped")
 
 
