@@ -215,7 +215,7 @@ def test_modules_are_selected_by_pattern_or_class() -> None:
     with manager.attention_maps(model, type(model.blocks[0].attention)) as maps:
         model(tokens())
     assert len(maps) == 2
-    with pytest.raises(HooklineError, match=r"did you mean 'blocks.1.attention'\?"):
+    with pytest.raises(HooklineError, match=r"did you mean 'blocks.1.attention'"):
         manager.attention_maps(model, "blocks.1.atention").__enter__()
     with (
         manager.attention_maps(model, "blocks.1") as maps,
