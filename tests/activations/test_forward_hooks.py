@@ -662,7 +662,7 @@ def test_each_state_has_the_name_of_its_thread() -> None:
     assert [state.thread for state in manager.get_captured_states("it")] == ["one", "one", "two", "two"]
 
 
-@pytest.mark.req("003-06")
+@pytest.mark.req("003-06", "003-31")
 @pytest.mark.parametrize(
     ("interval", "passes", "left"), [(1, 4, 1), (3, 9, 1), (3, 8, 3), (100, 99, 99), (100, 112, 13)]
 )

@@ -85,12 +85,14 @@ def test_many_names_are_shortened() -> None:
     assert flow.verdict.endswith("p4 (1e-09) and 3 more") and "p0 (1e-09, median 1e-09), p1 (1e-09)," in flow.verdict
 
 
+@pytest.mark.req("003-29")
 def test_norms_are_compared_with_a_healthy_median() -> None:
     """Far below or above the others counts as vanishing or exploding, though neither absolute limit is passed."""
     flow = gradient_flow(with_gradients(low=5e-7, a=1e-2, b=1e-2, c=1e-2, high=200.0))
     assert verdicts(flow) == {"low": "vanishing", "a": "ok", "b": "ok", "c": "ok", "high": "exploding"}
 
 
+@pytest.mark.req("003-29")
 def test_norms_are_not_compared_with_a_vanishing_median() -> None:
     """If most gradients have vanished, one that has not does not count as exploding."""
     flow = gradient_flow(with_gradients(a=1e-9, b=1e-9, c=1e-9, head=0.5))

@@ -279,6 +279,7 @@ def test_a_window_of_dead_units_is_saved_with_the_run() -> None:
     assert Monitor().state_dict() == {}
 
 
+@pytest.mark.req("003-25")
 def test_costs_add_up_in_a_step() -> None:
     """Time and memory of a module that runs twice in a step are those of both calls."""
     trainer = make_trainer(Shared, batches=2)

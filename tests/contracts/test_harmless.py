@@ -318,7 +318,7 @@ def test_clipping_equals_torch() -> None:
     assert all(map(torch.equal, result.parameters, parameters_of(model)))
 
 
-@pytest.mark.req("004-35")
+@pytest.mark.req("003-33", "004-35")
 def test_an_intervention_must_be_enabled(reference: Result) -> None:
     """A hook with intervene=True is refused until interventions are enabled, and then changes training."""
 

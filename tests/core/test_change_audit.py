@@ -238,6 +238,7 @@ def make_deep_trainer(hook: Any, **options: Any) -> Any:
     return trainer
 
 
+@pytest.mark.req("004-35")
 @pytest.mark.parametrize(("kind", "what", "write"), CASES, ids=[case[1] for case in CASES])
 def test_a_sampled_call_is_compared_with_everything_a_hook_may_write_to(
     kind: Any, what: str, write: Any, caplog: pytest.LogCaptureFixture

@@ -86,11 +86,11 @@ def test_in_mode_max_higher_values_are_better() -> None:
     ids=str,
 )
 def test_an_improvement_is_more_than_min_delta(options: dict[str, Any], stops_after: int) -> None:
-    """min_delta is a difference, or a share of the best value so far."""
-    trainer = run([10.0, 9.8, 9.7, 9.6, 9.5], {"patience": 2, **options})
-    assert ending(trainer)[0] == stops_after
-    trainer = run([10.0, 10.2, 10.3, 10.4, 10.5], {"patience": 2, "mode": "max", **options})
-    assert ending(trainer)[0] == stops_after
+    """min_delta is a difference, or a share of the best value so far, whose sign makes no difference."""
+    for best in (10.0, -10.0):
+        for sign, mode in ((-1, "min"), (1, "max")):
+            losses = [best + sign * change for change in (0.0, 0.2, 0.3, 0.4, 0.5)]
+            assert ending(run(losses, {"patience": 2, "mode": mode, **options}))[0] == stops_after
 
 
 @pytest.mark.req("002-32")
@@ -114,11 +114,12 @@ def test_it_checks_at_the_end_of_epochs_too() -> None:
 
 
 @pytest.mark.req("002-32")
-@pytest.mark.parametrize(("at_epoch_ends", "steps"), [(False, 3), (True, 6)])
-def test_without_epoch_ends_it_checks_after_every_validation(at_epoch_ends: bool, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("options", "steps"), [({}, 3), ({"check_on_train_epoch_end": False}, 3), ({"check_on_train_epoch_end": True}, 6)]
+)
+def test_without_epoch_ends_it_checks_after_every_validation(options: dict[str, bool], steps: int) -> None:
     """Validated at every step of two-step epochs: three checks without improvement are three steps, or three epochs."""
-    config = {"patience": 2, "check_on_train_epoch_end": at_epoch_ends}
-    trainer = run([1.0] * 8, config, validate_every=1, max_epochs=4)
+    trainer = run([1.0] * 8, {"patience": 2, **options}, validate_every=1, max_epochs=4)
     assert (trainer.step, trainer.record.run["outcome"]) == (steps, "stopped")
 
 

@@ -105,6 +105,7 @@ def test_layers_are_in_the_order_of_the_model() -> None:
     assert list(layers_of(trainer)[1]) == [name for name, _ in trainer.model.named_parameters()]
 
 
+@pytest.mark.req("002-12")
 def test_global_norm_before_and_after_clipping() -> None:
     """`gradients/norm` is the norm before the chain, `gradients/final_norm` what the optimizer gets."""
     trainer = make_trainer(max_grad_norm=0.01)
@@ -217,6 +218,16 @@ def test_histograms_count_values_that_are_not_finite() -> None:
     assert [rows[name][511].item() for name in ("0.weight", "2.weight", "2.bias")] == [0, 2, 1]
     assert rows["2.bias"].nonzero().flatten().tolist() == [0, 510, 511]
     assert [row.sum().item() for row in rows.values()] == [param.numel() for param in trainer.model.parameters()]
+
+
+@pytest.mark.req("002-11")
+def test_histograms_are_recorded_only_on_request() -> None:
+    """Without `log_histogram` there is no series of histograms, and nothing about them beside the statistics."""
+    trainer = make_trainer()
+    trainer.add_hook(GradientMonitor(log_frequency=3, log_moments=True))
+    trainer.train()
+    assert {layers.header.series for layers in trainer.record.layer_rows} == {"gradients"}  # type: ignore[attr-defined]
+    assert "top_octave" not in layers_of(trainer)[3]["0.weight"]
 
 
 def test_update_ratio_needs_no_learning_rate() -> None:
@@ -438,6 +449,26 @@ def test_exploding_and_non_finite_layers_are_named() -> None:
     assert (metrics["gradients/nans"], metrics["gradients/infs"]) == (1, 2)
     assert (metrics["gradients/layers_exploding"], metrics["gradients/layers_non_finite"]) == (1, 1)
     assert monitor.latest is not None and "0.weight" in str(monitor.latest)
+
+
+@pytest.mark.req("002-17")
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({}, [{"0.weight": "vanishing", "2.bias": "exploding"}]), ({"median_ratio": 1e-9}, [])],
+)
+def test_layers_far_from_the_others_are_named(options: dict[str, float], named: list[dict[str, str]]) -> None:
+    """Norms inside the absolute limits vanish or explode if they are far from the median of the others."""
+    trainer = make_trainer()
+    trainer.add_hook(GradientMonitor(log_frequency=1, **options))  # type: ignore[arg-type]
+
+    @trainer.on("after_backward", name="rescale")
+    def rescale(model: Any) -> None:
+        norms = {"0.weight": 5e-7, "2.bias": 200.0}
+        for name, param in model.named_parameters():
+            param.grad.fill_(norms.get(name, 1e-2) / math.sqrt(param.numel()))
+
+    trainer.train()
+    assert [event["parameters"] for event in flow_events(trainer)] == named
 
 
 class Overflows(nn.Module):

@@ -246,12 +246,13 @@ def test_the_same_meaning_has_the_same_hash(one: Any, other: Any) -> None:
     assert config_hash(one) == config_hash(other)
 
 
+@pytest.mark.req("000-33")
 def test_every_change_changes_the_hash() -> None:
-    """Any other value or type, key or nesting gives another hash; 1, 1.0, "1" and True are four values."""
+    """Any other value, type, key, order or nesting gives another hash; 1, 1.0, "1" and True are four values."""
     values: list[Any] = [
         1, 1.0, "1", True, None, "None", float("nan"), "NaN", float("inf"), 0.0, -0.0, 0, False, "", [], {}, [[]],
-        [1], [1, 1], {"1": 1}, {1: 1}, {True: 1}, ["list", 1], {"list": 1}, ["int", "x"], "a", "float32",
-        torch.device("cpu"), 10**5000, 10**5000 + 1, hex(10**5000), int, float, b"a",
+        [1], [1, 1], [1, 2], [2, 1], {"1": 1}, {1: 1}, {True: 1}, ["list", 1], {"list": 1}, ["int", "x"], "a",
+        "float32", torch.device("cpu"), 10**5000, 10**5000 + 1, hex(10**5000), int, float, b"a",
     ]  # fmt: skip
     hashes = [config_hash({"x": value}) for value in values]
     assert len(set(hashes)) == len(values)

@@ -373,6 +373,39 @@ def test_time_is_in_seconds_and_spent_inside_the_module():
     assert inside[0] <= measured <= around[0]
 
 
+@pytest.mark.req("003-05", "003-25")
+def test_each_thread_measures_its_own_calls():
+    """A call that begins in another thread while a module runs does not shorten the time of that module."""
+
+    class Meets(nn.Module):
+        def forward(self, inputs):
+            start = time.perf_counter()
+            if threading.current_thread() is first:
+                first_inside.set()
+                assert second_inside.wait(30)
+                inside.append(time.perf_counter() - start)
+            else:
+                second_inside.set()
+                first.join(30)
+            return inputs
+
+    def call_later():
+        assert first_inside.wait(30)
+        time.sleep(0.01)
+        module(INPUT)
+
+    inside, first_inside, second_inside = [], threading.Event(), threading.Event()
+    module, manager = Meets(), HookManager()
+    manager.register_monitoring_hook(module, "clock", metrics=["time"])
+    first, second = threading.Thread(target=module, args=(INPUT,)), threading.Thread(target=call_later)
+    for thread in (first, second):
+        thread.start()
+    for thread in (first, second):
+        thread.join()
+    times = [values["time"] for _, values in manager.get("clock").history("clock")]
+    assert len(times) == 2 and times[0] >= inside[0]
+
+
 @pytest.mark.req("003-10", "003-03", "003-01")
 def test_the_three_kinds_are_hooks_of_one_manager():
     """Capture, monitoring and debug hooks are registered, listed and removed by one manager."""

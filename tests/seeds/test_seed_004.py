@@ -226,7 +226,7 @@ def from_config(folder):
     )
 
 
-@pytest.mark.req("004-38")
+@pytest.mark.req("004-16", "004-38")
 @pytest.mark.parametrize("make", [simple, generic, from_config])
 def test_the_config_says_where_the_checkpoints_are(make, tmp_path):
     """config.checkpoint.dir can be read in on_train_begin, and is the path that on_checkpoint_save gets."""

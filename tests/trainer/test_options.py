@@ -5,9 +5,24 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from hookline import GenericTrainer, SimpleTrainer, TrainingHook, get_trainer
+from hookline import (
+    CheckpointHook,
+    ConsoleLogHook,
+    GenericTrainer,
+    JSONLogHook,
+    SimpleTrainer,
+    TrainingHook,
+    get_trainer,
+)
+from hookline.activations.capture import Capture, CaptureHookKeywords
+from hookline.activations.debug import Debug, DebugKeywords
+from hookline.activations.monitor import Monitor, MonitorKeywords
 from hookline.core.catalog import CATALOG
+from hookline.core.entry import OPTIONS, HookKeywords
 from hookline.errors import ConfigError
+from hookline.hooks.checkpoint import CheckpointKeywords
+from hookline.hooks.console_log import ConsoleLogKeywords
+from hookline.hooks.json_log import JSONLogKeywords
 from hookline.trainer.options import TrainerKeywords, TrainerOptions
 
 
@@ -15,6 +30,26 @@ def test_type_checkers_know_the_options() -> None:
     """The keywords that type checkers accept are the options, with the same types."""
     options = get_type_hints(TrainerOptions)
     assert get_type_hints(TrainerKeywords) == {name: options[name] for name in options if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "hook", "also"),
+    [
+        (CaptureHookKeywords, Capture, {"modules", "what", "layer_idx"}),
+        (MonitorKeywords, Monitor, {"modules", "metrics"}),
+        (DebugKeywords, Debug, {"modules", "conditions"}),
+        (ConsoleLogKeywords, ConsoleLogHook, {"log_every_n_batches"}),
+        (JSONLogKeywords, JSONLogHook, {"log_every_n_batches"}),
+        (CheckpointKeywords, CheckpointHook, {"save_every_n_epochs"}),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_type_checkers_know_the_options_of_hooks(keywords: type, hook: Any, also: set[str]) -> None:
+    """The keywords are what the constructor takes and the method does not name, with the options of every hook."""
+    accepted = get_type_hints(hook.__init__)
+    own = {name: kind for name, kind in accepted.items() if name not in also | {"return"}}
+    assert set(get_type_hints(HookKeywords)) == set(OPTIONS)
+    assert get_type_hints(keywords) == get_type_hints(HookKeywords) | own
 
 
 @pytest.mark.parametrize("function", [SimpleTrainer, GenericTrainer, get_trainer])

@@ -27,4 +27,24 @@ GenericTrainer({}, model, optimizer, train_loaders=loader, debug=True)
 GenericTrainer({}, model, optimizer, debugging=True)  # type: ignore[call-arg]
 
 manager: HookManager = trainer.hooks
-manager.register_capture_hook(model, "capture")
+manager.register_capture_hook(model, "capture", dtype=torch.float16, every=10, on_error="raise")
+manager.register_capture_hook(model, "capture", capture_inputs=True)  # type: ignore[call-arg]
+manager.register_monitoring_hook(model, "monitor", metrics=["mean"], gradients=True, at=[1, "2 epochs"])
+manager.register_monitoring_hook(model, "monitor", metrcs=["mean"])  # type: ignore[call-arg]
+manager.register_debug_hook(model, "debug", "nan", keep=5, before="monitor")
+manager.register_debug_hook(model, "debug", on_eror="raise")  # type: ignore[call-arg]
+manager.register_debug_hook(model, "debug", on_error="rais")  # type: ignore[arg-type]
+manager.capturing(model, what="both", clone=True)
+manager.capturing(model, every=2)  # type: ignore[call-arg]
+manager.attention_maps(model, reduce="mean")
+manager.attention_maps(model, redeuce="mean")  # type: ignore[call-arg]
+
+trainer.add_checkpointing(save_every_n_steps=5, monitor="val/loss", mode="max", every="1 epoch")
+trainer.add_checkpointing(save_every_n_epochz=1)  # type: ignore[call-arg]
+trainer.add_checkpointing(mode="maximum")  # type: ignore[arg-type]
+trainer.add_console_logging(every=3, costs=False)
+trainer.add_console_logging(evry=3)  # type: ignore[call-arg]
+trainer.add_json_logging(path="log.jsonl", enabled=False)
+trainer.add_json_logging(file="log.jsonl")  # type: ignore[call-arg]
+trainer.on("step_end", name="mine", every=3)
+trainer.on("step_end", evry=3)  # type: ignore[call-arg]

@@ -6,7 +6,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from hookline.activations.capture_store import CapturedState, CaptureSource, Cap
 from hookline.activations.cow_views import copy_on_write
 from hookline.activations.forward_hooks import BuiltInForwardHook, ForwardDispatcher, Observe
 from hookline.activations.hooked_modules import HookedModule
+from hookline.core.entry import HookKeywords
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, nearest
 
@@ -30,6 +31,21 @@ REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "first": lambda tensor: tensor[:1],
     "last_token": lambda tensor: tensor[:, -1],
 }
+
+
+class CaptureKeywords(TypedDict, total=False):
+    """What `Capture` takes beside the modules and what to capture of them, for type checkers."""
+
+    max_captured_states: int | None
+    dtype: str | torch.dtype | None
+    device: str | None
+    clone: bool
+    reduce: str | Callable[[Tensor], Tensor] | None
+    save: bool
+
+
+class CaptureHookKeywords(CaptureKeywords, HookKeywords, total=False):
+    """The same with the options of a registered hook."""
 
 
 class Capture(BuiltInForwardHook):

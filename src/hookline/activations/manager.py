@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from hookline import _checks
 from hookline.activations.attention import AttentionMaps, attention_session
-from hookline.activations.capture import Capture
+from hookline.activations.capture import Capture, CaptureHookKeywords, CaptureKeywords
 from hookline.activations.capture_session import Cache, capture_session
 from hookline.activations.capture_store import CaptureStore
-from hookline.activations.debug import Debug
+from hookline.activations.debug import Debug, DebugKeywords
 from hookline.activations.fire_report import FireReport, fire_report
 from hookline.activations.forward_hooks import ForwardDispatcher, complete_run
-from hookline.activations.monitor import COSTS, DEFAULT_METRICS, Monitor
+from hookline.activations.monitor import COSTS, DEFAULT_METRICS, Monitor, MonitorKeywords
 from hookline.core.catalog import Event
 from hookline.core.entry import Entry
 from hookline.core.manual_fire import ManualClock
@@ -195,7 +195,7 @@ class HookManager(HookRegistry):
         layer_idx: int | None = None,
         capture_input: bool = True,
         capture_output: bool = True,
-        **options: Any,
+        **options: Unpack[CaptureHookKeywords],
     ) -> Handle:
         """Register a hook that captures the inputs and outputs of modules.
 
@@ -219,7 +219,11 @@ class HookManager(HookRegistry):
         return self.register(Capture, hook_id, modules=module, what=what, layer_idx=layer_idx, **options)
 
     def register_monitoring_hook(
-        self, module: Any, hook_id: str | None = None, metrics: Sequence[str] | None = None, **options: Any
+        self,
+        module: Any,
+        hook_id: str | None = None,
+        metrics: Sequence[str] | None = None,
+        **options: Unpack[MonitorKeywords],
     ) -> Handle:
         """Register a hook that monitors statistics, time and memory of module calls.
 
@@ -237,7 +241,7 @@ class HookManager(HookRegistry):
         return self.register(Monitor, hook_id, modules=module, metrics=metrics, **options)
 
     def register_debug_hook(
-        self, module: Any, hook_id: str | None = None, conditions: Any = None, **options: Any
+        self, module: Any, hook_id: str | None = None, conditions: Any = None, **options: Unpack[DebugKeywords]
     ) -> Handle:
         """Register a hook that breaks at a terminal, or records a finding, where a condition holds.
 
@@ -284,7 +288,13 @@ class HookManager(HookRegistry):
                 clear()
 
     def capturing(
-        self, model: torch.nn.Module, modules: Any = "*", *, early_stop: bool = False, **options: Any
+        self,
+        model: torch.nn.Module,
+        modules: Any = "*",
+        *,
+        early_stop: bool = False,
+        what: str | Sequence[str] = "output",
+        **options: Unpack[CaptureKeywords],
     ) -> AbstractContextManager[Cache]:
         """Capture inside a ``with`` block; afterwards no hook is left on the model.
 
@@ -292,6 +302,7 @@ class HookManager(HookRegistry):
             model: The model to capture from.
             modules: The modules to capture, as for any forward hook.
             early_stop: Whether `Cache.run` ends the forward pass after the last selected module.
+            what: What to capture: "input", "output" or "both".
             **options: Options of `Capture`.
 
         Returns:
@@ -301,10 +312,10 @@ class HookManager(HookRegistry):
         ...     model(batch)
         >>> cache["blocks.3.mlp"]
         """
-        return capture_session(HookManager, model, modules, early_stop, options)
+        return capture_session(HookManager, model, modules, early_stop, {"what": what, **options})
 
     def attention_maps(
-        self, model: torch.nn.Module, modules: Any = None, **options: Any
+        self, model: torch.nn.Module, modules: Any = None, **options: Unpack[CaptureKeywords]
     ) -> AbstractContextManager[AttentionMaps]:
         """Capture attention weights inside a ``with`` block: [batch, heads, queries, keys] for each module.
 

@@ -22,6 +22,7 @@ from hookline.activations.series import (
     TensorStatistics,
     column_means,
 )
+from hookline.core.entry import HookKeywords
 from hookline.core.run_control import RunControl
 from hookline.errors import ConfigError, HooklineError, nearest
 from hookline.stats.columns import STATISTICS
@@ -33,6 +34,15 @@ DEFAULT_METRICS = ("mean", "std", "absmax", "zeros", "nans", "infs")
 HISTORY_LIMIT = 1000  # values per module
 MAX_PENDING_CALLS = 4096  # without a run, before results are moved to the history
 SERIES, HISTOGRAMS = "activations", "activation_histograms"  # the names in layers.jsonl
+
+
+class MonitorKeywords(HookKeywords, total=False):
+    """What `Monitor` takes beside modules and metrics, with the options of a hook, for type checkers."""
+
+    percentiles: Sequence[float]
+    gradients: bool
+    dead_window: int
+    unit_dim: int | None
 
 
 class Monitor(BuiltInForwardHook):

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from hookline._checks import names
 from hookline._console import logger
@@ -22,6 +22,7 @@ from hookline.core.dispatch import MAX_TABLES, BoundHook, Dispatch, DispatchTabl
 from hookline.core.entry import (
     DerivedName,
     Entry,
+    HookKeywords,
     HookList,
     check_schedule,
     derived_name,
@@ -303,7 +304,9 @@ class HookRegistry(Events):
             raise _name_taken(entry.name)
         return None
 
-    def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def on(
+        self, event: str, *, name: str | None = None, **options: Unpack[HookKeywords]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Return a decorator that registers a function as a hook of one event.
 
         >>> @registry.on("train_batch_end", every=10)
@@ -311,7 +314,7 @@ class HookRegistry(Events):
         """
 
         def attach(function: Callable[..., Any]) -> Callable[..., Any]:
-            self.register(function, event=event, **options)
+            self.register(function, name, event=event, **options)
             return function
 
         return attach

@@ -15,9 +15,17 @@ from hookline import _checks
 from hookline._console import RunOutput, can_rewrite_lines, is_terminal, logger, print_line
 from hookline.core.base import TrainingHook
 from hookline.core.costs import share_of_run
+from hookline.core.entry import HookKeywords
 from hookline.core.run_control import RunControl
 from hookline.core.schedule import Schedule
 from hookline.hooks.base import period
+
+
+class ConsoleLogKeywords(HookKeywords, total=False):
+    """What `ConsoleLogHook` takes, with the options of a hook, for type checkers."""
+
+    costs: bool
+    stream: TextIO | None
 
 
 class ConsoleLogHook(TrainingHook):

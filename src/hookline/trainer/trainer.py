@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
@@ -37,7 +37,11 @@ from hookline.trainer.validation import check_metrics, eval_batches, validate
 
 if TYPE_CHECKING:
     from hookline.activations.manager import HookManager
+    from hookline.core.entry import HookKeywords
     from hookline.core.run_control import RunControl
+    from hookline.hooks.checkpoint import CheckpointKeywords
+    from hookline.hooks.console_log import ConsoleLogKeywords
+    from hookline.hooks.json_log import JSONLogKeywords
 
 
 @dataclass
@@ -602,9 +606,11 @@ class Trainer:
         """Register a hook: an object, a class, a registered name or a dotted path; as `HookRegistry.register`."""
         return self.hooks.register(hook, name, **options)
 
-    def on(self, event: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def on(
+        self, event: str, *, name: str | None = None, **options: Unpack[HookKeywords]
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorate a function to make it a hook of one event."""
-        return self.hooks.on(event, **options)
+        return self.hooks.on(event, name=name, **options)
 
     def get_hook(self, name: str) -> Any:
         """Return a hook by its name."""
@@ -622,24 +628,26 @@ class Trainer:
         """Disable a hook without removing it."""
         self.hooks.disable(name)
 
-    def add_console_logging(self, log_every_n_batches: int = 10, **parameters: Any) -> Handle:
+    def add_console_logging(self, log_every_n_batches: int = 10, **parameters: Unpack[ConsoleLogKeywords]) -> Handle:
         """Print progress (the hook 'console_log'); replaces the hook if there is one."""
         return self._add_built_in("console_log", parameters, log_every_n_batches=(log_every_n_batches, 10))
 
-    def add_json_logging(self, log_every_n_batches: int = 100, **parameters: Any) -> Handle:
+    def add_json_logging(self, log_every_n_batches: int = 100, **parameters: Unpack[JSONLogKeywords]) -> Handle:
         """Write progress as JSON lines (the hook 'json_log'); replaces the hook if there is one."""
         return self._add_built_in("json_log", parameters, log_every_n_batches=(log_every_n_batches, 100))
 
-    def add_checkpointing(self, save_every_n_epochs: int | None = 1, **parameters: Any) -> Handle:
+    def add_checkpointing(
+        self, save_every_n_epochs: int | None = 1, **parameters: Unpack[CheckpointKeywords]
+    ) -> Handle:
         """Save checkpoints (the hook 'checkpoint'); replaces the hook if there is one."""
         return self._add_built_in("checkpoint", parameters, save_every_n_epochs=(save_every_n_epochs, 1))
 
-    def _add_built_in(self, name: str, parameters: dict[str, Any], **aliases: tuple[Any, Any]) -> Handle:
+    def _add_built_in(self, name: str, parameters: Mapping[str, Any], **aliases: tuple[Any, Any]) -> Handle:
         """Register a built-in hook; `aliases` of `every` are passed on if they differ from the hook's default."""
-        parameters |= {alias: value for alias, (value, default) in aliases.items() if value != default}
+        given = {alias: value for alias, (value, default) in aliases.items() if value != default}
         if name in self.hooks:
             self.hooks.remove(name)
-        return self.hooks.register(name, **parameters)
+        return self.hooks.register(name, **given, **parameters)
 
 
 BaseTrainer = Trainer
