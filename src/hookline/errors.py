@@ -8,6 +8,7 @@ import json
 import re
 import string
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -122,6 +123,21 @@ def error_text(error: BaseException) -> str:
     except Exception as problem:  # of the exception's own __str__
         message = f"(its message cannot be shown: __str__ raised {type(problem).__name__})"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an exception, once; one that refuses notes, such as a frozen dataclass, is left as it is."""
+    with suppress(Exception):
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes of an exception; none if they cannot be read."""
+    try:
+        return list(map(str, getattr(error, "__notes__", ())))
+    except Exception:
+        return []
 
 
 def with_article(noun: str) -> str:
