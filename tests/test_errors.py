@@ -1,6 +1,7 @@
 """Errors say what was wrong and what would be right."""
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import fields
 
@@ -135,6 +136,7 @@ OTHERS = [
             "on_save_checkpoint": "on_checkpoint_save", "Events.EPOCH_COMPLETED": "on_epoch_end",
             "on_step_begin": "on_train_batch_start",
             "iteration_completed": "on_train_batch_end", "on_Batch_End": "on_batch_end",
+            "on_train_epoch_end": "on_epoch_end", "on_test_epoch_end": "on_validation_end",
         },
     ),
     (["epochs", "steps", "tokens"], {"iterations": "steps", "Iters": "steps", "Epochs": "epochs"}),
@@ -154,7 +156,9 @@ def test_words_of_other_libraries_are_understood(choices: list[str], word: str, 
         ("val_loader", "val_loaders"), ("val_dataloaders", "val_loaders"), ("eval_dataset", "val_loaders"),
         ("gradient_clip_val", "max_grad_norm"), ("iterations", "max_steps"), ("num_train_epochs", "max_epochs"),
         ("callbacks", "hooks"), ("criterion", "loss_fn"), ("lr_scheduler", "scheduler"), ("Max_Steps", "max_steps"),
-        ("check_val_every_n_epoch", "validate_every"), ("step_fun", "step_fn"),
+        ("check_val_every_n_epoch", "validate_every"), ("step_fun", "step_fn"), ("logger", "hooks"),
+        ("handlers", "hooks"), ("enable_checkpointing", "hooks"), ("log_every_n_steps", "hooks"),
+        ("learning_rate", "optimizer"), ("resume_from_checkpoint", "fit(resume=…)"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("generic", [False, True])
@@ -162,11 +166,19 @@ def test_keywords_of_trainers_are_suggested(word: str, ours: str, generic: bool)
     """Options and what else the constructors take."""
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ConfigError, match=f"trainer.{word}: unknown option; did you mean '{ours}'"):
+    with pytest.raises(ConfigError, match=re.escape(f"trainer.{word}: unknown option; did you mean '{ours}'")):
         if generic:
             GenericTrainer({}, model, optimizer, **{word: 1})
         else:
             SimpleTrainer(model, [], optimizer, **{word: 1})
+
+
+@pytest.mark.parametrize("word", ["max_time", "limit_val_batches", "enable_model_summary", "barebones"])
+def test_nothing_is_suggested_for_a_word_without_a_counterpart(word: str) -> None:
+    """A name that only looks like it would mislead."""
+    with pytest.raises(ConfigError) as refused:
+        TrainerOptions.make({word: 1}, KEYWORDS)
+    assert refused.value.problem.startswith("unknown option; docs/training.md lists all ")
 
 
 def test_everything_that_is_suggested_exists() -> None:
@@ -179,7 +191,7 @@ def test_everything_that_is_suggested_exists() -> None:
         *KEYWORDS,
         *_UNITS,
         *OPTIONS,
-        "resume",
+        "fit(resume=…)",
         "loss",
     }
     names |= {option.name for option in fields(TrainerOptions)} | {"train_loaders", "optimizers", "schedulers"}

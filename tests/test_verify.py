@@ -72,6 +72,15 @@ class Stops(AtStep3):
         trainer.request_stop("enough")
 
 
+class Breaks(TrainingHook):
+    """Writes what the backward pass of the third step needs."""
+
+    def on_before_backward(self, trainer: Any, step: int) -> None:
+        if step == 3:
+            with torch.no_grad():
+                trainer.model[-1].weight.mul_(2)
+
+
 class Doubles(UpdateHook):
     def on_update(self, grads: Any) -> Any:
         return {name: grad * 2 for name, grad in grads.items()}
@@ -170,6 +179,34 @@ def test_a_write_into_the_loss_is_named(write: Any) -> None:
     assert (verdict.step, verdict.through, verdict.event) == (3, "loss", "on_before_backward")
 
 
+def patch_forward(trainer: Any) -> None:
+    forward = trainer.model[0].forward
+    trainer.model[0].forward = lambda inputs: forward(inputs) * 2
+
+
+SETTINGS = {
+    "dropout": lambda trainer: setattr(trainer.model[3], "p", 0.1),
+    "momentum of a batch norm": lambda trainer: setattr(trainer.model[1], "momentum", 0.9),
+    "submodule": lambda trainer: trainer.model.__setitem__(3, torch.nn.Dropout(0.1)),
+    "forward": patch_forward,
+    "hook of a parameter": lambda trainer: trainer.model[0].weight.register_hook(lambda grad: grad * 2),
+    "parameter left out of the optimizer": lambda trainer: trainer.optimizers[0].param_groups[0]["params"].pop(),
+    "list of batches": lambda trainer: trainer.train_loaders["train"].reverse(),
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_setting_that_the_record_does_not_have_is_found_by_its_effect(setting: str) -> None:
+    """The record of a run has no trace of these."""
+
+    class Sets(AtStep3):
+        def meddle(self, trainer: Any, batch: Any) -> None:
+            SETTINGS[setting](trainer)
+
+    verdict = verdict_on(Sets())
+    assert not verdict.fine and verdict.step in (3, 4)
+
+
 def test_a_write_after_the_last_step_is_named() -> None:
     """The weights that a run ends with are compared, too."""
 
@@ -208,6 +245,26 @@ def test_ending_a_run_early_is_a_change() -> None:
     assert (verdict.step, verdict.through) == (3, "number of steps")
 
 
+def test_a_hook_that_breaks_the_backward_pass_is_judged_as_the_others_are() -> None:
+    """The exception names no hook, but training fails with this one alone."""
+
+    class SwitchesGradientsOff(TrainingHook):
+        def on_before_backward(self) -> None:
+            torch.set_grad_enabled(False)
+
+    def make() -> Trainer:
+        trainer = small_trainer()
+        for hook in (Breaks(), SwitchesGradientsOff(), Watches()):
+            trainer.add_hook(hook)
+        return trainer
+
+    verdicts = {verdict.hook: verdict for verdict in verify(make, 4)}
+    broken = verdicts["breaks"]
+    assert (broken.step, broken.through, broken.fine) == (3, "number of steps", False)
+    assert broken.notes[-1].startswith("ended the run: RuntimeError: ")
+    assert not verdicts["switches_gradients_off"].fine and verdicts["watches"].fine
+
+
 def test_all_hooks_are_judged_one_by_one() -> None:
     """Every hook is tried alone, in the order of registration."""
 
@@ -242,6 +299,8 @@ def test_the_test_kit_passes_a_harmless_hook_and_names_a_harmful_one() -> None:
     assert_harmless(Watches())
     with pytest.raises(AssertionError, match=r"'writes_batch' changes training from step 3 on, through the batch"):
         assert_harmless(WritesBatch())
+    with pytest.raises(AssertionError, match=r"'breaks' changes training from step 3 on.*ended the run: RuntimeError"):
+        assert_harmless(Breaks())
 
 
 def test_in_the_test_kit_a_failing_hook_fails() -> None:

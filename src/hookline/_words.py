@@ -7,6 +7,10 @@ from collections.abc import Iterable
 
 _MEANINGS: dict[str, str] = {
     # Our names, of which the first that is valid where the word stands is suggested, and the others' words for them.
+    # A call is suggested anywhere. Words without a counterpart come first: a similar name would mislead.
+    "": "max_time limit_val_batches limit_test_batches num_nodes sync_batchnorm inference_mode tokenizer predict_end "
+    "predict_batch_end sanity_check_start sanity_check_end configure_optimizers train_dataloader",
+    "fit(resume=…)": "resume_from_checkpoint ckpt_path",
     "accumulate": "accumulate_grad_batches gradient_accumulation_steps grad_accum grad_accumulation",
     "max_epochs": "epochs num_epochs num_train_epochs n_epochs",
     "max_steps": "iterations iters max_iters max_iterations num_iterations num_steps total_steps train_steps",
@@ -14,26 +18,30 @@ _MEANINGS: dict[str, str] = {
     "val_loaders val_dataloader": "val_loader val_dataloaders val_data validation_loader validation_data eval_dataset "
     "eval_dataloader eval_loader valid_loader test_loader testloader valloader",
     "train_loaders dataloader": "train_loader train_dataloader train_dataloaders train_dataset train_data trainloader "
-    "data_loader loader",
+    "data_loader loader per_device_train_batch_size batch_size dataloader_num_workers data_collator",
     "max_grad_norm clip_norm": "gradient_clip_val max_grad_norm clip_grad_norm grad_clip gradient_clipping",
     "clip_value": "clip_grad_value clip_grad_value_ gradient_clip_value",
     "validate_every": "val_check_interval check_val_every_n_epoch eval_steps eval_strategy eval_every",
     "sanity_batches": "num_sanity_val_steps",
     "precision": "fp16 bf16 amp use_amp mixed_precision",
-    "output_dir": "default_root_dir logging_dir log_dir save_dir root_dir",
+    "output_dir": "default_root_dir dirpath logging_dir log_dir save_dir root_dir",
     "console": "enable_progress_bar progress_bar disable_tqdm",
     "compile": "torch_compile",
     "debug": "detect_anomaly",
-    "hooks": "callbacks callback plugins",
-    "scheduler schedulers": "lr_scheduler lr_schedulers",
-    "optimizer optimizers": "optim opt",
+    "hooks": "callbacks callback plugins handlers logger loggers enable_checkpointing save_strategy report_to profiler",
+    "scheduler schedulers": "lr_scheduler lr_schedulers lr_scheduler_type warmup_steps warmup_ratio",
+    "optimizer optimizers": "optim opt learning_rate weight_decay",
     "loss_fn loss": "criterion loss_function compute_loss",
     "metrics": "compute_metrics",
     "step_fn": "training_step train_step",
     "device": "accelerator devices gpus",
-    "resume": "ckpt_path resume_from_checkpoint",
-    "every": "every_n_steps every_n_train_steps every_n_epochs log_every_n_steps logging_steps save_steps interval "
-    "frequency log_interval period",
+    "save_every_n_epochs every": "every_n_epochs",
+    "save_every_n_steps every hooks": "every_n_train_steps save_steps",
+    "every hooks": "log_every_n_steps logging_steps log_interval",
+    "every": "every_n_steps interval frequency period",
+    "frequency": "logging_interval",
+    "on_non_finite": "check_finite",
+    "target": "stopping_threshold",
     "save_top_k": "save_total_limit n_saved max_to_keep",
     "monitor": "metric_for_best_model score_function",
     "mode": "greater_is_better",
@@ -54,12 +62,13 @@ _MEANINGS: dict[str, str] = {
     # Events.
     "on_train_start": "fit_start started init_end setup_end pretrain_routine_start",
     "on_train_end": "fit_end completed teardown",
-    "on_epoch_start": "epoch_started train_epoch_begin training_epoch_start",
-    "on_epoch_end": "epoch_completed training_epoch_end",
-    "on_train_batch_start": "iteration_started step_begin step_start training_step_start substep_begin",
+    "on_epoch_start": "epoch_started train_epoch_start train_epoch_begin training_epoch_start",
+    "on_epoch_end": "epoch_completed train_epoch_end training_epoch_end",
+    "on_train_batch_start": "iteration_started get_batch_completed train_batch_begin step_begin step_start "
+    "training_step_start substep_begin",
     "on_train_batch_end": "iteration_completed substep_end training_step_end",
-    "on_validation_start": "validation_epoch_start evaluate_begin test_begin test_start eval_started",
-    "on_validation_end": "validation_epoch_end evaluate evaluate_end test_end eval_completed",
+    "on_validation_start": "validation_epoch_start test_epoch_start evaluate_begin test_begin test_start eval_started",
+    "on_validation_end": "validation_epoch_end test_epoch_end evaluate evaluate_end test_end eval_completed",
     "on_validation_batch_end": "prediction_step validation_step_end test_batch_end",
     "on_before_optimizer_step": "pre_optimizer_step before_zero_grad",
     "on_after_optimizer_step": "optimizer_step",
@@ -88,7 +97,12 @@ for _ours, _theirs in _MEANINGS.items():
 
 
 def meant(word: str, valid: Iterable[str]) -> str | None:
-    """Return the valid name that a word stands for: the same in other letters, or another library's word for it."""
-    by_fold = {folded(choice): choice for choice in valid}
-    ours = [folded(word), *map(folded, _OURS.get(folded(word), []))]
-    return next((by_fold[one] for one in ours if one and one in by_fold), None)
+    """Return the valid name that a word stands for: the same in other letters, or another library's word for it.
+
+    It is "" for another library's word without a counterpart, and None for a word that is not known.
+    """
+    by_fold = {folded(choice): choice for choice in valid if folded(choice)}
+    ours = _OURS.get(folded(word))
+    found = [by_fold[folded(one)] for one in [word, *(ours or [])] if folded(one) in by_fold]
+    found += [one for one in ours or [] if "(" in one]
+    return found[0] if found else "" if ours == [] else None

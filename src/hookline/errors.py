@@ -8,6 +8,7 @@ import json
 import re
 import string
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -96,13 +97,15 @@ def nearest(name: str, choices: Iterable[str], see: str = "") -> str:
     if not valid:
         return "there are none"
     is_short = len(valid) <= _FEW
-    lower = {choice.lower(): choice for choice in reversed(valid)}
-    near = difflib.get_close_matches(name.lower(), lower, 1 if is_short else 3, 0.5)
-    likeness = {one: difflib.SequenceMatcher(None, one, name.lower()).ratio() for one in near}
+    lower, given = {choice.lower(): choice for choice in reversed(valid)}, name.lower()
+    near = difflib.get_close_matches(given, lower, 1 if is_short else 3, 0.5)
+    likeness = {one: difflib.SequenceMatcher(None, one, given).ratio() for one in near}
+    # A name that is less alike than a misspelt one would be must contain what was given, or the other way round.
+    near = [one for one in near if likeness[one] > 0.65 or one in given or given in one]
     # Beside the nearest name only those that are about as near.
     close = [lower[one] for one in near if likeness[one] > likeness[near[0]] - 0.1]
-    if known := meant(name, valid):
-        close = [known]
+    if (known := meant(name, valid)) is not None:
+        close = [known] if known else []
     question = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     if is_short:
         return f"{question}{'Valid' if close else 'valid'}: {', '.join(valid)}"
@@ -122,6 +125,21 @@ def error_text(error: BaseException) -> str:
     except Exception as problem:  # of the exception's own __str__
         message = f"(its message cannot be shown: __str__ raised {type(problem).__name__})"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an exception, once; one that refuses notes, such as a frozen dataclass, is left as it is."""
+    with suppress(Exception):
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes of an exception; none if they cannot be read."""
+    try:
+        return list(map(str, getattr(error, "__notes__", ())))
+    except Exception:
+        return []
 
 
 def with_article(noun: str) -> str:

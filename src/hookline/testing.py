@@ -46,4 +46,4 @@ def assert_harmless(hook: Any, make_trainer: Callable[[], Trainer] = small_train
     name = str(trainer.add_hook(hook))
     verdict = judge(name, False, plain, observe_run(trainer, name, steps))
     if not verdict.harmless:
-        raise AssertionError(f"hook {name!r} {verdict}")
+        raise AssertionError("; ".join([f"hook {name!r} {verdict}", *verdict.notes]))

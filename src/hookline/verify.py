@@ -11,8 +11,9 @@ import torch
 
 from hookline._tensors import iter_tensors
 from hookline.core.base import TrainingHook
-from hookline.core.failures import Incident
+from hookline.core.failures import Incident, hook_notes
 from hookline.core.run_control import RunControl
+from hookline.errors import ConfigError, error_text
 from hookline.hooks.webhook import posting_suspended
 from hookline.record.redaction import redact_text
 from hookline.trainer.rng import rng_state
@@ -97,7 +98,10 @@ def observe_run(trainer: Trainer, hook: str | None, steps: int) -> Probe:
         steps: The number of optimizer steps.
 
     Returns:
-        The probe.
+        The probe. If the hook made training fail, that is one of its incidents.
+
+    Raises:
+        Exception: What ended the run without any hook, or was raised by the hook itself.
     """
     for name in list(trainer.hooks):
         if name != hook:
@@ -109,8 +113,13 @@ def observe_run(trainer: Trainer, hook: str | None, steps: int) -> Probe:
     trainer.hooks.audits_every_call = True  # not only on the sampled micro-batches
     unsubscribe = trainer.hooks.failures.subscribe(probe.store)
     try:
-        with posting_suspended():
+        with posting_suspended(), torch.enable_grad():  # which also undoes what a hook does to the grad mode
             trainer.fit(max_steps=steps)
+    except Exception as error:
+        if hook is None or isinstance(error, ConfigError) or hook_notes(error):
+            raise
+        # Training itself failed, which it does not without the hook.
+        probe.store(Incident("failed", hook, "", trainer.step, f"ended the run: {error_text(error)}"))
     finally:
         unsubscribe()
     return probe
@@ -244,7 +253,7 @@ def _training_state(trainer: RunControl) -> dict[str, Any]:
         "parameters": [*trainer.model.parameters(), *trainer.model.buffers()],
         "learning rate": [group["lr"] for group in groups],
         "optimizer options": options,
-        "optimizer state": [optimizer.state_dict()["state"] for optimizer in trainer.optimizers],
+        "optimizer state": [list(optimizer.state.values()) for optimizer in trainer.optimizers],
         "train or eval mode": [module.training for module in trainer.model.modules()],
     }
 

@@ -28,6 +28,9 @@ def own_hooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "class Bad(TrainingHook):\n"
         "    def on_train_batch_start(self, step, batch):\n"
         "        if step == 2: batch[0].add_(1)\n"
+        "class Breaks(TrainingHook):\n"
+        "    def on_before_backward(self, step, batch):\n"
+        "        if step == 2: batch[0].mul_(2)\n"
         "class Failing(TrainingHook):\n"
         "    def setup(self, trainer=None): logging.getLogger('hookline').warning('it is %s here', 'cold')\n"
         "    def on_step_end(self, ctx): raise ValueError('oh no')\n"
@@ -75,6 +78,14 @@ def test_a_hook_that_writes_gives_status_1(own_hooks: Path, capsys: pytest.Captu
     printed = " ".join(capsys.readouterr().out.split())
     assert "changes training from step 2 on, through the batch" in printed
     assert "Undeclared changes by bad." in printed
+
+
+def test_a_hook_that_breaks_training_gives_status_1(own_hooks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is named with the exception, and the others are judged."""
+    assert main(["verify", config(own_hooks, "Breaks", "Good"), "--steps", "3", *ALLOW]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "ended the run: RuntimeError: " in printed and "Undeclared changes by breaks." in printed
+    assert "good - changes nothing" in printed
 
 
 def test_a_wrong_config_prints_nothing_but_the_error(own_hooks: Path, capsys: pytest.CaptureFixture[str]) -> None:

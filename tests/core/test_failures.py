@@ -1,6 +1,7 @@
 """Failure policies: named, counted, annotated on the exception, reported."""
 
 import bdb
+import dataclasses
 import logging
 from typing import Any
 
@@ -129,6 +130,40 @@ def test_an_exception_without_a_text_is_handled_as_any_other(policy: str) -> Non
         registry.on_epoch_end(0)
     assert not registry.is_enabled("h")
     assert incidents[0].message == "failed: Unprintable: (its message cannot be shown: __str__ raised RuntimeError)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """An exception without attributes that can be set, notes included."""
+
+    code: int
+
+
+class UnreadableNotes(Exception):
+    """An exception whose notes cannot be read."""
+
+    @property
+    def __notes__(self) -> list[str]:
+        raise RuntimeError("no notes")
+
+
+@pytest.mark.parametrize("error", [Frozen(3), UnreadableNotes()], ids=["frozen", "unreadable"])
+@pytest.mark.parametrize("policy", ["warn", "disable", "raise"])
+def test_an_exception_that_refuses_notes_is_handled_as_any_other(policy: str, error: Exception) -> None:
+    """It has no note about its hook; the incident names it."""
+    incidents: list[Any] = []
+    registry = HookRegistry()
+    registry.register(Failing(error), name="h", on_error=policy)
+    registry.failures.subscribe(incidents.append)
+    if policy == "raise":
+        with pytest.raises(type(error)) as raised:
+            registry.on_epoch_end(0)
+        assert raised.value is error
+    else:
+        for _ in range(3):
+            registry.on_epoch_end(0)
+        assert not registry.is_enabled("h")
+    assert (incidents[0].hook, incidents[0].error) == ("h", error)
 
 
 @pytest.mark.parametrize("policy", ["warn", "disable", "raise"])

@@ -2,6 +2,7 @@
 
 import gc
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from hookline import (
 )
 from hookline.core.catalog import SPELLINGS
 from hookline.core.dispatch import BoundHook
-from hookline.errors import MissingArgument, RegistrationError
+from hookline.errors import ConfigError, MissingArgument, RegistrationError
 
 
 def ctx(step: int, tokens: int = 0) -> StepContext:
@@ -67,6 +68,22 @@ def test_five_events_reach_a_list_of_hooks_by_position() -> None:
     runner.on_train_end(1, 64)
     assert [entry[:2] for entry in called] == [(n, e) for e in ("begin", "step", "eval", "save", "end") for n in "ab"]
     assert called[4] == ("a", "eval", {"loss": 2.0}, 1) and called[-1] == ("b", "end", 1, 64)
+
+
+def test_a_runner_takes_a_config_or_its_path(tmp_path: Path) -> None:
+    """As a registry, a manager and a trainer do; text is not a list of letters."""
+    config = {"update": [{"name": "clip_norm", "max_norm": 1.0}], "lifecycle": ["throughput"]}
+    path = tmp_path / "hooks.yaml"
+    path.write_text("hooks:\n  update: [{name: clip_norm, max_norm: 1.0}]\n  lifecycle: [throughput]\n")
+    for given in (config, path, str(path)):
+        assert list(HookRunner(given)) == list(HookRegistry(given)) == ["throughput", "clip_norm"]
+    path.write_text("hooks: {lifecycle: [{name: logging.Filter}]}\n")
+    with pytest.raises(ConfigError, match="logging"):
+        HookRunner(path)
+    with pytest.raises(HooklineError, match="listens to no event"):
+        HookRunner(path, allow="logging")
+    with pytest.raises(ConfigError, match="nowhere"):
+        HookRunner("nowhere.yaml")
 
 
 @pytest.mark.req("004-10", "004-25")

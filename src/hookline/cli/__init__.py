@@ -28,7 +28,7 @@ from hookline._console import (
 )
 from hookline.cli.completion import SHELLS, PrintCompletion
 from hookline.cli.latest import resolve_latest
-from hookline.errors import ConfigError, HooklineError, error_text, nearest
+from hookline.errors import ConfigError, HooklineError, error_text, nearest, notes_of
 
 DONE, FAILED, USAGE, NON_FINITE, INTERRUPTED, CLOSED_PIPE, TERMINATED = 0, 1, 2, 3, 130, 141, 143
 EXIT_CODES = {
@@ -243,7 +243,7 @@ def print_error(error: BaseException, debug: bool, status: int, hide: Callable[[
     ours = isinstance(error, HooklineError)
     text = str(error) if ours else error_text(error)
     place = f"{error.path}: " if isinstance(error, ConfigError) and error.path else ""  # a path holds no secrets
-    notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))  # which hook raised it, for instance
+    notes = "".join(f"; {note}" for note in notes_of(error))  # which hook raised it, for instance
     hint = "" if ours or debug else " (--debug shows the traceback)"
     message = one_line(f"{place}{hide(text.removeprefix(place))}{hide(notes)}")
     line = f"hookline: error: {message}{hint}"

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 LEADS_TO_THE_RUN = {"trainer", "optimizer", "model", "state", "batch"}
 LEADS_TO_TENSORS = {"grads", "live_loss"}  # Hooks that name only these are checked on timed batches alone.
 SNAPSHOT_ONE_IN = 8  # Of the timed batches: it takes about 1 ms for a hundred parameters.
-SNAPSHOT_PARAMS, SNAPSHOT_ELEMENTS = 16, 8  # Parameters whose elements are compared, and elements of each at least.
+SNAPSHOT_TENSORS, SNAPSHOT_ELEMENTS = 16, 8  # Parameters or buffers that are compared, and elements of each at least.
+PASSED = {"batch": "batch", "live_loss": "loss"}  # Arguments whose tensors are compared, and what these are.
 
 
 class ChangeAudit:
@@ -69,15 +70,17 @@ class ChangeAudit:
 
     def _wrapped(self, event: Event, hook: BoundHook, sampled: bool, every_call: bool) -> BoundHook:
         listener, key = hook.listener, (hook.hook, event.name)
-        call = listener.call
+        call, names_tensors = listener.call, not PASSED.keys().isdisjoint(listener.wanted)
         # Rare events are always checked in full.
         always = every_call or not (event.inner or "batch" in event.name)
 
         def compare(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[None]:
             """Read what the hook can write to, and after the call note what is different."""
             lr_changes, reruns = self._lr_changes(), self._reruns()
-            named = dict(zip(listener.positional, args, strict=True))
-            named.update((listener.keywords[name], value) for name, value in kwargs.items())
+            named: dict[str, Any] = {}
+            if names_tensors:
+                named.update(zip(listener.positional, args, strict=True))
+                named.update((listener.keywords[name], value) for name, value in kwargs.items())
             full = always or self._is_due(key, sampled)
             self._snapshots += full
             snapshot = RunSnapshot(self._run, named, sampled, self._snapshots if full else None, every_call)
@@ -161,18 +164,23 @@ class RunSnapshot:
         self, run: RunControl, named: dict[str, Any], sampled: bool, number: int | None, thorough: bool
     ) -> None:
         self._run, self._sampled, self._full, self._thorough = run, sampled, number is not None, thorough
-        passed = {"batch": named.get("batch"), "loss": named.get("live_loss") if self._full else None}
-        self._passed = {what: list(iter_tensors(value)) for what, value in passed.items() if value is not None}
-        params = list(run.params.values()) if self._full else []
-        stride = 1 if thorough else -(-len(params) // SNAPSHOT_PARAMS) or 1
-        self._sampled_params: list[torch.Tensor] = params[(number or 0) % stride :: stride]  # type: ignore[assignment]
+        self._passed = {what: list(iter_tensors(named[name])) for name, what in PASSED.items() if name in named}
+        if number is not None:
+            self._sampled_params = self._some(list(run.params.values()), number)
+            self._sampled_buffers = self._some(list(run.model.buffers()), number)
         # Tensors are compared by their addresses, which are unique only while all of them are alive.
         self._alive: list[Any] = []
         self._before, self._elements_before = self._read(), self._elements()
 
+    def _some(self, tensors: list[Any], number: int) -> list[torch.Tensor]:
+        stride = 1 if self._thorough else -(-len(tensors) // SNAPSHOT_TENSORS) or 1
+        return tensors[number % stride :: stride]
+
     def changes(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what has changed since, with old and new values where these are small."""
         now, elements = self._read(), self._elements()
+        if not self._full and now == self._before:
+            return
         for what, before in self._before.items():
             same_elements = map(torch.equal, self._elements_before.get(what, ()), elements.get(what, ()))
             if now[what] == before and all(same_elements):
@@ -190,15 +198,18 @@ class RunSnapshot:
         run, optimizers = self._run, self._run.optimizers
         groups = [group for one in optimizers for group in one.param_groups]
         found: dict[str, Any] = {"learning rate": [_comparable(group["lr"]) for group in groups]}
-        found |= {what: [tensor_version(one) for one in tensors] for what, tensors in self._passed.items()}
+        for what, tensors in self._passed.items():
+            found[what] = [tensor_version(one) for one in tensors]
         if self._sampled or self._full:
             found["parameters"] = [tensor_version(param) for param in run.params.values()]
         if not self._full:
             return found
-        buffers, grads = list(run.model.buffers()), [param.grad for param in run.params.values()]
+        modules, params = list(run.model.modules()), run.params.values()
+        buffers, grads = list(run.model.buffers()), [param.grad for param in params]
+        forwards = [vars(module).get("forward") for module in modules]  # A function that replaces the method.
         by_param = [state for one in optimizers for state in one.state.values()]
         states = [value for state in by_param if isinstance(state, Mapping) for value in state.values()]
-        self._alive += [buffers, grads, states]
+        self._alive += [modules, forwards, buffers, grads, states]
         return found | {
             "buffers": [_comparable(buffer) for buffer in buffers],
             "gradients": [_comparable(grad) for grad in grads],
@@ -207,7 +218,9 @@ class RunSnapshot:
                 {key: _comparable(value) for key, value in group.items() if key not in ("params", "lr")}
                 for group in groups
             ],
-            "train or eval mode": [module.training for module in run.model.modules()],
+            "train or eval mode": [module.training for module in modules],
+            "requires_grad of parameters": [param.requires_grad for param in params],
+            "submodules": [*map(id, modules), *map(id, forwards)],
         }
 
     def _elements(self) -> dict[str, list[torch.Tensor]]:
@@ -218,6 +231,7 @@ class RunSnapshot:
         states = [one.state.get(param) for one in self._run.optimizers for param in params]
         tensors = {
             "parameters": params,
+            "buffers": self._sampled_buffers,
             "gradients": [param.grad for param in params if param.grad is not None],
             "optimizer state": list(iter_tensors(states)),
             **self._passed,
@@ -243,10 +257,10 @@ def _few_elements(tensor: torch.Tensor) -> torch.Tensor:
 
 def _comparable(value: Any) -> Any:
     """Return a value to compare; tensors are compared by address and version, so that nothing waits for a device."""
-    if isinstance(value, torch.Tensor):
-        return f"tensor {id(value)} version {tensor_version(value)}"
     if value is None or isinstance(value, (int, float, str)):
         return value
+    if isinstance(value, torch.Tensor):
+        return f"tensor {id(value)} version {tensor_version(value)}"
     if isinstance(value, (tuple, list)):
         return [_comparable(item) for item in value]
     return repr(value)

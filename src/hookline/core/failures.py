@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookline._console import logger
 from hookline.core.catalog import CATALOG, Event
-from hookline.errors import ConfigError, HooklineError, MissingArgument, StopTraining, error_text, nearest
+from hookline.errors import (
+    ConfigError,
+    HooklineError,
+    MissingArgument,
+    StopTraining,
+    add_note,
+    error_text,
+    nearest,
+    notes_of,
+)
 
 if TYPE_CHECKING:
     from hookline.core.dispatch import BoundHook
@@ -88,7 +97,7 @@ def argument_if_any(args: Any, name: str, default: Any) -> Any:
 
 def hook_notes(error: BaseException) -> list[str]:
     """Return the notes of an exception that say which hook raised it and where; none if no hook did."""
-    return [note for note in getattr(error, "__notes__", ()) if note.startswith("raised by hook")]
+    return [note for note in notes_of(error) if note.startswith("raised by hook")]
 
 
 def step_of(args: Any) -> int:
@@ -188,8 +197,7 @@ class FailureHandler:
         raise_if_quit(error, f"hook {hook!r}, {where}, step {step}")
         note = f"raised by hook {hook!r} in {where}, step {step}"
         note += f", rank {self.rank}" if self.rank else ""
-        if note not in getattr(error, "__notes__", ()):  # A hook may raise the same exception object again.
-            error.add_note(note)
+        add_note(error, note)
         incident = Incident("failed", hook, where, step, f"failed: {error_text(error)}", error)
         policy = "raise" if self.debug else "warn" if entry is None else entry.policy
         must_raise = (policy == "raise" or getattr(error, "always_raise", False)) and original is None
@@ -198,7 +206,7 @@ class FailureHandler:
             self.report(incident, entry is None)
             return error if must_raise else None
         if original is not None and original is not error:
-            original.add_note(f"hook {hook!r} then failed in {where}: {error_text(error)}")
+            add_note(original, f"hook {hook!r} then failed in {where}: {error_text(error)}")
         # In a method that is not an event a hook fails for another reason than at its events.
         self.report(incident, entry.failures.total == 1 or (strikes == 1 and where not in CATALOG))
         if entry.policy != "disable" and strikes < STRIKES:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Unpack
 
@@ -699,9 +700,18 @@ class HookRunner(HookRegistry):
         "on_train_end": ("step", "tokens_seen"),
     }
 
-    def __init__(self, hooks: Iterable[Any] = ()) -> None:
-        super().__init__()
-        self.hooks.extend(hooks)
+    def __init__(self, hooks: str | Path | Iterable[Any] = (), *, allow: Iterable[str] = ()) -> None:
+        """Make a runner with hooks.
+
+        Args:
+            hooks: Hooks, as `register` takes them, or a config: its path or a mapping, as `load` takes them.
+            allow: Prefixes of dotted paths that a config from a file may import.
+        """
+        if isinstance(hooks, (str, Path, Mapping)):
+            super().__init__(hooks, allow=allow)
+        else:
+            super().__init__()
+            self.hooks.extend(hooks)
 
     def _check_forward_hook(self, entry: Entry) -> None:
         raise _not_here(entry, type(self), "is called when modules of the model run")

@@ -19,7 +19,7 @@ from hookline.core.entry import Entry
 from hookline.core.failures import argument_if_any
 from hookline.core.patterns import select
 from hookline.core.registry import HookRegistry
-from hookline.errors import GradientError, HooklineError
+from hookline.errors import GradientError, HooklineError, add_note
 from hookline.gradients.local_storage import is_sharded
 from hookline.gradients.view import GradientCache, Gradients, Parameters
 from hookline.stats.cache import Snapshot
@@ -239,7 +239,7 @@ class ChainItem:
             if self._has_written(snapshot):
                 self.half_written = error
                 remedy = "" if self._in_place or DECLARE in str(error) else f"; {DECLARE}"
-                error.add_note(f"it had already written into the gradients, which cannot be undone{remedy}")
+                add_note(error, f"it had already written into the gradients, which cannot be undone{remedy}")
             raise
 
     def _check_clipped_norm(self) -> None:
@@ -295,7 +295,7 @@ def _initial_state(name: str, hook: Any, selected: Parameters) -> Any:
     try:
         return init(selected) if callable(init) else {}
     except Exception as error:
-        error.add_note(f"raised by hook {name!r} in init")
+        add_note(error, f"raised by hook {name!r} in init")
         raise
 
 

@@ -23,7 +23,7 @@ from hookline.checkpoints.frozen import Fingerprints, fill_in_frozen, frozen_par
 from hookline.checkpoints.snapshot import HostMemory
 from hookline.checkpoints.store import list_checkpoints, newest_good, read_checkpoint, read_manifest, write_checkpoint
 from hookline.core.failures import hook_notes, raise_if_quit
-from hookline.errors import CheckpointError, error_text
+from hookline.errors import CheckpointError, add_note, error_text
 from hookline.record.provenance import config_hash
 from hookline.record.reader import read_jsonl
 from hookline.trainer.data.loader_state import restore_loader_states, restore_source_states, source_states
@@ -267,7 +267,7 @@ class Checkpointer:
             self.finish()
         except Exception as another:
             logger.warning("while the run was ending: %s", error_text(another))
-            error.add_note(f"then, while the run was ending: {error_text(another)}")
+            add_note(error, f"then, while the run was ending: {error_text(another)}")
 
     def close(self) -> None:
         """Release the memory of background saves."""

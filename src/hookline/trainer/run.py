@@ -19,7 +19,7 @@ from hookline._console import logger, print_line
 from hookline.checkpoints.store import set_aside_later
 from hookline.core.entry import Entry
 from hookline.core.failures import Incident, hook_notes
-from hookline.errors import ConfigError, TrainingError, error_text, nearest
+from hookline.errors import ConfigError, TrainingError, add_note, error_text, nearest
 from hookline.record.redaction import redact_text, redacted_log
 from hookline.record.strict_json import field_values
 from hookline.trainer.checkpointing import has_no_checkpoint_yet, lineage_of, load_weights, pending_stop, run_directory
@@ -72,7 +72,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                     yield signals
                 except Exception as failed:
                     if signals.worker_error is not None:  # it says why the worker died
-                        failed.add_note(error_text(signals.worker_error))
+                        add_note(failed, error_text(signals.worker_error))
                     # A loader that a validation or a hook reads is another matter: weights may be exchanged.
                     if signals.caught is None or not trainer.loop.reading:
                         raise
@@ -286,7 +286,7 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     elif isinstance(failure, Exception):  # it does not replace the exception or the signal that ends the run
         logger.warning("while the run was ending: %s", _describe_error(failure))
         if args.exception is not None:
-            args.exception.add_note(f"then, while the run was ending: {_describe_error(failure)}")
+            add_note(args.exception, f"then, while the run was ending: {_describe_error(failure)}")
         failure = None
     # A hook may have restored good weights at the end.
     if bad_weights and failure is None and (bad_weights := _bad_weights(trainer)):

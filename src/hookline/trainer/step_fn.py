@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from hookline.errors import TrainingError
+from hookline.errors import TrainingError, add_note
 
 StepFunction = Callable[[torch.nn.Module, Any], Any]
 
@@ -43,7 +43,7 @@ def make_step(model: Any, step_fn: StepFunction | None, loss_fn: Callable[..., A
         try:
             return model(*batch)
         except TypeError as error:
-            error.add_note(f"every item of the batch went into the model, because there is no loss_fn; {LOSS_SOURCES}")
+            add_note(error, f"every item of the batch went into the model, because there is no loss_fn; {LOSS_SOURCES}")
             raise
 
     if step_fn is not None:

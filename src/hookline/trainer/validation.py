@@ -18,7 +18,7 @@ import torch
 from hookline._tensors import count_samples
 from hookline.core.catalog import find_event
 from hookline.core.dispatch import EventSlots
-from hookline.errors import TrainingError, with_article
+from hookline.errors import TrainingError, add_note, with_article
 from hookline.trainer.data.loader_state import preserve_parts
 from hookline.trainer.data.loaders import raise_no_batches, why_empty
 from hookline.trainer.data.sampler import ResumableSampler
@@ -319,7 +319,7 @@ def _note_in_errors(note: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(note)
+        add_note(error, note)
         raise
 
 
