@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import difflib
+import html
 import json
 import re
 import string
@@ -172,10 +173,12 @@ class Spelling(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def spellings(word: str) -> tuple[Spelling, ...]:
-    """Return a word as it is, as a repr or JSON has it, percent-encoded, in hex and in base64."""
+    """Return a word as it is, as a repr, JSON or HTML has it, percent-encoded once or twice, in hex and in base64."""
     data = word.encode("utf-8", "surrogatepass")
     escaped = ["".join(chr(one) if one in safe else f"%{one:02X}" for one in data) for safe in _NOT_ESCAPED]
     plain = [word, repr(word)[1:-1], json.dumps(word)[1:-1], *escaped, escaped[0].replace("%20", "+"), data.hex()]
+    plain += [one.replace("%", "%25") for one in escaped[:2]]
+    plain += [html.escape(word), "".join(f"\\u{ord(one):04x}" if one in "&<>'" else one for one in plain[2])]
     found = {form: re.escape(form) for form in plain}
     for before in range(3):  # how the bytes of a longer text before the word shift it
         encoded = base64.b64encode(bytes(before) + data).decode("ascii").rstrip("=")

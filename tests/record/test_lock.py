@@ -1,10 +1,12 @@
 """Test that a run directory has one writer, and that a dead one does not keep it."""
 
 import errno
+import fcntl
 import gc
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +94,42 @@ def test_reading_or_copying_the_lock_file_does_not_release_the_lock(tmp_path: Pa
             open_record(tmp_path)
         holder.kill()
     assert (tmp_path / "copy" / "metrics.jsonl").exists()
+
+
+def test_removing_the_lock_file_lets_no_second_writer_in(tmp_path: Path) -> None:
+    """The directory is locked as well, in the process that holds it and for others."""
+    with start_holder(tmp_path) as holder:
+        read_until_held(holder)
+        (tmp_path / "r" / ".lock").unlink()
+        for _ in range(2):
+            with pytest.raises(RecordError, match="is being written by another writer"):
+                open_record(tmp_path)
+        holder.kill()
+    record = open_record(tmp_path)
+    (tmp_path / "r" / ".lock").unlink()
+    with pytest.raises(RecordError, match="is being written by another writer"):
+        open_record(tmp_path)
+    close(record)
+    close(open_record(tmp_path))
+    assert not (tmp_path / "r" / ".lock").exists()
+
+
+def test_a_file_system_that_locks_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS wants a descriptor that may write, which a directory has not; the lock file alone keeps others out."""
+
+    def lock_files_only(fd: int, flags: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        real(fd, flags)
+
+    real = fcntl.flock
+    monkeypatch.setattr("hookline.record.lock.fcntl.flock", lock_files_only)
+    record = open_record(tmp_path)
+    (tmp_path / "r" / ".lock").write_text("")
+    with pytest.raises(RecordError, match="is being written by another writer"):
+        open_record(tmp_path)
+    close(record)
+    close(open_record(tmp_path))
 
 
 WITH_WORKERS = """

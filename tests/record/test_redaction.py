@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import gc
+import html
 import io
 import json
 import logging
@@ -133,6 +134,7 @@ def test_known_shapes_of_tokens() -> None:
 
 LONG = "q8Xw2Zr5Tn1Lk7Vb3Mc9Pd4sq8Xw2Zr5Tn1Lk7Vb3Mc9Pd4s"
 HEX = "0123456789abcdef" * 4
+LETTERS = "QwErTyUiOpAsDfGhJkLzXcVbNmQwErTyUiOpAsDf"
 
 
 @pytest.mark.parametrize(
@@ -152,6 +154,11 @@ HEX = "0123456789abcdef" * 4
         f"{HEX[:32]}-us12", f"{LONG[:14]}.atlasv1.{LONG}", f"ATATT3x{LONG}", f"abc8Q~{LONG[:34]}",
         f"pat{LONG[:14]}.{HEX}", f"123456789:{LONG[:35]}", f"M{LONG[:23]}.{LONG[:6]}.{LONG[:27]}",
         f"acme_live_{LONG[:24]}", f"acme_pat_{LONG[:24]}",
+        # of letters alone, as all of Hugging Face are, or with a separator every few letters
+        f"hf_{LETTERS[:34]}", f"api_org_{LETTERS[:34]}", f"ghp_{LETTERS[:36]}", f"npm_{LETTERS[:36]}",
+        f"glpat-{LETTERS[:20]}", f"sk_live_{LETTERS[:24]}", f"dckr_pat_{LETTERS[:27]}", f"github_pat_{LETTERS[:22]}",
+        f"xoxb-123456789012-1234567890123-{LETTERS[:24]}", "glpat-aB3_dE6-gH9_jK2-mN5p", "gldt-aB3_dE6-gH9_jK2-mN5p",
+        "dckr_pat_aB3_dE6-gH9_jK2-mN5pQr8_tU4", "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",
     ],
 )  # fmt: skip
 def test_tokens_of_vendors(token: str) -> None:
@@ -186,7 +193,10 @@ def test_pairs_in_a_sentence() -> None:
         "train/loss", "gradients/final_norm", "transformer.h.11.attn.c_attn.weight",
         "model.layers.31.self_attn.q_proj.lora_A.default.weight", "val/accuracy_top5",
         "sk-learn-pipeline-gradient-boosting", "hf_bert_base_uncased_finetuned_sst2",
-        "hf_RobertaForSequenceClassification", "asia_temperature_forecast_mse", "ASIA_PACIFIC_TEMPERATURE_2020",
+        "hf_RobertaForSequenceClassification", "hf_transformer_layers_output_projection",
+        "npm_run_build_wall_clock_seconds", "glrt-detector-false-alarm-rate", "ghs_exchange_rate_forecast_error_usd",
+        "sk_test_accuracy_logistic_regression",
+        "asia_temperature_forecast_mse", "ASIA_PACIFIC_TEMPERATURE_2020",
         "key-value-cache-hit-rate", "npm_packages_installed_per_second", "pypi-mirror-download-seconds-per-file",
         "tokens_per_second", "token:accuracy1", "tokens: 12000000", "20261115-092219-8k69kgy6",
         "0123456789abcdef0123456789abcdef01234567", f"commit {HEX}", "d41d8cd98f00b204e9800998ecf8427e",
@@ -211,7 +221,7 @@ KNOWN = "pa55 wörd/with+all?kinds&of=signs"
 @pytest.mark.parametrize("secret", ["hunter2hunter2", "k3y-with-dashes", KNOWN, "12345678"])
 @pytest.mark.parametrize("before", ["", "u", "me", "you", "user:"])
 def test_a_known_secret_in_another_spelling(secret: str, before: str) -> None:
-    """Upper and lower case, base64 anywhere in a longer text, percent-encoding, hex, a repr and JSON show it, too."""
+    """Upper and lower case, base64 anywhere in a longer text, percent-encoding, hex, a repr, JSON and HTML show it."""
     record = Record.in_memory({"password": secret})
     data, ends = secret.encode(), (b"", b"x", b"xy", b"xyz")
     encoded = [base64.b64encode(before.encode() + data + end).decode().rstrip("=") for end in ends]
@@ -219,7 +229,8 @@ def test_a_known_secret_in_another_spelling(secret: str, before: str) -> None:
     spelled = [
         secret.upper(), secret.lower(), secret.title(), data.hex(), data.hex().upper(), repr(secret)[1:-1],
         json.dumps(secret)[1:-1], quote(secret), quote(secret, safe=""), quote_plus(secret), quote(secret).lower(),
-        "".join(f"%{byte:02x}" for byte in data),
+        "".join(f"%{byte:02x}" for byte in data), quote(quote(secret)), quote(quote(secret, safe="")),
+        html.escape(secret), json.dumps(secret)[1:-1].replace("&", "\\u0026"),
     ]  # fmt: skip
     for one in spelled:
         assert redact(f"sent {one} away") == f"sent {REDACTED} away"

@@ -1,9 +1,10 @@
 """Allow one writer per run directory, with a lock that a dead owner does not keep.
 
-Where the system has `flock`, the lock belongs to the open file: reading, copying or closing the lock file elsewhere in
-the process does not release it, and the system releases it when its owner dies. A forked child, such as a loader's
-worker, would hold it as well and may outlive its parent, so children close the file at once. Where the system has no
-locks, the owner's process id and start time in the lock file tell whether it is still alive.
+Where the system has `flock`, the lock belongs to the open directory and the open lock file: reading, copying or closing
+the file elsewhere in the process does not release it, nor does removing the file, and the system releases it when its
+owner dies. NFS locks files only. A forked child, such as a loader's worker, would hold the lock as well and may outlive
+its parent, so children close both at once. Where the system has no locks, the owner's process id and start time in the
+lock file tell whether it is still alive.
 """
 
 from __future__ import annotations
@@ -33,16 +34,37 @@ class RunLock:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory.resolve() / NAME
-        self._fd: int | None = None
+        self._fds: list[int] = []
         try:
-            self._fd = _open_locked(self._path)
-        except OSError as error:
-            raise RecordError(explain(self._path, error)) from error
+            self._acquire()
+        except BaseException as error:
+            self._close()
+            if isinstance(error, OSError):
+                raise RecordError(explain(self._path, error)) from error
+            raise
         RunLock._held.add(self)
+
+    def _acquire(self) -> None:
+        """Lock the directory and the file in it; again if the file was removed in between."""
+        while not self._fds:
+            if fcntl is not None:
+                self._fds.append(os.open(self._path.parent, os.O_RDONLY))
+            file = open_plain(self._path, os.O_RDWR | os.O_CREAT)
+            self._fds.append(file)
+            _lock(self._fds, self._path)
+            try:
+                is_there = os.path.samestat(os.fstat(file), self._path.lstat())
+            except FileNotFoundError:
+                is_there = False
+            if is_there:
+                os.ftruncate(file, 0)
+                os.pwrite(file, json.dumps(describe_process()).encode("ascii"), 0)
+            else:
+                self._close()
 
     def release(self) -> None:
         """Let the next writer in; a second call does nothing."""
-        if self._fd is not None:
+        if self._fds:
             with contextlib.suppress(OSError):
                 self._path.unlink()  # before closing, while the lock is still ours
             self._close()
@@ -52,10 +74,9 @@ class RunLock:
             self.release()
 
     def _close(self) -> None:
-        fd, self._fd = self._fd, None
         RunLock._held.discard(self)
-        if fd is not None:
-            os.close(fd)
+        while self._fds:
+            os.close(self._fds.pop())
 
     @classmethod
     def close_in_child(cls) -> None:
@@ -68,43 +89,29 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=RunLock.close_in_child)
 
 
-def _open_locked(path: Path) -> int:
-    """Open the lock file and lock it; again if the file was removed in between, because it locks nothing then."""
-    while True:
-        fd = open_plain(path, os.O_RDWR | os.O_CREAT)
-        try:
-            _lock(fd, path)
-            if os.path.samestat(os.fstat(fd), path.lstat()):
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, json.dumps(describe_process()).encode("ascii"), 0)
-                return fd
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
-
-
-def _lock(fd: int, path: Path) -> None:
-    locked_elsewhere = False
-    if fcntl is not None:
+def _lock(fds: list[int], path: Path) -> None:
+    """Lock the open directory and the open file, the last one, or raise an error that names the owner."""
+    locked, locked_elsewhere = False, False
+    for fd in fds if fcntl is not None else ():
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except OSError as error:  # otherwise the file system has no locks, and the file's process is checked
-            locked_elsewhere = isinstance(error, (BlockingIOError, PermissionError))
+            locked = True
+        except OSError as error:  # otherwise the file system has no such locks
+            locked_elsewhere = locked_elsewhere or isinstance(error, (BlockingIOError, PermissionError))
+    if locked and not locked_elsewhere:
+        return
     # The owner is read even if the system decides, because the error names it.
     try:
-        owner = json.loads(os.pread(fd, 4096, 0))
+        owner = json.loads(os.pread(fds[-1], 4096, 0))
     except (OSError, ValueError, RecursionError):
         owner = None
     owner = owner if isinstance(owner, dict) else {}
     if not locked_elsewhere and not (owner and is_process_alive(owner)):
         return
-    name = f"process {owner.get('pid')} on {owner.get('host')}" if owner else "another process"
+    name = f"process {owner.get('pid')} on {owner.get('host')}" if owner else "another writer"
     name = "this process" if owner == describe_process() else name
+    remedy = "" if locked_elsewhere else f"; if it is certainly gone, remove {path}"
     raise RecordError(
-        f"{path.parent} is being written by {name}; two writers would damage it. Wait until it ends or stop it; "
-        f"if it is certainly gone, remove {path}"
+        f"{path.parent} is being written by {name}; two writers would damage it. "
+        f"Wait until it ends, or stop it and the processes that it started{remedy}"
     )

@@ -57,31 +57,39 @@ _ASSIGNMENT = re.compile(r"(?<![\w.-])([\w.-]++)(['\"]?\s?=\s?|['\"]\s?:\s?)('[^
 _YAML_PAIR = re.compile(r"(?<![\w.-])([A-Za-z][\w.-]*)(:\s*)('[^']*'|\"[^\"]*\"|\$\{[^{}]*\}|[^\s,}\]]+)")
 _LOOKS_RANDOM = re.compile(r"(?=.*[A-Za-z])(?=.*\d).{8,}")
 
-# How the tokens of vendors begin, as they document it: what follows is random. A word that ends in one of the
-# separators is followed by other letters in ordinary names as well (sk-learn-pipeline, hf_bert_base_uncased), so a
-# token has 16 letters and digits in a row, not letters alone.
+# How the tokens of vendors begin, as they document it: what follows is random. No ordinary name begins like the first
+# ones, so 16 characters of any kind are a token.
+_OWN_PREFIXES = (
+    "sk-(?:ant|proj)-", "nvapi-", "lsv2_(?:pt|sk)_", "pcsk_", "kgat_", "wandb_v1_", "tvly-", "github_pat_",
+    "gl(?:pat|ptt|cbt|imt|agent|soat|ffct|oas)-", "dckr_[op]at_", "ccipat_", "figd_", "lin_(?:api|oauth)_",
+    "pscale_(?:tkn|pw|oauth)_", "tskey-", "sb_secret_", "sntry[su]_", r"dt0c01\.", "gocspx-", r"ya29\.", "cfpat-",
+    "avns_", "xox[abeoprs]-", r"xoxe\.", "xapp-", "xkeysib-", "shp(?:at|ca|pa|ss)_", "[sr]k_live_", "whsec_",
+    "sq0(?:atp|csp)-",
+)  # fmt: skip
+# Names begin like these as well (sk-learn-pipeline, hf_bert_base_uncased), so a token has 16 letters and digits in a
+# row, not letters alone, or exactly the length that its vendor gives it: one of Hugging Face has 34 letters.
 _PREFIXES = (
     # models and machine learning
-    "hf_", "api_org_", "[sr]k-", "gsk_", "xai-", "pplx-", "nvapi-", "r8_", "fw_", "lsv2_(?:pt|sk)_", "pcsk_",
-    "rpa_", "kgat_", "wandb_v1_", "jina_", "tvly-", "cpk_", "csk-",
+    "hf_", "api_org_", "[sr]k-", "gsk_", "xai-", "pplx-", "r8_", "fw_", "rpa_", "jina_", "cpk_", "csk-",
     # code, packages and builds
-    "gh[pousr]_", "github_pat_", "gl(?:pat|ptt|dt|rt|cbt|ft|imt|agent|soat|ffct|oas)-", "npm_", "pypi-",
-    "rubygems_", "dckr_[op]at_", "ccipat_", "bkua_", "clojars_", "figd_", "lin_(?:api|oauth)_", "pul-", "pmak-",
-    "sq[apu]_", "ntn_",
+    "gh[pousr]_", "gl(?:dt|rt|ft)-", "npm_", "pypi-", "rubygems_", "bkua_", "clojars_", "pul-", "pmak-", "sq[apu]_",
+    "ntn_",
     # clouds, databases and monitoring
-    r"dp\.(?:pt|st|ct|sa|scim|audit)\.", r"hv[sbr]\.", "do[opr]_v1_", "pscale_(?:tkn|pw|oauth)_", "nfp_", "fo1_",
-    "fm[12][ar]?_", "hrku-", "tskey-", "sbp_", "sb_secret_", "sntry[su]_", "gl(?:sa|c)_", r"dt0c01\.", "nra[kl]-",
-    "gocspx-", r"ya29\.", "p8e-", "age-secret-key-1", "pnu_", "rdme_", "cfpat-", "avns_",
+    r"dp\.(?:pt|st|ct|sa|scim|audit)\.", r"hv[sbr]\.", "do[opr]_v1_", "nfp_", "fo1_", "fm[12][ar]?_", "hrku-", "sbp_",
+    "gl(?:sa|c)_", "nra[kl]-", "p8e-", "age-secret-key-1", "pnu_", "rdme_",
     # messages, shops and payments
-    "xox[abeoprs]-", r"xoxe\.", "xapp-", "xkeysib-", "shp(?:at|ca|pa|ss)_", "[sr]k_(?:live|test|prod)_", "whsec_",
-    "sq0(?:atp|csp)-", "shippo_(?:live|test)_", "flwseck_", "duffel_(?:live|test)_", "ez[at]k", "pat-(?:na|eu)1-",
+    "[sr]k_(?:test|prod)_", "shippo_(?:live|test)_", "flwseck_", "duffel_(?:live|test)_", "ez[at]k", "pat-(?:na|eu)1-",
     r"sl\.", "secret_", "fio-u-", "tfp_",
     # any other vendor's that follows the same custom
     "[a-z][a-z0-9]{1,9}_(?:live|test|prod|pat|tkn|key|secret|token)_(?=[a-z0-9]{24})",
 )  # fmt: skip
 _RANDOM = "[A-Za-z0-9_.=-]{0,60}?(?=[A-Za-z]{0,60}[0-9])[A-Za-z0-9]{16}[A-Za-z0-9_.=~-]*"
+_OF_KNOWN_LENGTH = (
+    "(?:(?:hf|api_org)_[A-Z]{34}|(?:gh[pousr]|npm)_[A-Z0-9]{36}|gl(?:dt|rt|ft)-[A-Z0-9_-]{20}(?![_-]))(?![A-Z0-9])"
+)
 _TOKEN = re.compile(
-    rf"(?<![A-Za-z0-9])(?:{'|'.join(_PREFIXES)}){_RANDOM}"
+    rf"(?<![A-Za-z0-9])(?:(?:{'|'.join(_OWN_PREFIXES)})[A-Za-z0-9_.=~-]{{16,}}"
+    rf"|(?:{'|'.join(_PREFIXES)}){_RANDOM}|{_OF_KNOWN_LENGTH})"
     # In their own case: these have no separator, and words begin like them.
     r"|(?-i:(?<![A-Za-z0-9])(?:"
     r"(?:AKIA|ASIA|ABIA|ACCA|A3T[A-Z0-9]|LTAI|AKID|AKCp|cmVmd)[A-Za-z0-9]{16,}"
