@@ -392,6 +392,18 @@ def test_a_signal_waits_for_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list_checkpoints(trainer.checkpoint_dir)) == 2  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("parameters", [{}, {"monitor": "train/epoch_loss"}, {"save_last": True}])
+def test_a_signal_before_the_first_checkpoint_saves_its_step_once(parameters: dict[str, Any]) -> None:
+    """A checkpoint hook does not save the last step, too, while it is being written because of the signal."""
+    trainer = make_trainer(accumulate=2)
+    trainer.add_checkpointing(**parameters)
+    trainer.on("step_end", name="signal", at=2)(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit):
+        trainer.fit()
+    assert trainer.checkpoint_dir is not None
+    assert [path.name for path in list_checkpoints(trainer.checkpoint_dir)] == ["step-00000002"]
+
+
 def test_a_second_signal_leaves_a_whole_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C twice, while the run waits for the disk: it ends as any failure does, with the save finished."""
     trainer, gate = make_trainer(), Gate(monkeypatch)

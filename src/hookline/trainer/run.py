@@ -77,6 +77,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
                     if signals.caught is None or not trainer.loop.reading:
                         raise
                     _leave_loader(trainer, failed)
+                trainer.checkpointer.finish()  # so that checkpoint hooks know what is saved
                 _save_last_step(trainer)
                 trainer.checkpointer.save_requested()
                 trainer.checkpointer.finish()
