@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -437,6 +438,23 @@ def test_a_refused_fit_changes_nothing_of_the_run_in_progress() -> None:
     assert trainer.step == 3 == len(seen)
     assert (trainer.options.max_epochs, trainer.options.max_steps) == (1, None)
     assert len(trainer.train_loaders["train"]) == 3 and not trainer.val_loaders  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"resume": "nowhere"}, {"resume": "damaged"}, {"val_loaders": 3}])
+def test_a_refused_fit_changes_nothing_of_the_next_run(wrong: dict[str, Any], tmp_path: Path) -> None:
+    """Neither the length nor the data, when the run ends before its first step."""
+    first = make_trainer(record=True, output_dir=str(tmp_path))
+    first.train()
+    first.save_checkpoint("only").joinpath("manifest.json").write_text("torn")
+    if wrong.get("resume") == "damaged":
+        wrong = {"resume": first.run_dir}
+    trainer = make_trainer(max_epochs=2)
+    given = {"train_loaders": [make_batches(9)] * 2, "val_loaders": make_batches(9), "max_epochs": 9, "max_steps": 99}
+    with pytest.raises((HooklineError, TypeError)):
+        trainer.fit(**given | wrong)
+    assert list(trainer.loader_batches) == ["train"] and not trainer.val_loaders
+    trainer.train()
+    assert trainer.step == 6
 
 
 def test_inference_inside_a_hook() -> None:
