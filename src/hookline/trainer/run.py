@@ -204,7 +204,7 @@ def _resume(trainer: Trainer, path: Path) -> None:
         trainer.note("begun_again", run=str(path))
         trainer.record.resume_at(0, 0)
         return
-    found = trainer.load_checkpoint(path)
+    found = trainer.checkpointer.load(path)
     if trainer.checkpoint_dir is not None:  # later checkpoints are not states that the resumed run will reach
         for moved in set_aside_later(trainer.checkpoint_dir, trainer.progress.steps_done):
             logger.warning("moved a checkpoint of a later step away: %s", moved)

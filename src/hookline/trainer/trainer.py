@@ -607,7 +607,13 @@ class Trainer:
 
         Raises:
             CheckpointError: If there is none, or it does not fit; also for None, the `run_dir` of a run without one.
+            TrainingError: Inside a run: its data and its record would not go back with the weights.
         """
+        if self.running:
+            raise TrainingError(
+                "load_checkpoint() cannot be called inside an event or while the trainer runs: call it between two "
+                "runs, or stop (trainer.request_stop) and continue with fit(resume=…)"
+            )
         if path is None:
             raise CheckpointError("the path is None: a run with record=False, or that has not begun, has no directory")
         return self.checkpointer.load(path)
