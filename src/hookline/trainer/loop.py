@@ -388,7 +388,11 @@ class Loop:
             return float(count_samples(batch))
         if trainer.count_tokens is not count_tokens:
             return float(trainer.count_tokens(batch))
-        return float(count_loss_terms(batch, trainer.loss_fn, trainer.model))
+        return float(count_loss_terms(batch, trainer.loss_fn, trainer.model, self._warn_once))
+
+    def _warn_once(self, problem: str) -> None:
+        if self.status.first_time(problem):
+            logger.warning("loss_weight=%r: %s", self.options.loss_weight, problem)
 
     # ---- one optimizer step ----------------------------------------------------------------------------------------
 
