@@ -101,6 +101,7 @@ def run_context(trainer: Trainer, resume: str | Path | None, fork: bool = False)
             try:
                 _end(trainer, outcome, reason)
             finally:
+                trainer.hooks.rng_guard.end()
                 watch.remove()
                 stop_recording_incidents()
                 trainer.run_status.end()
@@ -297,7 +298,6 @@ def _end(trainer: Trainer, outcome: str, reason: str | None) -> None:
     loop.write_unrecorded()
     trainer.change_audit.finish()
     trainer.record.close(outcome, reason, _hook_list(trainer), hooks.costs(), _counters(trainer))
-    hooks.rng_guard.end()
     if trainer.options.console:
         print_line(closing_line(trainer, outcome, reason))
     if failure is not None:
